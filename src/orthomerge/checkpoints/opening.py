@@ -1,0 +1,156 @@
+"""Opening whatever people have: a transformers folder, a bare file, an adapter, a hub id.
+
+A path that exists never touches the network. Folders are read by the names that transformers gives; when safetensors
+and pickles lie side by side, safetensors win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from orthomerge.checkpoints.checkpoint import Checkpoint, Entry
+from orthomerge.checkpoints.documents import read_json
+from orthomerge.checkpoints.lora import Adapter, read_adapter
+from orthomerge.checkpoints.safetensors import read_safetensors
+from orthomerge.errors import CheckpointError, some
+
+__all__ = ["locate", "open_checkpoint", "open_expert"]
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# In the order of preference.
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def locate(reference: str) -> tuple[Path, str | None]:
+    """The local path of a reference, and the revision if it came from the hub."""
+    path = Path(reference).expanduser()
+    if path.exists():
+        return path, None
+    from orthomerge.checkpoints.hub import fetch, is_hub_id
+
+    if is_hub_id(reference):
+        return fetch(reference)
+    raise CheckpointError(f"{reference!r} does not exist, and is not a hub id of the form org/name[@revision]")
+
+
+def open_checkpoint(reference: str | Path) -> Checkpoint:
+    """Open a full model; an adapter is refused, for it is not one."""
+    found = open_expert(reference)
+    if isinstance(found, Adapter):
+        raise CheckpointError(
+            f"{reference} is a LoRA adapter, not a full model; adapters can be experts, the base must be the full model"
+        )
+    return found
+
+
+def open_expert(reference: str | Path) -> Checkpoint | Adapter:
+    """Open a full model or an adapter."""
+    path, revision = locate(str(reference))
+    if path.is_dir():
+        if (path / "adapter_config.json").exists():
+            return replace(read_adapter(path), revision=revision, reference=str(reference))
+        found = _open_folder(path)
+    else:
+        found = _open_file(path)
+    return replace(found, revision=revision, reference=str(reference))
+
+
+def _open_file(path: Path) -> Checkpoint:
+    if path.suffix == ".safetensors":
+        return Checkpoint(path, read_safetensors(path))
+    if path.suffix in _PICKLES:
+        from orthomerge.checkpoints.pickles import read_pickle
+
+        found = read_pickle(path)
+        return Checkpoint(path, found.entries, aliases=found.aliases)
+    raise CheckpointError(
+        f"{path} is not a checkpoint: give a folder, or a file that ends in .safetensors, {', '.join(_PICKLES)}"
+    )
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    config = read_json(folder / "config.json") if (folder / "config.json").exists() else None
+    _refuse_quantised(config, folder)
+    for whole, index in zip(_WHOLE, _SHARDED, strict=True):
+        if (folder / whole).exists() and (folder / index).exists():
+            raise CheckpointError(
+                f"{folder} holds both {whole} and {index}: one of them is left over from an earlier save; remove it"
+            )
+        if (folder / whole).exists():
+            return replace(_open_file(folder / whole), path=folder, config=config)
+        if (folder / index).exists():
+            return replace(_open_shards(folder / index), path=folder, config=config)
+    others = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", *_PICKLES)]
+    if len(others) == 1:
+        return replace(_open_file(others[0]), path=folder, config=config)
+    what = f"several weight files ({some(path.name for path in others)})" if others else "no weights"
+    raise CheckpointError(
+        f"{folder} holds {what}: expected {' or '.join(_WHOLE)}, or one of them in shards with its index; "
+        "name the file itself if it has another name"
+    )
+
+
+def _open_shards(index: Path) -> Checkpoint:
+    """Join shards by their index, which must agree with what the shards really hold."""
+    document = read_json(index)
+    names = document.get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(shard, str) for shard in names.values()):
+        raise CheckpointError(f"{index} must have a 'weight_map' from tensor names to file names; fetch it again")
+    suffix = ".safetensors" if index.name.startswith("model.safetensors") else ".bin"
+    entries: dict[str, Entry] = {}
+    aliases: dict[str, str] = {}
+    for shard in sorted(set(names.values())):
+        opened = _open_file(_shard_path(index, shard, suffix))
+        held = set(opened.entries) | set(opened.aliases)
+        listed = {name for name, file in names.items() if file == shard}
+        if listed - held:
+            raise CheckpointError(f"{index} places {some(sorted(listed - held))} in {shard}, which does not hold it")
+        if held - listed:
+            raise CheckpointError(
+                f"{opened.path} holds {some(sorted(held - listed))}, which {index.name} does not place there"
+            )
+        entries |= opened.entries
+        aliases |= opened.aliases
+    _check_total(document, entries, index)
+    return Checkpoint(index, entries, aliases=aliases)
+
+
+def _shard_path(index: Path, shard: str, suffix: str) -> Path:
+    """A shard is a plain file of the index's own folder and format; anything else is an attack or an accident."""
+    pure = PurePosixPath(shard)
+    if pure.name != shard or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
+        raise CheckpointError(f"{index} points outside its own folder, to {shard!r}; do not trust this file")
+    if not shard.endswith(suffix):
+        raise CheckpointError(f"{index} points to {shard!r}, which is not a {suffix} file; do not trust this file")
+    path = index.parent / shard
+    if not path.exists():
+        raise CheckpointError(f"{index} names the shard {shard!r}, which is missing; fetch it again")
+    inside = path.resolve().parent == index.parent.resolve()
+    # Inside the hub's cache every file is a link to ../../blobs; a link to anywhere else is refused.
+    blob = path.resolve().parent == (index.parent / "../../blobs").resolve()
+    if not inside and not blob:
+        raise CheckpointError(f"{path} is a link that leaves its folder; copy the file there instead")
+    return path
+
+
+def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Path) -> None:
+    metadata = document.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    held = sum(entry.spec.nbytes for entry in entries.values())
+    # Pickles count tied weights as often as they are named, so only safetensors must agree to the byte.
+    if index.name.startswith("model.safetensors") and isinstance(total, int) and total != held:
+        raise CheckpointError(
+            f"{index} says the shards hold {total} bytes, but they hold {held}; a shard is of another save"
+        )
+
+
+def _refuse_quantised(config: dict[str, Any] | None, folder: Path) -> None:
+    quantised = (config or {}).get("quantization_config")
+    if quantised:
+        how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{folder} is quantised ({how}); merge the original float weights and quantise the result"
+        )

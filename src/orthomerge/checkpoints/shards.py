@@ -1,0 +1,121 @@
+"""Streaming safetensors shards: written in order, hashed on the way, synced, read back and compared."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orthomerge.checkpoints.checkpoint import Spec
+from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.publish import write_json
+from orthomerge.checkpoints.safetensors import encode_header, read_safetensors
+from orthomerge.errors import OutputError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Written", "plan_shards", "write_shards"]
+
+_METADATA = {"format": "pt"}  # what transformers asks of a file
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file on disk, verified."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+def plan_shards(specs: dict[str, Spec], most: int) -> list[dict[str, Spec]]:
+    """Cut tensors into shards of at most `most` bytes, in order; a tensor that is larger gets one of its own."""
+    shards: list[dict[str, Spec]] = [{}]
+    filled = 0
+    for name, spec in specs.items():
+        if shards[-1] and filled + spec.nbytes > most:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = spec
+        filled += spec.nbytes
+    return shards
+
+
+def write_shards(
+    folder: Path,
+    specs: dict[str, Spec],
+    blocks: Iterable[tuple[str, torch.Tensor]],
+    *,
+    most: int,
+    progress: Callable[[int], None] = lambda count: None,
+) -> list[Written]:
+    """Write `model.safetensors`, or shards with an index, from blocks that arrive in the order of `specs`."""
+    shards = plan_shards(specs, most)
+    stream = iter(blocks)
+    written: list[Written] = []
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        written.append(_write_shard(folder / name, shard, stream, progress))
+        places |= dict.fromkeys(shard, name)
+    if len(shards) > 1:
+        total = sum(spec.nbytes for spec in specs.values())
+        write_json(
+            folder / "model.safetensors.index.json",
+            {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))},
+        )
+    return written
+
+
+def _write_shard(
+    path: Path,
+    specs: dict[str, Spec],
+    stream: Iterator[tuple[str, torch.Tensor]],
+    progress: Callable[[int], None],
+) -> Written:
+    sha = hashlib.sha256()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        header = encode_header(specs, _METADATA)
+        _write(handle, memoryview(header), sha.update)
+        size = len(header)
+        for name, spec in specs.items():
+            left = spec.nbytes
+            while left:
+                key, block = next(stream)
+                view = _bytes(block)
+                if key != name or len(view) > left:
+                    raise AssertionError(f"a block of {key!r} came where {left} bytes of {name!r} were due")
+                _write(handle, view, sha.update)
+                left -= len(view)
+                progress(len(view))
+            size += spec.nbytes
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    _verify(path, specs, size, sha.hexdigest())
+    return Written(path.name, size, sha.hexdigest())
+
+
+def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
+    """Read a shard back: what lies on disk must be what was meant."""
+    found = {name: entry.spec for name, entry in read_safetensors(path).items()}
+    file = RawFile(path)
+    if found != specs or file.size != size or file.sha256() != digest:
+        raise OutputError(f"{path} does not read back as it was written; the disk or the memory is faulty")
+
+
+def _bytes(block: torch.Tensor) -> memoryview:
+    import torch
+
+    return memoryview(block.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _write(handle: int, view: memoryview, hashed: Callable[[memoryview], None]) -> None:
+    hashed(view)
+    while view:
+        view = view[os.write(handle, view) :]

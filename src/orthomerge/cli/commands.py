@@ -1,0 +1,254 @@
+"""What the commands do once their arguments are read."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orthomerge.errors import OutputError, RecipeError
+from orthomerge.recipe import Recipe, load_recipe_mapping
+from orthomerge.strict import build, describe, schema
+
+if TYPE_CHECKING:
+    from orthomerge.planning import Job, Plan
+
+# Names of glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+__all__ = ["gather", "inspect", "merge", "methods", "plan", "verify"]
+
+
+def gather(
+    recipe: str | None,
+    *,
+    base: str | None,
+    experts: list[str] | None,
+    method: str | None,
+    settings: list[str] | None,
+    out: str | None,
+    dtype: str | None,
+    max_shard_size: str | None,
+) -> Recipe:
+    """One recipe from a file and the command line, which wins."""
+    document: dict[str, Any] = dict(load_recipe_mapping(Path(recipe))) if recipe is not None else {}
+    if method is not None and method != document.get("method"):
+        document["parameters"] = {}  # options of another method mean nothing to this one
+    flat = {"base": base, "method": method, "out": out, "dtype": dtype, "max_shard_size": max_shard_size}
+    document |= {key: value for key, value in flat.items() if value is not None}
+    if experts:
+        document["experts"] = dict(_pair(text, "--expert NAME=PATH") for text in experts)
+    own = set(schema(Recipe)) - {"parameters", "experts"}
+    for text in settings or []:
+        key, value = _pair(text, "--set KEY=VALUE")
+        parsed = _value(value)
+        if key in own:
+            document[key] = parsed
+        else:
+            document.setdefault("parameters", {})[key] = parsed
+    if "experts" not in document:
+        raise RecipeError("nothing to merge: give a recipe, or --base and one --expert NAME=PATH for each expert")
+    return build(Recipe, document, where=recipe or "the command line")
+
+
+def merge(recipe: Recipe, *, force: bool, as_json: bool, quiet: bool) -> None:
+    from orthomerge.cli.progress import shown
+    from orthomerge.pipeline import merge as run
+
+    _keep_freed_memory()
+    started = time.perf_counter()
+    with shown(quiet=quiet or as_json) as progress:
+        result = run(recipe, force=force, progress=progress)
+    if as_json:
+        _print_json({"out": str(result.out), "manifest": result.manifest})
+        return
+    tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in result.manifest["heads"].items())
+    size = sum(file["size"] for file in result.manifest["files"].values())
+    typer.echo(
+        f"wrote {result.out}: {size / 1e6:,.1f} MB in {time.perf_counter() - started:.1f} s, verified; heads: {tasks}"
+    )
+
+
+def _keep_freed_memory() -> None:
+    """Tell glibc not to hand memory back after every block: the next one takes it again, page fault by page fault."""
+    with suppress(OSError, AttributeError):
+        tune = ctypes.CDLL("libc.so.6").mallopt
+        tune(_M_MMAP_THRESHOLD, 32 << 20)
+        tune(_M_TRIM_THRESHOLD, 256 << 20)
+
+
+def plan(recipe: Recipe, *, as_json: bool) -> None:
+    from orthomerge.checkpoints.publish import check_room, check_target
+    from orthomerge.planning import make_plan
+
+    made = make_plan(recipe)
+    if recipe.out is not None and made.job is not None:
+        out, job = Path(recipe.out), made.job
+        inputs = [source.path for source in job.sources.values()]
+        made.attempt("out", lambda: check_target(out, inputs=inputs))
+        made.attempt("out", lambda: check_room(out.absolute().parent, job.bytes_to_write))
+    if as_json:
+        _print_json(_plan_document(made))
+    else:
+        _print_plan(made)
+    if made.problems:
+        raise SystemExit(made.problems[0].error.exit_code)
+
+
+def _plan_document(made: Plan) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "ok": not made.problems,
+        "problems": [{"where": p.where, "what": p.what, "fix": p.fix} for p in made.problems],
+        "notes": made.notes,
+    }
+    if (job := made.job) is not None:
+        document |= {
+            "family": job.family.name,
+            "method": made.recipe.method,
+            "tensors": {"merged": len(job.merged), "copied": len(job.copied)},
+            "left_out": {"base": job.base_split.left_out, **{t: e.split.left_out for t, e in job.experts.items()}},
+            "heads": {task: list(expert.labels) for task, expert in job.experts.items()},
+            "bytes": {"read": job.bytes_to_read, "write": job.bytes_to_write, "memory": job.peak_memory},
+        }
+    return document
+
+
+def _print_plan(made: Plan) -> None:
+    console = Console(highlight=False)
+    if (job := made.job) is not None:
+        _print_job(console, job)
+    for note in made.notes:
+        console.print(f"note: {note}", markup=False)
+    if not made.problems:
+        console.print("no problems")
+        return
+    problems = Table("", "where", "problem", "what to do", show_lines=True)
+    for number, problem in enumerate(made.problems, 1):
+        problems.add_row(str(number), *map(Text, (problem.where, problem.what, problem.fix)))
+    console.print(problems)
+
+
+def _print_job(console: Console, job: Job) -> None:
+    console.print(
+        f"{job.recipe.method} of {len(job.experts)} {job.family.title} experts on {job.base.path}", markup=False
+    )
+    table = Table("expert", "from", "tensors", "left out", "classes", "labels", box=None, pad_edge=False)
+    for task, expert in job.experts.items():
+        labels = ", ".join(expert.labels[:4]) + (" ..." if len(expert.labels) > 4 else "")
+        counts = (len(expert.split.names), len(expert.split.left_out), len(expert.labels))
+        table.add_row(task, Text(Path(expert.source.path).name), *map(str, counts), Text(labels))
+    console.print(table)
+    console.print(
+        f"encoder: {len(job.merged)} tensors merged, {len(job.copied)} copied; "
+        f"{len(job.base_split.left_out)} of the base left out\n"
+        f"read {job.bytes_to_read / 1e6:,.0f} MB, write {job.bytes_to_write / 1e6:,.0f} MB, "
+        f"at most {job.peak_memory / 1e6:,.0f} MB of blocks in memory",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def inspect(path: str, *, as_json: bool, headers: bool) -> None:
+    from orthomerge.inspection import inspect_checkpoint
+
+    found = inspect_checkpoint(path, headers=headers)
+    if as_json:
+        _print_json(found)
+        return
+    for key, value in found.items():
+        if key == "tensors":
+            typer.echo(f"tensors: {len(value)}")
+            for name, tensor in value.items():
+                typer.echo(f"  {name}  {tensor['dtype']} {tuple(tensor['shape'])}")
+        elif isinstance(value, Mapping):
+            typer.echo(f"{key}:")
+            for name, item in value.items():
+                typer.echo(f"  {name}: {item}")
+        else:
+            typer.echo(f"{key}: {value}")
+
+
+def verify(path: str, *, as_json: bool) -> None:
+    from orthomerge.merged import verify as check
+
+    problems = check(path)
+    if as_json:
+        _print_json({"ok": not problems, "problems": problems})
+    elif problems:
+        raise OutputError(f"{path} is not what was written:\n" + "\n".join(f"  {problem}" for problem in problems))
+    else:
+        typer.echo(f"{path}: every file is as it was written")
+    if problems:
+        raise SystemExit(OutputError.exit_code)
+
+
+def methods(name: str | None, *, as_json: bool) -> None:
+    from orthomerge.merging.methods import find_method, method_class
+    from orthomerge.merging.methods import methods as table
+
+    rows = [find_method(name)] if name is not None else list(table().values())
+    documents: list[dict[str, Any]] = [
+        {
+            "name": row.name,
+            "title": row.title,
+            "reference": row.reference,
+            "base": row.base,
+            "options": _options(method_class(row)),
+        }
+        for row in rows
+    ]
+    if as_json:
+        _print_json(documents)
+        return
+    if name is not None:
+        row = rows[0]
+        typer.echo(f"{row.name}: {row.title}\n{row.reference}\n")
+        for option in documents[0]["options"]:
+            typer.echo(f"  {option['name']} = {option['default']}  ({option['type']})")
+        typer.echo(f"\n{(method_class(row).__doc__ or '').strip()}")
+        return
+    shown = Table("method", "title", "options", box=None, pad_edge=False)
+    for document in documents:
+        options = ", ".join(f"{option['name']}={option['default']}" for option in document["options"])
+        shown.add_row(document["name"], document["title"], options)
+    Console(highlight=False).print(shown, markup=False)
+
+
+def _options(cls: type) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "type": describe(kind), "default": None if field.default is MISSING else field.default}
+        for name, (kind, field) in schema(cls).items()
+    ]
+
+
+def _pair(text: str, form: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise RecipeError(f"expected {form}, got {text!r}")
+    return key, value
+
+
+def _value(text: str) -> Any:
+    """A value of the command line, read as YAML reads it: numbers, true, lists, mappings."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(
+            f"cannot read the value {text!r}; write it as YAML, for example 0.3, true or [1, 2]"
+        ) from error
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))

@@ -1,0 +1,69 @@
+"""Everything that orthomerge raises on purpose, and the exit code of each.
+
+A message says what must be what, what it is instead, and what to do about it. The command line prints
+the message alone; a traceback means a defect of ours.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "CheckpointError",
+    "IncompatibleError",
+    "NumericalError",
+    "OrthomergeError",
+    "OutputError",
+    "RecipeError",
+    "nearest",
+    "some",
+]
+
+
+class OrthomergeError(Exception):
+    """A mistake in the input or a fault of the machine; never a defect of the program."""
+
+    exit_code = 1
+
+
+class RecipeError(OrthomergeError):
+    """The recipe or the command line asks for something that does not exist or makes no sense."""
+
+    exit_code = 2
+
+
+class CheckpointError(OrthomergeError):
+    """A file is missing, broken, hostile, or in a format that is not supported."""
+
+    exit_code = 3
+
+
+class IncompatibleError(OrthomergeError):
+    """Files that are sound on their own do not fit together."""
+
+    exit_code = 4
+
+
+class OutputError(OrthomergeError):
+    """The result cannot be written, or what was written is not what was meant."""
+
+    exit_code = 5
+
+
+class NumericalError(OrthomergeError):
+    """NaN, infinity, overflow, or a solver that does not converge."""
+
+    exit_code = 6
+
+
+def some(items: Iterable[object], *, most: int = 3) -> str:
+    """List the first few items: ``'a', 'b', 'c' and 4 more``."""
+    names = [repr(str(item)) for item in items]
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which known name was probably meant, or list what is known."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"

@@ -1,0 +1,38 @@
+"""Weighted average of the experts: theta = sum_t w_t theta_t.
+
+Wortsman et al., "Model soups", 2022, arXiv 2203.05482. With weights that sum to one this is the base plus the weighted
+mean of the task vectors, so the base itself drops out.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from orthomerge.errors import RecipeError
+from orthomerge.merging.kinds import Scope, Site
+from orthomerge.merging.options import finite, scaled_sum
+
+__all__ = ["Average"]
+
+
+@dataclass(frozen=True)
+class Average:
+    """`weights`: one number an expert, normalised to sum to one; equal when not given."""
+
+    weights: tuple[float, ...] | None = None
+
+    scope: ClassVar[Scope] = "element"
+
+    def __post_init__(self) -> None:
+        if self.weights is None:
+            return
+        finite("weights", self.weights)
+        if sum(self.weights) <= 0:
+            raise RecipeError(f"'weights' must sum to a positive number, got {list(self.weights)}")
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        if self.weights is None:
+            return scaled_sum(deltas, 1.0).div_(len(deltas))
+        total = sum(self.weights)
+        return scaled_sum(deltas, tuple(weight / total for weight in self.weights))

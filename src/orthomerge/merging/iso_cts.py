@@ -1,0 +1,69 @@
+"""Iso-CTS: Iso-C with a part of the directions reserved for what the experts do not share.
+
+Marczak et al., "No Task Left Behind: Isotropic Model Merging with Common and Task-Specific Subspaces", 2025,
+arXiv 2502.04959.
+
+Per matrix: the sum of the task vectors gives its first c directions U_0, V_0. Each expert gives the first n
+directions of what U_0 leaves of it, tau_t - U_0 U_0^T tau_t. All are concatenated, made orthonormal by polar
+factors and given one strength: delta = scale * mean(s) * polar([U_0 U_1 .. U_T]) polar([V_0 V_1 .. V_T])^T.
+Tensors that are no matrices get scale * mean of the task vectors.
+
+Letters: T experts; tau_t [m, k]; r = min(m, k) = c + T n; U_0 [m, c], U_t [m, n]; s all that were collected.
+Differs from the paper: with so many experts that rounding would make c negative, n is rounded down.
+Directions whose singular value is rounding are left out, of the mean too, not filled with arbitrary ones. The
+authors' code averages a CLIP `text_projection`; here it is a matrix like any other.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from orthomerge.merging.iso_c import isotropic
+from orthomerge.merging.kinds import Scope, Site
+from orthomerge.merging.options import finite, fraction
+from orthomerge.merging.polar import ROUNDING, is_table, joined, polar, svd
+
+__all__ = ["IsoCts"]
+
+
+@dataclass(frozen=True)
+class IsoCts:
+    """`scale`: alpha, for all tensors alike. `common`: share of the directions that come from the sum.
+
+    `embeddings`: False averages token and position tables.
+    """
+
+    scale: float = 1.5
+    common: float = 0.8
+    embeddings: bool = True
+
+    scope: ClassVar[Scope] = "matrix"
+
+    def __post_init__(self) -> None:
+        finite("scale", self.scale)
+        fraction("common", self.common, zero=True)
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        if base.ndim != 2 or (is_table(site.key) and not self.embeddings):
+            return deltas.mean(0) * self.scale
+        key, total = site.key, deltas.sum(0, dtype=torch.float64)
+        c, n = self.split(min(base.shape), len(deltas))
+        if n == 0:
+            return isotropic(total, scale=self.scale, key=key)
+        parts = [svd(total, key=key, top=c)]
+        U_0 = parts[0][0]
+        for delta in deltas:
+            tau = delta.double()
+            # Where U_0 leaves nothing, what remains is the rounding of tau, not a direction.
+            rounding = ROUNDING * float(tau.norm())
+            parts.append(svd(tau - U_0 @ (U_0.T @ tau), key=key, top=n, floor=rounding))
+        U, s, Vh = joined(parts)
+        if not len(s):
+            return torch.zeros_like(base)
+        return ((polar(U, key=key) * (self.scale * s.mean())) @ polar(Vh, key=key)).float()
+
+    def split(self, r: int, T: int) -> tuple[int, int]:
+        """How many of r directions come from the sum, and how many from each of T experts: c and n."""
+        n = min(round((r - int(r * self.common)) / T), r // T)
+        return r - T * n, n

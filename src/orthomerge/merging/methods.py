@@ -1,0 +1,139 @@
+"""The table of merging methods, written by hand: name, maker, title, reference.
+
+Third parties add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, cast, get_args
+
+from orthomerge.errors import RecipeError, nearest, some
+from orthomerge.merging.kinds import SurveyMethod, TensorMethod
+from orthomerge.strict import build, schema
+
+__all__ = ["METHODS", "Row", "find_method", "make_method", "method_class", "methods"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method. `maker` is `module:Class`, imported when first used; `base` says whether a base must be given."""
+
+    name: str
+    maker: str
+    title: str
+    reference: str
+    base: bool = True
+    experts: tuple[int, int | None] = (1, None)
+
+
+_HERE = "orthomerge.merging"
+
+
+def _row(name: str, maker: str, title: str, reference: str, **more: Any) -> tuple[str, Row]:
+    return name, Row(name, f"{_HERE}.{maker}", title, reference, **more)
+
+
+_TASK = "Ilharco et al. 2023, arXiv 2212.04089"
+_TALL = "Wang et al. 2024, arXiv 2405.07813"
+_STOCK = "Jang et al. 2024, arXiv 2403.19522"
+_CRUMBS = "Davari and Belilovsky 2023, arXiv 2312.06795"
+_TIES = "Yadav et al. 2023, arXiv 2306.01708"
+_DARE = "Yu et al. 2023, arXiv 2311.03099"
+_ISO = "Marczak et al. 2025, arXiv 2502.04959"
+
+METHODS: Mapping[str, Row] = dict(
+    (
+        _row("average", "average:Average", "Weighted average", "Wortsman et al. 2022, arXiv 2203.05482", base=False),
+        _row("task_arithmetic", "task_arithmetic:TaskArithmetic", "Scaled sum of task vectors", _TASK),
+        _row("ties", "ties:Ties", "TIES as in the paper: global trim, disjoint mean", _TIES),
+        _row("ties_sum", "ties_sum:TiesSum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES),
+        _row("ties_per_tensor", "ties_per_tensor:TiesPerTensor", "TIES, trimmed tensor by tensor", _TIES),
+        _row("ties@mergekit", "ties_mergekit:TiesMergekit", "TIES as mergekit 0.1.5 reads it", _TIES),
+        _row("ties@peft", "ties_peft:TiesPeft", "TIES as peft 0.21 reads it", _TIES),
+        _row("ties@fusionbench", "ties_fusionbench:TiesFusionBench", "TIES as FusionBench 0.2 reads it", _TIES),
+        _row("dare", "dare:Dare", "Drop at random, rescale, add", _DARE),
+        _row("dare_ties", "dare_ties:DareTies", "Drop at random, rescale, then TIES", _DARE),
+        _row("dare@mergekit", "dare_mergekit:DareMergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE),
+        _row(
+            "dare_ties@mergekit", "dare_ties_mergekit:DareTiesMergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE
+        ),
+        _row("dare@peft", "dare_peft:DarePeft", "dare_linear as peft 0.21 reads it", _DARE),
+        _row("dare_ties@peft", "dare_ties_peft:DareTiesPeft", "dare_ties as peft 0.21 reads it", _DARE),
+        _row("breadcrumbs", "breadcrumbs:Breadcrumbs", "Drop outliers and small entries", _CRUMBS),
+        _row("magmax", "magmax:MagMax", "The entry of largest magnitude", "Marczak et al. 2024, arXiv 2407.06322"),
+        _row("model_stock", "model_stock:ModelStock", "Average, drawn to the base", _STOCK, experts=(2, None)),
+        _row("slerp", "slerp:Slerp", "Along the arc between two experts", "Shoemake 1985", base=False, experts=(2, 2)),
+        _row("consensus", "consensus:Consensus", "Only what several experts use (TALL masks)", _TALL),
+        _row("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", "Gargiulo et al. 2025, arXiv 2412.00081"),
+        _row("iso_c", "iso_c:IsoC", "Isotropic merging in the common subspace", _ISO),
+        _row("iso_cts", "iso_cts:IsoCts", "Isotropic merging in common and task subspaces", _ISO),
+        _row("wudi", "wudi:Wudi", "Least interference, by descent", "Cheng et al. 2025, arXiv 2503.08099"),
+    )
+)
+
+
+@cache
+def methods() -> Mapping[str, Row]:
+    """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
+    found = dict(METHODS)
+    for entry in entry_points(group="orthomerge.methods"):
+        row = entry.load()
+        if not isinstance(row, Row) or row.name in found:
+            raise RecipeError(f"the plug-in {entry.value!r} must be a Row with a name of its own; update or remove it")
+        found[row.name] = row
+    return found
+
+
+def find_method(name: str) -> Row:
+    """The row of a method; an unknown name offers the nearest."""
+    rows = methods()
+    if name not in rows:
+        raise RecipeError(f"unknown method {name!r}; {nearest(name, rows)}")
+    return rows[name]
+
+
+def method_class(row: Row) -> type:
+    """The dataclass behind a row."""
+    module, _, name = row.maker.partition(":")
+    return cast("type", getattr(import_module(module), name))
+
+
+def make_method(
+    name: str, parameters: Mapping[str, Any], *, tasks: tuple[str, ...], seed: int = 0
+) -> TensorMethod | SurveyMethod:
+    """A method from its name and options; options may give numbers by task name."""
+    row = find_method(name)
+    fewest, most = row.experts
+    if len(tasks) < fewest or (most is not None and len(tasks) > most):
+        needed = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
+        raise RecipeError(f"{name!r} merges {needed} experts, got {len(tasks)} ({some(tasks)})")
+    cls = method_class(row)
+    given = dict(parameters)
+    known = schema(cls)
+    for key, value in parameters.items():
+        if isinstance(value, Mapping) and key in known and _per_task(known[key][0]):
+            given[key] = _by_task(key, value, tasks)
+        if isinstance(value, list | tuple) and key in known and _per_task(known[key][0]) and len(value) != len(tasks):
+            raise RecipeError(f"{name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
+    if "seed" in known:
+        given.setdefault("seed", seed)
+    return cast("TensorMethod | SurveyMethod", build(cls, given, where=f"method {name}"))
+
+
+def _per_task(kind: Any) -> bool:
+    return tuple[float, ...] in get_args(kind) or kind == tuple[float, ...]
+
+
+def _by_task(key: str, value: Mapping[str, Any], tasks: tuple[str, ...]) -> list[Any]:
+    for name in value:
+        if name not in tasks:
+            raise RecipeError(f"{key!r} names {name!r}, which is no expert; {nearest(str(name), tasks)}")
+    missing = [task for task in tasks if task not in value]
+    if missing:
+        raise RecipeError(f"{key!r} gives no number for {some(missing)}")
+    return [value[task] for task in tasks]

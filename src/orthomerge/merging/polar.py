@@ -1,0 +1,120 @@
+"""Singular and polar factors in float64, for the methods that merge a matrix as a matrix.
+
+X = U diag(s) V^T (singular value decomposition) and X = W H with W = U V^T (polar decomposition): W is the
+matrix with orthonormal columns (or rows, where X is wide) that lies nearest to X. Golub & Van Loan, "Matrix
+Computations", 4th ed., sections 2.4, 6.4.1 and 9.4.3.
+
+Both keep the *numerical rank* p only: directions whose singular value is lost in the rounding of float32
+weights have no direction of their own, and whatever LAPACK returns for them is noise that later steps would
+amplify. Of a matrix without full rank, W is therefore the partial isometry of the polar decomposition, the
+only one that is unique.
+
+Letters: X [m, k]; U [m, p], s [p] falling, Vh = V^T [p, k]; R [k, k] the triangle of X = QR.
+Differs from the textbook: Q is never formed. Singular values and V come from R; then U = X V / s, whose
+columns are orthonormal to 2e-9 or better, because s never falls below 1e-7 of the largest.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from orthomerge.errors import NumericalError
+
+__all__ = ["ROUNDING", "Factors", "is_table", "joined", "polar", "svd"]
+
+Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+ROUNDING = 2.0**-23  # of float32: a singular value below this share of the largest is rounding
+_TALL = 1.5  # rows a column from which a QR decomposition pays
+_RESOLVED = 1e-6  # share of the largest singular value that eigenvalues of a Gram matrix still resolve
+_TABLES = ("embed", "shared.weight", "position", "relative_attention_bias", "wte.weight", "wpe.weight")
+
+
+def is_table(key: str) -> bool:
+    """Whether the name says that rows are looked up (tokens, positions), not multiplied by features."""
+    return any(part in key.lower() for part in _TABLES)
+
+
+def svd(X: torch.Tensor, *, key: str, top: int | None = None, floor: float = 0.0) -> Factors:
+    """U, s, Vh of the numerical rank, at most `top` of them, in float64; `key` names X in errors.
+
+    Singular values up to `floor` count as zero, where the caller knows better than X how large rounding is.
+    Signs: the largest entry of each row of Vh (of each column of U, where X is wide) is positive.
+    """
+    if X.shape[0] < X.shape[1]:
+        U, s, Vh = svd(X.T, key=key, top=top, floor=floor)
+        return Vh.T, s, U.T
+    X = X.double()
+    s, Vh = _right(X, key=key, floor=floor)
+    s, Vh = s[:top], Vh[:top]
+    return X @ (Vh.T / s), s, Vh
+
+
+def polar(X: torch.Tensor, *, key: str) -> torch.Tensor:
+    """W, the matrix with orthonormal columns (rows, where X is wide) nearest to X, in float64."""
+    if X.shape[0] < X.shape[1]:
+        return polar(X.T, key=key).T
+    X = X.double()
+    s, Vh = _right(X, key=key)
+    return X @ ((Vh.T / s) @ Vh)  # U V^T with one product as tall as X
+
+
+def joined(parts: Sequence[Factors]) -> Factors:
+    """The directions of several matrices side by side: [U_1 U_2 ..], [s_1 s_2 ..], [V_1 V_2 ..]^T."""
+    U, s, Vh = zip(*parts, strict=True)
+    return torch.cat(U, 1), torch.cat(s), torch.cat(Vh)
+
+
+def _right(X: torch.Tensor, *, key: str, floor: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors s and Vh of a matrix that is at least as tall as wide."""
+    m, k = X.shape
+    if not torch.isfinite(X).all():
+        raise NumericalError(
+            f"{key!r} must be finite to be decomposed, but {int((~torch.isfinite(X)).sum())} of {X.numel()} "
+            "elements of a task vector are not; find the sound checkpoint, or leave that expert out"
+        )
+    if not X.any():
+        return X.new_zeros(0), X.new_zeros(0, k)
+    s, Vh = _factors(torch.linalg.qr(X, mode="r").R if m > _TALL * k else X, key=key)
+    rank = int((s > max(ROUNDING * float(s[0]), floor)).sum())
+    s, Vh = s[:rank], Vh[:rank]
+    largest = Vh.abs().argmax(1, keepdim=True)
+    return s, Vh * Vh.gather(1, largest).sign()
+
+
+def _factors(R: torch.Tensor, *, key: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors s and Vh from the first solver that converges."""
+    for solve in (_divide_and_conquer, _second_solver, _gram):
+        try:
+            return solve(R)
+        except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
+            continue
+    raise NumericalError(
+        f"no solver could decompose {key!r}: gesdd, gesvd and the eigenvalues of its Gram matrix all failed "
+        "to converge; merge with a method that needs no singular values, such as task_arithmetic"
+    )
+
+
+def _divide_and_conquer(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    _, s, Vh = torch.linalg.svd(R, full_matrices=False)
+    return s, Vh
+
+
+def _second_solver(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Use gesvd on a GPU; torch has no such driver on a CPU, where numpy brings a LAPACK of its own."""
+    if R.is_cuda:
+        _, s, Vh = torch.linalg.svd(R, full_matrices=False, driver="gesvd")
+        return s, Vh
+    _, values, rows = np.linalg.svd(R.numpy(), full_matrices=False)
+    return torch.from_numpy(values), torch.from_numpy(rows)
+
+
+def _gram(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues of R^T R, jitter on its diagonal; half the digits, so small singular values become zero."""
+    gram = R.T @ R
+    jitter = torch.finfo(gram.dtype).eps * float(gram.diagonal().max())
+    gram.diagonal().add_(jitter)
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    s = (eigenvalues.flip(0) - jitter).clamp_min(0).sqrt()
+    return torch.where(s > _RESOLVED * s[0], s, 0.0), vectors.flip(1).T

@@ -1,0 +1,230 @@
+"""Task vectors: lazy differences of weights that can be added, subtracted and scaled.
+
+tau = theta_t - theta_b (Ilharco et al. 2023, arXiv 2212.04089). Nothing is read or subtracted before a block is asked
+for, so `tau_c + (tau_b - tau_a)` costs three numbers until it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Protocol
+
+from orthomerge.errors import IncompatibleError, RecipeError, some
+from orthomerge.merging.kinds import Block, Scope, Site
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["TILE", "Difference", "InMemory", "Source", "TaskVector", "TaskVectors", "Weights"]
+
+TILE = 1 << 18  # elements in a block: the block, its deltas and the result stay in the cache of a core
+_RUN = 1 << 12  # elements in one run of a sample
+_STRIDE = 1 << 18  # distance between the runs of a sample
+
+
+class Weights(Protocol):
+    """Named tensors that can be read in part."""
+
+    def shape(self, key: str) -> tuple[int, ...]: ...
+
+    def keys(self) -> tuple[str, ...]: ...
+
+    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of the flattened tensor, in float32."""
+        ...
+
+    def origin(self, key: str) -> str:
+        """Where a tensor comes from, for messages."""
+        ...
+
+
+class Source(Protocol):
+    """Whatever a task vector is made of: a fine-tuned model, or an adapter."""
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        """Shape of the delta; None where the source does not touch that tensor."""
+        ...
+
+    def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
+        """Elements [start, stop) of the delta, float32, freshly made; `base` holds the same elements of the base."""
+        ...
+
+    def origin(self, key: str) -> str:
+        """Where a delta comes from, for messages."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A state dict as `Weights`; tensors that are not floating point are left out."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InMemory) and other.tensors is self.tensors
+
+    def __hash__(self) -> int:
+        return id(self.tensors)
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(key for key, tensor in self.tensors.items() if tensor.is_floating_point())
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self.tensors[key].shape)
+
+    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
+        return self.tensors[key].detach().reshape(-1)[start:stop].float()
+
+    def origin(self, key: str) -> str:
+        return "memory"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fine-tuned model minus the base. `absent` tensors are taken to be the base's: their delta is zero."""
+
+    tuned: Weights
+    absent: frozenset[str] = frozenset()
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        return None if key in self.absent else self.tuned.shape(key)
+
+    def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
+        if key in self.absent:
+            return base.new_zeros(base.shape)
+        return self.tuned.read(key, start, stop) - base
+
+    def origin(self, key: str) -> str:
+        return self.tuned.origin(key)
+
+
+@dataclass(frozen=True)
+class TaskVector:
+    """sum_i coefficient_i * delta_i, all against one base; checked when made."""
+
+    base: Weights
+    terms: tuple[tuple[float, Source], ...]
+
+    def __post_init__(self) -> None:
+        for key in self.base.keys():
+            for _, source in self.terms:
+                shape = source.shape(key)
+                if shape is not None and shape != self.base.shape(key):
+                    raise IncompatibleError(f"{key!r} is {self.base.shape(key)} in the base but {shape} in an expert")
+
+    @classmethod
+    def between(cls, base: Mapping[str, torch.Tensor], tuned: Mapping[str, torch.Tensor]) -> TaskVector:
+        """The task vector of two state dicts; both must hold the same tensors."""
+        if set(base) != set(tuned):
+            odd = some(sorted(set(base) ^ set(tuned)))
+            raise IncompatibleError(f"only one of the two state dicts has {odd}; both must hold the same tensors")
+        return cls(InMemory(base), ((1.0, Difference(InMemory(tuned))),))
+
+    def read(self, key: str, start: int, stop: int, *, base: torch.Tensor | None = None) -> torch.Tensor:
+        """Elements [start, stop) of the flattened tensor; `base` saves reading the base again."""
+        if base is None:
+            base = self.base.read(key, start, stop)
+        (coefficient, source), *rest = self.terms
+        total = source.delta(key, start, stop, base=base)
+        if coefficient != 1.0:
+            total = total * coefficient
+        for factor, other in rest:
+            total = total.add(other.delta(key, start, stop, base=base), alpha=factor)
+        return total
+
+    def keys(self) -> tuple[str, ...]:
+        return self.base.keys()
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key not in self.base.keys():
+            raise KeyError(key)
+        shape = self.base.shape(key)
+        return self.read(key, 0, prod(shape)).reshape(shape)
+
+    def __add__(self, other: TaskVector | int) -> TaskVector:
+        if isinstance(other, int):  # so that sum(vectors) works
+            return self if other == 0 else NotImplemented
+        if other.base != self.base:
+            raise RecipeError("task vectors can only be added when they are measured from the same base")
+        return TaskVector(self.base, self.terms + other.terms)
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: float) -> TaskVector:
+        return TaskVector(self.base, tuple((factor * number, source) for number, source in self.terms))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> TaskVector:
+        return self * -1.0
+
+    def __sub__(self, other: TaskVector) -> TaskVector:
+        return self + -other
+
+    def __truediv__(self, divisor: float) -> TaskVector:
+        return self * (1.0 / divisor)
+
+
+@dataclass(frozen=True)
+class TaskVectors:
+    """Several task vectors over one base, streamed block by block in a fixed order."""
+
+    vectors: Mapping[str, TaskVector]
+    tile: int = TILE
+
+    def __post_init__(self) -> None:
+        if not self.vectors:
+            raise RecipeError("there is nothing to merge: give at least one expert")
+        if any(vector.base != self.base for vector in self.vectors.values()):
+            raise RecipeError("task vectors can only be merged when they are measured from the same base")
+
+    @property
+    def base(self) -> Weights:
+        return next(iter(self.vectors.values())).base
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(self.vectors)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {key: self.base.shape(key) for key in self.base.keys()}
+
+    def blocks(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[Block]:
+        for site, stop in self.sites(keys=keys, scope=scope):
+            yield self.block(site, stop)
+
+    def sites(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[tuple[Site, int]]:
+        """Where each block starts and ends, unread."""
+        for key in self.shapes if keys is None else keys:
+            shape = self.shapes[key]
+            count = prod(shape)
+            step = count if scope == "matrix" and len(shape) == 2 else self.tile
+            for start in range(0, count, max(step, 1)):
+                yield Site(key, shape, start, self.tasks), min(start + step, count)
+
+    def block(self, site: Site, stop: int) -> Block:
+        """Read one block: the base once, then each expert's delta."""
+        import torch
+
+        base = self.base.read(site.key, site.start, stop)
+        deltas = torch.empty((len(self.vectors), *base.shape), dtype=torch.float32)
+        for row, vector in zip(deltas, self.vectors.values(), strict=True):
+            row.copy_(vector.read(site.key, site.start, stop, base=base))
+        if site.start == 0 and stop == prod(site.shape):
+            return Block(site, base.reshape(site.shape), deltas.reshape(-1, *site.shape))
+        return Block(site, base, deltas)
+
+    def sample(self) -> Iterator[torch.Tensor]:
+        for block in self.sample_blocks():
+            yield block.deltas.reshape(len(self.vectors), -1)
+
+    def sample_blocks(self) -> Iterator[Block]:
+        """Short runs spread over every tensor, about a sixtieth of everything."""
+        for key, shape in self.shapes.items():
+            count = prod(shape)
+            for start in range(0, count, _STRIDE):
+                yield self.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))

@@ -1,0 +1,91 @@
+"""CLIP's head, made from class names: templates are filled in, encoded by the base's text tower, averaged.
+
+Radford et al. 2021, arXiv 2103.00020, section 3.1.4. With u(x) = x / ||x||, text features t [C, T, d] of C
+classes and T templates, and the logit scale s: w_c = u(mean_j u(t_cj)), W = exp(s) w [C, d], bias zero. The
+head normalises its features, so that logits are exp(s) times cosines.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.errors import CheckpointError, RecipeError, some
+from orthomerge.heads import Head, Linear
+from orthomerge.models.load import load_whole, quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+__all__ = ["zero_shot_head"]
+
+_BLANK = "{}"
+_TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+
+
+def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str]) -> Head:
+    """The head that the CLIP in `folder` makes of class names and templates (`a photo of a {}.`)."""
+    _check(classes, templates)
+    import torch
+
+    tokenizer = _tokenizer(folder)
+    model = load_whole("CLIPModel", folder, dtype=torch.float32, optional=("*.position_ids",))
+    model.vision_model = None  # not needed, and as large as the rest
+    with torch.inference_mode():
+        rows = []
+        for name in classes:
+            prompts = [template.replace(_BLANK, name) for template in templates]
+            features = _normal(_encode(model, tokenizer, prompts))
+            rows.append(_normal(features.mean(0)))
+        weight = torch.stack(rows) * model.logit_scale.exp()
+    # A plain tensor: one made in inference mode could not be trained or saved everywhere.
+    return Head(Linear(weight.clone(), torch.zeros(len(rows))), tuple(classes), normalise=True)
+
+
+def _check(classes: Sequence[str], templates: Sequence[str]) -> None:
+    if not classes or not templates:
+        raise RecipeError("a zero-shot head needs at least one class name and one template")
+    if len(set(classes)) < len(classes):
+        twice = sorted({name for name in classes if list(classes).count(name) > 1})
+        raise RecipeError(f"class names must differ, got {some(twice)} more than once")
+    for template in templates:
+        if template.count(_BLANK) != 1:
+            raise RecipeError(f"a template must contain '{_BLANK}' exactly once, for the class name, got {template!r}")
+
+
+def _tokenizer(folder: Path) -> Any:
+    # Without its files transformers may build a tokenizer that knows no words.
+    if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
+        raise CheckpointError(
+            f"{folder} has no tokenizer, which a zero-shot head needs: copy tokenizer.json, or vocab.json "
+            "and merges.txt, from the original model"
+        )
+    with quiet():
+        import transformers
+
+        try:
+            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # tokenizers raises nothing more precise
+            raise CheckpointError(f"transformers cannot load the tokenizer in {folder}: {error}") from error
+
+
+def _encode(model: Any, tokenizer: Any, prompts: list[str]) -> torch.Tensor:
+    """Text features [T, d], before normalising."""
+    with quiet():
+        tokens = tokenizer(prompts, padding=True, return_tensors="pt")
+    most = model.config.text_config.max_position_embeddings
+    lengths = tokens["attention_mask"].sum(1).tolist()
+    for prompt, length in zip(prompts, lengths, strict=True):
+        if length > most:
+            raise RecipeError(f"the text tower reads at most {most} tokens, but {prompt!r} has {length}; shorten it")
+    hidden = model.text_model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+    features: torch.Tensor = model.text_projection(hidden.pooler_output)
+    return features
+
+
+def _normal(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.nn.functional.normalize(values, dim=-1)

@@ -1,0 +1,176 @@
+"""The output folder: encoder, heads, model card, and last of all the manifest that makes it a result.
+
+OUT/encoder/          stock transformers checkpoint, with tokenizer or image processor
+OUT/heads/TASK/       head.safetensors, labels.json
+OUT/README.md         model card
+OUT/orthomerge.json   manifest: inputs with hashes, recipe, versions, seed, and the hash of every other file
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.card import model_card
+from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
+from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write_json
+from orthomerge.checkpoints.shards import write_shards
+from orthomerge.models.config import encoder_config
+from orthomerge.recipe import parse_size
+
+if TYPE_CHECKING:
+    import torch
+
+    from orthomerge.checkpoints.lora import Adapter
+    from orthomerge.heads import Head
+    from orthomerge.planning import Job
+
+__all__ = ["COMPANIONS", "FORMAT", "companions", "write_head", "write_output"]
+
+FORMAT = 1
+# Files beside the weights that the encoder is of no use without.
+COMPANIONS = (
+    "added_tokens.json", "bpe.codes", "feature_extractor_config.json", "merges.txt", "preprocessor_config.json",
+    "processor_config.json", "sentencepiece.bpe.model", "special_tokens_map.json", "spiece.model", "spm.model",
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+)  # fmt: skip
+
+
+def write_output(
+    job: Job,
+    heads: dict[str, Head],
+    blocks: Iterable[tuple[str, torch.Tensor]],
+    *,
+    out: Path,
+    force: bool = False,
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """Write everything and return the manifest."""
+    paths = [source.path for source in job.sources.values()]
+    most = parse_size(job.recipe.max_shard_size)
+    with publish(out, force=force, need=job.bytes_to_write, inputs=paths) as folder:
+        encoder = folder / "encoder"
+        encoder.mkdir()
+        shards = write_shards(encoder, job.specs, blocks, most=most, progress=progress)
+        for task, head in heads.items():
+            write_head(folder / "heads" / task, head)
+        _write_encoder_files(job, encoder)
+        for source in job.sources.values():
+            for file in source.files:
+                file.check_unchanged()
+        manifest = _manifest(job, heads)
+        write_bytes(folder / "README.md", model_card(manifest).encode())
+        known = {f"encoder/{shard.name}": {"size": shard.size, "sha256": shard.sha256} for shard in shards}
+        manifest["files"] = _file_table(folder, known)
+        write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def write_head(folder: Path, head: Head) -> None:
+    """One task's head and its labels."""
+    import torch
+
+    folder.mkdir(parents=True)
+    names = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
+    tensors = head.tensors()
+    specs = {name: Spec(tuple(tensor.shape), names[tensor.dtype]) for name, tensor in tensors.items()}
+    written = write_shards(folder, specs, tensors.items(), most=2**62)
+    (folder / written[0].name).rename(folder / "head.safetensors")
+    write_json(
+        folder / "labels.json",
+        {"labels": list(head.labels), "activation": head.activation, "normalise": head.normalise},
+    )
+
+
+def companions(*folders: Path | None) -> list[Path]:
+    """Tokenizer and processor files of the first folder that has any."""
+    for folder in folders:
+        found = (
+            [folder / name for name in COMPANIONS if (folder / name).is_file()] if folder and folder.is_dir() else []
+        )
+        if found:
+            return found
+    return []
+
+
+def _write_encoder_files(job: Job, encoder: Path) -> None:
+    """Config last among the encoder's files: without it the folder is no model to anybody."""
+    sources = list(job.sources.values())
+    for path in companions(*(source.path for source in sources)):
+        shutil.copyfile(path, encoder / path.name)
+    config = next((source.config for source in sources if isinstance(source, Checkpoint) and source.config), None)
+    if config is not None and job.family.encoder_class:
+        widths = [spec.dtype for spec in job.specs.values() if is_float(spec.dtype)]
+        dtype = DTYPES[max(sorted(set(widths)), key=widths.count)][1]
+        write_json(encoder / "config.json", encoder_config(config, job.family, dtype))
+
+
+def _manifest(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
+    recipe, family = job.recipe, job.family
+    method = {"name": recipe.method, "parameters": _plain(vars(job.method))}
+    return {
+        "format": FORMAT,
+        "orthomerge": version("orthomerge"),
+        "method": method,
+        "seed": recipe.seed,
+        "vector": recipe.vector,
+        "family": family.name,
+        "pooling": job.pooling,
+        "encoder": {"prefix": family.prefix, "class": family.encoder_class, "dtype": recipe.dtype},
+        "inputs": {
+            "base": _input(job.base, recipe.base or "the first expert"),
+            "experts": {task: _input(expert.source, expert.given.path) for task, expert in job.experts.items()},
+        },
+        "tensors": {
+            "merged": len(job.merged),
+            "copied": sorted(job.copied),
+            "left_out": {
+                "base": job.base_split.left_out,
+                **{task: expert.split.left_out for task, expert in job.experts.items()},
+            },
+        },
+        "heads": {
+            task: {
+                "labels": list(head.labels),
+                "hidden": head.hidden is not None,
+                "policy": recipe.heads,
+                "names": expert.split.head if (expert := job.experts.get(task)) else {},
+            }
+            for task, head in heads.items()
+        },
+        "notes": list(job.notes),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": version("torch"),
+            "numpy": version("numpy"),
+        },
+    }
+
+
+def _input(source: Checkpoint | Adapter, reference: str) -> dict[str, Any]:
+    """What identifies an input without telling where on this machine it lay."""
+    revision = getattr(source, "revision", None)
+    name = reference if revision else Path(reference).name
+    files = [{"name": file.path.name, "size": file.size, "sha256": file.sha256()} for file in source.files]
+    return {"name": name, "revision": revision, "files": files}
+
+
+def _file_table(folder: Path, known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file, those of the shards as they were verified."""
+    table: dict[str, dict[str, Any]] = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
+        name = path.relative_to(folder).as_posix()
+        table[name] = known.get(name) or {"size": path.stat().st_size, "sha256": RawFile(path).sha256()}
+    return table
+
+
+def _plain(value: Any) -> Any:
+    """Dataclass fields as JSON."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value

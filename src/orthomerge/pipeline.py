@@ -1,0 +1,222 @@
+"""The main job: from a recipe to a folder with one encoder and all its heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from orthomerge.checkpoints.checkpoint import Checkpoint, is_float, torch_dtype
+from orthomerge.checkpoints.lora import Adapter, AdapterSource
+from orthomerge.errors import CheckpointError, IncompatibleError, NumericalError, RecipeError
+from orthomerge.heads import Head, Linear
+from orthomerge.merging.expressions import evaluate
+from orthomerge.merging.vectors import Difference, TaskVector, TaskVectors
+from orthomerge.models.weights import EncoderWeights
+from orthomerge.output import write_output
+from orthomerge.planning import ExpertPlan, Job, make_plan
+from orthomerge.recipe import HeadNames, Recipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from orthomerge.merging.kinds import Block
+
+__all__ = ["Progress", "Result", "merge", "task_vectors"]
+
+# Fine-tuning moves weights little: experts of one base stay within a few degrees of it, strangers are at right angles.
+_LEAST_COSINE = 0.3
+
+
+class Progress(Protocol):
+    """Whoever wants to know how far the work is."""
+
+    def stage(self, title: str, total: int | None) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+
+class _Silent:
+    def stage(self, title: str, total: int | None) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a merge made."""
+
+    out: Path
+    manifest: dict[str, Any]
+
+
+def merge(
+    recipe: Recipe, *, out: str | Path | None = None, force: bool = False, progress: Progress | None = None
+) -> Result:
+    """Carry out a recipe. Either the whole output folder is there afterwards, or nothing of it."""
+    target = out or recipe.out
+    if target is None:
+        raise RecipeError("where to? Give 'out' in the recipe, or --out")
+    job = make_plan(replace(recipe, out=str(target))).check()
+    reporter = progress or _Silent()
+    heads = _heads(job)
+    vectors = task_vectors(job)
+    _check_base(job, vectors)
+
+    from orthomerge.merging.stream import merge_blocks, prepare
+
+    if hasattr(job.method, "survey"):
+        reporter.stage("surveying", None)
+    method = prepare(job.method, vectors)
+    reporter.stage("merging", job.bytes_to_write)
+
+    def blocks() -> Iterator[tuple[str, torch.Tensor]]:
+        merged = merge_blocks(vectors, method, lambda block, weights: _cast(job, block, weights))
+        for key in job.specs:
+            if key in job.copied:
+                yield key, _copy(job, key)
+                continue
+            left = job.specs[key].numel
+            while left:
+                found, weights = next(merged)
+                left -= weights.numel()
+                yield found, weights
+
+    manifest = write_output(job, heads, blocks(), out=Path(target), force=force, progress=reporter.advance)
+    return Result(Path(target), manifest)
+
+
+def task_vectors(job: Job) -> TaskVectors:
+    """The job's task vectors, lazy; with a `vector` expression, the one that it stands for."""
+    merged = [key for key in job.specs if key in job.merged]
+    base = EncoderWeights(job.base, {key: job.base_split.names[key] for key in merged})
+    vectors = {task: TaskVector(base, ((1.0, _source(expert, merged)),)) for task, expert in job.experts.items()}
+    if job.recipe.vector is not None:
+        vectors = {"vector": evaluate(job.recipe.vector, vectors)}
+    return TaskVectors(vectors)
+
+
+def _source(expert: ExpertPlan, merged: list[str]) -> Difference | AdapterSource:
+    names = expert.split.names
+    if isinstance(expert.source, Adapter):
+        return AdapterSource(expert.source, names)
+    tuned = EncoderWeights(expert.source, names)
+    return Difference(tuned, frozenset(key for key in merged if key not in names))
+
+
+def _heads(job: Job) -> dict[str, Head]:
+    """Every task's head, read now: heads are small."""
+    heads = {task: _head(job, expert) for task, expert in job.experts.items()}
+    return _averaged(heads) if job.recipe.heads == "average" else heads
+
+
+def _head(job: Job, expert: ExpertPlan) -> Head:
+    if expert.layout is None:
+        from orthomerge.models.zero_shot import zero_shot_head
+
+        templates = expert.given.head.templates if expert.given.head else HeadNames().templates
+        return zero_shot_head(job.base.path, expert.labels, templates)
+    names = expert.split.head
+    parts = {part: _tensor(expert, name) for part, name in names.items()}
+    hidden = Linear(parts["hidden.weight"], parts.get("hidden.bias")) if "hidden.weight" in parts else None
+    return Head(
+        Linear(parts["weight"], parts.get("bias")),
+        expert.labels,
+        hidden,
+        expert.layout.activation if hidden is not None else None,
+        expert.layout.normalise,
+    )
+
+
+def _tensor(expert: ExpertPlan, name: str) -> torch.Tensor:
+    import torch
+
+    source = expert.source
+    entry = source.entry(name) if isinstance(source, Checkpoint) else source.replaced[name]
+    tensor = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
+    if not torch.isfinite(tensor).all():
+        raise NumericalError(f"{entry.file.path}: the head's {name!r} holds NaN or infinity; find a sound checkpoint")
+    return tensor
+
+
+def _averaged(heads: dict[str, Head]) -> dict[str, Head]:
+    """Heads over the same set of labels become their mean, rows matched by name; others stay as they are."""
+    import torch
+
+    def mean(tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([tensor.float() for tensor in tensors]).mean(0).to(tensors[0].dtype)
+
+    result: dict[str, Head] = {}
+    for task, head in heads.items():
+        group = [other for other in heads.values() if sorted(other.labels) == sorted(head.labels)]
+        matched = [other.reordered(head.labels) for other in group]
+        if any(other.tensors().keys() != head.tensors().keys() for other in matched):
+            raise IncompatibleError(
+                f"the head of {task!r} is built otherwise than another with its labels; use 'heads: separate'"
+            )
+        parts = {name: mean([other.tensors()[name] for other in matched]) for name in head.tensors()}
+        hidden = Linear(parts["hidden.weight"], parts.get("hidden.bias")) if head.hidden else None
+        output = Linear(parts["weight"], parts.get("bias"))
+        result[task] = Head(output, head.labels, hidden, head.activation, head.normalise)
+    return result
+
+
+def _check_base(job: Job, vectors: TaskVectors) -> None:
+    """Refuse experts that are not near the base: their task vectors mean nothing.
+
+    Looks at a sample of the matrices (norms and biases of strangers can be alike) and compares directions.
+    """
+    import torch
+
+    if job.recipe.base is None or job.recipe.vector is not None or not job.recipe.check_base:
+        return
+    dots = torch.zeros(3, len(vectors.tasks), dtype=torch.float64)
+    for block in vectors.sample_blocks():
+        if len(block.site.shape) < 2:
+            continue
+        base = block.base.double().reshape(-1)
+        tuned = block.deltas.double().reshape(len(vectors.tasks), -1) + base
+        dots += torch.stack((tuned @ base, (tuned * tuned).sum(1), (base * base).sum().expand(len(tuned))))
+    cosines = dots[0] / (dots[1] * dots[2]).sqrt().clamp_min(1e-300)
+    for task, cosine in zip(vectors.tasks, cosines.tolist(), strict=True):
+        if cosine < _LEAST_COSINE and dots[2].any():
+            expert = job.experts[task].source
+            raise IncompatibleError(
+                f"expert {task!r} ({expert.path}) was not fine-tuned from the base {job.base.path}: the cosine between "
+                f"their weights is {cosine:.3f}, and fine-tuning leaves it near 1; find the right base, "
+                "or set 'check_base: false' to merge all the same"
+            )
+
+
+def _cast(job: Job, block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """To the dtype of the output, once; what does not fit is an error."""
+    import torch
+
+    key = block.site.key
+    cast = weights.to(torch_dtype(job.specs[key].dtype))
+    if not torch.isfinite(cast.float().sum()) and not torch.isfinite(cast.float()).all():
+        largest = float(weights.abs().max())
+        raise NumericalError(
+            f"{key!r} does not fit into {job.specs[key].dtype} after the merge (largest magnitude {largest:.3g}); "
+            "use a smaller scale, or --dtype float32 or bfloat16"
+        )
+    return key, cast.reshape(-1)
+
+
+def _copy(job: Job, key: str) -> torch.Tensor:
+    """A tensor of the base as it is; integer buffers must be the same in every expert that has them."""
+    import torch
+
+    spec = job.specs[key]
+    tensor = job.base.read(job.base_split.names[key], 0, spec.numel)
+    for task, expert in job.experts.items():
+        name = expert.split.names.get(key)
+        if is_float(spec.dtype) or name is None or not isinstance(expert.source, Checkpoint):
+            continue
+        if not torch.equal(tensor, expert.source.read(name, 0, spec.numel).to(tensor.dtype)):
+            raise CheckpointError(
+                f"the integer buffer {key!r} differs between the base and expert {task!r} "
+                f"({expert.source.origin(name)}); such tensors cannot be merged: use experts of the same base"
+            )
+    return tensor.to(torch_dtype(spec.dtype))

@@ -1,0 +1,133 @@
+"""What keeps a merge from starting: the checks of a plan, each with its way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orthomerge.checkpoints.checkpoint import Checkpoint, Spec
+from orthomerge.checkpoints.lora import Adapter
+from orthomerge.errors import IncompatibleError, OrthomergeError, some
+
+if TYPE_CHECKING:
+    from orthomerge.models.family import Family
+    from orthomerge.models.split import Split
+    from orthomerge.planning import ExpertPlan
+
+__all__ = ["Problem", "base_problems", "expert_problems"]
+
+_SAME_BASE = "all must come from the same base model"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where it is, what is wrong, and what to do; `error` is the class to raise for it."""
+
+    where: str
+    what: str
+    fix: str
+    error: type[OrthomergeError] = IncompatibleError
+
+    @classmethod
+    def of(cls, where: str, error: OrthomergeError) -> Problem:
+        """A problem from an error, whose message ends with the way out."""
+        what, separator, fix = str(error).rpartition("; ")
+        return cls(where, what, fix, type(error)) if separator else cls(where, fix, "correct it", type(error))
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.fix}"
+
+
+def base_problems(base: Checkpoint, split: Split) -> Iterator[Problem]:
+    """Tensors of the base that nobody can place."""
+    where = f"base ({base.path})"
+    if split.unknown:
+        yield Problem(
+            where, f"{some(split.unknown)} is no part of the encoder", "list it under 'ignore' to leave it out"
+        )
+    if not split.names:
+        yield Problem(where, "no encoder was found in it", "name its prefix as 'encoder_prefix'")
+
+
+def expert_problems(
+    where: str,
+    expert: ExpertPlan,
+    *,
+    specs: Mapping[str, Spec],
+    reference: Mapping[str, Spec],
+    family: Family,
+    pooling: str,
+    base: Checkpoint,
+    missing: str,
+) -> Iterator[Problem]:
+    """Everything that does not fit between an expert and the base."""
+    split = expert.split
+    yield from _architecture(where, expert.source, base, family)
+    if len(split.prefixes) > 1:
+        yield Problem(where, f"the encoder is found under {some(split.prefixes)} alike", "say which with 'prefix'")
+    if isinstance(expert.source, Adapter):
+        if not split.names:
+            yield Problem(where, "none of the adapter's tensors is in the base", "give the base that it was trained on")
+    else:
+        yield from _missing(where, expert, specs, reference, family, pooling, missing)
+    yield from _shapes(where, split, specs, reference)
+    if split.unknown:
+        what = f"{some(split.unknown)} is neither encoder nor head"
+        yield Problem(where, what, "list it under 'ignore' to leave it out, or name the head: head: {layers: [...]}")
+    yield from _head(where, expert, specs)
+
+
+def _architecture(where: str, source: Checkpoint | Adapter, base: Checkpoint, family: Family) -> Iterator[Problem]:
+    theirs = source.config if isinstance(source, Checkpoint) else None
+    if theirs is None or base.config is None:
+        return
+    ours, other = str(base.config.get("model_type")), str(theirs.get("model_type"))
+    if other not in (ours, *family.model_types):
+        yield Problem(where, f"it is a {other!r} model but the base is a {ours!r}", _SAME_BASE)
+
+
+def _missing(
+    where: str,
+    expert: ExpertPlan,
+    specs: Mapping[str, Spec],
+    reference: Mapping[str, Spec],
+    family: Family,
+    pooling: str,
+    policy: str,
+) -> Iterator[Problem]:
+    needed = [key for key in reference if not family.may_lack(key, pooling)]
+    absent = [key for key in needed if key in expert.split.missing]
+    if absent and len(absent) == len(needed):
+        what = f"none of the base's {len(needed)} encoder tensors is in it (it holds {some(specs)})"
+        yield Problem(where, what, "if it is not another architecture, name its 'prefix'")
+    elif absent and policy == "error":
+        what = f"{some(absent)} is in the base but not in the expert"
+        yield Problem(where, what, "if the expert was trained without it, set 'missing: base' to take the base's")
+
+
+def _shapes(where: str, split: Split, specs: Mapping[str, Spec], reference: Mapping[str, Spec]) -> Iterator[Problem]:
+    wrong = [key for key, name in split.names.items() if specs[name].shape != reference[key].shape]
+    for key in wrong[:3]:
+        ours, theirs = reference[key].shape, specs[split.names[key]].shape
+        yield Problem(where, f"{key!r} is {ours} in the base but {theirs} in the expert", _SAME_BASE)
+    if len(wrong) > 3:
+        yield Problem(where, f"{len(wrong) - 3} more tensors have other shapes than in the base", _SAME_BASE)
+
+
+def _head(where: str, expert: ExpertPlan, specs: Mapping[str, Spec]) -> Iterator[Problem]:
+    head, layout, labels = expert.split.head, expert.layout, expert.labels
+    if layout is None:
+        if not labels:
+            fix = "give class names: head: {classes: [...], templates: [...]}; or its layers: head: {layers: [...]}"
+            yield Problem(where, "this family keeps no head in its checkpoints", fix)
+        return
+    if "weight" not in head or (len(layout.layers) == 2 and "hidden.weight" not in head):
+        what = f"its head {some(layout.layers)} is not in the checkpoint"
+        yield Problem(where, what, "name the head's layers: head: {layers: [...]}")
+        return
+    rows = specs[head["weight"]].shape[0]
+    if rows != len(labels):
+        yield Problem(where, f"{head['weight']!r} has {rows} rows but there are {len(labels)} labels", "give 'labels'")
+    if len(set(labels)) < len(labels):
+        yield Problem(where, f"two of its labels are the same ({some(sorted(labels))})", "give distinct 'labels'")

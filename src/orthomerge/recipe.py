@@ -1,0 +1,180 @@
+"""A merge, written down: typed, strict, and everything that the result depends on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from orthomerge.errors import RecipeError, nearest
+from orthomerge.strict import build
+
+__all__ = ["DTYPE_NAMES", "Expert", "HeadNames", "Recipe", "load_recipe_mapping", "parse_size", "read_recipe"]
+
+DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+_MOST_BYTES = 1 << 20
+_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """Where a head is, when it is not where its family keeps it; or of what a CLIP head is made.
+
+    `layers`: names of the layers, first to last (`[fc]`, or `[head.dense, head.out]` with an `activation` between).
+    `classes` and `templates`: a zero-shot head, through the base's text tower.
+    """
+
+    layers: tuple[str, ...] | None = None
+    activation: Literal["tanh", "relu", "gelu"] | None = None
+    classes: tuple[str, ...] | None = None
+    templates: tuple[str, ...] = ("a photo of a {}.",)
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One fine-tuned classifier: a folder, a file, an adapter or a hub id."""
+
+    path: str
+    prefix: str | None = None
+    labels: tuple[str, ...] | None = None
+    head: HeadNames | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to merge, how, and where to. Relative paths are relative to the recipe's own folder."""
+
+    experts: dict[str, Expert | str]
+    base: str | None = None
+    method: str = "task_arithmetic"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    vector: str | None = None
+    out: str | None = None
+    dtype: Literal["keep", "float32", "float16", "bfloat16", "float64"] = "keep"
+    max_shard_size: str | int = "5GB"
+    seed: int = 0
+    heads: Literal["separate", "average"] = "separate"
+    family: str | None = None
+    encoder_prefix: str | None = None
+    pooling: str | None = None
+    ignore: tuple[str, ...] = ()
+    missing: Literal["error", "base"] = "error"
+    check_base: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.experts:
+            raise RecipeError("'experts' is empty: name at least one")
+        for task in self.experts:
+            if not _TASK.fullmatch(task):
+                raise RecipeError(
+                    f"{task!r} cannot name an expert: use letters, digits and _ . + - (it becomes the name of a folder)"
+                )
+        folded = [task.casefold() for task in self.experts]
+        if len(set(folded)) < len(folded):
+            raise RecipeError(
+                "two experts have names that differ in case only, which not every file system can tell apart"
+            )
+        parse_size(self.max_shard_size)
+
+    @property
+    def tasks(self) -> dict[str, Expert]:
+        """The experts by task name, short forms written out."""
+        return {task: Expert(given) if isinstance(given, str) else given for task, given in self.experts.items()}
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a YAML recipe, ours or mergekit's."""
+    return build(Recipe, load_recipe_mapping(path), where=str(path))
+
+
+def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
+    """A recipe file as plain data in our form, its relative paths made to start from where we are."""
+    document = dict(load_yaml(path))
+    if "merge_method" in document:
+        from orthomerge.mergekit import translate
+
+        document = translate(document, where=str(path))
+    return _anchored(document, path.parent)
+
+
+def load_yaml(path: Path) -> Mapping[str, Any]:
+    """A mapping from a YAML file: safe tags only, no key twice, no aliases (they make bombs), bounded size."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise RecipeError(f"{path} is larger than {_MOST_BYTES} bytes; that is not a recipe")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not a text file") from error
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
+    try:
+        document = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader that allows less
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise RecipeError(f"{path} must be a mapping of options, got {type(document).__name__}")
+    return document
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases and without keys given twice."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed in a recipe; write the value out")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.YAMLError(f"{key!r} is given twice (line {key_node.start_mark.line + 1})")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def parse_size(size: str | int) -> int:
+    """Bytes from `5GB`, `100MiB` or a plain number."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    unit = found.group(2).upper() if found else "?"
+    if found is None or unit not in _UNITS or float(found.group(1)) <= 0:
+        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {size!r}; {nearest(unit, _UNITS)}")
+    return int(float(found.group(1)) * _UNITS[unit])
+
+
+def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths that exist beside the recipe start from there; others stay as they are: hub ids, or errors later."""
+
+    def anchor(reference: Any) -> Any:
+        if not isinstance(reference, str):
+            return reference
+        path = Path(reference).expanduser()
+        return str(folder / path) if not path.is_absolute() and (folder / path).exists() else reference
+
+    def expert(given: Any) -> Any:
+        return {**given, "path": anchor(given.get("path"))} if isinstance(given, dict) else anchor(given)
+
+    changed = dict(document)
+    if isinstance(document.get("experts"), dict):
+        changed["experts"] = {task: expert(given) for task, given in document["experts"].items()}
+    if "base" in document:
+        changed["base"] = anchor(document["base"])
+    if isinstance(document.get("out"), str):
+        changed["out"] = str(folder / Path(document["out"]).expanduser())
+    return changed

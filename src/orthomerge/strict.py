@@ -1,0 +1,100 @@
+"""Dataclasses from plain data, strictly: the fields of a class are its schema.
+
+An unknown key is an error that offers the nearest known one; a value of the wrong type says which type it must be. Only
+the shapes that recipes use are supported: scalars, literals, unions, tuples of one type, string-keyed mappings, and
+dataclasses.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from orthomerge.errors import RecipeError, nearest
+
+__all__ = ["build", "describe", "schema"]
+
+Made = TypeVar("Made")
+
+
+def build(cls: type[Made], data: object, *, where: str) -> Made:
+    """An instance of dataclass `cls` from a mapping; `where` names the place in messages."""
+    if not isinstance(data, Mapping):
+        raise RecipeError(f"{where} must be a mapping of options, got {_shown(data)}")
+    known = schema(cls)
+    for key in data:
+        if key not in known:
+            raise RecipeError(f"{where}: unknown option {str(key)!r}; {nearest(str(key), known)}")
+    for name, (_, field) in known.items():
+        if name not in data and field.default is MISSING and field.default_factory is MISSING:
+            raise RecipeError(f"{where}: {name!r} is missing")
+    values = {
+        name: _convert(data[name], kind, f"{where}: {name!r}") for name, (kind, _) in known.items() if name in data
+    }
+    return cls(**values)
+
+
+def schema(cls: type) -> dict[str, tuple[Any, Field[Any]]]:
+    """Type and field of every option of a dataclass, in order."""
+    hints = get_type_hints(cls)
+    return {field.name: (hints[field.name], field) for field in fields(cls) if field.init}
+
+
+def describe(kind: Any) -> str:
+    """A type in words a person would use in a recipe."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in parts)
+    if origin is Literal:
+        return " | ".join(map(str, parts))
+    if origin is tuple:
+        return f"list of {describe(parts[0])}"
+    if origin in (dict, Mapping):
+        return f"mapping to {describe(parts[1])}"
+    words = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "nothing"}
+    return words.get(kind, "mapping of options" if is_dataclass(kind) else "anything")
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, kind, where)
+    if origin is not None:
+        return _convert_generic(value, kind, where)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return value if isinstance(value, kind) else build(kind, value, where=where)
+    if kind in (Any, object) or type(value) is kind:
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    raise RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}")
+
+
+def _convert_generic(value: Any, kind: Any, where: str) -> Any:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal and value in parts:
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(item, parts[0], f"{where} item {place}") for place, item in enumerate(value, 1))
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        return {str(key): _convert(item, parts[1], f"{where}: {str(key)!r}") for key, item in value.items()}
+    hint = f"; {nearest(str(value), map(str, parts))}" if origin is Literal else ""
+    raise RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}{hint}")
+
+
+def _convert_union(value: Any, kind: Any, where: str) -> Any:
+    last: RecipeError | None = None
+    for part in get_args(kind):
+        try:
+            return _convert(value, part, where)
+        except RecipeError as error:
+            # A nested mapping knows better than the union what is wrong with it.
+            last = error if is_dataclass(part) and isinstance(value, Mapping) else last
+    raise last or RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

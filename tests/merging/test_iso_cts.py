@@ -1,0 +1,143 @@
+"""Iso-CTS against a naive oracle, by its theorems, and at its edges."""
+
+import pytest
+import torch
+
+from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.merging.iso_c import IsoC
+from orthomerge.merging.iso_cts import IsoCts
+from orthomerge.merging.kinds import Site
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def merge(method: IsoC | IsoCts, deltas: torch.Tensor, *, key: str = "layer.0.weight") -> torch.Tensor:
+    shape = tuple(deltas.shape[1:])
+    return method.merge(torch.ones(shape), deltas, site=Site(key, shape, 0, tuple(map(str, range(len(deltas))))))
+
+
+def oracle(deltas: torch.Tensor, *, common: float) -> torch.Tensor:
+    """The authors' construction, step by step, at scale 1."""
+    taus = deltas.double()
+    T, m, k = deltas.shape
+    r = min(m, k)
+    specific = round((r - int(r * common)) / T) * T
+    c, n = r - specific, specific // T
+    U, s, Vh = torch.linalg.svd(taus.sum(0), full_matrices=False)
+    U_c = U[:, :c]
+    lefts, strengths, rights = [], [], []
+    for tau in taus:
+        U_t, s_t, Vh_t = torch.linalg.svd(tau - U_c @ U_c.T @ tau, full_matrices=False)
+        lefts.append(U_t[:, :n])
+        strengths.append(s_t[:n])
+        rights.append(Vh_t[:n])
+    P, _, Qh = torch.linalg.svd(torch.cat([*lefts, U_c], 1), full_matrices=False)
+    A, _, Bh = torch.linalg.svd(torch.cat([*rights, Vh[:c]]), full_matrices=False)
+    mean = torch.cat([*strengths, s[:c]]).mean()
+    merged: torch.Tensor = mean * (P @ Qh @ A @ Bh)
+    return merged.float()
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("shape", [(2, 24, 24), (3, 24, 60), (3, 60, 24), (5, 22, 31), (8, 40, 90)])
+def test_agrees_with_the_authors_construction(shape: tuple[int, ...], common: float) -> None:
+    deltas = normal(*shape)
+    expected = oracle(deltas, common=common)
+    got = merge(IsoCts(scale=1.0, common=common), deltas)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(merge(IsoCts(common=common), deltas), 1.5 * got)
+
+
+@pytest.mark.parametrize(
+    ("r", "T", "common", "expected"),
+    [
+        (768, 8, 0.8, (616, 19)),  # 614 common, 154 left, 19.25 each
+        (768, 3, 0.8, (615, 51)),
+        (10, 3, 1.0, (10, 0)),
+        (10, 3, 0.0, (1, 3)),
+        (4, 7, 0.1, (4, 0)),  # rounding up would ask for 7 of 4
+        (5, 3, 0.0, (2, 1)),
+        (2, 9, 0.8, (2, 0)),
+    ],
+)
+def test_directions_are_shared_out(r: int, T: int, common: float, expected: tuple[int, int]) -> None:
+    assert IsoCts(common=common).split(r, T) == expected
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (12, 12)])
+def test_one_expert_or_nothing_specific_is_iso_c(shape: tuple[int, int]) -> None:
+    one, three = normal(1, *shape), normal(3, *shape)
+    torch.testing.assert_close(merge(IsoCts(), one), merge(IsoC(), one), atol=1e-7, rtol=1e-5)
+    assert torch.equal(merge(IsoCts(common=1.0), three), merge(IsoC(), three))
+
+
+def test_all_directions_are_equally_strong() -> None:
+    s = torch.linalg.svdvals(merge(IsoCts(), normal(3, 40, 60)))
+    torch.testing.assert_close(s, s.mean().expand_as(s))
+
+
+def test_by_hand() -> None:
+    # The sum, diag(2, 3, 5), gives its third axis; the rest is each expert's own: 10 / 3 all.
+    deltas = torch.zeros(2, 3, 3)
+    deltas[0].diagonal().copy_(torch.tensor([2.0, 0.0, 2.5]))
+    deltas[1].diagonal().copy_(torch.tensor([0.0, 3.0, 2.5]))
+    got = merge(IsoCts(scale=1.0, common=0.4), deltas)
+    torch.testing.assert_close(got, torch.eye(3) * 10 / 3)
+
+
+def test_low_rank_experts_keep_their_directions() -> None:
+    # One expert of rank 2: the sum explains all of it, and what is left is rounding, not directions.
+    tau = (normal(20, 2) @ normal(2, 30, seed=1))[None]
+    torch.testing.assert_close(merge(IsoCts(), tau), merge(IsoC(), tau), atol=1e-8, rtol=1e-5)
+    low = torch.stack([normal(20, 1, seed=t) @ normal(1, 30, seed=9 - t) for t in range(3)])
+    assert merge(IsoCts(), low).isfinite().all()
+
+
+def test_zero_and_cancelling_experts_are_finite() -> None:
+    assert torch.equal(merge(IsoCts(), torch.zeros(3, 20, 12)), torch.zeros(20, 12))
+    tau = normal(8, 5)
+    assert merge(IsoCts(common=0.4), torch.stack([tau, -tau])).isfinite().all()
+
+
+@pytest.mark.parametrize("common", [0.0, 0.8])
+@pytest.mark.parametrize("shape", [(9, 4, 6), (9, 6, 4), (5, 1, 8), (5, 8, 1), (3, 1, 1)])
+def test_more_experts_than_rank(shape: tuple[int, ...], common: float) -> None:
+    merged = merge(IsoCts(common=common), normal(*shape))
+    assert merged.shape == shape[1:]
+    assert merged.isfinite().all()
+    assert merged.any()
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (4, 3, 2, 5, 5), (4, 1, 5, 6), (4,)])
+def test_other_tensors_get_the_scaled_mean(shape: tuple[int, ...]) -> None:
+    deltas = normal(*shape)
+    torch.testing.assert_close(merge(IsoCts(), deltas), 1.5 * deltas.mean(0))
+
+
+def test_embeddings_are_matrices_unless_told_otherwise() -> None:
+    deltas = normal(2, 50, 8)
+    key = "shared.weight"
+    assert torch.equal(merge(IsoCts(), deltas, key=key), merge(IsoCts(), deltas))
+    assert torch.equal(merge(IsoCts(scale=1.0, embeddings=False), deltas, key=key), deltas.mean(0))
+
+
+@pytest.mark.parametrize("shape", [(3, 12, 30), (3, 30, 12)])
+def test_inputs_stay_and_bytes_repeat(shape: tuple[int, ...]) -> None:
+    deltas = normal(*shape)
+    before = deltas.clone()
+    first, second = merge(IsoCts(), deltas), merge(IsoCts(), deltas)
+    assert torch.equal(deltas, before)
+    assert torch.equal(first, second)
+    assert first.dtype == torch.float32
+    assert first.is_contiguous()
+
+
+def test_refusals() -> None:
+    with pytest.raises(RecipeError, match="'scale' must be a finite number, got nan"):
+        IsoCts(scale=float("nan"))
+    with pytest.raises(RecipeError, match=r"'common' must be in \[0, 1\], got 1.2"):
+        IsoCts(common=1.2)
+    with pytest.raises(NumericalError, match=r"'layer\.0\.weight' must be finite"):
+        merge(IsoCts(), torch.full((2, 3, 3), float("nan")))

@@ -1,0 +1,166 @@
+"""WUDI-Merging against autograd and torch's own Adam, by its theorems, and at its edges."""
+
+from typing import cast
+
+import pytest
+import torch
+
+from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.merging.kinds import Site
+from orthomerge.merging.wudi import Rest, Wudi, _curvature
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def merge(method: Wudi, deltas: torch.Tensor, *, key: str = "layer.0.weight") -> torch.Tensor:
+    shape = tuple(deltas.shape[1:])
+    return method.merge(torch.ones(shape), deltas, site=Site(key, shape, 0, tuple(map(str, range(len(deltas))))))
+
+
+def loss(tau: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+    """L as the paper prints it, in the precision of its arguments."""
+    terms = [torch.square((tau - tau_t) @ tau_t.T).sum() / torch.square(tau_t).sum() for tau_t in deltas]
+    return torch.stack(terms).sum()
+
+
+def oracle(deltas: torch.Tensor, *, steps: int, lr: float) -> torch.Tensor:
+    """The authors' loop: autograd on the literal loss, and torch.optim.Adam."""
+    tau = torch.nn.Parameter(deltas.sum(0))
+    adam = torch.optim.Adam([tau], lr=lr)
+    for _ in range(steps):
+        adam.zero_grad()
+        torch.autograd.backward(loss(tau, deltas))
+        adam.step()
+    return tau.detach()
+
+
+def low_rank(T: int, m: int, k: int, *, rank: int) -> torch.Tensor:
+    return torch.stack([normal(m, rank, seed=t, scale=0.1) @ normal(rank, k, seed=50 + t) for t in range(T)])
+
+
+CASES = {
+    "square": normal(3, 32, 32),
+    "tall": normal(2, 60, 20),
+    "wide": normal(3, 20, 60),
+    "very wide": normal(2, 6, 80),
+    "low rank": low_rank(3, 40, 64, rank=4),
+    "large": normal(3, 24, 24, scale=0.1),
+    "tiny": normal(3, 24, 24, scale=1e-4),
+    "one row": normal(3, 1, 9),
+    "one column": normal(3, 9, 1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_autograd_and_torch_adam(name: str) -> None:
+    deltas = CASES[name]
+    got = merge(Wudi(), deltas)
+    torch.testing.assert_close(got, oracle(deltas, steps=300, lr=1e-5), atol=1e-6, rtol=0)
+    # In float64 the literal loop leaves no doubt which of the two is off.
+    torch.testing.assert_close(got.double(), oracle(deltas.double(), steps=300, lr=1e-5), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "matrices"), [("square", 1), ("wide", 1), ("very wide", 2), ("low rank", 2)])
+def test_the_cheaper_form_is_taken(name: str, matrices: int) -> None:
+    factors = _curvature(CASES[name], key="w")
+    assert len(factors) == matrices
+    units = [tau.double() / tau.double().norm() for tau in CASES[name]]
+    expected = sum(2 * unit.T @ unit for unit in units)
+    product = factors[0] if matrices == 1 else factors[0] @ factors[1]
+    torch.testing.assert_close(product.double(), expected, atol=1e-7, rtol=0)
+
+
+def test_one_expert_is_returned_bit_for_bit() -> None:
+    deltas = normal(1, 12, 20)
+    assert torch.equal(merge(Wudi(), deltas), deltas[0])
+    assert loss(merge(Wudi(), deltas), deltas) == 0
+
+
+def test_the_loss_falls() -> None:
+    deltas = normal(4, 24, 24)
+    losses = [float(loss(merge(Wudi(steps=steps), deltas), deltas)) for steps in (0, 30, 100, 300)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+    assert torch.equal(merge(Wudi(steps=0), deltas), deltas.sum(0))
+
+
+def test_reaches_the_minimum_when_given_time() -> None:
+    # tau G = C, solved directly.
+    deltas = normal(2, 6, 6, scale=1.0).double()
+    grams = [tau.T @ tau / tau.norm() ** 2 for tau in deltas]
+    C = deltas[0] @ grams[0] + deltas[1] @ grams[1]
+    best = torch.linalg.solve(grams[0] + grams[1], C, left=False)
+    got = merge(Wudi(steps=3000, lr=1e-2), deltas.float())
+    assert loss(got.double(), deltas) <= 1.001 * loss(best, deltas)
+
+
+def test_experts_on_disjoint_inputs_are_added() -> None:
+    # Each reads its own half of the inputs: the sum interferes with neither, L is zero, and nothing moves.
+    deltas = torch.zeros(2, 8, 10)
+    deltas[0, :, :5], deltas[1, :, 5:] = normal(8, 5), normal(8, 5, seed=1)
+    torch.testing.assert_close(merge(Wudi(), deltas), deltas.sum(0), atol=1e-6, rtol=0)
+
+
+def test_elements_stay_near_the_sum() -> None:
+    deltas = normal(3, 16, 16)
+    assert (merge(Wudi(), deltas) - deltas.sum(0)).abs().max() < 300 * 1e-5 * 1.1
+
+
+def test_experts_that_changed_nothing_have_no_say() -> None:
+    deltas = normal(4, 10, 14)
+    deltas[1] = deltas[3] = 0
+    assert torch.equal(merge(Wudi(), deltas), merge(Wudi(), deltas[[0, 2]]))
+    deltas[2] = 0
+    assert torch.equal(merge(Wudi(), deltas), deltas[0])
+    assert torch.equal(merge(Wudi(), torch.zeros(3, 5, 6)), torch.zeros(5, 6))
+
+
+@pytest.mark.parametrize("shape", [(9, 4, 6), (9, 6, 4), (5, 1, 8), (3, 1, 1)])
+def test_more_experts_than_rank(shape: tuple[int, ...]) -> None:
+    merged = merge(Wudi(steps=20), normal(*shape))
+    assert merged.shape == shape[1:]
+    assert merged.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (4, 3, 2, 5, 5), (4, 1, 5, 6), (4,)])
+def test_other_tensors_stay_or_get_the_scaled_mean(shape: tuple[int, ...]) -> None:
+    deltas = normal(*shape)
+    assert torch.equal(merge(Wudi(), deltas), torch.zeros(shape[1:]))
+    torch.testing.assert_close(merge(Wudi(scale=2.0, rest="mean"), deltas), 2 * deltas.mean(0))
+
+
+@pytest.mark.parametrize(
+    "key", ["embeddings.word_embeddings.weight", "shared.weight", "positional_embedding", "visual.proj"]
+)
+def test_tables_and_bare_projections_are_no_linear_weights(key: str) -> None:
+    deltas = normal(2, 9, 4)
+    assert torch.equal(merge(Wudi(), deltas, key=key), torch.zeros(9, 4))
+    assert torch.equal(merge(Wudi(rest="mean"), deltas, key=key), deltas.mean(0))
+
+
+@pytest.mark.parametrize("name", ["square", "low rank"])
+def test_inputs_stay_and_bytes_repeat(name: str) -> None:
+    deltas = CASES[name]
+    before = deltas.clone()
+    first, second = merge(Wudi(steps=20), deltas), merge(Wudi(steps=20), deltas)
+    assert torch.equal(deltas, before)
+    assert torch.equal(first, second)
+    assert first.dtype == torch.float32
+    torch.testing.assert_close(merge(Wudi(steps=20, scale=0.5), deltas), first / 2)
+
+
+def test_refusals() -> None:
+    with pytest.raises(RecipeError, match="'scale' must be a finite number, got nan"):
+        Wudi(scale=float("nan"))
+    with pytest.raises(RecipeError, match="'lr' must be a finite number, got inf"):
+        Wudi(lr=float("inf"))
+    with pytest.raises(RecipeError, match="'lr' must be positive, got 0"):
+        Wudi(lr=0.0)
+    with pytest.raises(RecipeError, match="'steps' must be at least 0, got -1"):
+        Wudi(steps=-1)
+    with pytest.raises(RecipeError, match="'rest' must be 'base' or 'mean', got 'means'; did you mean 'mean'"):
+        Wudi(rest=cast("Rest", "means"))
+    with pytest.raises(NumericalError, match=r"'layer\.0\.weight' must be finite"):
+        merge(Wudi(), torch.full((2, 3, 3), float("nan")))

@@ -1,0 +1,80 @@
+"""Poolings refuse what they cannot read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from orthomerge.errors import RecipeError
+from orthomerge.models.pooling import mean, pooler
+from orthomerge.models.t5 import eos
+
+IDS = torch.tensor([[7, 1, 0], [8, 9, 1]])
+
+
+def returning(**fields: Any) -> Any:
+    return lambda **batch: SimpleNamespace(**fields)
+
+
+def test_mean_by_hand() -> None:
+    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]], [[1.0, 1.0], [2.0, 2.0], [6.0, 0.0]]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    found = mean(returning(last_hidden_state=hidden), {"attention_mask": mask})
+    assert found.tolist() == [[2.0, 3.0], [3.0, 1.0]]
+
+
+def test_mean_does_not_overflow_in_half_precision() -> None:
+    hidden = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16)
+    mask = torch.ones(1, 100, dtype=torch.long)
+    found = mean(returning(last_hidden_state=hidden), {"attention_mask": mask})
+    assert found.dtype == torch.float16
+    assert found.item() == 30_000.0
+
+
+def test_mean_refuses_a_batch_without_mask() -> None:
+    with pytest.raises(RecipeError, match=r"needs an 'attention_mask' in every batch.*got input_ids"):
+        mean(returning(last_hidden_state=torch.zeros(2, 3, 4)), {"input_ids": IDS})
+
+
+def test_pooler_refuses_an_encoder_without_one() -> None:
+    with pytest.raises(RecipeError, match="this one has none; use 'cls' or 'mean'"):
+        pooler(returning(pooler_output=None), {"input_ids": IDS})
+
+
+class Decoder:
+    """Gives token number and position back as features, so that the test can see which one was read."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = SimpleNamespace(**config)
+        self.seen: dict[str, Any] = {}
+
+    def __call__(self, **batch: Any) -> SimpleNamespace:
+        self.seen = batch
+        rows, columns = batch["input_ids"].shape
+        place = torch.arange(columns).expand(rows, columns)
+        return SimpleNamespace(last_hidden_state=torch.stack([batch["decoder_input_ids"], place], dim=-1).float())
+
+
+def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
+    decoder = Decoder(eos_token_id=1, decoder_start_token_id=0)
+    ids = torch.tensor([[7, 1, 0, 0], [1, 9, 5, 1]])
+    assert eos(decoder, {"input_ids": ids}).tolist() == [[7.0, 1.0], [5.0, 3.0]]
+    assert decoder.seen["decoder_input_ids"].tolist() == [[0, 7, 1, 0], [0, 1, 9, 5]]
+
+
+def test_eos_refuses_texts_without_end() -> None:
+    with pytest.raises(RecipeError, match="end-of-sequence token 1, but some texts have none"):
+        eos(Decoder(eos_token_id=1, decoder_start_token_id=0), {"input_ids": torch.tensor([[7, 1], [7, 8]])})
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [returning(), Decoder(eos_token_id=1, decoder_start_token_id=None)],
+    ids=["function", "no start"],
+)
+def test_eos_refuses_to_guess_token_numbers(encoder: Any) -> None:
+    with pytest.raises(RecipeError, match="need to know 'eos_token_id' and 'decoder_start_token_id'"):
+        eos(encoder, {"input_ids": IDS})

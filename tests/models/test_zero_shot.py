@@ -1,0 +1,131 @@
+"""The zero-shot head against CLIP's own logits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.models.load import quiet
+from orthomerge.models.zero_shot import zero_shot_head
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLASSES = ("cat", "dog", "bee")
+TEMPLATES = ("a photo of a {}.", "art of the {}")
+LETTERS = "abcdefghijklmnopqrstuvwxyz."
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Letters, letters that end a word, and three merges: numbers 0 to 57; then start and end."""
+    merges = [("o", "f</w>"), ("c", "a"), ("ca", "t</w>")]
+    tokens = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), *("".join(pair) for pair in merges)]
+    tokens += ["<unk>"] * (58 - len(tokens)) + ["<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer"}))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, build: Any, save: Any) -> Path:
+    save(build("CLIPModel", "clip"), tmp_path / "clip")
+    write_tokenizer(tmp_path / "clip")
+    return tmp_path / "clip"
+
+
+def tokens(folder: Path, prompts: list[str]) -> Any:
+    with quiet():
+        from transformers import CLIPTokenizer
+
+        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+        return tokenizer(prompts, padding=True, return_tensors="pt")
+
+
+def test_the_tokenizer_of_these_tests_by_hand(folder: Path) -> None:
+    found = tokens(folder, ["cat of", "bee"])
+    # start, cat</w>, of</w>, end; start, b, e, e</w>, end
+    assert found["input_ids"][0][found["attention_mask"][0] == 1].tolist() == [58, 56, 54, 59]
+    assert found["input_ids"][1].tolist() == [58, 1, 4, 31, 59]
+
+
+def test_against_the_text_features_of_clip_by_hand(folder: Path, build: Any) -> None:
+    model = build("CLIPModel", "clip")
+    head = zero_shot_head(folder, CLASSES, TEMPLATES)
+    rows = []
+    with torch.no_grad():
+        for name in CLASSES:
+            total = torch.zeros(8)
+            for template in TEMPLATES:
+                text = model.get_text_features(**tokens(folder, [template.format(name)])).pooler_output[0]
+                total += text / text.norm()
+            average = total / len(TEMPLATES)
+            rows.append(average / average.norm() * model.logit_scale.exp())
+    torch.testing.assert_close(head.output.weight, torch.stack(rows))
+    assert head.output.bias is not None
+    assert head.output.bias.tolist() == [0.0, 0.0, 0.0]
+    assert head.labels == CLASSES
+    assert head.normalise
+    assert not head.output.weight.is_inference()
+
+
+def test_one_template_gives_the_logits_of_clip(folder: Path, build: Any) -> None:
+    model = build("CLIPModel", "clip")
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    prompts = [TEMPLATES[0].format(name) for name in CLASSES]
+    with torch.no_grad():
+        expected = model(**tokens(folder, prompts), pixel_values=images).logits_per_image
+        features = model.get_image_features(pixel_values=images).pooler_output
+    head = zero_shot_head(folder, CLASSES, TEMPLATES[:1])
+    torch.testing.assert_close(head(features), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_braces_in_a_template_are_only_text(folder: Path) -> None:
+    head = zero_shot_head(folder, ["cat"], ["a {b} of {}"])
+    assert head.output.weight.shape == (1, 8)
+
+
+@pytest.mark.parametrize("template", ["a photo", "{} and {}", "{0}"])
+def test_templates_need_exactly_one_blank(template: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"must contain '\{\}' exactly once"):
+        zero_shot_head(tmp_path, CLASSES, ["a {}", template])
+
+
+@pytest.mark.parametrize(("classes", "templates"), [([], TEMPLATES), (CLASSES, [])])
+def test_nothing_to_make_a_head_of(classes: list[str], templates: list[str], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="at least one class name and one template"):
+        zero_shot_head(tmp_path, classes, templates)
+
+
+def test_class_names_must_differ(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="class names must differ, got 'cat' more than once"):
+        zero_shot_head(tmp_path, ["cat", "dog", "cat"], TEMPLATES)
+
+
+def test_prompts_that_are_too_long_are_refused_not_cut(folder: Path) -> None:
+    with pytest.raises(RecipeError, match=r"reads at most 16 tokens, but .* has 22; shorten it"):
+        zero_shot_head(folder, ["cat", "b" * 20], ["{}"])
+
+
+def test_a_folder_without_tokenizer(folder: Path) -> None:
+    (folder / "merges.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"has no tokenizer.*copy tokenizer.json, or vocab.json and merges.txt"):
+        zero_shot_head(folder, CLASSES, TEMPLATES)
+
+
+def test_a_broken_tokenizer(folder: Path) -> None:
+    (folder / "vocab.json").write_text("{")
+    with pytest.raises(CheckpointError, match="transformers cannot load the tokenizer in"):
+        zero_shot_head(folder, CLASSES, TEMPLATES)
+
+
+def test_a_folder_without_text_tower(tmp_path: Path, build: Any, save: Any, folder: Path) -> None:
+    model = build("CLIPForImageClassification", "clip_classifier")
+    save(model, tmp_path / "vision")
+    write_tokenizer(tmp_path / "vision")
+    with pytest.raises(CheckpointError, match="does not fit CLIPModel: it lacks 'logit_scale', 'text_model"):
+        zero_shot_head(tmp_path / "vision", CLASSES, TEMPLATES)
