@@ -34,7 +34,10 @@ def make_experts() -> None:
         return
     import torch
     from transformers import BertConfig, BertModel
+    from transformers.utils.logging import disable_progress_bar
 
+    print(f"making models of BERT-base's size in {FOLDER}", flush=True)
+    disable_progress_bar()
     torch.manual_seed(0)
     encoder = {name: tensor.clone() for name, tensor in BertModel(BertConfig()).state_dict().items()}
     _save(FOLDER / "ours" / "base", encoder, None)

@@ -34,8 +34,8 @@ EXPERTS = {"a": 0.5, "b": 0.2, "c": 0.3}
 NOTES = f"""\
 A base and three experts (BERT, 256 wide, 4 layers, 5.3 M weights, random), merged by both tools from the same mergekit
 YAML with weights 0.5, 0.2 and 0.3. The difference is taken tensor by tensor over the encoder; relative means divided by
-the tensor's largest magnitude, and up to {TOLERANCE:g} counts as agreement. `dtype` is what mergekit calculates in; both
-write float32 where it is given. *unrelated*: experts whose deltas are independent.
+the tensor's largest magnitude, and up to {TOLERANCE:g} counts as agreement. `dtype` is what mergekit calculates in;
+both write float32 where it is given. *unrelated*: experts whose deltas are independent.
 
 Ties: entries with exactly the magnitude of the last one that is kept. mergekit keeps some of them by an unstable sort,
 we keep all; they are found here by a plain sort, counted, and left out of the difference. Not compared: heads (mergekit

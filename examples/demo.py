@@ -63,9 +63,8 @@ def main() -> None:
     with quiet(), torch.no_grad():
         stock = AutoModelForSequenceClassification.from_pretrained(folder / "topic-classifier")
         difference = stock.eval()(**batch).logits - orthomerge.load(folder / "merged").logits("topic", batch)
-    print(
-        f"\nstock transformers and orthomerge.load agree: largest difference of logits {float(difference.abs().max()):.1e}"
-    )
+    largest = float(difference.abs().max())
+    print(f"\nstock transformers and orthomerge.load agree: largest difference of logits {largest:.1e}")
     print(f"everything is in {folder}; try `orthomerge methods`, or the same merge with --method tsv_m")
 
 

@@ -46,8 +46,8 @@ def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             }
             expert.bert.load_state_dict(tuned)
             expert.save_pretrained(folder / name)
-    vocabulary = "[PAD] [UNK] [CLS] [SEP] [MASK] a good bad film very not the it is was".split()
-    (folder / "base" / "vocab.txt").write_text("\n".join(vocabulary + [f"[unused{n}]" for n in range(84)]) + "\n")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "very", "not", "it", "was"]
+    (folder / "base" / "vocab.txt").write_text("\n".join(vocabulary + [f"[unused{n}]" for n in range(86)]) + "\n")
     (folder / "base" / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'
     )

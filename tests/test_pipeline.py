@@ -126,7 +126,9 @@ def test_negation_and_analogy_are_one_line(berts: Path, tmp_path: Path) -> None:
     key = "encoder.layer.0.output.dense.weight"
     torch.testing.assert_close(base[key] + analogy[key], merged[key], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close((-0.5 * vectors["two"])[key], -0.5 * deltas["two"][key])
-    assert torch.equal(sum(vectors.values())[key], (vectors["two"] + vectors["three"] + vectors["five"])[key])
+    total = sum(vectors.values())
+    assert isinstance(total, orthomerge.TaskVector)
+    assert torch.equal(total[key], (vectors["two"] + vectors["three"] + vectors["five"])[key])
 
 
 def test_the_manifest_tells_everything_and_no_path_of_this_machine(berts: Path, tmp_path: Path) -> None:

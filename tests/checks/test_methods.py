@@ -116,9 +116,7 @@ def test_one_expert_at_scale_one_is_that_expert(name: str) -> None:
     experts = experts_of(base, 1)
     result = merged(make(name, 1, **FAITHFUL[name]), vectors_of(base, experts))
     for key, tensor in experts["ann"].items():
-        torch.testing.assert_close(
-            result[key], tensor, rtol=1e-5, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}"
-        )  # type: ignore[misc]
+        torch.testing.assert_close(result[key], tensor, rtol=1e-5, atol=1e-6)
 
 
 @every_method

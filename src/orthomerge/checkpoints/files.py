@@ -65,7 +65,7 @@ class RawFile:
         import torch
 
         buffer = torch.empty(length, dtype=torch.uint8)
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         self._fill(view, offset)
         with self._lock:
             if offset <= self._hashed + _GAP and self._hashed < offset + length and self._digest is None:

@@ -112,7 +112,7 @@ def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
 def _bytes(block: torch.Tensor) -> memoryview:
     import torch
 
-    return memoryview(block.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return block.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _write(handle: int, view: memoryview, hashed: Callable[[memoryview], None]) -> None:

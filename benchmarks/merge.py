@@ -1,0 +1,180 @@
+"""Whole commands side by side: `mergekit-yaml` and `orthomerge merge` on three experts of BERT-base's size.
+
+    python benchmarks/merge.py [--runs N] [--methods average ties ...]
+
+Every method is run N times by each tool in turn, after a warm-up of the page cache; what is told is the median. Exit
+code 1 when a bar of the project is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.environments import ROOT, Usage, describe_run, ensure_mergekit, measure, table, write_result
+from benchmarks.experts import CLASSES, FOLDER
+
+MEMORY_BAR = 0.35
+NOTES = f"""\
+Whole commands, from start to exit, median of the runs, mergekit's first: seconds of wall and CPU time (user and
+system), and peak memory (largest resident set; *anonymous*: without pages of mapped files). A bar is the most that our
+share of mergekit's may be; for memory it is {MEMORY_BAR}. Three experts of BERT-base's size (438 MB each, float32) and
+their base. Ours keep heads of 2, 3 and 5 classes; mergekit refuses those, and merges the same encoders under heads of 2
+classes each. Ours also hashes all inputs, syncs the output, and reads it back."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One comparison: mergekit's method and options a model, ours with its options, and the bar for CPU time."""
+
+    name: str
+    theirs: str
+    own: dict[str, float]
+    ours: tuple[tuple[str, tuple[str, ...]], ...]
+    cpu: float
+
+
+_SCALE = ("scale=0.3",)
+_WEIGHTS = ("weights=[0.3, 0.3, 0.3]",)
+BARS = (
+    Bar("average", "linear", {"weight": 1.0}, (("average", ()),), 0.4),
+    Bar("task_arithmetic", "task_arithmetic", {"weight": 0.3}, (("task_arithmetic", _SCALE),), 0.4),
+    Bar(
+        "ties",
+        "ties",
+        {"weight": 0.3, "density": 0.5},
+        (("ties@mergekit", ("density=0.5", *_WEIGHTS)), ("ties", ("density=0.5", *_SCALE))),
+        0.18,
+    ),
+    Bar(
+        "dare_ties",
+        "dare_ties",
+        {"weight": 0.3, "density": 0.5},
+        (("dare_ties@mergekit", ("density=0.5", *_WEIGHTS)), ("dare_ties", ("drop=0.5", "density=0.2", *_SCALE))),
+        0.45,
+    ),
+)
+
+
+def mergekit_command(bar: Bar, program: Path, out: Path) -> list[str | Path]:
+    """Write mergekit's config and say how to run it."""
+    models = FOLDER / "mergekit"
+    document = {
+        "merge_method": bar.theirs,
+        "models": [{"model": str(models / expert), "parameters": bar.own} for expert in CLASSES],
+        "dtype": "float32",
+    }
+    if bar.theirs != "linear":
+        document["base_model"] = str(models / "base")
+    config = FOLDER / f"{bar.name}.yml"
+    config.write_text(yaml.safe_dump(document))
+    return [program, config, out]
+
+
+def our_command(method: str, settings: Sequence[str], out: Path) -> list[str | Path]:
+    models = FOLDER / "ours"
+    experts = [word for expert in CLASSES for word in ("--expert", f"{expert}={models / expert}")]
+    options = [word for setting in settings for word in ("--set", setting)]
+    program = Path(sys.executable).parent / "orthomerge"
+    return [program, "merge", "--base", models / "base", *experts, "--method", method, *options, "--out", out]
+
+
+def measured(name: str, command: list[str | Path], out: Path) -> Usage:
+    """One run into a folder that is not there, with nothing left to be written from before."""
+    shutil.rmtree(out, ignore_errors=True)
+    os.sync()
+    used = measure(command)
+    shutil.rmtree(out, ignore_errors=True)
+    print(f"  {name}: {used.wall:.1f} s wall, {used.cpu:.1f} s CPU, {used.rss / 1e6:.0f} MB", flush=True)
+    return used
+
+
+def middle(runs: list[Usage]) -> Usage:
+    """The median of each figure."""
+    wall, cpu, rss, anonymous = (median(figures) for figures in zip(*map(astuple, runs), strict=True))
+    return Usage(wall, cpu, int(rss), int(anonymous))
+
+
+def floor(runs: int) -> Usage:
+    """What moving the bytes costs: read the four inputs, copy one."""
+    files = [str(FOLDER / "ours" / name / "model.safetensors") for name in ("base", *CLASSES)]
+    out = FOLDER / "copy"
+    command: list[str | Path] = ["sh", "-c", 'out=$1; shift; cat "$@" > /dev/null; cp "$1" "$out"', "cp", out, *files]
+    found = [measured("cp", command, out) for _ in range(runs) if not out.unlink(missing_ok=True)]
+    out.unlink(missing_ok=True)
+    return middle(found)
+
+
+def row(bar: Bar, method: str, theirs: Usage, ours: Usage, copied: Usage) -> tuple[list[str], bool]:
+    cpu, memory = ours.cpu / theirs.cpu, ours.rss / theirs.rss
+    within = cpu <= bar.cpu and memory <= MEMORY_BAR
+    cells = [
+        method,
+        f"{theirs.wall:.1f} / {ours.wall:.1f}",
+        f"{theirs.cpu:.1f} / {ours.cpu:.1f}",
+        f"{cpu:.2f}",
+        f"{bar.cpu}",
+        f"{theirs.rss / 1e6:.0f} / {ours.rss / 1e6:.0f}",
+        f"{memory:.2f}",
+        f"{ours.anonymous / 1e6:.0f}",
+        f"{ours.cpu / copied.cpu:.1f}",
+        "within" if within else "MISSED",
+    ]
+    return cells, within
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=3, help="runs of each command (3)")
+    parser.add_argument("--methods", nargs="+", choices=[bar.name for bar in BARS], help="only these")
+    given = parser.parse_args()
+    mergekit = ensure_mergekit()
+    described = describe_run(mergekit=mergekit)
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "experts.py")], check=True)
+    print("reading everything once", flush=True)
+    for path in FOLDER.glob("*/*/model.safetensors"):
+        subprocess.run(["cat", str(path)], stdout=subprocess.DEVNULL, check=True)
+
+    copied = floor(given.runs)
+    rows, good = [], True
+    out = FOLDER / "out"
+    for bar in BARS:
+        if given.methods and bar.name not in given.methods:
+            continue
+        print(bar.name, flush=True)
+        commands = {"mergekit": mergekit_command(bar, mergekit / "mergekit-yaml", out)}
+        commands |= {method: our_command(method, settings, out) for method, settings in bar.ours}
+        runs: dict[str, list[Usage]] = {name: [] for name in commands}
+        for _ in range(given.runs):
+            for name, command in commands.items():
+                runs[name].append(measured(name, command, out))
+        for method, _ in bar.ours:
+            cells, within = row(bar, method, middle(runs["mergekit"]), middle(runs[method]), copied)
+            rows.append(cells)
+            good &= within
+    header = ["method", "wall s", "CPU s", "CPU share", "bar", "peak MB", "memory share"]
+    shown = table([*header, "ours anonymous MB", "CPU times cp", "verdict"], rows)
+    bytes_moved = (
+        f"Reading the four inputs and copying one (`cat`, `cp`): {copied.wall:.2f} s wall, {copied.cpu:.2f} s CPU."
+    )
+    result = f"{shown}\n\n{bytes_moved}"
+    print(result)
+    print(
+        write_result("merge", {"# Speed and memory beside mergekit": NOTES, "## Run": described, "## Result": result})
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
