@@ -22,6 +22,7 @@ from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write
 from orthomerge.checkpoints.shards import write_shards
 from orthomerge.models.config import encoder_config
 from orthomerge.recipe import parse_size
+from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,7 @@ def _manifest(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
     method = {"name": recipe.method, "parameters": _plain(vars(job.method))}
     return {
         "format": FORMAT,
-        "orthomerge": version("orthomerge"),
+        "orthomerge": VERSION,
         "method": method,
         "seed": recipe.seed,
         "vector": recipe.vector,

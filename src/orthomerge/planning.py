@@ -268,6 +268,8 @@ def _roles(
 ) -> tuple[dict[str, Spec], dict[str, Spec]]:
     """Which tensors are merged, and which are copied from the base."""
     held = {key for expert in experts.values() for key in expert.split.names}
+    if any(isinstance(expert.source, Adapter) for expert in experts.values()):
+        held |= reference.keys()  # an adapter leaves the rest as it is: zero deltas, which count as such in a trim
     merged = {key: spec for key, spec in reference.items() if is_float(spec.dtype) and key in held}
     copied = {key: spec for key, spec in reference.items() if key not in merged}
     unheld = [key for key, spec in copied.items() if is_float(spec.dtype)]

@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 def test_a_file_cut_short_while_open_is_an_error_and_not_a_crash(path: Path, how: str) -> None:
     file = RawFile(path)
     os.truncate(path, 1_000)
-    actions = {
+    actions: dict[str, Callable[[], object]] = {
         "read": lambda: file.read(500, 1_000),
         "bytes": lambda: file.bytes(999, 2),
         "sha256": lambda: file.sha256(),
@@ -156,10 +157,9 @@ def _grow(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_rewrite, _replace, _grow])
-def test_a_file_that_changed_is_refused(path: Path, change: object) -> None:
+def test_a_file_that_changed_is_refused(path: Path, change: Callable[[Path], None]) -> None:
     file = RawFile(path)
     file.check_unchanged()
-    assert callable(change)
     change(path)
     with pytest.raises(CheckpointError, match="weights changed while it was read; run the command again"):
         file.check_unchanged()

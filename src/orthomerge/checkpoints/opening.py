@@ -24,16 +24,22 @@ _WHOLE = ("model.safetensors", "pytorch_model.bin")
 _SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
-def locate(reference: str) -> tuple[Path, str | None]:
-    """The local path of a reference, and the revision if it came from the hub."""
-    path = Path(reference).expanduser()
-    if path.exists():
-        return path, None
+def locate(reference: str | Path) -> tuple[Path, str | None]:
+    """The local path of a reference, and the revision if it came from the hub; a `Path` is never asked of the hub."""
+    why = "does not exist"
+    try:
+        path = Path(reference).expanduser()
+        if path.exists():
+            return path, None
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed, a user without home
+        why = f"cannot be opened ({getattr(error, 'strerror', None) or error})"
+    if isinstance(reference, Path):
+        raise CheckpointError(f"{reference} {why}")
     from orthomerge.checkpoints.hub import fetch, is_hub_id
 
     if is_hub_id(reference):
         return fetch(reference)
-    raise CheckpointError(f"{reference!r} does not exist, and is not a hub id of the form org/name[@revision]")
+    raise CheckpointError(f"{reference!r} {why}, and is not a hub id of the form org/name[@revision]")
 
 
 def open_checkpoint(reference: str | Path) -> Checkpoint:
@@ -48,13 +54,17 @@ def open_checkpoint(reference: str | Path) -> Checkpoint:
 
 def open_expert(reference: str | Path) -> Checkpoint | Adapter:
     """Open a full model or an adapter."""
-    path, revision = locate(str(reference))
-    if path.is_dir():
-        if (path / "adapter_config.json").exists():
-            return replace(read_adapter(path), revision=revision, reference=str(reference))
-        found = _open_folder(path)
-    else:
-        found = _open_file(path)
+    path, revision = locate(reference)
+    found: Checkpoint | Adapter
+    try:
+        if not path.is_dir():
+            found = _open_file(path)
+        elif (path / "adapter_config.json").exists():
+            found = read_adapter(path)
+        else:
+            found = _open_folder(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     return replace(found, revision=revision, reference=str(reference))
 
 
@@ -75,13 +85,13 @@ def _open_folder(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else None
     _refuse_quantised(config, folder)
     for whole, index in zip(_WHOLE, _SHARDED, strict=True):
-        if (folder / whole).exists() and (folder / index).exists():
+        if _present(folder / whole) and _present(folder / index):
             raise CheckpointError(
                 f"{folder} holds both {whole} and {index}: one of them is left over from an earlier save; remove it"
             )
-        if (folder / whole).exists():
+        if _present(folder / whole):
             return replace(_open_file(folder / whole), path=folder, config=config)
-        if (folder / index).exists():
+        if _present(folder / index):
             return replace(_open_shards(folder / index), path=folder, config=config)
     others = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", *_PICKLES)]
     if len(others) == 1:
@@ -91,6 +101,11 @@ def _open_folder(folder: Path) -> Checkpoint:
         f"{folder} holds {what}: expected {' or '.join(_WHOLE)}, or one of them in shards with its index; "
         "name the file itself if it has another name"
     )
+
+
+def _present(path: Path) -> bool:
+    """Whether there is such a name; a link to nowhere is an error when it is opened, not a reason to look elsewhere."""
+    return path.exists() or path.is_symlink()
 
 
 def _open_shards(index: Path) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 Everything goes into a hidden folder beside the target; when it is complete and on disk, one rename makes it the
 target. A run that fails removes its folder; one that is killed leaves it, and the next run into the same target
-clears it away. A lock in the folder keeps two runs apart.
+clears it away. A lock beside it, held until the last step, keeps two runs apart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from orthomerge.errors import OutputError
 __all__ = ["MANIFEST", "publish", "write_bytes", "write_json"]
 
 MANIFEST = "orthomerge.json"
-_LOCK = ".lock"
 _SPARE = 16 << 20  # room for headers, configs and the card
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 _AT_FDCWD = -100
@@ -38,20 +37,24 @@ def publish(
     `need`: bytes that will be written. `inputs`: folders or files that `out` must not be inside of, nor contain.
     `marker`: the file by which a folder that may be replaced with `force` is known to be one of ours.
     """
-    out = Path(os.path.abspath(out.expanduser()))
+    out, inputs = _absolute(out), tuple(inputs)
     check_target(out, force=force, inputs=inputs, marker=marker)
+    partial = _beside(out, "partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         check_room(out.parent, need)
-        partial = out.parent / f".{out.name}.partial"
-        lock = _claim(partial)
+        lock = _lock(out)
     except OSError as error:
         raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
     try:
         try:
+            _clear(out)
+            check_target(out, force=force, inputs=inputs, marker=marker)  # another run may have finished meanwhile
+            partial.mkdir()
             yield partial
-            _sync_tree(partial)
-            (partial / _LOCK).unlink()
+            for path in (partial, *partial.rglob("*")):
+                _sync(path)
+            check_target(out, force=force, inputs=inputs, marker=marker)
             _commit(partial, out)
         except OSError as error:
             raise OutputError(f"cannot write {out}: {error.strerror or error}; nothing was left behind") from error
@@ -59,22 +62,36 @@ def publish(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     finally:
+        with suppress(OSError):
+            _beside(out, "lock").unlink()
         os.close(lock)
+    try:
+        _sync(out.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{out} is complete, but {out.parent} could not be synced ({error.strerror}); "
+            "check the disk: the output may not survive a power failure"
+        ) from error
 
 
 def check_target(out: Path, *, force: bool = False, inputs: Iterable[Path] = (), marker: str = MANIFEST) -> None:
     """Refuse a target that exists, or that overlaps an input."""
-    out = Path(os.path.abspath(out.expanduser()))
-    real = out.resolve()
+    out = _absolute(out)
+    real, partial = Path(os.path.realpath(out)), Path(os.path.realpath(out.parent)) / _beside(out, "partial").name
     for given in inputs:
-        source = given.resolve()
-        if real == source or (source.is_dir() and source in real.parents) or real in source.parents:
+        source = Path(os.path.realpath(given))
+        inside = source.is_dir() and source in real.parents
+        if inside or any(ours == source or ours in source.parents for ours in (real, partial)):
             raise OutputError(f"the output {out} overlaps the input {given}; choose another place")
     if not os.path.lexists(out):
         return
     if not force:
         raise OutputError(f"{out} exists already; give --force to replace it, or choose another place")
-    if out.is_symlink() or not out.is_dir() or (any(out.iterdir()) and not (out / marker).exists()):
+    try:
+        ours = not out.is_symlink() and out.is_dir() and ((out / marker).exists() or not any(out.iterdir()))
+    except OSError as error:
+        raise OutputError(f"cannot look into {out}: {error.strerror}; choose another place") from error
+    if not ours:
         raise OutputError(
             f"{out} was not written by orthomerge (it has no {marker}), so it is not replaced; remove it yourself"
         )
@@ -82,9 +99,12 @@ def check_target(out: Path, *, force: bool = False, inputs: Iterable[Path] = (),
 
 def check_room(folder: Path, need: int) -> None:
     """Refuse to start what the disk cannot hold."""
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise OutputError(f"cannot write to {folder}: {error.strerror}; choose another place") from error
     if free < need + _SPARE:
         raise OutputError(
             f"{folder} has {free / 1e9:.2f} GB free, but the output needs {(need + _SPARE) / 1e9:.2f} GB; "
@@ -104,41 +124,57 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, document: Any) -> None:
     """A JSON file, on disk when this returns."""
-    write_bytes(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode(errors="backslashreplace"))  # half a surrogate pair, as JSON can hold one
 
 
-def _claim(partial: Path) -> int:
-    """Lock the partial folder and clear what a killed run left in it."""
+def _absolute(path: Path) -> Path:
+    if "\0" in str(path):
+        raise OutputError(f"cannot write to {str(path)!r}: a null byte cannot be part of a name")
+    try:
+        return Path(os.path.abspath(path.expanduser()))
+    except RuntimeError as error:  # ~name of nobody
+        raise OutputError(f"cannot write to {path}: {error}") from error
+
+
+def _beside(out: Path, kind: str) -> Path:
+    return out.parent / f".{out.name}.{kind}"
+
+
+def _lock(out: Path) -> int:
+    """Be the only run that writes to a target."""
+    path = _beside(out, "lock")
     for _ in range(3):
-        partial.mkdir(exist_ok=True)
-        path = partial / _LOCK
-        try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # the other run finished in between
-            continue
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            if path.stat().st_ino == os.fstat(lock).st_ino:
+                return lock
             os.close(lock)
+        except FileNotFoundError:  # the other run finished in between, and took its lock away
+            os.close(lock)
+        except OSError as error:
+            os.close(lock)
+            if not isinstance(error, BlockingIOError):
+                raise
             raise OutputError(
-                f"another run is writing to the same output (its work lies in {partial}); wait for it"
+                f"another run is writing to the same output (its work lies in {_beside(out, 'partial')}); wait for it"
             ) from error
-        if path.exists() and path.stat().st_ino == os.fstat(lock).st_ino:
-            for left in partial.iterdir():
-                if left.name != _LOCK:
-                    shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-            return lock
-        os.close(lock)
-    raise OutputError(f"cannot lock {partial}; is another run busy there?")
+    raise OutputError(f"cannot lock {path}; is another run busy there?")
 
 
-def _sync_tree(folder: Path) -> None:
-    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        _sync_folder(path)
+def _clear(out: Path) -> None:
+    """Clear away what a killed run left; what it had moved out of the way comes back."""
+    partial, old = _beside(out, "partial"), _beside(out, "old")
+    if old.is_dir() and not os.path.lexists(out):
+        old.rename(out)
+    for left in (partial, old):
+        if os.path.lexists(left):
+            shutil.rmtree(left)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
@@ -150,18 +186,17 @@ def _commit(partial: Path, out: Path) -> None:
     if not os.path.lexists(out):
         partial.rename(out)
     elif _exchange(partial, out):
-        shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
     else:
-        old = out.parent / f".{out.name}.old"
-        shutil.rmtree(old, ignore_errors=True)
+        old = _beside(out, "old")
         out.rename(old)
         try:
             partial.rename(out)
-        except OSError:
-            old.rename(out)
+        except BaseException:
+            if not os.path.lexists(out):
+                old.rename(out)
             raise
-        shutil.rmtree(old)
-    _sync_folder(out.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -13,7 +13,7 @@ from orthomerge.checkpoints.checkpoint import Spec
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.publish import write_json
 from orthomerge.checkpoints.safetensors import encode_header, read_safetensors
-from orthomerge.errors import OutputError
+from orthomerge.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
     import torch
@@ -55,13 +55,16 @@ def write_shards(
 ) -> list[Written]:
     """Write `model.safetensors`, or shards with an index, from blocks that arrive in the order of `specs`."""
     shards = plan_shards(specs, most)
-    stream = iter(blocks)
+    # A tensor without elements has no bytes; whether a block comes for it does not matter.
+    stream = ((name, view) for name, block in blocks if len(view := _bytes(block)))
     written: list[Written] = []
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         written.append(_write_shard(folder / name, shard, stream, progress))
         places |= dict.fromkeys(shard, name)
+    if (key := next(stream, (None,))[0]) is not None:
+        raise AssertionError(f"a block of {key!r} came after the last tensor")
     if len(shards) > 1:
         total = sum(spec.nbytes for spec in specs.values())
         write_json(
@@ -74,7 +77,7 @@ def write_shards(
 def _write_shard(
     path: Path,
     specs: dict[str, Spec],
-    stream: Iterator[tuple[str, torch.Tensor]],
+    stream: Iterator[tuple[str, memoryview]],
     progress: Callable[[int], None],
 ) -> Written:
     sha = hashlib.sha256()
@@ -86,8 +89,7 @@ def _write_shard(
         for name, spec in specs.items():
             left = spec.nbytes
             while left:
-                key, block = next(stream)
-                view = _bytes(block)
+                key, view = next(stream, (None, memoryview(b"")))
                 if key != name or len(view) > left:
                     raise AssertionError(f"a block of {key!r} came where {left} bytes of {name!r} were due")
                 _write(handle, view, sha.update)
@@ -103,10 +105,15 @@ def _write_shard(
 
 def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
     """Read a shard back: what lies on disk must be what was meant."""
-    found = {name: entry.spec for name, entry in read_safetensors(path).items()}
-    file = RawFile(path)
-    if found != specs or file.size != size or file.sha256() != digest:
-        raise OutputError(f"{path} does not read back as it was written; the disk or the memory is faulty")
+    fault = OutputError(f"{path} does not read back as it was written; the disk or the memory is faulty")
+    try:
+        found = {name: entry.spec for name, entry in read_safetensors(path).items()}
+        file = RawFile(path)
+        sound = found == specs and file.size == size and file.sha256() == digest
+    except CheckpointError as error:
+        raise fault from error
+    if not sound:
+        raise fault
 
 
 def _bytes(block: torch.Tensor) -> memoryview:

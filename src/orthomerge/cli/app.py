@@ -16,6 +16,7 @@ from typing import Annotated, NoReturn, Optional
 import typer
 
 from orthomerge.errors import OrthomergeError
+from orthomerge.version import VERSION
 
 __all__ = ["app", "main"]
 
@@ -165,9 +166,7 @@ def export(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"orthomerge {version('orthomerge')}")
+        typer.echo(f"orthomerge {VERSION}")
         raise typer.Exit
 
 

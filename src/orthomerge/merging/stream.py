@@ -86,8 +86,8 @@ def _refuse_non_finite(block: Block, vectors: TaskVectors) -> None:
         bad = int((~torch.isfinite(values)).sum())
         if bad:
             raise NumericalError(
-                f"{key!r} holds NaN or infinity in {who} ({origin}): {bad} of the {values.numel()} elements from "
-                f"element {block.site.start} on; such a model cannot be merged: find a sound checkpoint, or leave it out"
+                f"{key!r} holds NaN or infinity in {who} ({origin}): {bad} of {values.numel()} elements from "
+                f"element {block.site.start} on; it cannot be merged: find a sound checkpoint, or leave it out"
             )
 
 
