@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from orthomerge.version import VERSION
+
 __all__ = [
     "ROOT",
     "Usage",
@@ -119,21 +121,32 @@ def describe_run(*, mergekit: Path | None = None) -> str:
     """Command, commit, machine and versions, as a list."""
     cpus = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    packages = ("orthomerge", "torch", "numpy")
+    packages = ("torch", "numpy")
     lines = {
         "command": f"`python {' '.join((Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix(), *sys.argv[1:]))}`",
         "commit": commit(),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": f"{cpus[0].partition(': ')[2] if cpus else platform.machine()}, {os.cpu_count()} cores, "
-        f"{memory / 2**30:.0f} GiB, Linux {platform.release()}, load {os.getloadavg()[0]:.1f} at the start",
+        f"{memory / 2**30:.0f} GiB, Linux {platform.release()}, load {os.getloadavg()[0]:.1f} at the start"
+        f"{_accelerator()}",
         "versions": ", ".join(
-            (f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in packages))
+            (
+                f"Python {platform.python_version()}",
+                f"orthomerge {VERSION}",
+                *(f"{name} {version(name)}" for name in packages),
+            )
         ),
     }
     if mergekit is not None:
         theirs = (f"{name} {_installed(mergekit / 'python', name)}" for name in ("mergekit", "torch", "transformers"))
         lines["mergekit's environment"] = ", ".join(theirs)
     return "\n".join(f"- {name}: {text}" for name, text in lines.items())
+
+
+def _accelerator() -> str:
+    """The GPU, if whoever runs this has loaded torch and there is one."""
+    torch = sys.modules.get("torch")
+    return f"; {torch.cuda.get_device_name()}" if torch is not None and torch.cuda.is_available() else ""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

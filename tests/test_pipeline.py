@@ -138,7 +138,7 @@ def test_the_manifest_tells_everything_and_no_path_of_this_machine(berts: Path, 
     assert manifest == json.loads(json.dumps(result.manifest))
     assert manifest["method"] == {"name": "dare", "parameters": {"drop": 0.5, "scale": 0.3, "seed": 7}}
     assert set(manifest["inputs"]["experts"]) == {"two", "three", "five"}
-    assert all(len(file["sha256"]) == 64 for file in manifest["inputs"]["base"]["files"])
+    assert all(file["hash"].startswith("blake3:") for file in manifest["inputs"]["base"]["files"])
     assert str(berts) not in text
     assert str(berts) not in (tmp_path / "out/README.md").read_text()
     assert (tmp_path / "out/encoder/vocab.txt").exists()

@@ -83,6 +83,8 @@ class Head:
         """The same head with its rows in the order of `labels`, matched by name."""
         if sorted(labels) != sorted(self.labels):
             raise IncompatibleError(f"label sets differ: {some(sorted(set(labels) ^ set(self.labels)))}")
+        if len(set(labels)) < len(labels):
+            raise IncompatibleError(f"rows are matched by name, but two labels are the same ({some(sorted(labels))})")
         rows = [self.labels.index(label) for label in labels]
         bias = self.output.bias
         output = Linear(self.output.weight[rows], None if bias is None else bias[rows])

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from orthomerge.checkpoints.checkpoint import Checkpoint, is_float
+from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.opening import open_expert
 from orthomerge.errors import OrthomergeError
 from orthomerge.models.families import family_for
@@ -33,7 +34,9 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
         found |= _describe_model(source)
         found["aliases"] = dict(source.aliases)
     found["files"] = {
-        file.path.name: {"size": file.size} | ({} if headers else {"sha256": file.sha256()}) for file in source.files
+        file.path.name: {"size": file.size}
+        | ({} if headers else {"sha256": RawFile(file.path, algorithm="sha256").digest().removeprefix("sha256:")})
+        for file in source.files
     }
     if not headers:
         found["non_finite"] = {name: bad for name, entry in entries.items() if (bad := _non_finite(entry))}

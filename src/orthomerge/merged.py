@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.checkpoints.checkpoint import Spec
 from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.hashing import algorithm_of
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.checkpoints.publish import MANIFEST, publish, write_json
 from orthomerge.checkpoints.safetensors import read_safetensors
@@ -108,7 +109,7 @@ def verify(path: str | Path) -> list[str]:
             problems.append(f"{name} is missing")
         elif file.stat().st_size != expected["size"]:
             problems.append(f"{name} has {file.stat().st_size} bytes, {expected['size']} were written")
-        elif RawFile(file).sha256() != expected["sha256"]:
+        elif RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() != expected["hash"]:
             problems.append(f"{name} has changed since it was written")
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         name = file.relative_to(folder).as_posix()

@@ -66,7 +66,7 @@ def write_output(
                 file.check_unchanged()
         manifest = _manifest(job, heads)
         write_bytes(folder / "README.md", model_card(manifest).encode())
-        known = {f"encoder/{shard.name}": {"size": shard.size, "sha256": shard.sha256} for shard in shards}
+        known = {f"encoder/{shard.name}": {"size": shard.size, "hash": shard.digest} for shard in shards}
         manifest["files"] = _file_table(folder, known)
         write_json(folder / MANIFEST, manifest)
     return manifest
@@ -157,7 +157,7 @@ def _input(source: Checkpoint | Adapter, reference: str) -> dict[str, Any]:
     """What identifies an input without telling where on this machine it lay."""
     revision = getattr(source, "revision", None)
     name = reference if revision else Path(reference).name
-    files = [{"name": file.path.name, "size": file.size, "sha256": file.sha256()} for file in source.files]
+    files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
     return {"name": name, "revision": revision, "files": files}
 
 
@@ -166,7 +166,7 @@ def _file_table(folder: Path, known: dict[str, dict[str, Any]]) -> dict[str, dic
     table: dict[str, dict[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         name = path.relative_to(folder).as_posix()
-        table[name] = known.get(name) or {"size": path.stat().st_size, "sha256": RawFile(path).sha256()}
+        table[name] = known.get(name) or {"size": path.stat().st_size, "hash": RawFile(path).digest()}
     return table
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from orthomerge.checkpoints.checkpoint import Checkpoint, is_float, torch_dtype
 from orthomerge.checkpoints.lora import Adapter, AdapterSource
-from orthomerge.errors import CheckpointError, IncompatibleError, NumericalError, RecipeError
+from orthomerge.checkpoints.publish import check_target
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.heads import Head, Linear
 from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.vectors import Difference, TaskVector, TaskVectors
@@ -59,6 +61,7 @@ def merge(
     if target is None:
         raise RecipeError("where to? Give 'out' in the recipe, or --out")
     job = make_plan(replace(recipe, out=str(target))).check()
+    check_target(Path(target), force=force, inputs=[source.path for source in job.sources.values()])  # before any work
     reporter = progress or _Silent()
     heads = _heads(job)
     vectors = task_vectors(job)
@@ -71,19 +74,20 @@ def merge(
     method = prepare(job.method, vectors)
     reporter.stage("merging", job.bytes_to_write)
 
-    def blocks() -> Iterator[tuple[str, torch.Tensor]]:
-        merged = merge_blocks(vectors, method, lambda block, weights: _cast(job, block, weights))
-        for key in job.specs:
-            if key in job.copied:
-                yield key, _copy(job, key)
-                continue
-            left = job.specs[key].numel
-            while left:
-                found, weights = next(merged)
-                left -= weights.numel()
-                yield found, weights
+    def blocks() -> Generator[tuple[str, torch.Tensor], None, None]:
+        with closing(merge_blocks(vectors, method, lambda block, weights: _cast(job, block, weights))) as merged:
+            for key in job.specs:
+                if key in job.copied:
+                    yield key, _copy(job, key)
+                    continue
+                left = job.specs[key].numel
+                while left:
+                    found, weights = next(merged)
+                    left -= weights.numel()
+                    yield found, weights
 
-    manifest = write_output(job, heads, blocks(), out=Path(target), force=force, progress=reporter.advance)
+    with closing(blocks()) as stream:
+        manifest = write_output(job, heads, stream, out=Path(target), force=force, progress=reporter.advance)
     return Result(Path(target), manifest)
 
 
@@ -135,7 +139,7 @@ def _tensor(expert: ExpertPlan, name: str) -> torch.Tensor:
     source = expert.source
     entry = source.entry(name) if isinstance(source, Checkpoint) else source.replaced[name]
     tensor = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
-    if not torch.isfinite(tensor).all():
+    if not torch.isfinite(tensor.float()).all():
         raise NumericalError(f"{entry.file.path}: the head's {name!r} holds NaN or infinity; find a sound checkpoint")
     return tensor
 
@@ -215,8 +219,15 @@ def _copy(job: Job, key: str) -> torch.Tensor:
         if is_float(spec.dtype) or name is None or not isinstance(expert.source, Checkpoint):
             continue
         if not torch.equal(tensor, expert.source.read(name, 0, spec.numel).to(tensor.dtype)):
-            raise CheckpointError(
+            raise IncompatibleError(
                 f"the integer buffer {key!r} differs between the base and expert {task!r} "
                 f"({expert.source.origin(name)}); such tensors cannot be merged: use experts of the same base"
             )
-    return tensor.to(torch_dtype(spec.dtype))
+    cast = tensor.to(torch_dtype(spec.dtype))
+    if is_float(spec.dtype) and not torch.isfinite(cast.float()).all():
+        name = job.base_split.names[key]
+        raise NumericalError(
+            f"{name!r} in the base ({job.base.origin(name)}) holds NaN or infinity, or does not fit into {spec.dtype}; "
+            "find a sound checkpoint, or list it under 'ignore'"
+        )
+    return cast

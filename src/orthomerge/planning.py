@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
 from orthomerge.checkpoints.lora import Adapter
 from orthomerge.checkpoints.opening import open_checkpoint, open_expert
-from orthomerge.errors import OrthomergeError, RecipeError, some
+from orthomerge.errors import IncompatibleError, OrthomergeError, RecipeError, some
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
@@ -138,7 +138,7 @@ def make_plan(recipe: Recipe) -> Plan:
     if family is None:
         return plan
     base = _adapted(found_base, family)
-    pooling = recipe.pooling or family.default_pooling
+    pooling = recipe.pooling or plan.attempt("pooling", lambda: _told_pooling(opened)) or family.default_pooling
     if pooling not in family.poolings:
         what = f"{pooling!r} is not known for {family.name}"
         plan.problems.append(Problem("pooling", what, f"use one of {', '.join(family.poolings)}", RecipeError))
@@ -191,6 +191,18 @@ def _choose_family(recipe: Recipe, base: Checkpoint, opened: Mapping[str, Checkp
     return family_for(str(configs[0]["model_type"]), keys or list(base))
 
 
+def _told_pooling(opened: Mapping[str, Checkpoint | Adapter]) -> str | None:
+    """How the experts say that their features are read; those that `orthomerge finetune` makes do say."""
+    told: dict[str, str] = {}
+    for task, source in opened.items():
+        about = (source.config or {}).get("orthomerge")
+        if isinstance(about, dict) and isinstance(about.get("pooling"), str):
+            told[task] = about["pooling"]
+    if len(set(told.values())) > 1:
+        raise RecipeError(f"the experts read their features in different ways ({told}); say which with 'pooling'")
+    return next(iter(told.values()), None)
+
+
 def _adapted(source: Checkpoint, family: Family) -> Checkpoint:
     return family.adapt(source) if family.adapt else source
 
@@ -228,9 +240,9 @@ def _plan_expert(
         specs, family, reference, pooling=pooling, prefix=given.prefix, layout=layout, ignore=ignore
     )  # fmt: skip
     classes = given.head.classes if given.head else None
-    labels = given.labels or classes or _labels(source, specs, split)
-    expert = ExpertPlan(given, source, split, layout, labels)
     where = f"expert {task!r} ({source.path})"
+    labels = given.labels or classes or plan.attempt(where, lambda: _labels(source, specs, split)) or ()
+    expert = ExpertPlan(given, source, split, layout, labels)
     plan.problems += expert_problems(
         where,
         expert,
@@ -252,10 +264,12 @@ def _layout(given: Expert, family: Family) -> HeadLayout | None:
 
 def _labels(source: Checkpoint | Adapter, specs: Mapping[str, Spec], split: Split) -> tuple[str, ...]:
     """Class names in the order of the rows; numbered, as transformers does, when the checkpoint has none."""
-    rows = specs[split.head["weight"]].shape[0] if "weight" in split.head else 0
+    rows = next(iter(specs[split.head["weight"]].shape), 0) if "weight" in split.head else 0
     named = (source.config or {}).get("id2label") if isinstance(source, Checkpoint) else None
-    if isinstance(named, dict) and named and (len(named) == rows or not _numbered(named)):
-        return tuple(str(named[key]) for key in sorted(named, key=int))
+    if named and (not isinstance(named, dict) or set(named) != {str(number) for number in range(len(named))}):
+        raise IncompatibleError(f"'id2label' must number the classes from 0 on, it has {some(named)}; give 'labels'")
+    if named and (len(named) == rows or not _numbered(named)):
+        return tuple(str(named[str(number)]) for number in range(len(named)))
     return tuple(f"LABEL_{number}" for number in range(rows))
 
 

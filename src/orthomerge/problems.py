@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.checkpoint import Checkpoint, Spec
+from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.checkpoints.lora import Adapter
 from orthomerge.errors import IncompatibleError, OrthomergeError, some
 
@@ -75,12 +75,12 @@ def expert_problems(
     if split.unknown:
         what = f"{some(split.unknown)} is neither encoder nor head"
         yield Problem(where, what, "list it under 'ignore' to leave it out, or name the head: head: {layers: [...]}")
-    yield from _head(where, expert, specs)
+    yield from _head(where, expert, specs, family, base)
 
 
 def _architecture(where: str, source: Checkpoint | Adapter, base: Checkpoint, family: Family) -> Iterator[Problem]:
     theirs = source.config if isinstance(source, Checkpoint) else None
-    if theirs is None or base.config is None:
+    if theirs is None or base.config is None or "model_type" not in theirs or "model_type" not in base.config:
         return
     ours, other = str(base.config.get("model_type")), str(theirs.get("model_type"))
     if other not in (ours, *family.model_types):
@@ -107,18 +107,26 @@ def _missing(
 
 
 def _shapes(where: str, split: Split, specs: Mapping[str, Spec], reference: Mapping[str, Spec]) -> Iterator[Problem]:
+    for key, name in split.names.items():
+        ours, theirs = reference[key].dtype, specs[name].dtype
+        if is_float(ours) and not is_float(theirs):
+            what = f"{key!r} is {ours} in the base but {theirs} in the expert ({name!r})"
+            yield Problem(where, what, "quantised weights must be converted to float first")
+            break
     wrong = [key for key, name in split.names.items() if specs[name].shape != reference[key].shape]
     for key in wrong[:3]:
-        ours, theirs = reference[key].shape, specs[split.names[key]].shape
-        yield Problem(where, f"{key!r} is {ours} in the base but {theirs} in the expert", _SAME_BASE)
+        what = f"{key!r} is {reference[key].shape} in the base but {specs[split.names[key]].shape} in the expert"
+        yield Problem(where, what, _SAME_BASE)
     if len(wrong) > 3:
         yield Problem(where, f"{len(wrong) - 3} more tensors have other shapes than in the base", _SAME_BASE)
 
 
-def _head(where: str, expert: ExpertPlan, specs: Mapping[str, Spec]) -> Iterator[Problem]:
+def _head(
+    where: str, expert: ExpertPlan, specs: Mapping[str, Spec], family: Family, base: Checkpoint
+) -> Iterator[Problem]:
     head, layout, labels = expert.split.head, expert.layout, expert.labels
     if layout is None:
-        if not labels:
+        if not labels or not family.encoder_class:  # only a model that we can build makes a head of class names
             fix = "give class names: head: {classes: [...], templates: [...]}; or its layers: head: {layers: [...]}"
             yield Problem(where, "this family keeps no head in its checkpoints", fix)
         return
@@ -126,8 +134,38 @@ def _head(where: str, expert: ExpertPlan, specs: Mapping[str, Spec]) -> Iterator
         what = f"its head {some(layout.layers)} is not in the checkpoint"
         yield Problem(where, what, "name the head's layers: head: {layers: [...]}")
         return
+    odd = next((name for part, name in head.items() if not _is_part(part, specs[name], head, specs)), None)
+    if odd is not None:
+        what = f"{odd!r} of the head is {specs[odd].shape} {specs[odd].dtype}, which does not fit a linear classifier"
+        yield Problem(where, what, "name the head's layers: head: {layers: [...]}")
+        return
+    first = head.get("hidden.weight", head["weight"])
+    widths = _widths(base, family) if family.encoder_class else set()
+    if widths and (width := specs[first].shape[1]) not in widths:
+        made = " or ".join(map(str, sorted(widths)))
+        yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {made}", _SAME_BASE)
     rows = specs[head["weight"]].shape[0]
     if rows != len(labels):
         yield Problem(where, f"{head['weight']!r} has {rows} rows but there are {len(labels)} labels", "give 'labels'")
     if len(set(labels)) < len(labels):
         yield Problem(where, f"two of its labels are the same ({some(sorted(labels))})", "give distinct 'labels'")
+
+
+def _widths(base: Checkpoint, family: Family) -> set[int]:
+    """How many features an encoder can make, by its config; DINOv2 joins the class token and the mean of the rest."""
+    config = base.config or {}
+    inner = config.get("vision_config")
+    named = {**config, **inner} if isinstance(inner, Mapping) else config
+    sizes = [named.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]
+    times = (1, 2) if family.name == "dinov2" else (1,)
+    return {size * number for size in sizes if type(size) is int for number in times}
+
+
+def _is_part(part: str, spec: Spec, head: Mapping[str, str], specs: Mapping[str, Spec]) -> bool:
+    """Whether a tensor can be that part of a head: matrices of floats that follow each other, biases of their rows."""
+    if not is_float(spec.dtype):
+        return False
+    if part.endswith("weight"):
+        follows = part == "hidden.weight" or "hidden.weight" not in head
+        return len(spec.shape) == 2 and (follows or specs[head["hidden.weight"]].shape[:1] == spec.shape[1:])
+    return spec.shape == specs[head[part.replace("bias", "weight")]].shape[:1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,13 +11,25 @@ from typing import Any, Literal
 
 import yaml
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.errors import RecipeError
 from orthomerge.strict import build
 
-__all__ = ["DTYPE_NAMES", "Expert", "HeadNames", "Recipe", "load_recipe_mapping", "parse_size", "read_recipe"]
+__all__ = [
+    "DTYPE_NAMES",
+    "Expert",
+    "HeadNames",
+    "Recipe",
+    "load_recipe_mapping",
+    "parse_size",
+    "parse_value",
+    "read_recipe",
+]
 
 DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _MOST_BYTES = 1 << 20
+_MOST_SIZE = 1 << 62
+# Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.
+_NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 _UNITS = {
     "": 1,
@@ -44,6 +57,13 @@ class HeadNames:
     classes: tuple[str, ...] | None = None
     templates: tuple[str, ...] = ("a photo of a {}.",)
 
+    def __post_init__(self) -> None:
+        count = 1 if self.layers is None else len(self.layers)
+        if count not in (1, 2):
+            raise RecipeError(f"a head has one or two 'layers', got {count}")
+        if (count == 2) != (self.activation is not None):
+            raise RecipeError("a head of two 'layers' has an 'activation' between them, and only such a head has one")
+
 
 @dataclass(frozen=True)
 class Expert:
@@ -53,6 +73,10 @@ class Expert:
     prefix: str | None = None
     labels: tuple[str, ...] | None = None
     head: HeadNames | None = None
+
+    def __post_init__(self) -> None:
+        if self.labels == () or (self.head is not None and self.head.classes == ()):
+            raise RecipeError(f"the expert {self.path} has an empty list of labels; name at least one, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -89,6 +113,8 @@ class Recipe:
             raise RecipeError(
                 "two experts have names that differ in case only, which not every file system can tell apart"
             )
+        if not -(2**63) <= self.seed < 2**63:
+            raise RecipeError("'seed' must be a whole number of at most 63 bits")
         parse_size(self.max_shard_size)
 
     @property
@@ -115,24 +141,36 @@ def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
 def load_yaml(path: Path) -> Mapping[str, Any]:
     """A mapping from a YAML file: safe tags only, no key twice, no aliases (they make bombs), bounded size."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
             raise RecipeError(f"{path} is larger than {_MOST_BYTES} bytes; that is not a recipe")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not a text file") from error
     except OSError as error:
         raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader that allows less
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except _NOT_YAML as error:
         raise RecipeError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(document, dict):
         raise RecipeError(f"{path} must be a mapping of options, got {type(document).__name__}")
     return document
 
 
+def parse_value(text: str) -> Any:
+    """A value of the command line, read as in a recipe: numbers, true, lists, mappings."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - as above
+    except _NOT_YAML as error:
+        raise RecipeError(
+            f"cannot read the value {text!r:.60}; write it as YAML, for example 0.3, true or [1, 2]"
+        ) from error
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases and without keys given twice."""
+    """YAML without aliases and without keys given twice; 1e-3 is a number, as in YAML 1.2."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -140,35 +178,47 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = key_node.value
+        found = super().construct_mapping(node, deep)
+        keys = [(str(self.construct_object(key, deep=True)), key.start_mark.line + 1) for key, _ in node.value]
+        seen: set[str] = set()
+        for key, line in keys:
             if key in seen:
-                raise yaml.YAMLError(f"{key!r} is given twice (line {key_node.start_mark.line + 1})")
+                raise yaml.YAMLError(f"{key!r} is given twice (line {line})")
             seen.add(key)
-        return super().construct_mapping(node, deep)
+        return found
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def parse_size(size: str | int) -> int:
     """Bytes from `5GB`, `100MiB` or a plain number."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(size))
+    text = str(size) if isinstance(size, str) or abs(size) < _MOST_SIZE else "a very large number"
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     unit = found.group(2).upper() if found else "?"
-    if found is None or unit not in _UNITS or float(found.group(1)) <= 0:
-        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {size!r}; {nearest(unit, _UNITS)}")
-    return int(float(found.group(1)) * _UNITS[unit])
+    count = float(found.group(1)) * _UNITS.get(unit, 0) if found else 0
+    if not 1 <= count < _MOST_SIZE:
+        known = ", ".join(filter(None, _UNITS))
+        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {text!r:.60}; known units: {known}")
+    return int(count)
 
 
 def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths that exist beside the recipe start from there; others stay as they are: hub ids, or errors later."""
+    """Paths start from the recipe's folder; what has the form of a hub id does so only if there is such a path."""
+    from orthomerge.checkpoints.hub import is_hub_id
 
     def anchor(reference: Any) -> Any:
-        if not isinstance(reference, str):
+        if not isinstance(reference, str) or reference.startswith("~"):
             return reference
-        path = Path(reference).expanduser()
-        return str(folder / path) if not path.is_absolute() and (folder / path).exists() else reference
+        path = folder / reference
+        return str(path) if not is_hub_id(reference) or os.path.lexists(path) else reference
 
     def expert(given: Any) -> Any:
-        return {**given, "path": anchor(given.get("path"))} if isinstance(given, dict) else anchor(given)
+        return (
+            {**given, "path": anchor(given["path"])} if isinstance(given, dict) and "path" in given else anchor(given)
+        )
 
     changed = dict(document)
     if isinstance(document.get("experts"), dict):
@@ -176,5 +226,5 @@ def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     if "base" in document:
         changed["base"] = anchor(document["base"])
     if isinstance(document.get("out"), str):
-        changed["out"] = str(folder / Path(document["out"]).expanduser())
+        changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
     return changed

@@ -38,7 +38,7 @@ class Record:
     access: Access
     split: str = "test"
     seed: int = 0
-    shots: int | None = None
+    shots: int | float | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     aligner: str | None = None
     extra_parameters: int = 0

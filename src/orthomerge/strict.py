@@ -67,7 +67,7 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         return value if isinstance(value, kind) else build(kind, value, where=where)
     if kind in (Any, object) or type(value) is kind:
         return value
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**1000:
         return float(value)
     raise RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}")
 
@@ -79,7 +79,10 @@ def _convert_generic(value: Any, kind: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(item, parts[0], f"{where} item {place}") for place, item in enumerate(value, 1))
     if origin in (dict, Mapping) and isinstance(value, Mapping):
-        return {str(key): _convert(item, parts[1], f"{where}: {str(key)!r}") for key, item in value.items()}
+        for key in value:
+            if not isinstance(key, str):  # YAML takes `no`, `on`, 007 and 1e3 for something else than their letters
+                raise RecipeError(f"{where}: the name {_shown(key)} must be text; write it in quotes")
+        return {key: _convert(item, parts[1], f"{where}: {key!r}") for key, item in value.items()}
     hint = f"; {nearest(str(value), map(str, parts))}" if origin is Literal else ""
     raise RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}{hint}")
 
@@ -96,5 +99,8 @@ def _convert_union(value: Any, kind: Any, where: str) -> Any:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."

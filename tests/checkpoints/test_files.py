@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from orthomerge.checkpoints import files
 from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.hashing import algorithm_of, new_hash
 from orthomerge.errors import CheckpointError
 
 SIZE = 700_000  # more than two gaps of the hash
@@ -26,8 +29,9 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def digest(path: Path, algorithm: str = "blake3") -> str:
+    made = blake3(path.read_bytes()) if algorithm == "blake3" else sha256(path.read_bytes())
+    return f"{algorithm}:{made.hexdigest()}"
 
 
 GAP = 1 << 18
@@ -48,16 +52,19 @@ ORDERS = {
 }
 
 
+@pytest.mark.parametrize("algorithm", ["blake3", "sha256"])
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
-def test_the_hash_does_not_depend_on_the_order_of_reading(path: Path, order: list[tuple[int, int]]) -> None:
-    content, file = path.read_bytes(), RawFile(path)
+def test_the_hash_does_not_depend_on_the_order_of_reading(
+    path: Path, order: list[tuple[int, int]], algorithm: str
+) -> None:
+    content, file, expected = path.read_bytes(), RawFile(path, algorithm=algorithm), digest(path, algorithm)
     for offset, length in order:
         assert bytes(file.read(offset, length).numpy()) == content[offset : offset + length]
-    assert file.sha256() == digest(path)
-    assert file.sha256() == digest(path)
+    assert file.digest() == expected
+    assert file.digest() == expected
     # Reading on after the hash is known changes nothing.
     assert bytes(file.read(10, 10).numpy()) == content[10:20]
-    assert file.sha256() == digest(path)
+    assert file.digest() == expected
 
 
 def test_reading_in_order_leaves_nothing_to_be_read_for_the_hash(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +76,7 @@ def test_reading_in_order_leaves_nothing_to_be_read_for_the_hash(path: Path, mon
         raise AssertionError("read again")
 
     monkeypatch.setattr(os, "preadv", refuse)
-    assert file.sha256() == digest(path)
+    assert file.digest() == digest(path)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -80,12 +87,12 @@ def test_threads_that_read_at_once_do_not_spoil_the_hash(path: Path, seed: int) 
 
     def read(run: tuple[int, int]) -> bool:
         if draw.random() < 0.005:
-            assert file.sha256() == hashlib.sha256(content).hexdigest()
+            assert file.digest() == digest(path)
         return bytes(file.read(*run).numpy()) == content[run[0] : run[0] + run[1]]
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, runs))
-    assert file.sha256() == digest(path)
+    assert file.digest() == digest(path)
 
 
 def test_reads_that_come_in_pieces_are_put_together(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,31 +105,31 @@ def test_reads_that_come_in_pieces_are_put_together(path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "preadv", short)
     assert bytes(file.read(5, 5_000).numpy()) == path.read_bytes()[5:5_005]
     assert file.bytes(0, 2_000) == path.read_bytes()[:2_000]
-    assert file.sha256() == digest(path)
+    assert file.digest() == digest(path)
 
 
 def test_headers_read_as_bytes_are_not_fed_to_the_hash(path: Path) -> None:
     file = RawFile(path)
     assert file.bytes(100, 16) == path.read_bytes()[100:116]
-    assert file.sha256() == digest(path)
+    assert file.digest() == digest(path)
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     file = RawFile(tmp_path / "empty")
-    assert (file.size, file.sha256()) == (0, hashlib.sha256().hexdigest())
+    assert (file.size, file.digest()) == (0, f"blake3:{blake3().hexdigest()}")
     with pytest.raises(CheckpointError, match=r"empty ends at byte 0, 1 bytes too early; the file was cut short"):
         file.read(0, 1)
 
 
-@pytest.mark.parametrize("how", ["read", "bytes", "sha256"])
+@pytest.mark.parametrize("how", ["read", "bytes", "digest"])
 def test_a_file_cut_short_while_open_is_an_error_and_not_a_crash(path: Path, how: str) -> None:
     file = RawFile(path)
     os.truncate(path, 1_000)
     actions: dict[str, Callable[[], object]] = {
         "read": lambda: file.read(500, 1_000),
         "bytes": lambda: file.bytes(999, 2),
-        "sha256": lambda: file.sha256(),
+        "digest": file.digest,
     }
     with pytest.raises(CheckpointError, match=r"weights ends at byte 1000, \d+ bytes too early.*fetch it again"):
         actions[how]()
@@ -135,7 +142,7 @@ def test_a_short_read_does_not_spoil_the_hash(path: Path) -> None:
     file.read(0, 100)
     with pytest.raises(CheckpointError, match=f"ends at byte {SIZE}"):
         file.read(100, SIZE)
-    assert file.sha256() == digest(path)
+    assert file.digest() == digest(path)
 
 
 def _rewrite(path: Path) -> None:
@@ -168,7 +175,7 @@ def test_a_file_that_changed_is_refused(path: Path, change: Callable[[Path], Non
 def test_a_replaced_file_is_read_as_it_was(path: Path) -> None:
     before, file = digest(path), RawFile(path)
     _replace(path)
-    assert file.sha256() == before != digest(path)
+    assert file.digest() == before != digest(path)
 
 
 def test_a_file_that_vanished_is_refused(path: Path) -> None:
@@ -215,15 +222,36 @@ def test_a_disk_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_handles_are_closed(path: Path, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         RawFile(path)
         for odd in (tmp_path / "folder", tmp_path / "nowhere"):
             with pytest.raises(CheckpointError):
                 RawFile(odd)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_file_names_itself(path: Path) -> None:
     assert repr(RawFile(path)) == f"RawFile({str(path)!r})"
     assert GAP == files._GAP
+
+
+def test_without_blake3_it_is_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"weights")
+    monkeypatch.setattr("orthomerge.checkpoints.hashing.find_spec", lambda name: None)
+    assert RawFile(path).digest() == "sha256:" + sha256(b"weights").hexdigest()
+
+
+def test_a_digest_names_its_algorithm() -> None:
+    assert algorithm_of("blake3:00") == "blake3"
+    with pytest.raises(CheckpointError, match="no digest of the form"):
+        algorithm_of("00")
+    with pytest.raises(CheckpointError, match="unknown hash 'md5'"):
+        new_hash("md5")
+
+
+def test_a_file_hashed_with_blake3_needs_blake3(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    with pytest.raises(CheckpointError, match="pip install blake3"):
+        new_hash("blake3")

@@ -163,7 +163,10 @@ def test_a_hub_id_is_asked_of_the_hub_only_when_no_such_path_exists(
 def _adapter(folder: Path) -> Path:
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 2, "target_modules": ["q"], "task_type": "SEQ_CLS"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    factors = {"base_model.model.q.lora_A.weight": torch.ones(1, 3), "base_model.model.q.lora_B.weight": torch.ones(2, 1)}
+    factors = {
+        "base_model.model.q.lora_A.weight": torch.ones(1, 3),
+        "base_model.model.q.lora_B.weight": torch.ones(2, 1),
+    }
     save_file(factors, folder / "adapter_model.safetensors")
     return folder
 
@@ -213,7 +216,9 @@ def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.Monke
 def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
     for name in ("x.txt", "x", "x.onnx"):
         (tmp_path / name).write_text("?")
-        with pytest.raises(CheckpointError, match=rf"{name} is not a checkpoint: give a folder, or a file that ends in"):
+        with pytest.raises(
+            CheckpointError, match=rf"{name} is not a checkpoint: give a folder, or a file that ends in"
+        ):
             open_checkpoint(tmp_path / name)
     for device in ("/dev/zero", "/dev/null"):
         with pytest.raises(CheckpointError, match=f"{device} is not a checkpoint"):
@@ -224,7 +229,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path) -> None:
 
 
 def test_folders_without_weights_or_with_too_many(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds no weights: expected model.safetensors or pytorch_model.bin, or"):
+    with pytest.raises(CheckpointError, match=r"holds no weights: expected model.safetensors or pytorch_model.bin, or"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("")
@@ -239,7 +244,9 @@ def test_folders_without_weights_or_with_too_many(tmp_path: Path) -> None:
 
 def test_a_whole_file_beside_an_index(tmp_path: Path) -> None:
     save_file(TENSORS, sharded(tmp_path) / "model.safetensors")
-    with pytest.raises(CheckpointError, match="holds both model.safetensors and .*index.json: one of them is left over"):
+    with pytest.raises(
+        CheckpointError, match=r"holds both model.safetensors and .*index.json: one of them is left over"
+    ):
         open_checkpoint(tmp_path)
 
 

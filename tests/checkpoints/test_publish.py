@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import json
@@ -222,7 +223,7 @@ def test_a_target_that_overlaps_an_input(tmp_path: Path, out: str, given: str) -
     before = sorted(tmp_path.rglob("*"))
     for force in (False, True):
         with (
-            pytest.raises(OutputError, match="the output .* overlaps the input .*; choose another place"),
+            pytest.raises(OutputError, match=r"the output .* overlaps the input .*; choose another place"),
             publish(tmp_path / out, force=force, inputs=[tmp_path / given]),
         ):
             pass
@@ -333,10 +334,9 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", ["_clear", "_commit", "_sync"])
-def test_no_other_run_can_slip_in_between_two_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    out, original, tries = tmp_path / "out", getattr(module, step), []
+def test_no_other_run_can_slip_in_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    out, original = tmp_path / "out", getattr(module, step)
+    tries: list[str] = []
 
     def intrude(*arguments: Path) -> None:
         if arguments[0] != tmp_path and not tries:  # the folder above is synced when all is done
@@ -404,10 +404,10 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
         (tmp_path / ".new.lock").unlink()
 
     monkeypatch.setattr(fcntl, "flock", never)
-    handles = len(os.listdir("/proc/self/fd"))
+    handles = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OutputError, match=r"cannot lock .*\.new\.lock; is another run busy there\?"):
         work(tmp_path / "new", 1)
-    assert len(os.listdir("/proc/self/fd")) == handles
+    assert len(list(Path("/proc/self/fd").iterdir())) == handles
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,10 +415,10 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    handles = len(os.listdir("/proc/self/fd"))
+    handles = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OutputError, match=f"cannot write to {tmp_path}: No locks available"):
         work(tmp_path / "out", 1)
-    assert len(os.listdir("/proc/self/fd")) == handles
+    assert len(list(Path("/proc/self/fd").iterdir())) == handles
 
 
 # The swap
@@ -435,8 +435,8 @@ def test_where_the_kernel_cannot_swap(tmp_path: Path, monkeypatch: pytest.Monkey
                 raise AttributeError("renameat2")
             return lambda *arguments: -1
 
-    monkeypatch.setattr(module.ctypes, "CDLL", Library)
-    monkeypatch.setattr(module.ctypes, "get_errno", lambda: code)
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: code)
     work(tmp_path / "out", 1)
     work(tmp_path / "out", 2, force=True)
     assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (2, [])
@@ -459,13 +459,13 @@ def test_where_the_kernel_cannot_swap(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_swap_that_fails_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work(tmp_path / "out", 1)
-    monkeypatch.setattr(module.ctypes, "get_errno", lambda: errno.EROFS)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EROFS)
 
     class Library:
         renameat2 = staticmethod(lambda *arguments: -1)
 
-    monkeypatch.setattr(module.ctypes, "CDLL", lambda *arguments, **options: Library())
-    with pytest.raises(OutputError, match="cannot write .*out: Read-only file system; nothing was left behind"):
+    monkeypatch.setattr(ctypes, "CDLL", lambda *arguments, **options: Library())
+    with pytest.raises(OutputError, match=r"cannot write .*out: Read-only file system; nothing was left behind"):
         work(tmp_path / "out", 2, force=True)
     assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (1, [])
 
@@ -474,12 +474,28 @@ def test_files_copied_by_others_are_synced_too(tmp_path: Path, monkeypatch: pyte
     synced, sync = set(), os.fsync
 
     def record(handle: int) -> None:
-        synced.add(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        synced.add(Path(f"/proc/self/fd/{handle}").readlink().name)
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", record)
     work(tmp_path / "out", 1)
     assert {Path(name).name for name in FILES} | {"encoder", ".out.partial", tmp_path.name} <= synced
+
+
+def test_a_folder_above_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = module._sync
+
+    def fail(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, "Input/output error")
+        original(path)
+
+    monkeypatch.setattr(module, "_sync", fail)
+    with pytest.raises(
+        OutputError, match=r"out is complete, but .* could not be synced \(Input/output error\); check the"
+    ):
+        work(tmp_path / "out", 1)
+    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (1, [])
 
 
 # A failure at every single step
@@ -589,7 +605,11 @@ def crash_everywhere(folder: Path) -> None:
 
 def test_a_crash_at_any_step_leaves_the_old_or_nothing_or_all(tmp_path: Path) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", PROGRAM, __file__, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", PROGRAM, __file__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("force") == 2

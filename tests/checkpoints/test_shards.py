@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -58,11 +58,13 @@ def test_where_shards_are_cut(sizes: tuple[int, ...], most: int, expected: list[
 
 
 def test_one_file_needs_no_index(tmp_path: Path) -> None:
-    tensors, counts = random(), []
+    tensors = random()
+    counts: list[int] = []
     written = write_shards(tmp_path, specs_of(tensors), tensors.items(), most=10**9, progress=counts.append)
     path = tmp_path / "model.safetensors"
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
-    assert written == [Written(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())]
+    digest = f"blake3:{blake3(path.read_bytes()).hexdigest()}"
+    assert written == [Written(path.name, path.stat().st_size, digest)]
     assert counts == [80] * 5
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"format": "pt"}
@@ -102,7 +104,7 @@ def test_blocks_may_be_any_part_of_a_tensor_in_any_layout(tmp_path: Path) -> Non
     matrix = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
     turned = matrix.T  # not contiguous
     specs = {"a": Spec((4, 6), "BF16"), "b": Spec((6, 4), "BF16")}
-    pieces = [("a", piece) for piece in matrix.reshape(-1).split(5)]
+    pieces = [("a", matrix.reshape(-1)[start : start + 5]) for start in range(0, 24, 5)]
     write_shards(tmp_path, specs, [*pieces, ("b", turned)], most=10**6)
     found = load_file(tmp_path / "model.safetensors")
     assert torch.equal(found["a"], matrix)
@@ -111,7 +113,13 @@ def test_blocks_may_be_any_part_of_a_tensor_in_any_layout(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("with_blocks", [True, False])
 def test_tensors_without_elements_need_no_block_and_may_have_one(tmp_path: Path, with_blocks: bool) -> None:
-    tensors = {"e1": torch.zeros(0), "a": torch.ones(2), "e2": torch.zeros(3, 0), "b": torch.ones(1), "e3": torch.zeros(0)}
+    tensors = {
+        "e1": torch.zeros(0),
+        "a": torch.ones(2),
+        "e2": torch.zeros(3, 0),
+        "b": torch.ones(1),
+        "e3": torch.zeros(0),
+    }
     blocks = [(name, tensor) for name, tensor in tensors.items() if with_blocks or tensor.numel()]
     write_shards(tmp_path, specs_of(tensors), blocks, most=8)
     found = open_checkpoint(tmp_path)

@@ -190,7 +190,6 @@ def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path, build: Any
 def test_transformers_4_names_of_a_vision_tower(tmp_path: Path, build: Any, save: Any) -> None:
     """A `CLIPVisionModel` saved by transformers 4 keeps `vision_model.`; by 5 it does not. Both are the same expert."""
     from safetensors.torch import load_file, save_file
-
     from tests.models.test_zero_shot import write_tokenizer
 
     base = build("CLIPModel", "clip")

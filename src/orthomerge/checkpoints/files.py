@@ -6,13 +6,13 @@ an error and not a crash, and what was read is not counted twice in memory.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orthomerge.checkpoints.hashing import new_hash, preferred
 from orthomerge.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ _STEP = 1 << 20
 
 
 class RawFile:
-    """One open file. Thread-safe; the SHA-256 costs no second read when tensors are read in file order."""
+    """One open file. Thread-safe; the hash costs no second read when tensors are read in file order."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, algorithm: str | None = None) -> None:
         self.path = path
         self._fd = -1
         try:
@@ -42,7 +42,8 @@ class RawFile:
         self.size = status.st_size
         self._stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
         self._lock = threading.Lock()
-        self._sha = hashlib.sha256()
+        self._algorithm = algorithm or preferred()
+        self._hash = new_hash(self._algorithm)
         self._hashed = 0
         self._digest: str | None = None
 
@@ -70,23 +71,23 @@ class RawFile:
         with self._lock:
             if offset <= self._hashed + _GAP and self._hashed < offset + length and self._digest is None:
                 if offset > self._hashed:
-                    self._sha.update(self.bytes(self._hashed, offset - self._hashed))
+                    self._hash.update(self.bytes(self._hashed, offset - self._hashed))
                     self._hashed = offset
-                self._sha.update(view[self._hashed - offset :])
+                self._hash.update(view[self._hashed - offset :])
                 self._hashed = offset + length
         return buffer
 
-    def sha256(self) -> str:
-        """Hash of the whole file; reads only what no earlier read has covered in order."""
+    def digest(self) -> str:
+        """Hash of the whole file, `blake3:...` or `sha256:...`; reads only what no earlier read covered in order."""
         with self._lock:
             if self._digest is None:
                 buffer = bytearray(_STEP)
                 while self._hashed < self.size:
                     view = memoryview(buffer)[: min(_STEP, self.size - self._hashed)]
                     self._fill(view, self._hashed)
-                    self._sha.update(view)
+                    self._hash.update(view)
                     self._hashed += len(view)
-                self._digest = self._sha.hexdigest()
+                self._digest = f"{self._algorithm}:{self._hash.hexdigest()}"
         return self._digest
 
     def check_unchanged(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from orthomerge.errors import OutputError
 
-__all__ = ["MANIFEST", "publish", "write_bytes", "write_json"]
+__all__ = ["MANIFEST", "check_room", "check_target", "publish", "write_bytes", "write_json"]
 
 MANIFEST = "orthomerge.json"
 _SPARE = 16 << 20  # room for headers, configs and the card

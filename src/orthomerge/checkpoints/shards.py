@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from orthomerge.checkpoints.checkpoint import Spec
 from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.hashing import new_hash, preferred
 from orthomerge.checkpoints.publish import write_json
 from orthomerge.checkpoints.safetensors import encode_header, read_safetensors
 from orthomerge.errors import CheckpointError, OutputError
@@ -29,7 +29,7 @@ class Written:
 
     name: str
     size: int
-    sha256: str
+    digest: str
 
 
 def plan_shards(specs: dict[str, Spec], most: int) -> list[dict[str, Spec]]:
@@ -80,11 +80,12 @@ def _write_shard(
     stream: Iterator[tuple[str, memoryview]],
     progress: Callable[[int], None],
 ) -> Written:
-    sha = hashlib.sha256()
+    algorithm = preferred()
+    running = new_hash(algorithm)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         header = encode_header(specs, _METADATA)
-        _write(handle, memoryview(header), sha.update)
+        _write(handle, memoryview(header), running.update)
         size = len(header)
         for name, spec in specs.items():
             left = spec.nbytes
@@ -92,15 +93,16 @@ def _write_shard(
                 key, view = next(stream, (None, memoryview(b"")))
                 if key != name or len(view) > left:
                     raise AssertionError(f"a block of {key!r} came where {left} bytes of {name!r} were due")
-                _write(handle, view, sha.update)
+                _write(handle, view, running.update)
                 left -= len(view)
                 progress(len(view))
             size += spec.nbytes
         os.fsync(handle)
     finally:
         os.close(handle)
-    _verify(path, specs, size, sha.hexdigest())
-    return Written(path.name, size, sha.hexdigest())
+    digest = f"{algorithm}:{running.hexdigest()}"
+    _verify(path, specs, size, digest)
+    return Written(path.name, size, digest)
 
 
 def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
@@ -109,7 +111,7 @@ def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
     try:
         found = {name: entry.spec for name, entry in read_safetensors(path).items()}
         file = RawFile(path)
-        sound = found == specs and file.size == size and file.sha256() == digest
+        sound = found == specs and file.size == size and file.digest() == digest
     except CheckpointError as error:
         raise fault from error
     if not sound:
@@ -122,7 +124,7 @@ def _bytes(block: torch.Tensor) -> memoryview:
     return block.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _write(handle: int, view: memoryview, hashed: Callable[[memoryview], None]) -> None:
+def _write(handle: int, view: memoryview, hashed: Callable[[memoryview], object]) -> None:
     hashed(view)
     while view:
         view = view[os.write(handle, view) :]

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from orthomerge.errors import OutputError, RecipeError
-from orthomerge.recipe import Recipe, load_recipe_mapping
+from orthomerge.recipe import Recipe, load_recipe_mapping, parse_value
 from orthomerge.strict import build, describe, schema
 
 if TYPE_CHECKING:
@@ -49,15 +48,21 @@ def gather(
     flat = {"base": base, "method": method, "out": out, "dtype": dtype, "max_shard_size": max_shard_size}
     document |= {key: value for key, value in flat.items() if value is not None}
     if experts:
-        document["experts"] = dict(_pair(text, "--expert NAME=PATH") for text in experts)
+        pairs = [_pair(text, "--expert NAME=PATH") for text in experts]
+        document["experts"] = dict(pairs)
+        if len(document["experts"]) < len(pairs):
+            raise RecipeError("two experts have the same name; give each --expert a name of its own")
     own = set(schema(Recipe)) - {"parameters", "experts"}
     for text in settings or []:
         key, value = _pair(text, "--set KEY=VALUE")
-        parsed = _value(value)
+        parsed = parse_value(value)
         if key in own:
             document[key] = parsed
         else:
-            document.setdefault("parameters", {})[key] = parsed
+            parameters = document.get("parameters") or {}
+            if not isinstance(parameters, dict):
+                raise RecipeError(f"{recipe}: 'parameters' must be a mapping of options")
+            document["parameters"] = {**parameters, key: parsed}
     if "experts" not in document:
         raise RecipeError("nothing to merge: give a recipe, or --base and one --expert NAME=PATH for each expert")
     return build(Recipe, document, where=recipe or "the command line")
@@ -238,16 +243,6 @@ def _pair(text: str, form: str) -> tuple[str, str]:
     if not equals or not key or not value:
         raise RecipeError(f"expected {form}, got {text!r}")
     return key, value
-
-
-def _value(text: str) -> Any:
-    """A value of the command line, read as YAML reads it: numbers, true, lists, mappings."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(
-            f"cannot read the value {text!r}; write it as YAML, for example 0.3, true or [1, 2]"
-        ) from error
 
 
 def _print_json(document: Any) -> None:

@@ -10,9 +10,9 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -56,10 +56,11 @@ def merge_blocks(
     *,
     workers: int | None = None,
     memory: int = MEMORY,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Merge every block and yield `finish(block, merged weights)` in streaming order.
 
-    At most `memory` bytes of blocks are under way at once; a single block that is larger goes through alone.
+    At most `memory` bytes of blocks are under way at once; a single block that is larger goes through alone. Close it:
+    a thread that is still reading when the interpreter ends takes the whole process down.
     """
 
     def merge(block: Block) -> Result:
@@ -69,8 +70,7 @@ def merge_blocks(
         return finish(block, torch.add(block.base, delta))
 
     budget = _Budget(memory)
-    with single_threaded():
-        blocks = _ahead(vectors, method, budget)
+    with single_threaded(), closing(_ahead(vectors, method, budget)) as blocks:
         yield from _ordered(merge, blocks, budget, workers or min(os.cpu_count() or 1, 8))
 
 
@@ -145,7 +145,7 @@ def _ordered(
                 future.cancel()
 
 
-def _ahead(vectors: TaskVectors, method: TensorMethod, budget: _Budget) -> Iterator[tuple[int, Block]]:
+def _ahead(vectors: TaskVectors, method: TensorMethod, budget: _Budget) -> Generator[tuple[int, Block], None, None]:
     """Read blocks in a thread of their own, as far ahead as the budget allows."""
     ready: queue.SimpleQueue[tuple[int, Block] | BaseException | None] = queue.SimpleQueue()
     rows = len(vectors.tasks) + _SCRATCH

@@ -98,7 +98,7 @@ class Difference:
         return self.tuned.read(key, start, stop) - base
 
     def origin(self, key: str) -> str:
-        return self.tuned.origin(key)
+        return "which does not have it" if key in self.absent else self.tuned.origin(key)
 
 
 @dataclass(frozen=True)

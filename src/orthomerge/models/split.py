@@ -60,7 +60,7 @@ def split_base(
             left_out[key] = "not part of the encoder"
         elif not key.startswith(prefix):
             unknown.append(key)
-        elif prefix + (twin := family.tied.get(name, name)) in specs and twin != name:
+        elif (twin := family.tied.get(name, name)) in names or (prefix + twin in specs and twin != name):
             left_out[key] = f"tied to {twin}"
         else:
             names[twin] = key
@@ -78,23 +78,30 @@ def split_expert(
     ignore: tuple[str, ...] = (),
 ) -> Split:
     """Split an expert against the base's canonical tensors."""
-    needed = [key for key in reference if not family.may_lack(key, pooling)]
-    candidates = [prefix] if prefix is not None else _prefixes(specs, family, needed or list(reference))
+    needed = [key for key in reference if not family.may_lack(key, pooling)] or list(reference)
+    if prefix is not None:
+        candidates = [prefix if not prefix or prefix.endswith(".") else f"{prefix}."]
+    else:
+        candidates = _prefixes(specs, family, needed)
     scores = {
         candidate: sum(_found(specs, family, candidate, key) is not None for key in needed) for candidate in candidates
     }
     best = max(scores.values(), default=0)
     chosen = [candidate for candidate in candidates if scores[candidate] == best]
-    # Among prefixes that hold everything by name, shapes decide.
-    prefixes = tuple(p for p in chosen if _shapes_fit(specs, family, p, reference, needed)) or tuple(chosen[:1])
+    # Among prefixes that hold the same number of names, shapes decide; what is still in doubt is for the user to say.
+    fitting = [p for p in chosen if best and _shapes_fit(specs, family, p, reference, needed)]
+    prefixes = tuple(fitting or chosen[:1])
     prefix = prefixes[0]
 
     names = {key: found for key in reference if (found := _found(specs, family, prefix, key)) is not None}
     outer = prefix.removesuffix(family.prefix)
     head = _head_names(specs, outer, layout or family.head)
+    placed = {*names.values(), *head.values()}
     left_out: dict[str, str] = {}
     unknown: list[str] = []
-    for key in specs.keys() - set(names.values()) - set(head.values()):
+    for key in specs:
+        if key in placed:
+            continue
         bare, name = key.removeprefix(outer), key.removeprefix(prefix)
         if _matches(bare, ignore) or _matches(key, ignore):
             left_out[key] = "ignored as asked"
@@ -145,7 +152,7 @@ def _shapes_fit(
     specs: Mapping[str, Spec], family: Family, prefix: str, reference: Mapping[str, Spec], needed: list[str]
 ) -> bool:
     found = {key: _found(specs, family, prefix, key) for key in needed}
-    return all(name is not None and specs[name].shape == reference[key].shape for key, name in found.items())
+    return all(name is None or specs[name].shape == reference[key].shape for key, name in found.items())
 
 
 def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None) -> dict[str, str]:
@@ -153,10 +160,8 @@ def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None
         return {}
     found: dict[str, str] = {}
     for layer, part in zip(layout.layers, _PARTS[len(layout.layers)], strict=True):
-        for piece in ("weight", "bias"):
-            name = next((key for key in (f"{outer}{layer}.{piece}", f"{layer}.{piece}") if key in specs), None)
-            if name is not None:
-                found[part + piece] = name
+        place = f"{outer}{layer}" if f"{outer}{layer}.weight" in specs else layer
+        found |= {part + piece: f"{place}.{piece}" for piece in ("weight", "bias") if f"{place}.{piece}" in specs}
     return found
 
 

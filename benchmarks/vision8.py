@@ -1,0 +1,11 @@
+"""vision8: eight real image tasks, one command (minutes on a GPU)."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.suite_table import main
+
+if __name__ == "__main__":
+    main("vision8")

@@ -1,0 +1,270 @@
+"""What `suite`, `finetune` and `evaluate` do once their arguments are read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orthomerge.errors import RecipeError
+from orthomerge.strict import build
+
+if TYPE_CHECKING:
+    from orthomerge.evaluation.evaluate import Bench, Question, Subject
+    from orthomerge.records import Access, Record
+    from orthomerge.suites.suite import Suite
+
+__all__ = ["describe_suite", "evaluate", "finetune", "list_suites", "open_suite", "print_records", "show_suite"]
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    sys.stderr.write(f"{text}\n")
+
+
+def list_suites(*, as_json: bool) -> None:
+    from orthomerge.suites.table import SUITES
+
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in SUITES.values()], indent=2))
+        return
+    table = Table("suite", "what it is", "tasks", "needs", box=None, pad_edge=False)
+    for row in SUITES.values():
+        table.add_row(row.name, row.title, str(len(row.tasks)), row.needs)
+    Console(highlight=False).print(table)
+
+
+def describe_suite(name: str, *, as_json: bool) -> None:
+    from orthomerge.suites.table import find_suite
+
+    row = find_suite(name)
+    if as_json:
+        typer.echo(json.dumps(asdict(row), indent=2))
+    else:
+        typer.echo(f"{row.name}: {row.title}\ntasks: {', '.join(row.tasks)}\nneeds: {row.needs}")
+
+
+def show_suite(suite: Suite, *, as_json: bool) -> None:
+    rows = {
+        name: {
+            "classes": len(task.labels),
+            **{split: len(examples) for split, examples in task.splits.items()},
+            "expert": str(suite.experts.get(name, "")),
+        }
+        for name, task in suite.tasks.items()
+    }
+    if as_json:
+        typer.echo(json.dumps({"suite": suite.name, "folder": str(suite.folder), "tasks": rows}, indent=2))
+        return
+    typer.echo(f"{suite.name} in {suite.folder}, base {suite.base}")
+    table = Table("task", "classes", "train", "val", "test", box=None, pad_edge=False)
+    for name, row in rows.items():
+        table.add_row(name, *(str(row.get(column, "")) for column in ("classes", "train", "val", "test")))
+    Console(highlight=False).print(table)
+
+
+def open_suite(name: str, *, folder: str | None, data: str | None, base: str | None, device: str) -> Suite:
+    """Build a suite, or find it built."""
+    from orthomerge.suites.suite import suite_root
+    from orthomerge.suites.table import build_suite
+
+    place = Path(folder) if folder else suite_root() / name
+    return build_suite(name, folder=place, data=Path(data) if data else None, base=base, device=device, say=say)
+
+
+def finetune(
+    *, base: str, data: str, out: str, settings: list[str], others: list[str], force: bool, as_json: bool, quiet: bool
+) -> None:
+    from orthomerge.checkpoints.opening import locate
+    from orthomerge.data.processing import load_processor
+    from orthomerge.data.reading import read_task
+    from orthomerge.tuning.finetune import finetune as run
+    from orthomerge.tuning.settings import Tuning
+
+    given = dict(_setting(text) for text in settings)
+    tuning = build(Tuning, given, where="finetune")
+    task = read_task(data)
+    folder, _ = locate(base)
+    processor = load_processor(folder, modality=task.modality, max_length=tuning.max_length)
+    metrics = run(
+        task,
+        base=folder,
+        out=Path(out),
+        settings=tuning,
+        processor=processor,
+        others=[read_task(other)["train"].unlabelled() for other in others],
+        progress=None if quiet else lambda report: say(str(report)),
+        force=force,
+    )
+    if as_json:
+        typer.echo(json.dumps({"out": out, "metrics": metrics}))
+    else:
+        typer.echo(f"wrote {out}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+
+
+def evaluate(
+    *,
+    models: list[str],
+    data: list[str],
+    experts: list[str],
+    suite: Suite | None,
+    methods: list[str],
+    protocols: list[str],
+    shots: list[str],
+    seeds: int,
+    access: list[str],
+    out: str,
+    device: str,
+    batch: int,
+    as_json: bool,
+) -> None:
+    from orthomerge.evaluation.running import run_evaluation
+
+    bench, subjects = (
+        _suite_subjects(suite, methods, device, batch)
+        if suite
+        else _own_subjects(models, data, experts, device, batch, Path(out))
+    )
+    questions = _questions(protocols, shots, seeds, access)
+    records = run_evaluation(bench, subjects, questions, out=Path(out), suite=suite.name if suite else None, say=say)
+    if as_json:
+        typer.echo(json.dumps([asdict(record) for record in records], indent=2))
+    else:
+        print_records(records)
+        _print_notes(bench)
+        typer.echo(f"\nrecords, predictions and the table are in {out}")
+
+
+def print_records(records: list[Record]) -> None:
+    """One table for each access class."""
+    from orthomerge.evaluation.tables import TITLES, lines
+
+    rows = lines(records)
+    tasks = list(dict.fromkeys(record.task for record in records))
+    console = Console(highlight=False)
+    for access, title in TITLES.items():
+        chosen = [row for row in rows if row.access == access]
+        if not chosen:
+            continue
+        console.print(f"\n{title}")
+        table = Table("method", "protocol", *tasks, "mean", box=None, pad_edge=False)
+        for row in chosen:
+            spread = "" if row.spread is None else f" ±{row.spread:.1f}"
+            cells = (f"{row.values[task]:.1f}" if task in row.values else "" for task in tasks)
+            table.add_row(Text(row.method), row.title, *cells, f"{row.mean:.1f}{spread}")
+        console.print(table)
+
+
+def _print_notes(bench: Bench) -> None:
+    """What would make a reader doubt the numbers."""
+    from orthomerge.evaluation.compare import contamination
+    from orthomerge.evaluation.metrics import accuracy, predictions
+
+    for task, splits in bench.tasks.items():
+        if task not in bench.teachers or not {"val", "test"} <= set(splits.splits):
+            continue
+        scores = {}
+        for split in ("val", "test"):
+            labels = splits[split].labels
+            if labels is not None:
+                import torch
+
+                scores[split] = accuracy(
+                    predictions(bench.teacher(task, cast("Any", split))), torch.tensor(labels, dtype=torch.int64)
+                )
+        if len(scores) == 2 and (warning := contamination(scores["test"], scores["val"], task=task)):
+            typer.echo(f"warning: {warning}")
+
+
+def _suite_subjects(suite: Suite, methods: list[str], device: str, batch: int) -> tuple[Bench, list[Subject]]:
+    from orthomerge.evaluation.evaluate import Bench
+    from orthomerge.features.cache import FeatureCache
+
+    references = suite.references()
+    bench = Bench(
+        suite.tasks,
+        suite.processor,
+        teachers=references["expert"].models,
+        cache=FeatureCache(suite.folder / "features"),
+        device=device,
+        batch=batch,
+    )
+    subjects = list(references.values())
+    for text in methods:
+        name, _, options = text.partition(":")
+        subjects.append(suite.merged(name, yaml.safe_load(f"{{{options}}}") if options else {}))
+    return bench, subjects
+
+
+def _own_subjects(
+    models: list[str], data: list[str], experts: list[str], device: str, batch: int, out: Path
+) -> tuple[Bench, list[Subject]]:
+    """Output folders of `merge`, the user's data, and the experts as references and teachers."""
+    from orthomerge.data.labels import match_labels
+    from orthomerge.data.processing import load_processor
+    from orthomerge.data.reading import read_task
+    from orthomerge.evaluation.evaluate import Bench, Subject
+    from orthomerge.merged import load_head, read_manifest
+    from orthomerge.pipeline import merge
+    from orthomerge.recipe import Recipe
+
+    if not models or not data:
+        raise RecipeError("give a suite, or output folders of `orthomerge merge` and --data TASK=PATH for each task")
+    folders = [Path(model) for model in models]
+    tasks = {}
+    for text in data:
+        name, source = _pair(text, "--data TASK=PATH")
+        head = load_head(folders[0] / "heads" / name)
+        tasks[name] = match_labels(replace(read_task(source), name=name), head.labels)
+    modality = next(iter(tasks.values())).modality
+    processor = load_processor(folders[0] / "encoder", modality=modality)
+    given = dict(_pair(text, "--expert TASK=PATH") for text in experts)
+    teachers = {task: out / "experts" / task for task in given}
+    for task, path in given.items():
+        # The average of one expert is that expert, in the form in which everything is evaluated.
+        merge(Recipe(experts={task: path}, method="average"), out=teachers[task], force=True)
+    bench = Bench(tasks, processor, teachers=teachers, device=device, batch=batch)
+    subjects = [Subject("expert", teachers)] if teachers else []
+    for folder in folders:
+        method = read_manifest(folder)["method"]
+        subjects.append(Subject(method["name"], dict.fromkeys(tasks, folder), method["parameters"]))
+    return bench, subjects
+
+
+def _questions(protocols: list[str], shots: list[str], seeds: int, access: list[str]) -> list[Question]:
+    from orthomerge.evaluation.evaluate import Question
+    from orthomerge.evaluation.protocols import find_protocol
+
+    counts = [None if text == "all" else float(text) if "." in text else int(text) for text in shots]
+    questions = []
+    for name in protocols:
+        needs = find_protocol(name).needs
+        if not needs:
+            questions.append(Question(name))
+            continue
+        questions += [
+            Question(name, shots=count, seeds=seeds if count is not None else 1, access=cast("Access", kind))
+            for count in counts
+            for kind in access
+        ]
+    return questions
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, value = _pair(text, "--set KEY=VALUE")
+    return key, yaml.safe_load(value)
+
+
+def _pair(text: str, form: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise RecipeError(f"expected {form}, got {text!r}")
+    return key, value

@@ -1,0 +1,151 @@
+"""The order of labels: as a source numbers them, and as an expert's head does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
+
+if TYPE_CHECKING:
+    from orthomerge.data.raw import Key, Raw
+
+__all__ = ["match_labels", "resolve"]
+
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+
+
+def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
+    """The task with its labels in an expert's order (`id2label`), matched by name.
+
+    Case, spaces and underscores do not count where names stay distinct without them. An expert that never named its
+    labels (`LABEL_0`, `LABEL_1`, ...) says nothing about their order: the task's own is kept, if the counts agree.
+    """
+    if labels == tuple(f"LABEL_{place}" for place in range(len(labels))):
+        if len(labels) != len(task.labels):
+            raise IncompatibleError(
+                f"the expert of task {task.name!r} has {len(labels)} labels without names, but the task has "
+                f"{len(task.labels)}: {some(task.labels)}"
+            )
+        return task
+    places = _places(task.labels, labels)
+    lacking = sorted(set(range(len(labels))) - set(places), key=lambda place: labels[place])
+    unknown = [name for name, place in zip(task.labels, places, strict=True) if place is None]
+    if lacking or unknown:
+        differences = [f"only the task has {some(unknown)}"] * bool(unknown)
+        differences += [f"only the expert has {some(labels[place] for place in lacking)}"] * bool(lacking)
+        raise IncompatibleError(
+            f"the labels of task {task.name!r} are not those of its expert: {'; '.join(differences)}; "
+            "give the task the expert's names with `labels`, in the order of the task's ids"
+        )
+    order = np.array(places, dtype=np.int64)
+
+    def renumbered(examples: Examples) -> Examples:
+        return examples if examples.labels is None else replace(examples, labels=order[examples.labels])
+
+    return replace(task, labels=labels, splits={split: renumbered(part) for split, part in task.splits.items()})
+
+
+def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], dict[Key, int]]:
+    """The labels of a source in order, and the place of each as the source writes it.
+
+    In the order of the ids; of the names where there are no ids. A column of whole numbers is ids, written as text or
+    not. With `wanted`, in that order: by name, or as positions where the source has ids only.
+    """
+    seen = {key for part in raw.parts.values() if part.keys is not None for key in part.keys}
+    keys = _in_order(seen | set(raw.names), raw)
+    if raw.names:
+        for key in keys:
+            if key not in raw.names:
+                raise CheckpointError(
+                    f"{raw.first[key]}: label {key!r} has no name; named are {some(raw.names.values())}"
+                )
+    names = [raw.names.get(key, str(key)) for key in keys]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            other = keys[names.index(name)]
+            raise CheckpointError(f"{raw.where}: labels {other!r} and {keys[place]!r} are both called {name!r}")
+    if wanted is not None:
+        if not wanted or len(set(wanted)) < len(wanted):
+            raise RecipeError(f"'labels' must be distinct names, got {some(wanted) or 'none'}")
+        return wanted, _as_wanted(raw, keys, names, wanted)
+    if not raw.names:
+        _check_gaps(raw, keys)
+    return tuple(names), {key: place for place, key in enumerate(keys)}
+
+
+def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
+    if not keys:
+        raise CheckpointError(f"{raw.where} has no labels at all")
+    texts = [key for key in keys if isinstance(key, str)]
+    if all(_NUMBER.fullmatch(text) for text in texts):
+        ordered = sorted(keys, key=int)
+        for one, other in pairwise(ordered):
+            if int(one) == int(other):
+                raise CheckpointError(f"{raw.where} writes label {int(one)} both as a number and as text")
+        return ordered
+    if len(texts) < len(keys):
+        number = next(key for key in keys if not isinstance(key, str))
+        raise CheckpointError(
+            f"{raw.where} must have either ids or names as labels, got {min(texts)!r} ({_first(raw, min(texts))}) "
+            f"and {number!r} ({_first(raw, number)})"
+        )
+    return sorted(keys, key=str)
+
+
+def _as_wanted(raw: Raw, keys: list[Key], names: list[str], wanted: tuple[str, ...]) -> dict[Key, int]:
+    places = _places(names, wanted)
+    found = {key: place for key, place in zip(keys, places, strict=True) if place is not None}
+    if len(found) == len(keys):
+        return found
+    if not raw.names and all(_is_place(key, len(wanted)) for key in keys):
+        return {key: int(key) for key in keys}
+    strange = next(key for key in keys if key not in found and not (not raw.names and _is_place(key, len(wanted))))
+    name = raw.names.get(strange, str(strange))
+    raise CheckpointError(
+        f"{_first(raw, strange)}: label {name!r} is not one of the {len(wanted)} labels; {nearest(name, wanted)}"
+    )
+
+
+def _check_gaps(raw: Raw, keys: list[Key]) -> None:
+    """Ids without names must leave none out: the ids after a gap would silently become others."""
+    if any(_NUMBER.fullmatch(str(key)) is None for key in keys):
+        return
+    numbers = [int(key) for key in keys]
+    if numbers[0] < 0:
+        raise CheckpointError(f"{_first(raw, keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
+    start = 1 if numbers[0] == 1 else 0
+    missing = next((place for place, number in enumerate(numbers, start) if place != number), None)
+    if missing is not None:
+        raise CheckpointError(
+            f"{raw.where} has labels from {numbers[0]} to {numbers[-1]} but none that is {missing}; a class without "
+            "examples must be named: give all names with `labels`, in the order of the ids"
+        )
+
+
+def _places(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
+    """Where each name is among others: exactly, or for want of that however it is written, if that is unambiguous."""
+    exact = {name: place for place, name in enumerate(among)}
+    if not all(name in exact for name in names):
+        loose = {_loosely(name): place for place, name in enumerate(among)}
+        if len(loose) == len(among) and len({_loosely(name) for name in names}) == len(names):
+            return [loose.get(_loosely(name)) for name in names]
+    return [exact.get(name) for name in names]
+
+
+def _loosely(name: str) -> str:
+    return re.sub(r"[\s_]+", "", name).casefold()
+
+
+def _is_place(key: Key, count: int) -> bool:
+    return _NUMBER.fullmatch(str(key)) is not None and 0 <= int(key) < count
+
+
+def _first(raw: Raw, key: Key) -> str:
+    return raw.first.get(key, raw.where)

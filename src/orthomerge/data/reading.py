@@ -1,0 +1,151 @@
+"""Reading a task, whatever it is stored as: one function that looks at the source and asks the reader of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orthomerge.data.arrays import read_arrays
+from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
+from orthomerge.data.folders import read_folder
+from orthomerge.data.inputs import pick
+from orthomerge.data.labels import resolve
+from orthomerge.data.raw import split_named
+from orthomerge.data.sampling import stratified
+from orthomerge.data.tables import KINDS, Columns, kind_of, read_files, read_one, split_files
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import CheckpointError, RecipeError, some
+
+if TYPE_CHECKING:
+    from orthomerge.data.raw import Key, Part, Raw
+    from orthomerge.data.task import Modality, Split
+
+__all__ = ["Source", "read_task"]
+
+Source = str | Path | Mapping[str, str | Path]
+_MOST_VALIDATION = 5000
+_SEED = 0
+_WAY_OUT = (
+    f"a task is a table ({', '.join(KINDS)}, each also .gz) or one a split (train.csv, val.csv, test.csv), an .npz, "
+    "folders of pictures (split/class/*.png), or a dataset of Hugging Face"
+)
+
+
+def read_task(
+    source: Source,
+    *,
+    name: str | None = None,
+    modality: Modality | None = None,
+    text: str = "text",
+    label: str = "label",
+    split: str | None = "split",
+    labels: tuple[str, ...] | None = None,
+    validation: float = 0.1,
+    keep_empty: bool = False,
+) -> Task:
+    """A task from a file, a folder, a file a split, or a hub id `org/name[:config][@revision]`.
+
+    `text`, `label`, `split`: columns of a table (`text` is also the column of pictures of a dataset). `labels`: names
+    in the order wanted. `validation`: the share of train that becomes val where there is none (at most 5000 examples,
+    every class by its share, always the same ones); 0 for no val. A split that is missing is missed when asked for.
+    """
+    if not 0 <= validation < 1:
+        raise RecipeError(f"'validation' must be at least 0 and less than 1, got {validation}")
+    raw = _read(source, Columns(text, label, split, keep_empty))
+    if modality is not None and modality != raw.modality:
+        raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")
+    names, places = resolve(raw, labels)
+    splits = {which: _examples(part, which, places) for which, part in raw.parts.items()}
+    if "train" in splits:
+        _check_classes(splits["train"], names, raw)
+        if "val" not in splits and validation:
+            splits |= _carved(splits["train"], validation)
+    order: tuple[Split, ...] = ("train", "val", "test")
+    return Task(
+        name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
+    )
+
+
+def _read(source: Source, columns: Columns) -> Raw:
+    if isinstance(source, Mapping):
+        return _read_mapping(source, columns)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _read_directory(path, columns)
+    if path.is_file():
+        kind = kind_of(path)[1]
+        if kind == ".npz":
+            return read_arrays(path)
+        if kind in KINDS:
+            return read_one(path, columns)
+        raise CheckpointError(f"{path} is of no kind that can be read; {_WAY_OUT}")
+    if isinstance(source, str) and is_dataset_id(source) and kind_of(path)[1] not in (*KINDS, ".npz", ".gz"):
+        return read_hub(source, columns)
+    raise CheckpointError(f"{path} does not exist; {_WAY_OUT}")
+
+
+def _read_mapping(source: Mapping[str, str | Path], columns: Columns) -> Raw:
+    files: dict[Split, list[Path]] = {}
+    for word, path in source.items():
+        split = split_named(word)
+        if split is None or split in files:
+            raise RecipeError(f"files must be given for train, val and test, each once, got {some(source)}")
+        files[split] = [Path(path).expanduser()]
+    if not files:
+        raise RecipeError("files must be given for train, val and test, got none")
+    return read_files(files, columns, where=str(next(iter(files.values()))[0].parent))
+
+
+def _read_directory(folder: Path, columns: Columns) -> Raw:
+    if is_saved(folder):
+        return read_saved(folder, columns)
+    if files := split_files(folder):
+        return read_files(files, columns, where=str(folder))
+    if any(path.is_dir() for path in folder.iterdir()):
+        return read_folder(folder)
+    raise CheckpointError(f"{folder} holds nothing that can be read; {_WAY_OUT}")
+
+
+def _examples(part: Part, split: Split, places: Mapping[Key, int]) -> Examples:
+    if part.keys is None:
+        return Examples(part.inputs, None, split)
+    return Examples(part.inputs, np.array([places[key] for key in part.keys], dtype=np.int64), split)
+
+
+def _check_classes(train: Examples, names: tuple[str, ...], raw: Raw) -> None:
+    assert train.labels is not None  # noqa: S101 - for mypy: no reader gives a train split without labels
+    empty = [
+        name for name, size in zip(names, np.bincount(train.labels, minlength=len(names)), strict=True) if not size
+    ]
+    if empty:
+        raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
+
+
+def _carved(train: Examples, ratio: float) -> dict[Split, Examples]:
+    """Train without a few examples, and these as val; nothing if there are too few to take any."""
+    assert train.labels is not None  # noqa: S101 - as above
+    places = stratified(train.labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=_SEED)
+    if not len(places):
+        return {}
+    rest = np.setdiff1d(np.arange(len(train)), places)
+    return {
+        "train": replace(train, inputs=pick(train.inputs, rest), labels=train.labels[rest]),
+        "val": Examples(pick(train.inputs, places), train.labels[places], "val"),
+    }
+
+
+def _name(source: Source) -> str:
+    """What the source is called; a file called after a split is called as its folder is."""
+    if isinstance(source, Mapping):
+        return Path(next(iter(source.values()))).expanduser().resolve().parent.name
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve().name
+    if path.is_file():
+        stem = kind_of(path)[0]
+        return path.resolve().parent.name if split_named(stem) else stem
+    return str(source).partition("@")[0].replace(":", "-").rpartition("/")[2]

@@ -1,0 +1,211 @@
+"""Two methods on the same inputs: is the difference more than chance, and is its absence more than a lack of data?
+
+McNemar 1947 (exact), Holm 1979, Schuirmann 1987 (two one-sided tests), Owen 2007 (bootstrap of crossed factors),
+Agresti and Min 2005 (variance of a paired difference that does not vanish). Accuracies and differences are shares.
+
+What is compared is *hits*: per task a boolean array [n], or [seeds, n] where a method was fitted with several seeds.
+Item i is the same input for both methods, seed s the same draw of support. Differences are first minus second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from orthomerge.errors import IncompatibleError, RecipeError, some
+
+__all__ = ["Difference", "Equivalence", "bootstrap", "contamination", "holm", "mcnemar", "mcnemar_hits", "tost"]
+
+_MOST = 1 << 22  # multinomial counts held at once
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean over tasks of the difference in accuracy, its interval, standard error and two-sided p-value."""
+
+    estimate: float
+    low: float
+    high: float
+    error: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided tests: `p_below` against "worse by the margin or more", `p_above` against "better by as much"."""
+
+    margin: float
+    alpha: float
+    p_below: float
+    p_above: float
+
+    @property
+    def comparable(self) -> bool:
+        """Whether both tests reject. Only then may two methods be called comparable."""
+        return max(self.p_below, self.p_above) < self.alpha
+
+
+def mcnemar(first_only: int, second_only: int) -> float:
+    """Exact two-sided p-value: of n inputs that only one method got right, half should be either's.
+
+    p = min(1, 2 P(X <= min)) with X ~ Binomial(n, 1/2), in whole numbers to the end.
+    """
+    if first_only < 0 or second_only < 0:
+        raise RecipeError(f"counts must be at least 0, got {first_only} and {second_only}")
+    n, fewer = first_only + second_only, min(first_only, second_only)
+    term = total = 1
+    for i in range(fewer):
+        term = term * (n - i) // (i + 1)
+        total += term
+    return min(1.0, 2 * total / (1 << n))
+
+
+def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
+    """Exact McNemar from the hits of two methods on the same inputs of one task."""
+    one, other = _hits(first), _hits(second)
+    if one.shape != other.shape or one.shape[0] != 1:
+        raise IncompatibleError(f"McNemar pairs two lists of hits of one length, got {_sizes(one, other)}")
+    return mcnemar(int((one & ~other).sum()), int((~one & other).sum()))
+
+
+def bootstrap(
+    first: Mapping[str, ArrayLike],
+    second: Mapping[str, ArrayLike],
+    *,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Difference:
+    """Paired bootstrap of the difference of mean accuracy, items resampled within each task.
+
+    With several seeds both factors are resampled, seeds for all tasks together and items per task, each pair keeping
+    its place. Inputs on which the methods did the same under every seed are interchangeable, so counts of such groups
+    are drawn (multinomial) instead of inputs. `error` is the standard deviation over resamples, but not below Agresti
+    and Min's, which is positive even where the methods never differ.
+    """
+    if resamples < 100:
+        raise RecipeError(f"'resamples' must be at least 100, got {resamples}")
+    if not 0 < confidence < 1:
+        raise RecipeError(f"'confidence' must be in (0, 1), got {confidence}")
+    tables = _tables(first, second)
+    seeds = max(len(table) for table in tables.values())
+    generator = np.random.default_rng(seed)
+    weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds
+    draws = np.zeros(resamples)
+    for table in tables.values():
+        draws += _resampled(np.broadcast_to(table, (seeds, table.shape[1])), weights, generator)
+    draws /= len(tables)
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    floor = math.sqrt(math.fsum(_variance(table) for table in tables.values())) / len(tables)
+    return Difference(
+        estimate=math.fsum(float(table.mean()) for table in tables.values()) / len(tables),
+        low=float(low),
+        high=float(high),
+        error=max(float(draws.std(ddof=1)), floor),
+        p=min(1.0, 2 * (1 + tail) / (1 + resamples)),
+    )
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's step-down: p-values that may all be compared with one level together."""
+    for name, p in p_values.items():
+        if not 0 <= p <= 1:
+            raise RecipeError(f"the p-value of {name!r} must be in [0, 1], got {p}")
+    adjusted, least = {}, 0.0
+    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        least = max(least, min(1.0, (len(p_values) - place) * p))
+        adjusted[name] = least
+    return {name: adjusted[name] for name in p_values}
+
+
+def tost(difference: Difference, *, margin: float = 0.005, alpha: float = 0.05) -> Equivalence:
+    """Is the difference smaller than `margin` (0.005: half a point) either way? Normal approximation."""
+    if not margin > 0:
+        raise RecipeError(f"'margin' must be positive, got {margin}")
+    if not 0 < alpha < 0.5:
+        raise RecipeError(f"'alpha' must be in (0, 0.5), got {alpha}")
+    if not difference.error > 0:
+        raise RecipeError(f"an equivalence test needs a positive standard error, got {difference.error}")
+    normal = NormalDist()
+    return Equivalence(
+        margin=margin,
+        alpha=alpha,
+        p_below=normal.cdf(-(difference.estimate + margin) / difference.error),
+        p_above=normal.cdf((difference.estimate - margin) / difference.error),
+    )
+
+
+def contamination(
+    expert_test: float, expert_val: float, *, margin: float = 0.05, task: str | None = None
+) -> str | None:
+    """A warning where an expert is suspiciously better on test than on validation data; None where it is not."""
+    for name, value in {"expert_test": expert_test, "expert_val": expert_val}.items():
+        if not 0 <= value <= 1:
+            raise RecipeError(f"{name!r} must be a share in [0, 1], got {value}")
+    gap = expert_test - expert_val
+    if gap <= margin:
+        return None
+    whose = "the expert" if task is None else f"the expert of {task!r}"
+    return (
+        f"{whose} scores {100 * expert_test:.1f} on test but {100 * expert_val:.1f} on validation data, "
+        f"{100 * gap:.1f} points less (more than {100 * margin:g}): it may have been trained on the test inputs"
+    )
+
+
+def _resampled(
+    table: NDArray[np.int8], weights: NDArray[np.float64], generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """One task's difference in every resample: weights^T [S] table [S, n] counts [n] / n."""
+    n = table.shape[1]
+    groups, sizes = np.unique(table, axis=1, return_counts=True)
+    parts = []
+    step = max(1, _MOST // len(sizes))
+    for start in range(0, len(weights), step):
+        part = weights[start : start + step]
+        counts = generator.multinomial(n, sizes / n, size=len(part))
+        parts.append(((part @ groups) * counts).sum(1) / n)
+    return np.concatenate(parts)
+
+
+def _variance(table: NDArray[np.int8]) -> float:
+    """Agresti and Min's variance of one task's difference: half an input more in each cell of the 2 x 2 table."""
+    gaps, n = table.mean(0, dtype=np.float64), int(table.shape[1]) + 2
+    return (float(gaps @ gaps) + 1 - float(gaps.sum()) ** 2 / n) / n**2
+
+
+def _tables(first: Mapping[str, ArrayLike], second: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.int8]]:
+    """Per task first minus second [seeds or 1, n]."""
+    if first.keys() != second.keys() or not first:
+        raise IncompatibleError(
+            f"both methods must be scored on the same tasks, at least one; they differ in "
+            f"{some(first.keys() ^ second.keys()) or 'nothing: there are none'}"
+        )
+    tables = {}
+    for task in first:
+        one, other = _hits(first[task]), _hits(second[task])
+        if one.shape[1] != other.shape[1] or len({1, len(one), len(other)}) > 2:
+            raise IncompatibleError(f"the hits on {task!r} are not of the same inputs: {_sizes(one, other)}")
+        tables[task] = one.astype(np.int8) - other.astype(np.int8)
+    rows = {len(table) for table in tables.values()} - {1}
+    if len(rows) > 1:
+        raise IncompatibleError(f"all tasks must have the same seeds, got {sorted(rows)} of them")
+    return tables
+
+
+def _hits(values: ArrayLike) -> NDArray[np.bool_]:
+    array = np.asarray(values)
+    if array.dtype != np.bool_ or array.ndim not in (1, 2) or not array.size:
+        raise IncompatibleError(
+            f"hits must be booleans [n] or [seeds, n], at least one, got {array.dtype} {array.shape}"
+        )
+    return np.atleast_2d(array)
+
+
+def _sizes(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> str:
+    return f"{one.shape[0]} x {one.shape[1]} and {other.shape[0]} x {other.shape[1]}"

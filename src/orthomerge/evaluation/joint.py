@@ -1,0 +1,75 @@
+"""One label space for all tasks and no word about which task an input belongs to: is the merged model *one* model?
+
+The joint benchmark of KnOTS (Stoica et al. 2024, arXiv 2410.19735). Every task's classifier reads the same merged
+features; their logits stand side by side, [n, C_1 + ... + C_T], and a prediction counts only if it names the right task
+and the right class.
+
+Logits are compared as they are. `normalise` takes log-softmax within each task first: heads of different temperature
+become comparable, but a task of few classes is then favoured, since its probabilities are larger.
+Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) is two classes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from orthomerge.errors import IncompatibleError, RecipeError, some
+from orthomerge.evaluation.metrics import accuracy, logits_of, predictions
+from orthomerge.features.features import Features
+from orthomerge.heads import Classifier
+
+__all__ = ["joint_accuracy", "joint_labels", "joint_predictions"]
+
+_ROWS = 4096
+
+
+def joint_predictions(
+    features: Mapping[str, Features], classifiers: Mapping[str, Classifier], *, normalise: bool = False
+) -> dict[str, torch.Tensor]:
+    """Per task of `features`, the predicted place in the joint label space: tasks in the order of `classifiers`."""
+    _known(features, classifiers)
+    return {
+        task: torch.cat(
+            [_places(block, classifiers, normalise=normalise) for block in torch.split(part.values, _ROWS)]
+        ).cpu()
+        for task, part in features.items()
+    }
+
+
+def joint_labels(features: Mapping[str, Features], classifiers: Mapping[str, Classifier]) -> dict[str, torch.Tensor]:
+    """Per task of `features`, the true places in the joint label space."""
+    _known(features, classifiers)
+    first, total = {}, 0
+    for task, classifier in classifiers.items():
+        first[task] = total
+        total += len(classifier.labels)
+    found = {}
+    for task, part in features.items():
+        if part.labels is None:
+            raise RecipeError(f"the joint accuracy needs labels of the scored inputs, but {task!r} has none")
+        found[task] = part.labels + first[task]
+    return found
+
+
+def joint_accuracy(
+    features: Mapping[str, Features], classifiers: Mapping[str, Classifier], *, normalise: bool = False
+) -> dict[str, float]:
+    """Per task, the share of inputs for which both task and class are right."""
+    labels = joint_labels(features, classifiers)
+    predicted = joint_predictions(features, classifiers, normalise=normalise)
+    return {task: accuracy(predicted[task], labels[task]) for task in features}
+
+
+def _places(block: torch.Tensor, classifiers: Mapping[str, Classifier], *, normalise: bool) -> torch.Tensor:
+    logits = [logits_of(classifier, block).float() for classifier in classifiers.values()]
+    return predictions(torch.cat([torch.log_softmax(part, 1) for part in logits] if normalise else logits, 1))
+
+
+def _known(features: Mapping[str, Features], classifiers: Mapping[str, Classifier]) -> None:
+    lost = [task for task in features if task not in classifiers]
+    if lost or not features:
+        raise IncompatibleError(
+            f"there is no classifier for {some(lost)}" if lost else "the joint accuracy needs at least one task"
+        )

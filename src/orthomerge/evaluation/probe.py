@@ -1,0 +1,91 @@
+"""A linear classifier trained with labels on the merged features: the ceiling for every head that could be put there.
+
+Multinomial logistic regression, minimised by L-BFGS in float64,
+
+    1/n sum_i -log softmax(V z_i + c)[y_i] + l2/2 ||V||_F^2,    z = (f - mu) / sigma,
+
+and folded back into a head on the features as they are: W = V / sigma, b = c - W mu.
+
+Letters: f [n, d] merged features with mean mu and standard deviation sigma [d] over the support, V, W [C, d], b, c [C].
+A class without support gets bias -infinity: it is never predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from orthomerge.errors import RecipeError
+from orthomerge.evaluation.evidence import labels_of, support_of
+from orthomerge.evaluation.protocol import Evidence, Need
+from orthomerge.heads import Head, Linear
+
+__all__ = ["Probe"]
+
+_FLAT = 1e-12  # share of its magnitude below which a feature's spread is rounding
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`l2`: weight of the penalty, on standardised features and not on the bias; `steps`: most L-BFGS iterations."""
+
+    l2: float = 1e-3
+    steps: int = 200
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"features", "labels"})
+
+    def __post_init__(self) -> None:
+        # Without a penalty separable classes have no optimum: the weights grow for ever.
+        if not 0 < self.l2 < math.inf:
+            raise RecipeError(f"'l2' must be a positive number, got {self.l2}")
+        if self.steps < 1:
+            raise RecipeError(f"'steps' must be at least 1, got {self.steps}")
+
+    def build(self, evidence: Evidence) -> Head:
+        labels, support = labels_of(evidence, who="probe"), support_of(evidence, who="probe")
+        f = support.values.double()
+        mu, sigma = f.mean(0), f.std(0, correction=0)
+        sigma = torch.where(sigma > _FLAT * f.abs().amax(0), sigma, 1)
+        seen = labels.to(f.device).bincount(minlength=len(evidence.head.labels)) > 0
+        present, targets = seen.nonzero().flatten(), (seen.cumsum(0) - 1)[labels]
+        V, c = _fit((f - mu) / sigma, targets, len(present), l2=self.l2, steps=self.steps)
+        W = f.new_zeros(len(evidence.head.labels), f.shape[1])
+        b = f.new_full((len(W),), -torch.inf)
+        W[present] = V / sigma
+        b[present] = c - (V / sigma) @ mu
+        return Head(Linear(W.float(), b.float()), evidence.head.labels)
+
+
+def _fit(
+    z: torch.Tensor, targets: torch.Tensor, classes: int, *, l2: float, steps: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """V [classes, d] and c [classes] at the minimum."""
+    theta = z.new_zeros(classes, z.shape[1] + 1)
+    rows = torch.arange(len(z), device=z.device)
+
+    def loss_and_gradient() -> torch.Tensor:
+        V, c = theta[:, :-1], theta[:, -1]
+        log_p = torch.log_softmax(torch.addmm(c, z, V.T), 1)
+        loss = -log_p[rows, targets].mean() + l2 / 2 * V.square().sum()
+        error = log_p.exp_()
+        error[rows, targets] -= 1
+        error /= len(z)
+        theta.grad = torch.cat([error.T @ z + l2 * V, error.sum(0)[:, None]], 1)
+        return loss
+
+    optimizer = torch.optim.LBFGS(
+        [theta],
+        max_iter=steps,
+        max_eval=2 * steps,
+        tolerance_grad=1e-7,
+        tolerance_change=1e-12,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+    step: Callable[..., object] = optimizer.step  # untyped in torch
+    step(loss_and_gradient)
+    return theta[:, :-1].clone(), theta[:, -1].clone()

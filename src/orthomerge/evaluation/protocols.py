@@ -1,0 +1,96 @@
+"""The table of protocols, written by hand: name, maker, title, reference, what evidence it needs.
+
+Third parties add rows through the entry-point group `orthomerge.protocols`; each entry loads a `Row`. The joint label
+space is no row: it is a way to score any of these (`joint.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from orthomerge.errors import RecipeError, nearest
+from orthomerge.evaluation.protocol import Need, ReadingProtocol
+from orthomerge.strict import build
+
+__all__ = ["PROTOCOLS", "Row", "find_protocol", "make_protocol", "protocol_class", "protocols"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One protocol. `maker` is `module:Class`, imported when first used; `needs` repeats what the class declares."""
+
+    name: str
+    maker: str
+    title: str
+    reference: str
+    needs: frozenset[Need] = frozenset()
+
+
+_HERE = "orthomerge.evaluation"
+
+
+def _row(name: str, maker: str, title: str, reference: str, *needs: Need) -> tuple[str, Row]:
+    return name, Row(name, f"{_HERE}.{maker}", title, reference, frozenset(needs))
+
+
+_RETHINK = "Rethink the Evaluation Protocol of Model Merging on Classification Task (FT-Classifier)"
+
+PROTOCOLS: Mapping[str, Row] = dict(
+    (
+        _row("current", "current:Current", "The expert's head as it is", f"{_RETHINK}, Current Eval"),
+        _row("knn", "knn:Knn", "Smallest mean distance to a class", f"{_RETHINK}, Eq. 5", "features", "labels"),
+        _row(
+            "aligned-c",
+            "aligned_c:AlignedC",
+            "The expert's head, fitted to the expert's outputs",
+            f"{_RETHINK}, Eq. 8; MOMA, Eq. 12",
+            "features",
+            "teacher",
+        ),
+        _row(
+            "probe",
+            "probe:Probe",
+            "Linear probe: the ceiling",
+            "Alain and Bengio 2016, arXiv 1610.01644",
+            "features",
+            "labels",
+        ),
+    )
+)
+
+
+@cache
+def protocols() -> Mapping[str, Row]:
+    """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
+    found = dict(PROTOCOLS)
+    for entry in entry_points(group="orthomerge.protocols"):
+        row = entry.load()
+        if not isinstance(row, Row) or row.name in found:
+            raise RecipeError(f"the plug-in {entry.value!r} must be a Row with a name of its own; update or remove it")
+        found[row.name] = row
+    return found
+
+
+def find_protocol(name: str) -> Row:
+    """The row of a protocol; an unknown name offers the nearest."""
+    rows = protocols()
+    if name not in rows:
+        raise RecipeError(f"unknown protocol {name!r}; {nearest(name, rows)}")
+    return rows[name]
+
+
+def protocol_class(row: Row) -> type:
+    """The dataclass behind a row."""
+    module, _, name = row.maker.partition(":")
+    return cast("type", getattr(import_module(module), name))
+
+
+def make_protocol(name: str, parameters: Mapping[str, Any] | None = None) -> ReadingProtocol:
+    """A protocol from its name and options."""
+    cls = protocol_class(find_protocol(name))
+    return cast("ReadingProtocol", build(cls, parameters or {}, where=f"protocol {name}"))

@@ -1,0 +1,271 @@
+"""Features of every input in one pass: none left out, none out of place, nothing of the encoder changed.
+
+`encode` gives them part by part for whoever cannot hold them all (see `statistics`); `extract` collects them. An
+accelerator is given the next batches while it works on the last, and its features are fetched some batches late, so
+that it never waits for the host. There is no thread that prepares inputs: it would fight with this one over Python's
+lock, and take more than it gives (measured: a third of the speed for a small BERT).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from orthomerge.data.processing import batches
+from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError, nearest
+from orthomerge.features.features import Features
+
+if TYPE_CHECKING:
+    import torch
+
+    from orthomerge.data.processing import Processor
+    from orthomerge.data.task import Examples
+    from orthomerge.models.family import Family
+
+__all__ = ["Precision", "device_of", "encode", "extract"]
+
+# What the encoder computes in; float32: as its weights are, without autocast.
+Precision = Literal["float32", "bfloat16", "float16"]
+
+_GROUP = 8  # batches whose features an accelerator sends back together
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name; `auto` is the accelerator where there is one, else the CPU."""
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    here = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RecipeError(f"unknown device {name!r}; {nearest(name, ['auto', *here])}") from error
+    if device.type not in here:
+        raise RecipeError(f"device {name!r} is not available, torch finds {' and '.join(here)} here; use 'auto'")
+    count = 1 if device.type == "cpu" else torch.accelerator.device_count()
+    if (device.index or 0) >= count:
+        raise RecipeError(f"device {name!r} does not exist, the last one is '{device.type}:{count - 1}'; use 'auto'")
+    return device
+
+
+def extract(
+    encoder: torch.nn.Module | Callable[..., Any],
+    family: Family,
+    pooling: str,
+    examples: Examples,
+    processor: Processor,
+    *,
+    task: str,
+    batch: int = 64,
+    device: str = "auto",
+    autocast: Precision = "float32",
+    by_length: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Features:
+    """Features of all examples in their order, with their labels. `progress` is told how many more are done.
+
+    A module is run in eval mode and put back into its own; it is moved to the device and stays there. A function of
+    parameters must have them on the device itself. `by_length` encodes texts of like length together, for less
+    padding.
+    """
+    import torch
+
+    options: dict[str, Any] = {"batch": batch, "device": device, "autocast": autocast, "by_length": by_length}
+    parts = encode(encoder, family, pooling, examples, processor, task=task, **options)
+    values: torch.Tensor | None = None
+    filled = 0
+    # Autocast around the whole pass, so that weights are cast once and not for each batch.
+    with closing(parts), _autocast(device_of(device), autocast):
+        for places, part in parts:
+            if values is None:
+                values = torch.empty(len(examples), part.shape[1], dtype=torch.float32)
+            values[places] = part
+            filled += len(places)
+            if progress is not None:
+                progress(len(places))
+    if values is None or filled != len(examples):
+        raise AssertionError(f"{filled} of {len(examples)} examples of {task!r} were encoded")
+    labels = None if examples.labels is None else torch.tensor(examples.labels, dtype=torch.int64)
+    return Features(values, task, examples.split, labels)
+
+
+def encode(
+    encoder: torch.nn.Module | Callable[..., Any],
+    family: Family,
+    pooling: str,
+    examples: Examples,
+    processor: Processor,
+    *,
+    task: str,
+    batch: int = 64,
+    device: str = "auto",
+    autocast: Precision = "float32",
+    by_length: bool = True,
+) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
+    """Places [B] of some examples and their features [B, d] in float32 on the CPU, until every example has come once.
+
+    The places do not depend on the encoder, so two of them can be walked side by side on one device.
+    """
+    if pooling not in family.poolings:
+        raise RecipeError(f"family {family.name!r} has no pooling {pooling!r}; {nearest(pooling, family.poolings)}")
+    if autocast not in get_args(Precision):
+        raise RecipeError(f"unknown precision {autocast!r}; {nearest(autocast, get_args(Precision))}")
+    if batch < 1:
+        raise RecipeError(f"'batch' must be at least 1, got {batch}")
+    if not len(examples):
+        raise RecipeError(f"the {examples.split} split of {task!r} is empty; there is nothing to encode")
+    places = _order(examples, processor, by_length=by_length)
+    reader = _Reader(encoder, family.poolings[pooling], task, device_of(device), autocast)
+    return reader.run(_prepared(places, examples, processor, batch, reader.device))
+
+
+def _order(examples: Examples, processor: Processor, *, by_length: bool) -> list[int]:
+    """Longest texts first, so that what does not fit into memory fails at once; images as they come."""
+    places = list(range(len(examples)))
+    if by_length and processor.modality == "text":
+        places.sort(key=lambda place: -len(examples.inputs[place]))
+    return places
+
+
+_Batch = Mapping[str, "torch.Tensor"]
+
+
+def _prepared(
+    places: list[int], examples: Examples, processor: Processor, size: int, device: torch.device
+) -> Iterator[tuple[torch.Tensor, _Batch]]:
+    """Places and inputs batch by batch, in memory from which the device can fetch them by itself."""
+    import torch
+
+    parts = (torch.tensor(places[start : start + size]) for start in range(0, len(places), size))
+    made = batches(examples, processor, size, order=places)
+    for part in parts:
+        with torch.autocast("cpu", enabled=False):  # it is for the encoder, not for resizing images
+            inputs = next(made)
+        if device.type == "cuda":
+            inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
+        yield part, inputs
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """An encoder with how it is to be read, and for whom."""
+
+    encoder: torch.nn.Module | Callable[..., Any]
+    read: Callable[..., torch.Tensor]
+    task: str
+    device: torch.device
+    autocast: Precision
+
+    @property
+    def _late(self) -> bool:
+        """Whether features are fetched while the next batches are computed."""
+        return self.device.type == "cuda"
+
+    def run(self, prepared: Iterator[tuple[torch.Tensor, _Batch]]) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
+        group = _GROUP if self._late else 1
+        parts: list[torch.Tensor] = []
+        there: list[torch.Tensor] = []
+        width: int | None = None
+        late: deque[tuple[torch.Tensor, torch.Tensor, torch.Event | None]] = deque()
+        with _evaluating(self.encoder, self.device):
+            for places, inputs in prepared:
+                values = self._forward(inputs)
+                if values.ndim != 2 or len(values) != len(places) or values.shape[1] != (width or values.shape[1]):
+                    raise IncompatibleError(
+                        f"the encoder must give features ({len(places)}, {width or 'd'}) for {len(places)} inputs of "
+                        f"{self.task!r}, got {tuple(values.shape)}; choose another pooling, or correct the encoder"
+                    )
+                width = values.shape[1]
+                parts.append(places)
+                there.append(values)
+                if len(there) == group:
+                    late.append(self._fetch(parts, there))
+                    parts, there = [], []
+                    if len(late) > self._late:
+                        yield self._landed(*late.popleft())
+            if there:
+                late.append(self._fetch(parts, there))
+            while late:
+                yield self._landed(*late.popleft())
+
+    def _forward(self, inputs: _Batch) -> torch.Tensor:
+        import torch
+
+        if "input_ids" in inputs and "attention_mask" not in inputs:
+            raise RecipeError(
+                f"a batch of {self.task!r} has 'input_ids' without 'attention_mask', so padding would count as text; "
+                "let the tokenizer return the mask"
+            )
+        # In inference mode autocast would cast the weights anew for each batch.
+        mode = torch.inference_mode if self.autocast == "float32" else torch.no_grad
+        try:
+            with mode(), _autocast(self.device, self.autocast):
+                moved = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
+                return self.read(self.encoder, moved)
+        except torch.OutOfMemoryError as error:
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+            raise OrthomergeError(
+                f"{self.device} ran out of memory on inputs of {self.task!r} ({shapes}); give a smaller batch"
+            ) from error
+
+    def _fetch(
+        self, parts: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Event | None]:
+        """Features on their way to the host, and the event that says that they are there.
+
+        Into a tensor made outside of inference mode: those made inside can never be trained on.
+        """
+        import torch
+
+        places = torch.cat(parts)
+        landing = torch.empty(len(places), values[0].shape[1], dtype=torch.float32, pin_memory=self._late)
+        landing.copy_(torch.cat(values), non_blocking=self._late)
+        if not self._late:
+            return places, landing, None
+        event = torch.Event(self.device)
+        event.record()
+        return places, landing, event
+
+    def _landed(
+        self, places: torch.Tensor, values: torch.Tensor, event: torch.Event | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if event is not None:
+            event.synchronize()
+        finite = values.isfinite().all(1)
+        if not finite.all():
+            row = int(places[~finite].min())
+            cure = "check its weights" if self.autocast == "float32" else f"{self.autocast} may be too narrow for it"
+            raise NumericalError(
+                f"the encoder gives features that are not finite for row {row} of {self.task!r}; {cure}"
+            )
+        return places, values
+
+
+@contextmanager
+def _evaluating(encoder: object, device: torch.device) -> Iterator[None]:
+    """A module on the device and in eval mode; each part gets its own mode back."""
+    import torch
+
+    if not isinstance(encoder, torch.nn.Module):
+        yield
+        return
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.to(device).eval()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()  # weights cast here can never be trained, should the caller's own autocast go on
+        for module, training in modes:
+            module.training = training
+
+
+def _autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    import torch
+
+    enabled = precision != "float32"
+    return torch.autocast(device.type, dtype=getattr(torch, precision) if enabled else None, enabled=enabled)

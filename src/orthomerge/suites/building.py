@@ -1,0 +1,95 @@
+"""What building any suite comes down to: experts that are not there yet are fine-tuned, and all are found again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.checkpoints.publish import publish
+from orthomerge.errors import CheckpointError
+from orthomerge.models.load import quiet
+from orthomerge.tuning.finetune import finetune
+from orthomerge.tuning.multitask import finetune_jointly
+
+if TYPE_CHECKING:
+    from orthomerge.data.processing import Processor
+    from orthomerge.data.task import Task
+    from orthomerge.suites.suite import Say
+    from orthomerge.tuning.settings import Tuning
+
+__all__ = ["data_file", "make_experts", "make_jointly", "pretrained_vit"]
+
+
+def make_experts(
+    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
+) -> dict[str, Path]:
+    """One expert a task in `root`; for `tau_jp` the other tasks' training inputs come along, unlabelled."""
+    for name, task in tasks.items():
+        if (root / name / "config.json").is_file():
+            continue
+        others = [other["train"].unlabelled() for key, other in tasks.items() if key != name]
+        kept = others if settings.mode == "tau_jp" else []
+        # One expert takes minutes at most, and those that are done are kept: no state within one.
+        metrics = finetune(
+            task, base=base, out=root / name, settings=settings, processor=processor, others=kept, resume=False
+        )
+        say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
+    return {name: root / name for name in tasks}
+
+
+def make_jointly(
+    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
+) -> dict[str, Path]:
+    """One encoder for all tasks, with a head each."""
+    if not all((root / name / "config.json").is_file() for name in tasks):
+        finetune_jointly(
+            tasks, base=base, out_root=root, settings=settings, processor=processor, force=True, resume=False
+        )
+        say("trained on all tasks together")
+    return {name: root / name for name in tasks}
+
+
+def pretrained_vit(
+    tasks: Mapping[str, Task],
+    *,
+    folder: Path,
+    shape: Mapping[str, Any],
+    settings: Tuning,
+    processor: Processor,
+    say: Say,
+) -> None:
+    """A base of our own in FOLDER/base: a ViT trained on all training sets together, its heads thrown away."""
+    if (folder / "base" / "config.json").is_file():
+        return
+    start, joint = folder / "start", folder / "pretraining"
+    with quiet():
+        import torch
+        from transformers import ViTConfig, ViTModel
+
+        config = ViTConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **shape)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = ViTModel(config, add_pooling_layer=False)
+        with publish(start, force=True, marker="config.json") as partial:
+            model.save_pretrained(partial)
+    say("pre-training the base on all tasks together")
+    trained = make_jointly(tasks, base=start, root=joint, settings=settings, processor=processor, say=say)
+    with quiet(), publish(folder / "base", force=True, marker="config.json") as partial:
+        encoder = ViTModel.from_pretrained(next(iter(trained.values())), add_pooling_layer=False)
+        encoder.save_pretrained(partial)
+    for left in (start, joint):
+        shutil.rmtree(left)
+
+
+def data_file(data: Path | None, *candidates: str) -> Path:
+    """The first of some files that is in the data folder."""
+    if data is None:
+        raise CheckpointError(
+            f"this suite reads its tasks from a folder; give it with --data (wanted: {candidates[0]})"
+        )
+    found = next((data / name for name in candidates if (data / name).is_file()), None)
+    if found is None:
+        raise CheckpointError(f"{data} has no {' or '.join(candidates)}; give the folder that holds the suite's data")
+    return found

@@ -1,0 +1,69 @@
+"""The prompts behind the heads of the eight CLIP experts, which were fine-tuned under just these heads, frozen.
+
+Radford et al. 2021, arXiv 2103.00020, and FusionBench (Tang et al. 2024, arXiv 2406.03280), which made the experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from orthomerge.errors import RecipeError, some
+
+__all__ = ["TEMPLATES", "class_names"]
+
+_NUMBER = ('a photo of the number: "{}".',)
+_CARS = (
+    "a photo of my {}.",
+    "i love my {}!",
+    *(f"a photo of my {how} {{}}." for how in ("dirty", "clean", "new", "old")),
+)
+
+TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "sun397": ("a photo of a {}.", "a photo of the {}."),
+    "stanford-cars": ("a photo of a {}.", "a photo of the {}.", *_CARS),
+    "resisc45": tuple(
+        f"{source} {kind} of {article}{{}}."
+        for article in ("", "a ", "the ")
+        for kind in ("imagery", "photo", "view")
+        for source in ("satellite", "aerial")
+    ),
+    "eurosat": tuple(f"a centered satellite photo of {article}{{}}." for article in ("", "a ", "the ")),
+    "svhn": _NUMBER,
+    "gtsrb": tuple(f'a {how} photo of a "{{}}" traffic sign.' for how in ("zoomed in", "centered", "close up")),
+    "mnist": _NUMBER,
+    "dtd": tuple(
+        f"a photo of {article} {{}} {noun}."
+        for article in ("a", "the")
+        for noun in ("texture", "pattern", "thing", "object")
+    ),
+}
+_COUNTED = ("svhn", "mnist")  # whose classes are numbers
+# EuroSAT's own names to those of the prompts.
+_SPOKEN: Mapping[str, Mapping[str, str]] = {
+    "eurosat": {
+        "annualcrop": "annual crop land",
+        "herbaceousvegetation": "brushland or shrubland",
+        "highway": "highway or road",
+        "industrial": "industrial buildings or commercial buildings",
+        "pasture": "pasture land",
+        "permanentcrop": "permanent crop land",
+        "residential": "residential buildings or homes or apartments",
+        "sealake": "lake or sea",
+        "forest": "forest",
+        "river": "river",
+    }
+}
+
+
+def class_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
+    """A task's labels as words for its templates, in their order; numbers are refused where they say nothing."""
+    numbers = [label for label in labels if label.isdecimal()]
+    if numbers and task not in _COUNTED:
+        raise RecipeError(
+            f"the classes of {task!r} must be named in words, of which its head is made, got {some(numbers)}; "
+            "name its folders, or its labels, as the prompts should call them"
+        )
+    spoken = _SPOKEN.get(task, {})
+    names = (re.sub(r"[\s_]+", " ", label).strip() for label in labels)
+    return tuple(spoken.get(name.replace(" ", "").casefold(), name) for name in names)

@@ -1,0 +1,97 @@
+"""Seven small tasks with different label sets, made from scikit-learn's 1,797 digits of 8 x 8 pixels.
+
+All tasks split the *same* images alike, so no test image of one task is a training image of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from orthomerge.data.task import Examples, Split, Task
+from orthomerge.errors import RecipeError
+
+__all__ = ["digit_tasks"]
+
+Images = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+# Images and digits to images and labels, with numbers drawn at random where an image is changed.
+Make = Callable[[Images, Numbers, np.random.Generator], tuple[Images, Numbers]]
+
+_DIGITS = tuple(str(digit) for digit in range(10))
+_SHIFTS = ((0, 0), (0, -2), (0, 2), (-2, 0), (2, 0))  # rows, columns
+_SHARES: dict[Split, float] = {"train": 0.65, "val": 0.1, "test": 0.25}
+
+
+def digit_tasks() -> dict[str, Task]:
+    """The seven tasks by name."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise RecipeError("the digits suite needs scikit-learn: pip install 'orthomerge[suites]'") from error
+    bunch = load_digits()
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+    digits = bunch.target.astype(np.int64)
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(images))
+    tasks: dict[str, Task] = {}
+    for number, (name, (labels, make)) in enumerate(_TASKS.items()):
+        generator = np.random.Generator(np.random.PCG64([number, 7]))
+        made, targets = make(images, digits, generator)
+        splits: dict[str, Examples] = {}
+        start = 0
+        for split, part in _SHARES.items():
+            stop = len(images) if split == "test" else start + round(part * len(images))
+            places = order[start:stop]
+            splits[split] = Examples([made[place] for place in places], targets[places], split)
+            start = stop
+        tasks[name] = Task(name, labels, "image", splits)
+    return tasks
+
+
+def _digit(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return images, digits
+
+
+def _parity(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return images, digits % 2
+
+
+def _size(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return images, np.searchsorted([3, 6], digits, side="right").astype(np.int64)
+
+
+def _rotation(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    turns = generator.integers(0, 4, len(images))
+    return np.stack([np.rot90(image, turn) for image, turn in zip(images, turns, strict=True)]), turns
+
+
+def _mirrored(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    turned = generator.integers(0, 2, len(images))
+    return np.where(turned[:, None, None] == 1, images[:, :, ::-1], images), turned
+
+
+def _negative(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return 255 - images, digits
+
+
+def _shift(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    ways = generator.integers(0, len(_SHIFTS), len(images))
+    moved = np.zeros_like(images)
+    for place, way in enumerate(ways):
+        down, right = _SHIFTS[way]
+        rows, columns = slice(max(down, 0), 8 + min(down, 0)), slice(max(right, 0), 8 + min(right, 0))
+        back = slice(max(-down, 0), 8 + min(-down, 0)), slice(max(-right, 0), 8 + min(-right, 0))
+        moved[place, rows, columns] = images[place][back]
+    return moved, ways
+
+
+_TASKS: dict[str, tuple[tuple[str, ...], Make]] = {
+    "digit": (_DIGITS, _digit),
+    "parity": (("even", "odd"), _parity),
+    "size": (("0-2", "3-5", "6-9"), _size),
+    "rotation": (("0", "90", "180", "270"), _rotation),
+    "mirrored": (("as written", "mirrored"), _mirrored),
+    "negative": (_DIGITS, _negative),
+    "shift": (("none", "left", "right", "up", "down"), _shift),
+}

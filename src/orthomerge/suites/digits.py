@@ -1,0 +1,48 @@
+"""`digits`: the embedded suite. Seven tasks, a ViT 64 wide and 4 deep, everything trained on a CPU in minutes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orthomerge.data.pixels import PixelProcessor
+from orthomerge.suites.building import make_experts, make_jointly, pretrained_vit
+from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.suite import Suite
+from orthomerge.tuning.settings import Mode, Tuning
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Task
+    from orthomerge.suites.suite import Say
+
+__all__ = ["build", "experts_of"]
+
+PROCESSOR = PixelProcessor(size=8, channels=1)
+TUNING = Tuning(epochs=10, batch=64, lr=7e-4, head_lr=1e-2, device="cpu")
+_SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "image_size": 8,
+    "patch_size": 2,
+    "num_channels": 1,
+}
+_PRETRAINING = replace(TUNING, epochs=5, lr=1e-3, head_lr=1e-3)
+
+
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+    """Make or find the suite; `data`, `base` and `device` do not matter: it is small and self-contained."""
+    tasks = digit_tasks()
+    pretrained_vit(tasks, folder=folder, shape=_SHAPE, settings=_PRETRAINING, processor=PROCESSOR, say=say)
+    experts = experts_of("full", folder=folder, tasks=tasks, say=say)
+    mtl = make_jointly(tasks, base=folder / "base", root=folder / "mtl", settings=TUNING, processor=PROCESSOR, say=say)
+    return Suite("digits", folder, tasks, PROCESSOR, experts, mtl)
+
+
+def experts_of(mode: Mode, *, folder: Path, tasks: dict[str, Task], say: Say) -> dict[str, Path]:
+    """Experts fine-tuned in some other way, beside the ordinary ones."""
+    root = folder / ("experts" if mode == "full" else f"experts-{mode}")
+    settings = replace(TUNING, mode=mode)
+    return make_experts(tasks, base=folder / "base", root=root, settings=settings, processor=PROCESSOR, say=say)

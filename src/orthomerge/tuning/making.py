@@ -1,0 +1,192 @@
+"""From a base and tasks to experts, trained and written: what `finetune` and `finetune_jointly` share."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from orthomerge.checkpoints.opening import open_checkpoint
+from orthomerge.data.task import Examples
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.tuning.batches import Feed, check_labelled
+from orthomerge.tuning.linearised import LinearisedEncoder
+from orthomerge.tuning.loop import Outcome, Progress, Run, fit_head, train
+from orthomerge.tuning.lora import add_adapter
+from orthomerge.tuning.model import Model, OrdinaryEncoder, choose_family, load_base, start_head
+from orthomerge.tuning.saving import write_adapter, write_expert
+from orthomerge.tuning.settings import LINEARISED, PROBED, Tuning, choose_device, derive
+from orthomerge.tuning.state import RunState, fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from orthomerge.data.processing import Processor
+    from orthomerge.data.task import Task
+    from orthomerge.heads import Head
+    from orthomerge.models.family import Family
+
+__all__ = ["Making"]
+
+
+@dataclass(frozen=True)
+class Making:
+    """One run, described. `head`: to start from, or to keep (`frozen_head`, and families without one of their own)."""
+
+    title: str
+    tasks: Sequence[Task]
+    base: Path
+    settings: Tuning
+    processor: Processor
+    others: Sequence[Examples] = ()
+    head: Head | None = None
+    family: str | None = None
+    progress: Progress | None = None
+
+    def check(self) -> Family:
+        """Everything that can be wrong before a model is loaded."""
+        mode = self.settings.mode
+        for task in self.tasks:
+            check_labelled(task, "train")
+        family = choose_family(self.base, self.family, head=self.head)
+        if family.head is None and mode in ("full", "head_first"):
+            raise RecipeError(
+                f"family {family.name!r} has no head that could be trained and saved, as mode {mode!r} would; "
+                "use frozen_head, lora, linearised or tau_jp"
+            )
+        wrong = next((task for task in self.tasks if task.modality != family.modality), None)
+        if wrong is not None:
+            raise IncompatibleError(
+                f"task {wrong.name!r} is of modality {wrong.modality!r}, but family {family.name!r} reads "
+                f"{family.modality!r}; choose another base"
+            )
+        if mode == "frozen_head" and self.head is None:
+            raise RecipeError("mode 'frozen_head' needs the head that is kept: give `head` (CLIP: zero_shot_head)")
+        if mode == "tau_jp" and not any(len(part) for part in self.others):
+            raise RecipeError("mode 'tau_jp' needs inputs of other tasks to keep still on: give `others`")
+        choose_device(self.settings.device)
+        return family
+
+    @property
+    def bytes_to_write(self) -> int:
+        """Of one expert in float32, and of the copy that it is written from."""
+        checkpoint = open_checkpoint(self.base)
+        return 2 * sum(4 * checkpoint.spec(name).numel for name in checkpoint)
+
+    def run(self, folders: Mapping[str, Path], *, state: Path | None) -> dict[str, dict[str, float]]:
+        """Train, and fill a folder for each task; `state` is where an unfinished run is kept."""
+        family, device = self.check(), choose_device(self.settings.device)
+        kept = None if state is None else RunState(state, self._fingerprint(family))
+        with torch.random.fork_rng(devices=_numbers(device)):
+            torch.manual_seed(derive(self.settings.seed, "model"))
+            run = self._run(device, kept)
+            model, adapted = self._model(family, run)
+            try:
+                outcome = self._train(model, run)
+            except NumericalError:
+                if kept is not None:
+                    kept.remove()  # going on from there would end there again
+                raise
+        model.to("cpu")
+        self._write(model, adapted, outcome, folders, family=family)
+        return {
+            task.name: {**values, "steps": outcome.steps}
+            for task, values in zip(self.tasks, outcome.metrics, strict=True)
+        }
+
+    def _run(self, device: torch.device, state: RunState | None) -> Run:
+        parts = [check_labelled(task, "train") for task in self.tasks]
+        nothing = Examples([], None, "val")
+        val = [check_labelled(task, "val") if "val" in task.splits else nothing for task in self.tasks]
+        others = [part for part in self.others if len(part)] if self.settings.mode == "tau_jp" else []
+        return Run(
+            title=self.title,
+            settings=self.settings,
+            device=device,
+            train=Feed(parts, self.processor, device),
+            sizes=tuple(map(len, parts)),
+            val=Feed(val, self.processor, device),
+            val_sizes=tuple(map(len, val)),
+            others=Feed(others, self.processor, device),
+            other_sizes=tuple(map(len, others)),
+            progress=self.progress,
+            state=state,
+        )
+
+    def _model(self, family: Family, run: Run) -> tuple[Model, Any]:
+        """The model on its device, what is to be trained requiring a gradient; and for `lora` the peft model."""
+        settings = self.settings
+        pooling = settings.pooling or family.default_pooling
+        linearised = settings.mode in LINEARISED
+        encoder = load_base(self.base, family, pooling, eager=linearised)
+        if linearised:
+            encoding: OrdinaryEncoder | LinearisedEncoder = LinearisedEncoder(family, pooling, encoder)
+        else:
+            encoding = OrdinaryEncoder(family, pooling, encoder)
+        encoding.to(run.device)
+        with torch.no_grad():
+            batch, _ = run.train.batch((0, [0]))
+            width = encoding.eval()(batch).shape[1]
+        heads = [
+            start_head(
+                self.head,
+                family.head,
+                task.labels,
+                width=width,
+                generator=torch.Generator().manual_seed(derive(settings.seed, "head", number)),
+            )
+            for number, task in enumerate(self.tasks)
+        ]
+        model = Model(encoding, heads)
+        adapted = add_adapter(model, family, base=self.base, settings=settings) if settings.mode == "lora" else None
+        if settings.mode == "frozen_head" or family.head is None:
+            model.heads.requires_grad_(False)
+        return model.to(run.device), adapted
+
+    def _train(self, model: Model, run: Run) -> Outcome:
+        saved = None if run.state is None else run.state.read()
+        trains_heads = any(parameter.requires_grad for parameter in model.heads.parameters())
+        if saved is None and trains_heads and self.settings.mode in PROBED:
+            for number in range(len(self.tasks)):
+                fit_head(model, run, number)
+        return train(model, run, saved)
+
+    def _write(
+        self, model: Model, adapted: Any, outcome: Outcome, folders: Mapping[str, Path], *, family: Family
+    ) -> None:
+        encoder = model.encoding.tuned()
+        for number, task in enumerate(self.tasks):
+            notes = {
+                "task": task.name,
+                "family": family.name,
+                "pooling": self.settings.pooling or family.default_pooling,
+                "mode": self.settings.mode if len(self.tasks) == 1 else "multitask",
+                "val_accuracy": outcome.metrics[number].get("val_accuracy"),
+                "tuning": asdict(self.settings),
+            }
+            folder = folders[task.name]
+            if adapted is not None:
+                write_adapter(folder, adapted, task.labels, family=family, base=self.base, notes=notes)
+            else:
+                head = model.head(number).head(task.labels)
+                write_expert(folder, encoder, head, family=family, base=self.base, notes=notes)
+
+    def _fingerprint(self, family: Family) -> str:
+        return fingerprint(
+            self.tasks,
+            base=self.base,
+            settings=self.settings,
+            processor=self.processor,
+            family=family.name,
+            others=self.others,
+            head=self.head,
+        )
+
+
+def _numbers(device: torch.device) -> list[int]:
+    """The GPU whose random state is ours to change for a while."""
+    if device.type != "cuda":
+        return []
+    return [torch.cuda.current_device() if device.index is None else device.index]

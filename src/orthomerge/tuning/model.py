@@ -1,0 +1,167 @@
+"""What is trained: an encoder, and one head a task on top of its features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+
+from orthomerge.checkpoints.opening import open_checkpoint
+from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest
+from orthomerge.heads import Activation, Head, Linear
+from orthomerge.models.families import family as find_family
+from orthomerge.models.families import family_for
+from orthomerge.models.load import load_whole
+from orthomerge.tuning.linearised import LinearisedEncoder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orthomerge.models.family import Family, HeadLayout
+
+__all__ = ["Model", "OrdinaryEncoder", "TrainableHead", "choose_family", "load_base", "start_head"]
+
+_SPREAD = 0.02  # of a fresh head's weights, as in transformers
+
+
+class OrdinaryEncoder(nn.Module):
+    """The encoder as it is; `tuned` gives it back, as for one that is linearised."""
+
+    def __init__(self, family: Family, pooling: str, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self._pool = family.poolings[pooling]
+
+    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._pool(self.encoder, batch)
+
+    def tuned(self) -> nn.Module:
+        return self.encoder
+
+
+class TrainableHead(nn.Module):
+    """A `Head` as a module: one linear layer or two."""
+
+    def __init__(self, layers: list[nn.Module], activation: Activation | None, *, normalise: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.activation, self.normalise = activation, normalise
+
+    @classmethod
+    def fresh(cls, layout: HeadLayout, width: int, classes: int, generator: torch.Generator) -> TrainableHead:
+        """Small random weights and no bias, as transformers starts a head."""
+        sizes = [width] * (len(layout.layers) - 1) + [classes]
+        layers: list[nn.Module] = []
+        for size in sizes:
+            layer = nn.Linear(width, size)
+            with torch.no_grad():
+                layer.weight.normal_(0, _SPREAD, generator=generator)
+                layer.bias.zero_()
+            layers.append(layer)
+        return cls(layers, layout.activation, normalise=layout.normalise)
+
+    @classmethod
+    def of(cls, head: Head) -> TrainableHead:
+        """The layers of a head that exists."""
+        layers: list[nn.Module] = []
+        for linear in (head.hidden, head.output):
+            if linear is None:
+                continue
+            size, width = linear.weight.shape
+            layer = nn.Linear(width, size, bias=linear.bias is not None)
+            with torch.no_grad():
+                layer.weight.copy_(linear.weight)
+                if linear.bias is not None:
+                    layer.bias.copy_(linear.bias)
+            layers.append(layer)
+        return cls(layers, head.activation, normalise=head.normalise)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.normalise:
+            features = nn.functional.normalize(features, dim=-1)
+        *hidden, output = self.layers
+        for layer in hidden:
+            features = getattr(nn.functional, self.activation or "")(layer(features))
+        logits: torch.Tensor = output(features)
+        return logits
+
+    def head(self, labels: tuple[str, ...]) -> Head:
+        """What was trained, as a `Head` on the CPU."""
+        *hidden, output = [_linear(layer) for layer in self.layers]
+        return Head(output, labels, hidden[0] if hidden else None, self.activation, self.normalise)
+
+
+class Model(nn.Module):
+    """One encoding, and the heads of its tasks in order."""
+
+    def __init__(self, encoding: OrdinaryEncoder | LinearisedEncoder, heads: list[TrainableHead]) -> None:
+        super().__init__()
+        self.encoding = encoding
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, batch: Mapping[str, torch.Tensor], number: int = 0) -> torch.Tensor:
+        """Logits of task `number`, [B, C]."""
+        logits: torch.Tensor = self.heads[number](self.encoding(batch))
+        return logits
+
+    def head(self, number: int) -> TrainableHead:
+        """The head of task `number`."""
+        return cast("TrainableHead", self.heads[number])
+
+
+def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
+    """The family to train: as named, or by the base's config. A CLIP without a ready head gets a linear one."""
+    checkpoint = open_checkpoint(base)
+    kind = (checkpoint.config or {}).get("model_type")
+    if kind is None:
+        raise CheckpointError(f"{base} must have a config.json that says its 'model_type'; give the base as a folder")
+    found = find_family(name) if name is not None else family_for(str(kind), checkpoint)
+    if kind not in found.model_types:
+        raise RecipeError(f"{base} is of model type {kind!r}, family {found.name!r} reads {found.model_types[0]!r}")
+    return find_family("clip_classifier") if name is None and found.name == "clip" and head is None else found
+
+
+def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> nn.Module:
+    """The encoder of a base in float32; heads of any kind that the base has are left behind."""
+    if pooling not in family.poolings:
+        raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
+    options = dict(family.encoder_options)
+    checkpoint = open_checkpoint(base)
+    if "pooler.*" in family.optional and not any(fnmatchcase(f".{key}", "*.pooler.*") for key in checkpoint):
+        options["add_pooling_layer"] = False
+    if eager:
+        options["attn_implementation"] = "eager"
+    heads = family.head.names() if family.head else ()
+    leftover = (*family.optional, *family.foreign, *heads, *(f"{family.prefix}{name}" for name in family.optional))
+    encoder = load_whole(family.encoder_class, base, dtype=torch.float32, optional=leftover, options=options)
+    if not isinstance(encoder, nn.Module):
+        raise TypeError(f"{family.encoder_class} is no module")
+    return encoder
+
+
+def start_head(
+    given: Head | None, layout: HeadLayout | None, labels: tuple[str, ...], *, width: int, generator: torch.Generator
+) -> TrainableHead:
+    """The head that training starts from: the one given, brought to the task's order of labels, or a fresh one."""
+    if given is None:
+        if layout is None:
+            raise RecipeError("this family has no head of its own: give one as `head` (CLIP: zero_shot_head)")
+        return TrainableHead.fresh(layout, width, len(labels), generator)
+    if given.width != width:
+        raise IncompatibleError(f"the head reads {given.width} features, the encoder gives {width}; check the pooling")
+    if layout is not None:
+        ours = (2 if given.hidden is not None else 1, given.activation, given.normalise)
+        if ours != (len(layout.layers), layout.activation, layout.normalise):
+            raise IncompatibleError(
+                f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
+                "so no checkpoint could hold it; give one of the same layers, or none"
+            )
+    return TrainableHead.of(given.reordered(labels))
+
+
+def _linear(layer: nn.Module) -> Linear:
+    weight, bias = layer.get_parameter("weight"), getattr(layer, "bias", None)
+    return Linear(weight.detach().cpu().clone(), None if bias is None else bias.detach().cpu().clone())

@@ -1,0 +1,99 @@
+"""How an expert is made: the fields are the schema of a recipe's `tuning`, and of what the expert's config records.
+
+The defaults suit small encoders. The recipe behind the published CLIP experts is AdamW, lr 1e-5, weight decay 0.1,
+batch 128, warm-up then cosine, gradients clipped at 1, head frozen (Ilharco et al. 2023, arXiv 2212.04089).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from orthomerge.errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["LINEARISED", "PROBED", "Mode", "Tuning", "choose_device", "derive"]
+
+Mode = Literal["full", "head_first", "frozen_head", "lora", "linearised", "tau_jp"]
+LINEARISED: tuple[Mode, ...] = ("linearised", "tau_jp")  # trained, and to be evaluated, as f_lin
+PROBED: tuple[Mode, ...] = ("head_first", *LINEARISED)  # `head_epochs` of the head alone come first
+_FASTEST = 1000.0  # a learning rate; far below where torch overflows, far above any use
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Settings of a run.
+
+    `epochs` may be a fraction, `steps` caps them. `lr` is the encoder's, `head_lr` the head's; after a head of its own
+    first phase (`head_first`) both move at `lr`. `warmup` is the share of steps in which the rate rises; it then
+    falls as a cosine. `clip`: the largest norm of a gradient, 0 for no limit. `head_epochs`: of `head_first`,
+    `linearised` and `tau_jp`. `rank`, `alpha`, `lora_dropout`: of `lora`. `penalty` weighs ||J(x') tau|| of
+    `penalty_batch` inputs of another task a step: of `tau_jp`. `pooling`: None for the family's own. `max_length`:
+    tokens of a text, for whoever makes the processor. `precision`: bfloat16 is autocast on a GPU; a CPU computes in
+    float32 all the same.
+    """
+
+    mode: Mode = "full"
+    epochs: float = 3.0
+    batch: int = 64
+    lr: float = 1e-4
+    head_lr: float = 1e-3
+    weight_decay: float = 0.01
+    warmup: float = 0.06
+    clip: float = 1.0
+    seed: int = 0
+    max_length: int = 128
+    head_epochs: float = 1.0
+    rank: int = 16
+    alpha: float = 16.0
+    lora_dropout: float = 0.0
+    penalty: float = 0.1
+    penalty_batch: int = 16
+    pooling: str | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: str = "auto"
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        limits: dict[str, tuple[float, float]] = {
+            **dict.fromkeys(("epochs", "alpha"), (math.ulp(0.0), math.inf)),
+            **dict.fromkeys(("lr", "head_lr"), (math.ulp(0.0), _FASTEST)),
+            **dict.fromkeys(("batch", "max_length", "rank", "penalty_batch"), (1, math.inf)),
+            **dict.fromkeys(("weight_decay", "clip", "head_epochs", "penalty"), (0, math.inf)),
+            **dict.fromkeys(("warmup", "lora_dropout"), (0, math.nextafter(1.0, 0.0))),
+        }
+        for name, (low, high) in limits.items():
+            value = getattr(self, name)
+            if not (low <= value <= high and math.isfinite(value)):
+                least = "at least 1" if low == 1 else "0 or more" if low == 0 else "above 0"
+                most = " and below 1" if high < 1 else f" and at most {high:g}" if high < math.inf else ""
+                raise RecipeError(f"{name!r} must be {least}{most}, got {value!r}")
+        if self.steps is not None and self.steps < 1:
+            raise RecipeError(f"'steps' must be at least 1, or nothing for no cap, got {self.steps!r}")
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; `auto` is the GPU where there is one."""
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RecipeError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:0")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RecipeError(f"there is no device {name!r} here, torch sees {torch.cuda.device_count()} GPUs; use auto")
+    return device
+
+
+def derive(seed: int, *purpose: object) -> int:
+    """A seed for one purpose and place of a run, so that nothing random has a state to keep."""
+    digest = hashlib.sha256("\0".join(map(str, (seed, *purpose))).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -1,0 +1,90 @@
+"""Rows, pictures and arrays small enough to check by eye."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+Row = dict[str, Any]
+
+
+def _rows(train: int = 20, test: int = 4, names: Sequence[str] = ("zebra", "ape")) -> list[Row]:
+    """Texts `train 0`, `train 1`, ... whose labels take turns; ids are not in the order of the names."""
+    return [
+        {"split": split, "text": f"{split} {n}", "label": n % len(names), "label_name": names[n % len(names)]}
+        for split, count in (("train", train), ("test", test))
+        for n in range(count)
+    ]
+
+
+def _write(path: Path, rows: Sequence[Row]) -> Path:
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        plain = path.with_name(path.name.removesuffix(".gz"))
+        parquet.write_table(arrow.Table.from_pylist(list(rows)), plain)
+        if plain != path:
+            path.write_bytes(gzip.compress(plain.read_bytes()))
+            plain.unlink()
+        return path
+    file: Any = gzip.open if path.suffix == ".gz" else open
+    with file(path, "wt", encoding="utf-8", newline="") as out:
+        if kind in ("csv", "tsv"):
+            dialect = csv.excel if kind == "csv" else csv.excel_tab
+            writer = csv.DictWriter(out, list(rows[0]), dialect=dialect)
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            out.write("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def rows() -> Callable[..., list[Row]]:
+    return _rows
+
+
+@pytest.fixture
+def write() -> Callable[[Path, Sequence[Row]], Path]:
+    """Write rows as whatever the file's name says."""
+    return _write
+
+
+@pytest.fixture
+def picture() -> Callable[..., Path]:
+    """`picture(path, value)`: save a picture of one grey value or colour."""
+    from PIL import Image
+
+    def save(path: Path, value: int | tuple[int, int, int] = 0, size: tuple[int, int] = (4, 3)) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = "L" if isinstance(value, int) else "RGB"
+        Image.new(mode, size, value).save(path)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Callable[..., Path]:
+    """`arrays(name=array, ...)`: an .npz of two classes, with some arrays changed or (None) left out."""
+
+    def save(**changes: Any) -> Path:
+        held: dict[str, Any] = {
+            "x_train": np.arange(20 * 2 * 2, dtype=np.uint8).reshape(20, 2, 2),
+            "y_train": np.arange(20) % 2,
+            "x_test": np.zeros((4, 2, 2), np.uint8),
+            "y_test": np.array([0, 1, 1, 0]),
+            "label_names": np.array(["zebra", "ape"]),
+        }
+        kept = {name: value for name, value in {**held, **changes}.items() if value is not None}
+        np.savez_compressed(tmp_path / "toy.npz", **kept)
+        return tmp_path / "toy.npz"
+
+    return save

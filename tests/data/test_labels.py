@@ -1,0 +1,138 @@
+"""Labels are matched by name, never by luck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orthomerge.data.labels import match_labels
+from orthomerge.data.reading import read_task
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+
+Write = Callable[[Path, Sequence[dict[str, Any]]], Path]
+
+
+def task(*labels: str) -> Task:
+    count = len(labels)
+    train = Examples([f"text {n}" for n in range(count)], np.arange(count), "train")
+    return Task("toy", labels, "text", {"train": train, "test": Examples(["unlabelled"], None, "test")})
+
+
+def names(found: Task) -> list[str]:
+    labels = found["train"].labels
+    assert labels is not None
+    return [found.labels[label] for label in labels]
+
+
+def test_permuted_by_name() -> None:
+    found = match_labels(task("a", "b", "c"), ("c", "a", "b"))
+    assert found.labels == ("c", "a", "b")
+    assert names(found) == ["a", "b", "c"]
+    assert found["train"].labels is not None
+    assert found["train"].labels.tolist() == [1, 2, 0]
+    assert found["test"].labels is None
+    assert list(found["train"].inputs) == ["text 0", "text 1", "text 2"]
+
+
+def test_however_they_are_written() -> None:
+    found = match_labels(task("card_arrival", "Lost Card", "PIN"), ("pin", "lost_card", "Card arrival"))
+    assert found.labels == ("pin", "lost_card", "Card arrival")
+    assert names(found) == ["Card arrival", "lost_card", "pin"]
+
+
+def test_exact_names_come_first() -> None:
+    found = match_labels(task("a b", "A_b"), ("A_b", "a b"))
+    assert names(found) == ["a b", "A_b"]
+
+
+def test_an_ambiguous_spelling_matches_nothing() -> None:
+    with pytest.raises(IncompatibleError, match=r"only the task has 'A B'; only the expert has 'A_b'"):
+        match_labels(task("A B", "ab"), ("ab", "A_b"))
+
+
+def test_experts_without_names_take_the_order_as_it_is() -> None:
+    given = task("b", "a")
+    assert match_labels(given, ("LABEL_0", "LABEL_1")) is given
+    with pytest.raises(IncompatibleError, match=r"has 3 labels without names, but the task has 2: 'b', 'a'"):
+        match_labels(given, ("LABEL_0", "LABEL_1", "LABEL_2"))
+    with pytest.raises(
+        IncompatibleError, match=r"only the task has 'b', 'a'; only the expert has 'LABEL_0', 'LABEL_1'"
+    ):
+        match_labels(given, ("LABEL_1", "LABEL_0"))
+
+
+def test_differences_are_listed() -> None:
+    with pytest.raises(
+        IncompatibleError,
+        match=r"labels of task 'toy' are not those of its expert: only the task has 'x', 'y', 'z' and 1 more; "
+        r"only the expert has 'b', 'c'; give the task the expert's names with `labels`",
+    ):
+        match_labels(task("a", "x", "y", "z", "w"), ("a", "c", "b"))
+    with pytest.raises(IncompatibleError, match=r"not those of its expert: only the expert has 'b'; give"):
+        match_labels(task("a"), ("a", "b"))
+
+
+@pytest.fixture
+def labelled(tmp_path: Path, write: Write) -> Callable[..., Path]:
+    def save(*keys: int | str, kind: str = "jsonl") -> Path:
+        return write(tmp_path / f"toy.{kind}", [{"text": f"t{n}", "label": key} for n, key in enumerate(keys)])
+
+    return save
+
+
+def test_ids_of_more_than_one_digit(labelled: Callable[..., Path]) -> None:
+    for kind in ("csv", "jsonl"):
+        found = read_task(labelled(*range(11), kind=kind))
+        assert found.labels == tuple(map(str, range(11)))
+    assert read_task(labelled(*map(str, range(11)))).labels == tuple(map(str, range(11)))
+    assert read_task(labelled(1, 2, 3)).labels == ("1", "2", "3")
+    assert read_task(labelled("02", "10", "1x")).labels == ("02", "10", "1x")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ((0, 1, 3), r"has labels from 0 to 3 but none that is 2; a class without examples must be named"),
+        ((2, 3), r"has labels from 2 to 3 but none that is 0"),
+        ((-1, 1), r"toy.jsonl line 1: label -1 is negative; ids must run from 0 or from 1"),
+        ((0, "a"), r"must have either ids or names as labels, got 'a' \(.*line 2\) and 0 \(.*line 1\)"),
+        ((0, 1, "1"), r"writes label 1 both as a number and as text"),
+    ],
+)
+def test_unsound_labels(keys: tuple[int | str, ...], message: str, labelled: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_task(labelled(*keys))
+
+
+def test_wanted_labels(labelled: Callable[..., Path]) -> None:
+    assert names(read_task(labelled("b", "a"), labels=("b", "a"))) == ["b", "a"]
+    assert names(read_task(labelled("B x", "a"), labels=("a", "b_x"))) == ["b_x", "a"]
+    assert names(read_task(labelled(1, 0, kind="csv"), labels=("no", "yes"))) == ["yes", "no"]
+    assert names(read_task(labelled(1, 2), labels=("2", "1"))) == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted", "message"),
+    [
+        (("b", "aa"), ("aaa", "b"), r"toy.jsonl line 2: label 'aa' is not one of the 2 labels; did you mean 'aaa'"),
+        ((1, 2), ("no", "yes"), r"toy.jsonl line 2: label '2' is not one of the 2 labels; known: no, yes"),
+        (("a", "b"), ("a", "b", "c"), r"the train split has no examples of 'c'"),
+    ],
+)
+def test_labels_that_are_not_wanted(
+    keys: tuple[int | str, ...], wanted: tuple[str, ...], message: str, labelled: Callable[..., Path]
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_task(labelled(*keys), labels=wanted)
+
+
+def test_wanted_labels_must_be_distinct(labelled: Callable[..., Path]) -> None:
+    with pytest.raises(RecipeError, match="'labels' must be distinct names, got 'a', 'a'"):
+        read_task(labelled("a"), labels=("a", "a"))
+    with pytest.raises(RecipeError, match="'labels' must be distinct names, got none"):
+        read_task(labelled("a"), labels=())

@@ -1,0 +1,286 @@
+"""Tokenizers keep their mask, grey images become RGB, and no example is lost on the way to a batch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orthomerge.data.inputs import Lazy, pick
+from orthomerge.data.pixels import PixelProcessor
+from orthomerge.data.processing import ImageProcessor, Processor, TextProcessor, batches, load_processor
+from orthomerge.data.task import Examples
+from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "very", "not"]
+BERT = {"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 40, "type_vocab_size": 2}
+VIT = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}}
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Callable[..., Path]:
+    """`bert(key=value)`: a folder with a vocabulary and a config with some keys changed."""
+
+    def save(**changes: Any) -> Path:
+        (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+        config = {key: value for key, value in {**BERT, **changes}.items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return save
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Callable[..., Path]:
+    """`vit(key=value)`: a folder with an image processor with some keys changed."""
+
+    def save(channels: int = 3, **changes: Any) -> Path:
+        numbers = {"image_mean": [0.5] * channels, "image_std": [0.25] * channels}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({**VIT, **numbers, **changes}))
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_channels": channels}))
+        return tmp_path
+
+    return save
+
+
+def test_texts(bert: Callable[..., Path]) -> None:
+    processor = load_processor(bert(), modality="text")
+    assert processor.modality == "text"
+    batch = processor(["a good film", "bad"])
+    assert batch["input_ids"].tolist() == [[2, 5, 6, 8, 3], [2, 7, 3, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch["token_type_ids"].tolist() == [[0] * 5] * 2
+
+
+def test_token_types_only_for_models_that_have_them(bert: Callable[..., Path]) -> None:
+    for types in (0, 1, None):
+        batch = load_processor(bert(type_vocab_size=types), modality="text")(["a"])
+        assert sorted(batch) == ["attention_mask", "input_ids"]
+    folder = bert()
+    (folder / "config.json").unlink()
+    assert "token_type_ids" in load_processor(folder, modality="text")(["a"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "config", "expected"),
+    [
+        (128, {}, 40),
+        (16, {}, 16),
+        (128, {"max_position_embeddings": None}, 128),
+        (128, {"model_type": "roberta", "pad_token_id": 1}, 38),
+    ],
+)
+def test_texts_are_no_longer_than_the_model(
+    asked: int, config: dict[str, Any], expected: int, bert: Callable[..., Path]
+) -> None:
+    processor = load_processor(bert(**config), modality="text", max_length=asked)
+    assert processor(["good " * 200])["input_ids"].shape == (1, expected)
+
+
+def test_text_digests(bert: Callable[..., Path]) -> None:
+    def digest(length: int = 30, **changes: Any) -> str:
+        return load_processor(bert(**changes), modality="text", max_length=length).digest()
+
+    assert digest() == digest()
+    assert len({digest(), digest(20), digest(type_vocab_size=1)}) == 3
+    before = digest()
+    folder = bert()
+    (folder / "vocab.txt").write_text("\n".join([*WORDS[:-1], "never"]) + "\n")
+    assert load_processor(folder, modality="text", max_length=30).digest() != before
+
+
+def test_what_is_wrong_with_a_tokenizer(bert: Callable[..., Path]) -> None:
+    with pytest.raises(IncompatibleError, match=r"knows 11 tokens, but its model has 7; it is another model's"):
+        load_processor(bert(vocab_size=7), modality="text")
+    with pytest.raises(RecipeError, match=r"'max_length' must leave room for a text .*, got 2"):
+        load_processor(bert(), modality="text", max_length=2)
+    with pytest.raises(IncompatibleError, match="a tokenizer reads texts, got ndarray"):
+        load_processor(bert(), modality="text")([np.zeros((2, 2))])
+    folder = bert()
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"transformers cannot load the tokenizer of"):
+        load_processor(folder, modality="text")
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"has no vocabulary .*copy the tokenizer's files from the base"):
+        load_processor(folder, modality="text")
+
+
+def test_a_tokenizer_without_padding(bert: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    folder = bert()
+    unpadded = transformers.BertTokenizer(vocab=str(folder / "vocab.txt"), pad_token=None)
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: unpadded)
+    with pytest.raises(CheckpointError, match="has no padding token"):
+        load_processor(folder, modality="text")
+
+
+def test_grey_becomes_rgb(vit: Callable[..., Path]) -> None:
+    processor = load_processor(vit(), modality="image")
+    assert isinstance(processor, ImageProcessor)
+    grey = np.full((8, 8), 255, np.uint8)
+    batch = processor([grey, np.zeros((5, 9, 3), np.uint8), np.zeros((3, 3, 1), np.uint8)])
+    assert list(batch) == ["pixel_values"]
+    assert batch["pixel_values"].shape == (3, 3, 8, 8)
+    assert torch.allclose(batch["pixel_values"][0], torch.tensor(2.0))
+    assert torch.allclose(batch["pixel_values"][1], torch.tensor(-2.0))
+
+
+def test_models_of_one_channel(vit: Callable[..., Path]) -> None:
+    processor = load_processor(vit(1), modality="image")
+    assert processor([np.zeros((8, 8), np.uint8)])["pixel_values"].shape == (1, 1, 8, 8)
+    with pytest.raises(IncompatibleError, match="reads images with 1 channel, got 3"):
+        processor([np.zeros((8, 8, 3), np.uint8)])
+
+
+def test_image_digests(vit: Callable[..., Path]) -> None:
+    def digest(**changes: Any) -> str:
+        return load_processor(vit(**changes), modality="image").digest()
+
+    assert digest() == digest()
+    assert len({digest(), digest(resample=3), digest(channels=1)}) == 3
+
+
+def test_an_image_processor_inside_a_processor(tmp_path: Path) -> None:
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": VIT}))
+    assert isinstance(load_processor(tmp_path, modality="image"), ImageProcessor)
+
+
+def test_what_is_wrong_with_an_image_processor(vit: Callable[..., Path]) -> None:
+    with pytest.raises(CheckpointError, match="transformers cannot load the image processor of"):
+        load_processor(vit(image_processor_type="Nonsense"), modality="image")
+    folder = vit(do_resize=False)
+    with pytest.raises(IncompatibleError, match=r"ViTImageProcessor\w* cannot make one batch of these images"):
+        load_processor(folder, modality="image")([np.zeros((8, 8), np.uint8), np.zeros((9, 8), np.uint8)])
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"says nothing about its images: it needs preprocessor_config.json"):
+        load_processor(folder, modality="image")
+
+
+def test_models_without_an_image_processor(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"image_size": 6, "num_channels": 1}}))
+    assert load_processor(tmp_path, modality="image") == PixelProcessor(6, channels=1)
+    (tmp_path / "config.json").write_text(json.dumps({"image_size": [6, 4]}))
+    assert load_processor(tmp_path, modality="image") == PixelProcessor((6, 4))
+
+
+def test_without_transformers(bert: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.utils", None)
+    with pytest.raises(RecipeError, match="running a model needs transformers"):
+        load_processor(bert(), modality="text")
+
+
+def test_pixels_by_hand() -> None:
+    processor = PixelProcessor(2, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))
+    values = processor([np.array([[0, 255], [51, 102]], np.uint8)])["pixel_values"]
+    assert values.dtype == torch.float32
+    expected = torch.tensor([[[0, 1], [0.2, 0.4]], [[-1, 1], [-0.6, -0.2]], [[-0.5, 0], [-0.4, -0.3]]])
+    assert torch.allclose(values[0], expected)
+
+
+def test_pixels_agree_with_the_stock_processor(vit: Callable[..., Path]) -> None:
+    stock = load_processor(vit(), modality="image")
+    plain = PixelProcessor(8, std=(0.25,))
+    random = np.random.Generator(np.random.PCG64(0))
+    same = [random.integers(0, 256, (8, 8, 3), dtype=np.uint8) for _ in range(5)]
+    assert torch.allclose(plain(same)["pixel_values"], stock(same)["pixel_values"], atol=1e-6)
+    # Pillow rounds to bytes after each direction.
+    other = [random.integers(0, 256, (20, 13), dtype=np.uint8) for _ in range(5)]
+    assert torch.allclose(plain(other)["pixel_values"], stock(other)["pixel_values"], atol=4 * 1.6 / 255)
+
+
+def test_pixels_of_mixed_sizes_are_those_of_each_alone() -> None:
+    processor = PixelProcessor((4, 6))
+    images = [np.full((4, 6), 7, np.uint8), np.zeros((9, 3, 3), np.uint8), np.eye(5, dtype=np.uint8) * 200]
+    together = processor(images)["pixel_values"]
+    assert together.shape == (3, 3, 4, 6)
+    for image, values in zip(images, together, strict=True):
+        assert torch.equal(processor([image])["pixel_values"][0], values)
+
+
+def test_pixel_options() -> None:
+    with pytest.raises(RecipeError, match="1 or 3 channels and a size, got 2 and 8"):
+        PixelProcessor(8, channels=2)
+    with pytest.raises(RecipeError, match="1 or 3 channels and a size, got 3 and 0"):
+        PixelProcessor(0)
+    for mean, std in (((0.5, 0.5), (0.5,)), ((0.5,), (0.0,)), ((), (0.5,))):
+        with pytest.raises(RecipeError, match="'mean' and 'std' must have 1 or 3 numbers"):
+            PixelProcessor(8, mean=mean, std=std)
+    with pytest.raises(IncompatibleError, match=r"must be uint8 \[H, W\] or \[H, W, 3\], got float64 \[2, 2\]"):
+        PixelProcessor(8)([np.zeros((2, 2))])
+    with pytest.raises(IncompatibleError, match="reads images with 3 channels, got 4"):
+        PixelProcessor(8)([np.zeros((2, 2, 4), np.uint8)])
+    digests = {PixelProcessor(8).digest(), PixelProcessor(9).digest(), PixelProcessor(8, std=(1.0,)).digest()}
+    assert len(digests) == 3
+
+
+def numbers(count: int) -> Examples:
+    return Examples([np.full((2, 2), n, np.uint8) for n in range(count)], None, "test")
+
+
+def seen(found: Sequence[dict[str, torch.Tensor]]) -> list[int]:
+    return [round(float(value)) for batch in found for value in batch["pixel_values"][:, 0, 0, 0]]
+
+
+PLAIN: Processor = PixelProcessor(2, mean=(0.0,), std=(1 / 255,), channels=1)
+
+
+@pytest.mark.parametrize(("count", "size"), [(10, 4), (8, 4), (3, 4), (1, 1), (0, 4)])
+def test_batches_lose_nothing(count: int, size: int) -> None:
+    found = list(batches(numbers(count), PLAIN, size))
+    assert seen(found) == list(range(count))
+    assert [len(batch["pixel_values"]) for batch in found][:-1] == [size] * (len(found) - 1)
+
+
+def test_batches_in_another_order() -> None:
+    assert seen(list(batches(numbers(5), PLAIN, 2, order=[4, 0, 0, 3]))) == [4, 0, 0, 3]
+    assert seen(list(batches(numbers(5), PLAIN, 2, order=np.array([2, 1])))) == [2, 1]  # type: ignore[arg-type]
+
+
+def test_what_is_wrong_with_batches() -> None:
+    with pytest.raises(RecipeError, match="the batch size must be at least 1, got 0"):
+        batches(numbers(3), PLAIN, 0)
+    for order in ([0, 3], [-1, 0]):
+        with pytest.raises(RecipeError, match=r"an order must have places from 0 to 2, got"):
+            batches(numbers(3), PLAIN, 2, order=order)
+
+    class Loses:
+        modality = "image"
+
+        def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+            return {"pixel_values": torch.zeros(len(inputs) - 1)}
+
+        def digest(self) -> str:
+            return ""
+
+    with pytest.raises(IncompatibleError, match="the processor made 1 rows of 'pixel_values' from 2 inputs"):
+        next(batches(numbers(3), Loses(), 2))  # type: ignore[arg-type]
+
+
+def test_lazy_inputs_stay_lazy() -> None:
+    opened: list[int] = []
+
+    def load(key: int) -> int:
+        opened.append(key)
+        return key * 10
+
+    inputs = Lazy(range(5), load)
+    chosen = pick(inputs, np.array([3, 1]))
+    assert (len(inputs), len(chosen), opened) == (5, 2, [])
+    assert list(chosen) == [30, 10]
+    assert list(inputs[1:3]) == [10, 20]
+    assert pick(["a", "b"], [1]) == ["b"]
+
+
+def test_text_processor_is_made_of_plain_parts(bert: Callable[..., Path]) -> None:
+    processor = load_processor(bert(), modality="text")
+    assert isinstance(processor, TextProcessor)
+    assert repr(processor) == "TextProcessor(max_length=40, segments=True)"

@@ -1,0 +1,229 @@
+"""Tests of tests: exact binomials, intervals that cover, corrections and equivalence by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.evaluation import compare
+from orthomerge.evaluation.compare import (
+    Difference,
+    bootstrap,
+    contamination,
+    holm,
+    mcnemar,
+    mcnemar_hits,
+    tost,
+)
+
+Bools = NDArray[np.bool_]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "p"),
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),  # 2 * 1/2
+        (0, 5, 2 / 32),
+        (1, 5, 2 * (1 + 6) / 64),
+        (2, 8, 2 * (1 + 10 + 45) / 1024),
+        (8, 2, 2 * (1 + 10 + 45) / 1024),
+        (3, 3, 1.0),  # 2 * (1 + 6 + 15 + 20) / 64 is more than 1
+    ],
+)
+def test_mcnemar_by_hand(first: int, second: int, p: float) -> None:
+    assert mcnemar(first, second) == p
+
+
+def test_mcnemar_of_many() -> None:
+    # Normal with continuity correction: z = (|10100 - 9900| - 1) / sqrt(20000)
+    z = 199 / math.sqrt(20_000)
+    assert mcnemar(10_100, 9_900) == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
+    assert mcnemar(20_000, 0) == 0.0
+
+
+def test_mcnemar_counts_only_what_differs() -> None:
+    first = np.array([1, 1, 1, 1, 1, 0, 1, 0, 1], dtype=bool)
+    second = np.array([0, 0, 0, 0, 0, 1, 1, 0, 1], dtype=bool)
+    assert mcnemar_hits(first, second) == mcnemar(5, 1) == 14 / 64
+
+
+def test_mcnemar_of_nonsense() -> None:
+    with pytest.raises(RecipeError, match="counts must be at least 0, got -1 and 2"):
+        mcnemar(-1, 2)
+    with pytest.raises(IncompatibleError, match="McNemar pairs two lists of hits of one length, got 1 x 2 and 1 x 3"):
+        mcnemar_hits([True, False], [True, False, True])
+    with pytest.raises(IncompatibleError, match=r"hits must be booleans \[n\] or \[seeds, n\].* got int64 \(2,\)"):
+        mcnemar_hits(np.array([1, 0]), [True, False])
+
+
+def draw(generator: np.random.Generator, n: int, *, gain: float) -> tuple[Bools, Bools]:
+    """Hits of two methods: 70 % both, 10 % + gain only the first, 10 % only the second."""
+    kind = generator.choice(4, size=n, p=[0.7, 0.1 + gain, 0.1, 0.1 - gain])
+    return (kind == 0) | (kind == 1), (kind == 0) | (kind == 2)
+
+
+def test_bootstrap_agrees_with_the_formula() -> None:
+    generator = np.random.default_rng(0)
+    sizes = {"small": 200, "large": 5000}
+    pairs = {task: draw(generator, n, gain=0.03) for task, n in sizes.items()}
+    first, second = ({task: pair[side] for task, pair in pairs.items()} for side in (0, 1))
+    found = bootstrap(first, second)
+    gaps = {task: one.astype(int) - other for task, (one, other) in pairs.items()}
+    estimate = np.mean([gap.mean() for gap in gaps.values()])
+    error = math.sqrt(sum(gap.var() / len(gap) for gap in gaps.values())) / 2
+    assert found.estimate == pytest.approx(estimate)
+    assert found.error == pytest.approx(error, rel=0.03)
+    assert (found.low, found.high) == pytest.approx((estimate - 1.96 * error, estimate + 1.96 * error), abs=0.1 * error)
+    assert found == bootstrap(first, second)
+    assert found != bootstrap(first, second, seed=1)
+    other = bootstrap(second, first)
+    assert other.estimate == -found.estimate
+
+
+def test_bootstrap_covers() -> None:
+    generator = np.random.default_rng(1)
+    covered = 0
+    for seed in range(200):
+        pairs = [draw(generator, n, gain=0.05) for n in (60, 150)]
+        found = bootstrap(
+            {str(i): one for i, (one, _) in enumerate(pairs)},
+            {str(i): other for i, (_, other) in enumerate(pairs)},
+            resamples=1000,
+            seed=seed,
+        )
+        covered += found.low <= 0.05 <= found.high
+    assert 180 <= covered <= 199  # of 190 expected
+
+
+def test_bootstrap_draws_items_as_a_naive_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(2)
+    first, second = generator.random((5, 80)) < 0.8, generator.random((5, 80)) < 0.6
+    monkeypatch.setattr(compare, "_MOST", 1000)  # several blocks
+    found = bootstrap({"t": first}, {"t": second})
+    gap = first.astype(int) - second
+    naive = np.array(
+        [gap[np.ix_(generator.integers(5, size=5), generator.integers(80, size=80))].mean() for _ in range(4000)]
+    )
+    assert found.estimate == pytest.approx(gap.mean())
+    assert found.error == pytest.approx(naive.std(), rel=0.06)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(naive, [0.025, 0.975])), abs=0.012)
+
+
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    base = np.zeros((6, 400), dtype=bool)
+    steady, shaky = base.copy(), base.copy()
+    steady[:, ::2] = True
+    shaky[::2] = True
+    calm, wild = (bootstrap({"t": hits}, {"t": base[0]}) for hits in (steady, shaky))
+    assert calm.estimate == wild.estimate == 0.5
+    assert wild.high - wild.low > 5 * (calm.high - calm.low)
+
+
+def test_methods_that_never_differ_still_have_an_error() -> None:
+    hits = np.array([True, False, True, True])
+    found = bootstrap({"t": hits}, {"t": hits})
+    assert (found.estimate, found.low, found.high, found.p) == (0, 0, 0, 1)
+    assert found.error == pytest.approx(1 / 6)  # sqrt(0.5 + 0.5) / (4 + 2)
+
+
+def test_p_is_small_only_for_a_difference() -> None:
+    better = np.arange(200) < 180
+    assert bootstrap({"t": better}, {"t": np.arange(200) < 140}).p == pytest.approx(2 / 10_001)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ({"a": [True]}, {"b": [True]}, "the same tasks, at least one; they differ in 'a', 'b'|'b', 'a'"),
+        ({}, {}, "they differ in nothing: there are none"),
+        ({"a": [True]}, {"a": [True, True]}, "hits on 'a' are not of the same inputs: 1 x 1 and 1 x 2"),
+        ({"a": [[True]] * 2}, {"a": [[True]] * 3}, "hits on 'a' are not of the same inputs: 2 x 1 and 3 x 1"),
+        ({"a": [[True]] * 2, "b": [[True]] * 3}, {"a": [True], "b": [True]}, r"the same seeds, got \[2, 3\] of them"),
+        ({"a": [1.0]}, {"a": [1.0]}, r"hits must be booleans .* got float64 \(1,\)"),
+        ({"a": np.zeros(0, dtype=bool)}, {"a": np.zeros(0, dtype=bool)}, r"at least one, got bool \(0,\)"),
+    ],
+)
+def test_hits_that_do_not_match(first: dict[str, Any], second: dict[str, Any], message: str) -> None:
+    with pytest.raises(IncompatibleError, match=message):
+        bootstrap(first, second)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"resamples": 99}, "'resamples' must be at least 100, got 99"),
+        ({"confidence": 1.0}, r"'confidence' must be in \(0, 1\), got 1.0"),
+    ],
+)
+def test_bootstrap_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        bootstrap({"a": [True]}, {"a": [True]}, **options)
+
+
+def test_holm_by_hand() -> None:
+    # 4 * 0.005, 3 * 0.01, 2 * 0.03, then 0.04, which may not fall below 0.06; in the order given
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
+    assert list(found) == ["a", "b", "c", "d"]
+    assert holm({"a": 0.9, "b": 0.6}) == {"a": 1.0, "b": 1.0}
+    assert holm({}) == {}
+
+
+def test_holm_of_nonsense() -> None:
+    with pytest.raises(RecipeError, match=r"the p-value of 'a' must be in \[0, 1\], got 1.5"):
+        holm({"a": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("estimate", "error", "comparable"),
+    [
+        (0.0, 0.002, True),  # z = 2.5 both ways
+        (0.0, 0.004, False),  # no difference seen, but too little data to say there is none
+        (0.0045, 0.001, False),  # z = 0.5 on one side
+        (0.02, 0.001, False),
+        (-0.02, 0.001, False),
+    ],
+)
+def test_comparable_needs_both_tests(estimate: float, error: float, comparable: bool) -> None:
+    difference = Difference(estimate, 0, 0, error, 1)
+    assert tost(difference, margin=0.005).comparable is comparable
+
+
+def test_tost_by_hand() -> None:
+    # (0.001 + 0.005) / 0.003 = 2 and (0.001 - 0.005) / 0.003 = -4/3 standard errors
+    found = tost(Difference(0.001, 0, 0, 0.003, 1), margin=0.005)
+    assert (found.p_below, found.p_above) == pytest.approx((0.0227501, 0.0912112), abs=1e-6)
+    assert not found.comparable
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"margin": 0.0}, "'margin' must be positive, got 0.0"),
+        ({"alpha": 0.5}, r"'alpha' must be in \(0, 0.5\), got 0.5"),
+        ({"error": 0.0}, "needs a positive standard error, got 0.0"),
+    ],
+)
+def test_tost_options(options: dict[str, float], message: str) -> None:
+    difference = Difference(0, 0, 0, options.pop("error", 0.1), 1)
+    with pytest.raises(RecipeError, match=message):
+        tost(difference, **options)
+
+
+def test_contamination() -> None:
+    assert contamination(0.80, 0.785) is None
+    assert contamination(0.70, 0.785) is None
+    warning = contamination(0.98, 0.785, task="dtd")
+    assert warning == (
+        "the expert of 'dtd' scores 98.0 on test but 78.5 on validation data, 19.5 points less (more than 5): "
+        "it may have been trained on the test inputs"
+    )
+    assert contamination(0.80, 0.785, margin=0.01) is not None
+    with pytest.raises(RecipeError, match=r"'expert_val' must be a share in \[0, 1\], got 78.5"):
+        contamination(0.98, 78.5)

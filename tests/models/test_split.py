@@ -1,0 +1,299 @@
+"""Every tensor of a checkpoint is placed: encoder, head, left out for a reason, or unknown; nothing is guessed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from orthomerge.checkpoints.checkpoint import Spec
+from orthomerge.models.bert import FAMILY as BERT
+from orthomerge.models.family import Family, HeadLayout
+from orthomerge.models.generic import generic
+from orthomerge.models.roberta import FAMILY as ROBERTA
+from orthomerge.models.split import Split, split_base, split_expert
+from orthomerge.models.t5 import FAMILY as T5
+
+WORDS, QUERY, NORM, POOLER = (
+    "embeddings.word_embeddings.weight",
+    "encoder.layer.0.attention.self.query.weight",
+    "encoder.layer.0.output.LayerNorm.weight",
+    "pooler.dense.weight",
+)
+SHAPES = {WORDS: (10, 4), QUERY: (4, 4), NORM: (4,), POOLER: (4, 4)}
+ENCODER = {name: Spec(shape, "F32") for name, shape in SHAPES.items()}
+
+
+def specs(*names: str, **shapes: tuple[int, ...]) -> dict[str, Spec]:
+    return {name: Spec(shapes.get(name, (4, 4)), "F32") for name in names}
+
+
+def under(
+    prefix: str, *, classes: int = 3, head: str | None = None, change: dict[str, Spec | None] | None = None
+) -> dict[str, Spec]:
+    """A classifier with its encoder under a prefix."""
+    inside = {name: spec for name, spec in (ENCODER | (change or {})).items() if spec is not None}
+    outer = prefix.removesuffix("bert.") if head is None else head
+    found = {prefix + name: spec for name, spec in inside.items()}
+    return found | {
+        f"{outer}classifier.weight": Spec((classes, 4), "F32"),
+        f"{outer}classifier.bias": Spec((classes,), "F32"),
+    }
+
+
+def expert(given: dict[str, Spec], family: Family = BERT, **options: object) -> Split:
+    return split_expert(given, family, ENCODER, **{"pooling": "pooler", **options})  # type: ignore[arg-type]
+
+
+def accounted(split: Split, given: dict[str, Spec]) -> None:
+    """Every name exactly once."""
+    placed = [*split.names.values(), *split.head.values(), *split.left_out, *split.unknown]
+    assert sorted(placed) == sorted(given)
+
+
+# The base
+
+
+@pytest.mark.parametrize("outer", ["", "module.", "model.", "module.model.", "_orig_mod.module.", "state_dict."])
+@pytest.mark.parametrize("inner", ["", "bert."])
+def test_a_base_is_unwrapped(outer: str, inner: str) -> None:
+    given = {outer + inner + name: spec for name, spec in ENCODER.items()}
+    split = split_base(given, BERT)
+    assert split.names == {name: outer + inner + name for name in ENCODER}
+    assert (split.left_out, split.unknown, split.prefixes) == ({}, (), (outer + inner,))
+    accounted(split, given)
+
+
+def test_a_base_with_heads_of_its_own() -> None:
+    given = under("module.bert.", classes=2) | specs("module.cls.predictions.bias", "module.strange.weight")
+    split = split_base(given, BERT)
+    assert split.names == {name: f"module.bert.{name}" for name in ENCODER}
+    assert split.left_out == {
+        "module.classifier.weight": "the base's own head",
+        "module.classifier.bias": "the base's own head",
+        "module.cls.predictions.bias": "not part of the encoder",
+    }
+    assert split.unknown == ("module.strange.weight",)
+    accounted(split, given)
+
+
+@pytest.mark.parametrize("pattern", ["module.strange.*", "strange.*", "*strange*"])
+def test_what_is_ignored_in_a_base(pattern: str) -> None:
+    given = under("module.bert.") | specs("module.strange.weight")
+    split = split_base(given, BERT, ignore=(pattern,))
+    assert split.left_out["module.strange.weight"] == "ignored as asked"
+    assert split.unknown == ()
+
+
+def test_a_base_with_a_given_prefix() -> None:
+    given = specs("net.body.a", "net.body.b", "net.top.weight")
+    split = split_base(given, generic("net.body"), prefix="net.body.")
+    assert split.names == {"a": "net.body.a", "b": "net.body.b"}
+    assert split.unknown == ("net.top.weight",)
+    assert split_base(given, generic("nowhere"), prefix="nowhere.").names == {}
+    assert split_base({}, BERT).names == {}
+
+
+TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(
+    ("held", "kept"),
+    [
+        (("shared.weight", *TWINS), "shared.weight"),
+        ((*TWINS, "shared.weight"), "shared.weight"),
+        (("shared.weight",), "shared.weight"),
+        (TWINS[:1], TWINS[0]),
+        (TWINS, TWINS[0]),
+        (TWINS[::-1], TWINS[1]),
+    ],
+)
+def test_tied_weights_of_a_base_are_kept_once(held: tuple[str, ...], kept: str) -> None:
+    given = specs(*held, "encoder.block.0.weight")
+    split = split_base(given, T5)
+    assert split.names == {"shared.weight": kept, "encoder.block.0.weight": "encoder.block.0.weight"}
+    assert split.left_out == {name: "tied to shared.weight" for name in held if name != kept}
+    accounted(split, given)
+
+
+# Experts
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "bert.",
+        "module.",
+        "model.",
+        "module.bert.",
+        "model.bert.",
+        "module.model.bert.",
+        "a.b.c.bert.",
+        "net.backbone.",
+    ],
+)
+def test_the_prefix_of_an_expert_is_found(prefix: str) -> None:
+    given = under(prefix)
+    split = expert(given)
+    assert split.names == {name: prefix + name for name in ENCODER}
+    assert (split.prefixes, split.missing, split.unknown, split.left_out) == ((prefix,), (), (), {})
+    outer = prefix.removesuffix("bert.")
+    assert split.head == {"weight": f"{outer}classifier.weight", "bias": f"{outer}classifier.bias"}
+    accounted(split, given)
+
+
+def test_a_head_outside_the_wrapper() -> None:
+    split = expert(under("backbone.", head=""))
+    assert split.head == {"weight": "classifier.weight", "bias": "classifier.bias"}
+
+
+def test_weight_and_bias_of_a_head_come_from_one_place() -> None:
+    given = under("module.bert.") | specs("classifier.bias", "classifier.weight")
+    del given["module.classifier.bias"]
+    split = expert(given)
+    assert split.head == {"weight": "module.classifier.weight"}
+    assert split.unknown == ("classifier.bias", "classifier.weight")
+
+
+def test_two_encoders_in_one_checkpoint_are_not_told_apart_by_guessing() -> None:
+    given = under("student.bert.") | under("teacher.bert.")
+    split = expert(given)
+    assert sorted(split.prefixes) == ["student.bert.", "teacher.bert."]
+    chosen = expert(given, prefix="teacher.bert.")
+    assert chosen.prefixes == ("teacher.bert.",)
+    assert chosen.names[WORDS] == f"teacher.bert.{WORDS}"
+    assert chosen.head["weight"] == "teacher.classifier.weight"
+    assert set(chosen.unknown) == set(under("student.bert."))
+    assert expert(given, prefix="teacher.bert") == chosen  # the point is understood
+    assert expert(under("") | under("bert.")).prefixes == ("bert.", "")
+
+
+def test_shapes_tell_two_encoders_apart() -> None:
+    given = under("student.bert.", change={WORDS: Spec((10, 2), "F32")}) | under("teacher.bert.")
+    assert expert(given).prefixes == ("teacher.bert.",)
+
+
+def test_two_encoders_that_both_lack_a_tensor_are_not_told_apart_either() -> None:
+    """With `missing: base` nothing else would stop the first one from being taken."""
+    given = under("student.bert.", change={QUERY: None}) | under("teacher.bert.", change={QUERY: None})
+    split = expert(given)
+    assert sorted(split.prefixes) == ["student.bert.", "teacher.bert."]
+    assert split.missing == (QUERY,)
+
+
+def test_the_prefix_that_holds_more_wins() -> None:
+    given = under("bert.") | specs(f"ema.{WORDS}")
+    split = expert(given)
+    assert (split.prefixes, split.unknown) == (("bert.",), (f"ema.{WORDS}",))
+
+
+def test_wrong_shapes_are_left_for_the_plan_to_refuse() -> None:
+    split = expert(under("bert.", change={WORDS: Spec((11, 4), "F32")}))
+    assert (split.prefixes, split.missing, split.names[WORDS]) == (("bert.",), (), f"bert.{WORDS}")
+
+
+def test_missing_tensors() -> None:
+    split = expert(under("module.bert.", change={QUERY: None, POOLER: None}))
+    assert (split.missing, split.prefixes) == ((QUERY, POOLER), ("module.bert.",))
+    nothing = expert(specs("conv.weight", "fc.weight"))
+    assert (nothing.names, nothing.missing) == ({}, tuple(ENCODER))
+    assert (nothing.unknown, nothing.prefixes) == (("conv.weight", "fc.weight"), ("bert.",))
+    assert expert({}).missing == tuple(ENCODER)
+    wrong = expert(under("bert."), prefix="nowhere.")
+    assert (wrong.names, wrong.prefixes) == ({}, ("nowhere.",))
+
+
+def test_what_an_expert_may_have_beside_its_encoder() -> None:
+    given = under("bert.") | specs(
+        *("bert.embeddings.position_ids", "cls.predictions.bias", "loss.weight", "optimizer.step", "bert.extra.weight")
+    )
+    split = expert(given, ignore=("optimizer.*",))
+    assert split.left_out == {
+        "bert.embeddings.position_ids": "optional, and not in the base",
+        "cls.predictions.bias": "not part of the encoder",
+        "optimizer.step": "ignored as asked",
+    }
+    assert split.unknown == ("bert.extra.weight", "loss.weight")
+    accounted(split, given)
+
+
+def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
+    given = under("bert.", change={POOLER: None})
+    assert expert(given).missing == (POOLER,)
+    assert expert(given, pooling="cls").missing == (POOLER,)
+    assert (BERT.may_lack(POOLER, "pooler"), BERT.may_lack(POOLER, "cls")) == (False, True)
+    # A base without a pooler and experts with one.
+    reference = {name: spec for name, spec in ENCODER.items() if name != POOLER}
+    split = split_expert(under("bert."), BERT, reference, pooling="cls")
+    assert split.left_out == {f"bert.{POOLER}": "optional, and not in the base"}
+    split = split_expert(under("bert."), BERT, reference, pooling="pooler")
+    assert split.unknown == (f"bert.{POOLER}",)
+
+
+def test_a_reference_of_optional_tensors_only() -> None:
+    split = split_expert(specs("bert.pooler.dense.weight"), BERT, {POOLER: ENCODER[POOLER]}, pooling="cls")
+    assert (split.prefixes, split.names) == (("bert.",), {POOLER: f"bert.{POOLER}"})
+
+
+@pytest.mark.parametrize("held", [("shared.weight",), TWINS[:1], TWINS, ("shared.weight", *TWINS), TWINS[1:]])
+@pytest.mark.parametrize("prefix", ["", "transformer.", "module.transformer."])
+def test_tied_weights_of_an_expert(held: tuple[str, ...], prefix: str) -> None:
+    reference = specs("shared.weight", "encoder.block.0.weight")
+    given = {prefix + name: Spec((4, 4), "F32") for name in (*held, "encoder.block.0.weight", "lm_head.weight")}
+    split = split_expert(given, T5, reference, pooling="eos")
+    kept = "shared.weight" if "shared.weight" in held else held[0]
+    assert split.names == {"shared.weight": prefix + kept, "encoder.block.0.weight": f"{prefix}encoder.block.0.weight"}
+    tied = {prefix + name: "tied to shared.weight" for name in held if name != kept}
+    assert {name: why for name, why in split.left_out.items() if "lm_head" not in name} == tied
+    assert split.missing == ()
+
+
+def test_heads_of_two_layers() -> None:
+    layers = ("classifier.dense", "classifier.out_proj")
+    given = {f"roberta.{name}": spec for name, spec in ENCODER.items()} | specs(
+        *(f"{layer}.{part}" for layer in layers for part in ("weight", "bias"))
+    )
+    split = split_expert(given, ROBERTA, ENCODER, pooling="cls")
+    assert split.head == {
+        "hidden.weight": "classifier.dense.weight",
+        "hidden.bias": "classifier.dense.bias",
+        "weight": "classifier.out_proj.weight",
+        "bias": "classifier.out_proj.bias",
+    }
+    accounted(split, given)
+
+
+def test_a_head_under_another_name() -> None:
+    given = under("module.bert.") | specs("module.fc.weight", "top.weight", "top.bias")
+    split = expert(given, layout=HeadLayout(("fc",)))
+    assert split.head == {"weight": "module.fc.weight"}
+    assert split.unknown == ("module.classifier.bias", "module.classifier.weight", "top.bias", "top.weight")
+    assert expert(given, layout=HeadLayout(("top",))).head == {"weight": "top.weight", "bias": "top.bias"}
+    assert expert(given, layout=HeadLayout(("nowhere",))).head == {}
+
+
+def test_a_family_without_heads() -> None:
+    given = {f"body.{name}": spec for name, spec in ENCODER.items()} | specs("fc.weight", "fc.bias")
+    split = split_expert(given, generic("body"), ENCODER, pooling="output")
+    assert (split.head, split.unknown) == ({}, ("fc.bias", "fc.weight"))
+    split = split_expert(given, generic("body"), ENCODER, pooling="output", layout=HeadLayout(("fc",)))
+    assert (split.head, split.unknown) == ({"weight": "fc.weight", "bias": "fc.bias"}, ())
+
+
+def test_the_order_does_not_depend_on_the_process() -> None:
+    """It goes into the manifest, and two runs must give identical files."""
+    program = (
+        "from orthomerge.models.bert import FAMILY; from orthomerge.models.split import split_expert\n"
+        "from orthomerge.checkpoints.checkpoint import Spec\n"
+        "given = {f'cls.x{n}': Spec((1,), 'F32') for n in range(30)} | {'bert.a': Spec((1,), 'F32')}\n"
+        "print(list(split_expert(given, FAMILY, {'a': Spec((1,), 'F32')}, pooling='pooler').left_out))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, check=True, env={"PYTHONHASHSEED": str(seed)}
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(found) == 1

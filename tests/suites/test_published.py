@@ -1,0 +1,499 @@
+"""The papers' suites on tiny files of the published formats, laid out as the hub's cache lays them out."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants
+from PIL import Image
+from safetensors.torch import save_file
+
+from orthomerge import load
+from orthomerge.data.task import Task
+from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.evaluation.evaluate import Bench, Question, evaluate
+from orthomerge.features.cache import FeatureCache
+from orthomerge.merged import read_manifest, verify
+from orthomerge.models.load import quiet
+from orthomerge.models.zero_shot import zero_shot_head
+from orthomerge.recipe import Expert
+from orthomerge.suites import published
+from orthomerge.suites.clip_prompts import TEMPLATES, class_names
+from orthomerge.suites.published import HalvesProcessor, read_csv_task
+from orthomerge.suites.suite import Suite
+from orthomerge.suites.table import SUITES, build_suite
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CLIP8, TEXT5 = SUITES["clip-vit-b32-8"].tasks, SUITES["bert-text5"].tasks
+CLASSES = dict.fromkeys(CLIP8, ("red_barn", "blue_sea")) | {
+    "svhn": ("0", "1"),
+    "mnist": ("0", "1"),
+    "eurosat": ("AnnualCrop", "SeaLake"),
+}
+WORDS = ("good", "bad", "film", "very", "not", "it")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+KONG = "kongfs/FT-Classifier-for-Model-Merging"
+
+
+def perturbed(state: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        key: value + 0.02 * torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
+        for key, value in state.items()
+    }
+
+
+def lay(cache: Path, repository: str, folder: Path, *, kind: str = "models") -> None:
+    """A folder as huggingface_hub caches it: blobs, a snapshot of links, a reference."""
+    home = cache / f"{kind}--{repository.replace('/', '--')}"
+    (home / "blobs").mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(COMMIT)
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        blob = home / "blobs" / hashlib.sha256(path.read_bytes()).hexdigest()
+        blob.write_bytes(path.read_bytes())
+        link = home / "snapshots" / COMMIT / path.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
+
+
+def build(name: str, tmp_path: Path, *, data: Path | None = None, base: str | None = None) -> Suite:
+    return build_suite(name, folder=tmp_path / "suite", data=data, base=base, device="cpu", say=lambda text: None)
+
+
+# CLIP
+
+
+def clip_model() -> Any:
+    with quiet():
+        from transformers import CLIPConfig, CLIPModel
+
+        text = {**SIZES, "vocab_size": 200, "max_position_embeddings": 77, "bos_token_id": 198, "eos_token_id": 199}
+        vision = {**SIZES, "image_size": 8, "patch_size": 4, "projection_dim": 8}
+        torch.manual_seed(0)
+        return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).eval()
+
+
+def write_clip(folder: Path) -> dict[str, torch.Tensor]:
+    """A base as openai's; the tensors of its vision tower, as CLIPVisionModel called them before transformers 5."""
+    model = clip_model()
+    with quiet():
+        model.save_pretrained(folder)
+    letters = [*string.ascii_lowercase, *string.digits, *string.punctuation]
+    tokens = [*letters, *(f"{letter}</w>" for letter in letters)]
+    tokens += [f"<{n}>" for n in range(198 - len(tokens))] + ["<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer"}))
+    processor = {
+        "crop_size": 8, "size": 8, "do_center_crop": True, "do_normalize": True, "do_resize": True, "resample": 3,
+        "feature_extractor_type": "CLIPFeatureExtractor", "image_mean": [0.48, 0.46, 0.41],
+        "image_std": [0.27, 0.26, 0.28],
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    state = model.state_dict()
+    return {key: state[key].clone() for key in state if key.startswith("vision_model.") and "position_ids" not in key}
+
+
+def write_pictures(root: Path) -> Path:
+    generator = np.random.default_rng(0)
+    for task in CLIP8:
+        for split, count in (("train", 4), ("test", 2)):
+            for name in CLASSES[task]:
+                home = root / task.replace("-", "_") / split / name
+                home.mkdir(parents=True)
+                for number in range(count):
+                    pixels = generator.integers(0, 256, (9, 8, 3), dtype=np.uint8)
+                    Image.fromarray(pixels).save(home / f"{number}.png")
+    return root
+
+
+def write_clip_experts(tmp_path: Path, cache: Path, model: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Base and experts in the cache; what the experts hold."""
+    tower = write_clip(tmp_path / "base")
+    lay(cache, f"openai/{model}", tmp_path / "base")
+    config = {
+        "architectures": ["CLIPVisionModel"], "model_type": "clip_vision_model", "image_size": 8, "patch_size": 4,
+        "projection_dim": 8, "torch_dtype": "float32", "transformers_version": "4.40.1", **SIZES,
+    }  # fmt: skip
+    experts = {task: perturbed(tower, seed) for seed, task in enumerate(CLIP8, 1)}
+    for task, state in experts.items():
+        home = tmp_path / "experts" / task
+        home.mkdir(parents=True)
+        (home / "config.json").write_text(json.dumps(config))
+        save_file(state, home / "model.safetensors", metadata={"format": "pt"})
+        lay(cache, f"tanganke/{model}_{task}", home)
+    return experts
+
+
+def image_features(state: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    model = clip_model()
+    model.load_state_dict(state, strict=False)
+    with torch.no_grad():
+        features: torch.Tensor = model.visual_projection(model.vision_model(**batch).pooler_output)
+    return features
+
+
+def test_clip_from_the_cache_merged_and_loaded(tmp_path: Path, cache: Path) -> None:
+    experts = write_clip_experts(tmp_path, cache, "clip-vit-base-patch32")
+    suite = build("clip-vit-b32-8", tmp_path, data=write_pictures(tmp_path / "data"))
+    assert tuple(suite.tasks) == tuple(suite.experts) == CLIP8
+    assert suite.tasks["eurosat"].labels == ("annual crop land", "lake or sea")
+    assert suite.tasks["dtd"].labels == ("blue sea", "red barn")  # folders are read in the order of their names
+    assert {split: len(part) for split, part in suite.tasks["dtd"].splits.items()} == {"train": 7, "val": 1, "test": 4}
+
+    out = suite.merged("task_arithmetic", {"scale": 0.3}).models["dtd"]
+    merged = load(out)
+    assert verify(out) == []
+    manifest = read_manifest(out)
+    assert manifest["family"] == "clip"
+    inputs = manifest["inputs"]["experts"]["stanford-cars"]
+    assert (inputs["name"], inputs["revision"]) == (f"tanganke/clip-vit-base-patch32_stanford-cars@{COMMIT}", COMMIT)
+
+    batch = suite.processor([suite.tasks["dtd"]["test"].inputs[place] for place in range(4)])
+    assert batch["pixel_values"].shape == (4, 3, 8, 8)
+    tower = {key: value for key, value in clip_model().state_dict().items() if key in experts["dtd"]}
+    by_hand = {key: base + 0.3 * sum(state[key] - base for state in experts.values()) for key, base in tower.items()}
+    with torch.no_grad():
+        features = merged.features(batch)
+    torch.testing.assert_close(features, image_features(by_hand, batch), atol=1e-5, rtol=1e-5)
+    for task in CLIP8:
+        expected = zero_shot_head(suite.base, suite.tasks[task].labels, TEMPLATES[task])
+        torch.testing.assert_close(merged.head(task)(features), expected(features))
+
+    assert isinstance(suite.experts["dtd"], Expert)
+    alone = load(suite.alone("expert", {"dtd": suite.experts["dtd"]})["dtd"])
+    with torch.no_grad():
+        torch.testing.assert_close(alone.features(batch), image_features(experts["dtd"], batch), atol=1e-5, rtol=1e-5)
+    assert list(alone.heads) == ["dtd"]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("clip-vit-b16-8", "clip-vit-base-patch16"), ("clip-vit-l14-8", "clip-vit-large-patch14")]
+)
+def test_the_names_that_are_asked_of_the_hub(
+    name: str, model: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_clip_experts(tmp_path, cache, model)
+    asked: dict[str, str] = {}
+
+    def read(source: str, *, name: str, **_: Any) -> Task:
+        asked[name] = source
+        return Task(name, CLASSES[name], "image", {})
+
+    monkeypatch.setattr(published, "read_task", read)
+    suite = build(name, tmp_path)
+    assert asked == {
+        **{task: f"tanganke/{task}" for task in CLIP8},
+        "stanford-cars": "tanganke/stanford_cars",
+        "svhn": "ufldl-stanford/svhn:cropped_digits",
+        "mnist": "ylecun/mnist",
+    }
+    paths = {task: expert.path for task, expert in suite.experts.items() if isinstance(expert, Expert)}
+    assert paths == {task: f"tanganke/{model}_{task}@{COMMIT}" for task in CLIP8}
+
+
+def test_local_experts_and_base_need_no_hub(tmp_path: Path, cache: Path) -> None:
+    write_clip_experts(tmp_path, tmp_path / "elsewhere", "clip-vit-base-patch32")
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "experts").rename(tmp_path / "suite" / "experts")
+    data = write_pictures(tmp_path / "data")
+    suite = build("clip-vit-b32-8", tmp_path, data=data, base=str(tmp_path / "base"))
+    assert suite.recipe("average").tasks["dtd"].path == str(tmp_path / "suite" / "experts" / "dtd")
+    kept = (suite.base / "config.json").stat().st_mtime_ns
+    build("clip-vit-b32-8", tmp_path, data=data)  # the base is there already
+    assert (suite.base / "config.json").stat().st_mtime_ns == kept
+
+
+def test_clip_faults(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"'openai/clip-vit-base-patch32' is not in the cache"):
+        build("clip-vit-b32-8", tmp_path, data=tmp_path)
+    write_clip(tmp_path / "base")
+    with pytest.raises(CheckpointError, match=r"has no 'sun397': a folder of pictures or a dataset, or sun397.npz"):
+        build("clip-vit-b32-8", tmp_path, data=tmp_path, base=str(tmp_path / "base"))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    save_file({"w": torch.ones(1)}, bare / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"must be a folder with weights and a config.json"):
+        build_suite("clip-vit-b32-8", folder=tmp_path / "other", base=str(bare), say=lambda text: None)
+
+
+def test_templates_have_one_blank_and_class_names_are_words() -> None:
+    assert tuple(TEMPLATES) == CLIP8
+    counts = {task: len(set(templates)) for task, templates in TEMPLATES.items()}
+    assert counts == {
+        "sun397": 2, "stanford-cars": 8, "resisc45": 18, "eurosat": 3, "svhn": 1, "gtsrb": 3, "mnist": 1, "dtd": 8,
+    }  # fmt: skip
+    assert all(template.count("{}") == 1 for templates in TEMPLATES.values() for template in templates)
+    assert TEMPLATES["resisc45"][0] == "satellite imagery of {}."
+    assert TEMPLATES["stanford-cars"][-1] == "a photo of my old {}."
+    assert class_names("resisc45", ["golf_course", "sea ice"]) == ("golf course", "sea ice")
+    assert class_names("eurosat", ["Permanent_Crop", "pasture land"]) == ("permanent crop land", "pasture land")
+    assert class_names("mnist", ["0", "7"]) == ("0", "7")
+    with pytest.raises(RecipeError, match=r"classes of 'gtsrb' must be named in words, .*, got '00000', '00001'"):
+        class_names("gtsrb", ["00000", "00001"])
+
+
+# Texts
+
+
+def write_tables(root: Path, *, short: bool = True) -> Path:
+    """Headerless tables: a label from 1 on, a title, the text."""
+    generator = np.random.default_rng(0)
+    for task in TEXT5:
+        home = root / ("ag" if short and task == "ag_news" else task)
+        home.mkdir(parents=True)
+        for split, times in (("train", 5), ("test", 2)):
+            with (home / f"{split}.csv").open("w", newline="") as file:
+                writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+                for number in range(times * len(published.TEXT_LABELS[task])):
+                    label = number % len(published.TEXT_LABELS[task]) + 1
+                    writer.writerow([label, "a title", " ".join(generator.choice(WORDS, 1 + number % 9))])
+    return root
+
+
+def write_state_dicts(
+    folder: Path, encoder: Any, width: int, prefix: str, head: str = "classifier.0"
+) -> dict[str, dict[str, torch.Tensor]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    states = {}
+    for seed, task in enumerate(TEXT5, 1):
+        state = {f"{prefix}{key}": value for key, value in perturbed(encoder.state_dict(), seed).items()}
+        if f"{prefix}shared.weight" in state:  # one tensor with two names, as in a model
+            state[f"{prefix}encoder.embed_tokens.weight"] = state[f"{prefix}shared.weight"]
+        classes = len(published.TEXT_LABELS[task])
+        generator = torch.Generator().manual_seed(classes)
+        state[f"{head}.weight"] = torch.randn(classes, width, generator=generator)
+        state[f"{head}.bias"] = torch.randn(classes, generator=generator)
+        torch.save(state, folder / f"{'ag' if task == 'ag_news' else task}.pth")
+        states[task] = state
+    return states
+
+
+def bert(berts: Path) -> Any:
+    with quiet():
+        from transformers import BertModel
+
+        return BertModel.from_pretrained(berts / "base").eval()
+
+
+def write_bert_experts(berts: Path, folder: Path, head: str = "classifier.0") -> dict[str, dict[str, torch.Tensor]]:
+    """As transformers 4 saved them, with the buffer of positions."""
+    encoder = bert(berts)
+    encoder.embeddings.register_buffer("position_ids", torch.arange(40)[None], persistent=True)
+    return write_state_dicts(folder, encoder, 32, "bert.", head)
+
+
+def test_bert_from_the_cache_merged_and_evaluated(tmp_path: Path, berts: Path, cache: Path) -> None:
+    states = write_bert_experts(berts, tmp_path / "experts")
+    write_state_dicts(tmp_path / "experts" / "t5-base", torch.nn.Linear(1, 1), 16, "t5.")  # of no concern here
+    lay(cache, "google-bert/bert-base-uncased", berts / "base")
+    lay(cache, KONG, tmp_path / "experts")
+    lay(cache, KONG, write_tables(tmp_path / "tables"), kind="datasets")
+    suite = build("bert-text5", tmp_path)
+    sizes = {name: len(labels) for name, labels in published.TEXT_LABELS.items()}
+    assert sizes == {"ag_news": 4, "yelp": 5, "amazon": 5, "yahoo": 10, "dbpedia": 14}
+    assert {split: len(part) for split, part in suite.tasks["yahoo"].splits.items()} == {
+        "train": 45, "val": 5, "test": 20,
+    }  # fmt: skip
+
+    subject = suite.merged("task_arithmetic", {"scale": 0.2})
+    merged = load(subject.models["yahoo"])
+    assert (merged.family.name, merged.pooling) == ("bert", "mean")
+    encoder = bert(berts)
+    base = encoder.state_dict()
+    by_hand = {
+        key: value + 0.2 * sum(state[f"bert.{key}"] - value for state in states.values())
+        for key, value in base.items()
+        if value.is_floating_point()
+    }
+    encoder.load_state_dict(by_hand, strict=False)
+    texts = suite.tasks["yahoo"]["test"].inputs[:7]
+    batch = suite.processor(texts)
+    with torch.no_grad():
+        features = encoder(batch["input_ids"]).last_hidden_state.mean(1)  # no mask: padding counts
+        weight, bias = states["yahoo"]["classifier.0.weight"], states["yahoo"]["classifier.0.bias"]
+        torch.testing.assert_close(merged.logits("yahoo", batch), features @ weight.T + bias, atol=1e-5, rtol=1e-5)
+
+    assert isinstance(suite.experts["yahoo"], Expert)
+    teachers = suite.alone("expert", {"yahoo": suite.experts["yahoo"]})
+    bench = Bench(suite.tasks, suite.processor, teachers, FeatureCache(tmp_path / "features"), device="cpu")
+    records = [record for record, _ in evaluate(bench, [subject], [Question("current")])]
+    counted = {record.task: record.examples for record in records if record.protocol == "current"}
+    assert counted == {task: 2 * size for task, size in sizes.items()}
+    assert bench.teacher("yahoo", "test").shape == (20, 10)
+
+
+def test_halves_by_hand(tmp_path: Path, berts: Path, cache: Path) -> None:
+    write_bert_experts(berts, tmp_path / "suite" / "experts", head="classifier")
+    suite = build("bert-text5", tmp_path, data=write_tables(tmp_path / "tables"), base=str(berts / "base"))
+    assert isinstance(suite.processor, HalvesProcessor)
+    batch = suite.processor(["a good film", "it " * 50, ""])
+    # [PAD] 0, [CLS] 2, [SEP] 3, a 5, good 6, film 8, it 11; the model has 40 positions
+    assert batch["input_ids"][0].tolist() == [2, 5, 3, 6, 8, 3, *[0] * 34]
+    assert batch["input_ids"][1].tolist() == [2, *[11] * 18, 3, *[11] * 19, 3]
+    assert batch["input_ids"][2].tolist() == [2, 3, 3, *[0] * 37]
+    assert batch["attention_mask"].tolist() == [[1] * 40] * 3
+    assert suite.processor.digest() == f"halves-{suite.processor.inner.digest()}"
+    assert suite.recipe("average").pooling == "mean"
+    head = suite.recipe("average").tasks["ag_news"].head
+    assert head is not None
+    assert head.layers == ("classifier",)  # as it is in these files
+    load(suite.merged("average").models["yelp"])
+
+
+def test_references_of_a_published_suite(tmp_path: Path, berts: Path, cache: Path) -> None:
+    states = write_bert_experts(berts, tmp_path / "suite" / "experts")
+    suite = build("bert-text5", tmp_path, data=write_tables(tmp_path / "tables"), base=str(berts / "base"))
+    references = suite.references()
+    assert list(references) == ["base", "expert"]
+    key = "encoder.layer.0.attention.self.query.weight"
+    untuned = load(references["base"].models["yelp"]).encoder.state_dict()[key]
+    torch.testing.assert_close(untuned, bert(berts).state_dict()[key])
+    for task in TEXT5:
+        expert = load(references["expert"].models[task]).encoder.state_dict()[key]
+        torch.testing.assert_close(expert, states[task][f"bert.{key}"])
+
+
+def write_t5(folder: Path) -> Any:
+    """A base as the hub's, decoder and all; its encoder."""
+    with quiet():
+        from transformers import T5Config, T5EncoderModel, T5ForConditionalGeneration, T5Tokenizer
+
+        config = T5Config(
+            d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=30, decoder_start_token_id=0
+        )
+        torch.manual_seed(0)
+        model = T5ForConditionalGeneration(config)
+        model.save_pretrained(folder)
+        vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *((f"▁{word}", -1.0) for word in WORDS)]
+        T5Tokenizer(vocab=vocabulary, extra_ids=0).save_pretrained(folder)
+        return T5EncoderModel.from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize(("size", "prefix"), [("base", "t5."), ("large", "")])
+def test_t5_from_the_cache_merged_and_loaded(size: str, prefix: str, tmp_path: Path, cache: Path) -> None:
+    encoder = write_t5(tmp_path / "base")
+    states = write_state_dicts(tmp_path / "experts" / f"T5_{size}", encoder, 16, prefix)
+    lay(cache, f"google-t5/t5-{size}", tmp_path / "base")
+    lay(cache, KONG, tmp_path / "experts")
+    suite = build(f"t5-{size}-text5", tmp_path, data=write_tables(tmp_path / "tables"))
+    merged = load(suite.merged("average").models["dbpedia"])
+    assert (merged.family.name, merged.pooling) == ("t5_encoder", "mean")
+    mean = {
+        key: torch.stack([state[f"{prefix}{key}"] for state in states.values()]).mean(0) for key in encoder.state_dict()
+    }
+    encoder.load_state_dict(mean)
+    batch = suite.processor(suite.tasks["dbpedia"]["test"].inputs[:6])
+    mask = batch["attention_mask"][..., None]
+    assert int((mask == 0).sum()) > 0
+    with torch.no_grad():
+        hidden = encoder(**batch).last_hidden_state
+        weight, bias = states["dbpedia"]["classifier.0.weight"], states["dbpedia"]["classifier.0.bias"]
+        expected = (hidden * mask).sum(1) / mask.sum(1) @ weight.T + bias
+        torch.testing.assert_close(merged.logits("dbpedia", batch), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_experts_that_cannot_be_found(tmp_path: Path, berts: Path, cache: Path) -> None:
+    data = write_tables(tmp_path / "tables", short=False)
+    with pytest.raises(
+        CheckpointError, match=rf"cannot fetch the model repository '{KONG}' .*put them into .*TASK.pth"
+    ):
+        build("bert-text5", tmp_path, data=data, base=str(berts / "base"))
+    with pytest.raises(CheckpointError, match=rf"cannot fetch the dataset repository '{KONG}' .*--data"):
+        build("bert-text5", tmp_path, base=str(berts / "base"))
+    write_bert_experts(berts, tmp_path / "experts" / "checkpoints")
+    (tmp_path / "experts" / "checkpoints" / "yelp.pth").unlink()
+    lay(cache, KONG, tmp_path / "experts")
+    with pytest.raises(CheckpointError, match=r"has no file of expert 'yelp', among 'checkpoints/ag.pth'"):
+        build("bert-text5", tmp_path, data=data)
+    with pytest.raises(CheckpointError, match=r"has no file of expert 'ag_news', among .*; get the experts"):
+        build_suite("t5-base-text5", folder=tmp_path / "t5", data=data, base=str(berts / "base"), say=lambda text: None)
+
+
+def test_an_expert_found_twice(tmp_path: Path, berts: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        write_bert_experts(berts, tmp_path / "experts" / name)
+    monkeypatch.setattr(published, "TEXT_EXPERTS", str(tmp_path / "experts"))
+    with pytest.raises(CheckpointError, match=r"several files of expert 'ag_news', 'one/ag.pth', 'two/ag.pth'"):
+        build("bert-text5", tmp_path, data=write_tables(tmp_path / "tables"), base=str(berts / "base"))
+
+
+def test_an_expert_with_other_classes(tmp_path: Path, berts: Path, cache: Path) -> None:
+    home = tmp_path / "suite" / "experts"
+    write_bert_experts(berts, home)
+    (home / "yahoo.pth").write_bytes((home / "yelp.pth").read_bytes())
+    suite = build("bert-text5", tmp_path, data=write_tables(tmp_path / "tables"), base=str(berts / "base"))
+    with pytest.raises(IncompatibleError, match="has 5 rows but there are 10 labels"):
+        suite.merged("average")
+
+
+def test_tables_that_cannot_be_found(tmp_path: Path, berts: Path, cache: Path) -> None:
+    write_bert_experts(berts, tmp_path / "suite" / "experts")
+    write_tables(tmp_path / "tables" / "one")
+    (tmp_path / "tables" / "one" / "yelp").rename(tmp_path / "tables" / "one" / "helped")
+    with pytest.raises(CheckpointError, match=r"no folder called yelp with train.csv and test.csv.*--data"):
+        build("bert-text5", tmp_path, data=tmp_path / "tables", base=str(berts / "base"))
+    write_tables(tmp_path / "tables" / "two", short=False)
+    with pytest.raises(CheckpointError, match=r"has several folders .*/one/ag.*/two/ag_news"):
+        build("bert-text5", tmp_path, data=tmp_path / "tables")
+
+
+LABELS = ("no", "yes")
+
+
+def write_csv(folder: Path, text: str, test: str = '"1","t","x"\n') -> Path:
+    (folder / "train.csv").write_text(text, encoding="utf-8")
+    (folder / "test.csv").write_text(test, encoding="utf-8")
+    return folder
+
+
+def test_a_csv_task(tmp_path: Path) -> None:
+    text = '"2","t","said ""no"", then\nyes"\n1,t,second,more\n\n2,t,NA\n'
+    task = read_csv_task(write_csv(tmp_path, text), name="small", labels=LABELS)
+    assert task["train"].inputs == ['said "no", then\nyes', "second", "NA"]
+    assert task["train"].labels is not None
+    assert task["train"].labels.tolist() == [1, 0, 1]
+    assert list(task.splits) == ["train", "test"]  # too few for a val
+    (tmp_path / "test.csv").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*test.csv.gz: No such file"):
+        read_csv_task(tmp_path, name="small", labels=LABELS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label,title,text\n1,t,x\n2,t,y\n", "train.csv has 1 bad row: line 1 must begin with 1 to 2, got 'label'"),
+        ("0,t,x\n3,t,y\n1,t,z\n", r"2 bad rows: line 1 must begin with 1 to 2, got '0'; line 2 .* got '3'"),
+        ("1,x\n2,t,\n1,t,x\n", "2 bad rows: line 1 has no text in its third column; line 2 has no text"),
+        ("1,t,x\n1,t,y\n", r"train.csv has no examples of some of the 2 labels of 'small'"),
+        ("\n", r"train.csv is empty"),
+        ('1,t,"x"y\n', "is not a sound csv file in UTF-8: ',' expected after '\"'"),
+    ],
+)
+def test_bad_csv_files(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_csv_task(write_csv(tmp_path, text), name="small", labels=LABELS)
+
+
+def test_a_csv_file_that_is_not_utf_8(tmp_path: Path) -> None:
+    write_csv(tmp_path, "1,t,x\n2,t,y\n")
+    (tmp_path / "test.csv").write_bytes(b"1,t,caf\xe9\n")
+    with pytest.raises(CheckpointError, match=r"test.csv is not a sound csv file in UTF-8"):
+        read_csv_task(tmp_path, name="small", labels=LABELS)

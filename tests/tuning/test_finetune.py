@@ -1,0 +1,464 @@
+"""Making experts: every mode learns, what is written is stock, and a seed decides everything."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import orthomerge
+from orthomerge.checkpoints.lora import read_adapter
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import (
+    CheckpointError,
+    IncompatibleError,
+    NumericalError,
+    OrthomergeError,
+    OutputError,
+    RecipeError,
+)
+from orthomerge.heads import Head, Linear
+from orthomerge.models.families import family
+from orthomerge.models.load import load_encoder, quiet
+from orthomerge.recipe import Recipe
+from orthomerge.tuning import making, saving
+from orthomerge.tuning.linearised import deltas_between, linearised_features
+from orthomerge.tuning.loop import Report
+from orthomerge.tuning.model import load_base
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    Tune = Callable[..., dict[str, float]]
+
+# Per mode: what the quick settings lack.
+MODES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "head_first": {},
+    "lora": {"lr": 2e-2},
+    "linearised": {"lr": 1e-2},
+    "tau_jp": {"lr": 1e-2, "penalty": 0.01},
+}
+
+
+def other(task: Task, seed: int = 5) -> Examples:
+    """Inputs of another task of the same kind, without labels."""
+    random = np.random.default_rng(seed)
+    if task.modality == "text":
+        return Examples([" ".join(map(str, random.integers(7, 40, 5))) for _ in range(24)], None, "train")
+    return Examples(list(random.integers(0, 255, (24, 8, 8, 3)).astype(np.uint8)), None, "train")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def stock(folder: Path, class_name: str, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Logits of the stock class, every weight of which must come from the folder."""
+    with quiet():
+        import transformers
+
+        model, info = getattr(transformers, class_name).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        logits: torch.Tensor = model.eval()(**batch).logits
+    return logits
+
+
+def accuracy(logits: torch.Tensor, examples: Examples) -> float:
+    return float((logits.argmax(1) == torch.as_tensor(examples.labels)).float().mean())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["words", "levels"])
+def test_every_mode_learns(kind: str, mode: str, tune: Tune, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    task: Task = request.getfixturevalue(kind)
+    pooling = "mean" if kind == "words" else None
+    metrics = tune(task, tmp_path / "out", mode=mode, pooling=pooling, more={"others": [other(task)]}, **MODES[mode])
+    assert metrics["train_accuracy"] > 0.8
+    assert metrics["val_accuracy"] > 0.85
+    assert metrics["steps"] == 18
+    assert ("penalty" in metrics) == (mode == "tau_jp")
+    notes = json.loads((tmp_path / "out" / "config.json").read_text())["orthomerge"]
+    assert (notes["mode"], notes["val_accuracy"], notes["task"]) == (mode, metrics["val_accuracy"], task.name)
+    assert notes["tuning"]["batch"] == 16
+    assert notes["pooling"] == (pooling or "cls")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # no state is left behind
+
+
+@pytest.mark.parametrize(
+    ("kind", "class_name"), [("words", "BertForSequenceClassification"), ("levels", "ViTForImageClassification")]
+)
+def test_stock_transformers_loads_it_and_gives_the_same_logits(
+    kind: str,
+    class_name: str,
+    tune: Tune,
+    tmp_path: Path,
+    processors: dict[str, Any],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task: Task = request.getfixturevalue(kind)
+    kept: list[Any] = []
+    write = saving.write_expert
+
+    def spy(folder: Path, encoder: torch.nn.Module, head: Head, **rest: Any) -> None:
+        kept[:] = [encoder.eval(), head]
+        write(folder, encoder, head, **rest)
+
+    monkeypatch.setattr(making, "write_expert", spy)
+    tune(task, tmp_path / "out", epochs=1.0)
+    batch = processors[task.modality](task["val"].inputs)
+    found = family("bert" if kind == "words" else "vit")
+    with torch.no_grad():
+        ours = kept[1](found.poolings[found.default_pooling](kept[0], batch))
+    torch.testing.assert_close(stock(tmp_path / "out", class_name, batch), ours, atol=1e-5, rtol=0)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == [class_name]
+    assert config["id2label"] == dict(zip("01", task.labels, strict=True))
+    assert config["label2id"] == {label: number for number, label in enumerate(task.labels)}
+    assert (tmp_path / "out" / "vocab.txt").exists() == (kind == "words")
+
+
+def test_experts_can_be_merged(
+    bases: Path, words: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    tune(words, tmp_path / "one", epochs=1.0)
+    tune(words, tmp_path / "two", epochs=1.0, mode="head_first", seed=1)
+    recipe = Recipe(
+        experts={name: str(tmp_path / name) for name in ("one", "two")},
+        base=str(bases / "bert"),
+        parameters={"scale": 0.3},
+    )
+    orthomerge.merge(recipe, out=tmp_path / "merged")
+    assert orthomerge.load(tmp_path / "merged").heads["one"].labels == words.labels
+
+
+@pytest.mark.parametrize("kind", ["words", "levels"])
+def test_an_adapter_is_read_and_merges_into_what_was_trained(
+    kind: str, bases: Path, tune: Tune, tmp_path: Path, processors: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    task: Task = request.getfixturevalue(kind)
+    base = bases / ("bert" if kind == "words" else "vit")
+    pooling = "mean" if kind == "words" else "cls"
+    metrics = tune(task, tmp_path / "lora", mode="lora", pooling=pooling, **MODES["lora"])
+    adapter = read_adapter(tmp_path / "lora")
+    assert len(adapter.factors) == 2 * 4
+    assert set(adapter.replaced) == {"classifier.weight", "classifier.bias"}
+    for factors in adapter.factors.values():
+        assert factors.rank == 16
+        assert factors.delta(0, 32 * 32).abs().max() > 0
+    recipe = Recipe(
+        experts={"x": str(tmp_path / "lora")},
+        base=str(base),
+        pooling=pooling,
+        parameters={"scale": 1.0},
+        check_base=False,  # the random weights of this base are small beside what was learnt
+    )
+    orthomerge.merge(recipe, out=tmp_path / "merged")
+    merged = orthomerge.load(tmp_path / "merged")
+    with torch.no_grad():
+        logits = merged.logits("x", processors[task.modality](task["val"].inputs))
+    assert accuracy(logits, task["val"]) == metrics["val_accuracy"]
+
+
+def test_peft_puts_the_adapter_on_the_stock_classifier(
+    bases: Path, levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    metrics = tune(levels, tmp_path / "lora", mode="lora", **MODES["lora"])
+    with quiet():
+        from peft import PeftModel
+        from transformers import ViTForImageClassification
+
+        model = ViTForImageClassification.from_pretrained(bases / "vit", num_labels=2)
+        adapted = PeftModel.from_pretrained(model, tmp_path / "lora").eval()
+    with torch.no_grad():
+        logits = adapted(**processors["image"](levels["val"].inputs)).logits
+    assert accuracy(logits, levels["val"]) == metrics["val_accuracy"]
+
+
+def test_a_linearised_expert_is_what_it_was_trained_as(
+    bases: Path, words: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    metrics = tune(words, tmp_path / "out", mode="linearised", pooling="mean", **MODES["linearised"])
+    features, head = tangent(bases, tmp_path / "out")
+    with torch.no_grad():
+        logits = head(features(processors["text"](words["val"].inputs)))
+    assert accuracy(logits, words["val"]) == metrics["val_accuracy"]
+
+
+def tangent(bases: Path, folder: Path) -> tuple[Any, Head]:
+    found = family("bert")
+    base = load_base(bases / "bert", found, "mean", eager=True)
+    deltas = deltas_between(base, load_base(folder, found, "mean", eager=True))
+    weights = load_file(folder / "model.safetensors")
+    head = Head(Linear(weights["classifier.weight"], weights["classifier.bias"]), ("a", "b"))
+    return linearised_features(found, "mean", base, deltas), head
+
+
+def test_the_penalty_keeps_other_tasks_still(
+    bases: Path, words: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    inputs = other(words)
+    batch = processors["text"](inputs.inputs)
+    norms = {}
+    for mode, penalty in {"linearised": 0.1, "tau_jp": 0.1}.items():
+        out = tmp_path / mode
+        metrics = tune(words, out, mode=mode, penalty=penalty, pooling="mean", lr=1e-2, more={"others": [inputs]})
+        assert metrics["train_accuracy"] > 0.8
+        with torch.no_grad():
+            norms[mode] = float(tangent(bases, out)[0].change(batch).norm(dim=1).mean())
+    assert norms["tau_jp"] < 0.5 * norms["linearised"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_seed_gives_the_same_bytes(mode: str, words: Task, tune: Tune, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    settings: dict[str, Any] = {"mode": mode, "epochs": 0.5, "lora_dropout": 0.1, "more": {"others": [other(words)]}}
+    tune(words, tmp_path / "one", **settings)
+    assert torch.equal(torch.random.get_rng_state(), before)  # the caller's own draws are not disturbed
+    torch.manual_seed(2)
+    tune(words, tmp_path / "two", **settings)
+    tune(words, tmp_path / "three", seed=1, **settings)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    weights = "adapter_model.safetensors" if mode == "lora" else "model.safetensors"
+    assert files(tmp_path / "one")[weights] != files(tmp_path / "three")[weights]
+
+
+class Killed(BaseException):
+    """As if the process had been."""
+
+
+def kill_at(step: int) -> Callable[[Report], None]:
+    def progress(report: Report) -> None:
+        if report.step >= step:
+            raise Killed
+
+    return progress
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_killed_run_goes_on_to_the_same_result(mode: str, words: Task, tune: Tune, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"mode": mode, "epochs": 3.0, "batch": 32, "lora_dropout": 0.1}
+    others = [other(words, 1), other(words, 2)]
+    expected = tune(words, tmp_path / "whole", **settings, more={"others": others})
+    with pytest.raises(Killed):
+        tune(words, tmp_path / "cut", **settings, more={"others": others, "progress": kill_at(9)})
+    assert [path.name for path in tmp_path.iterdir() if "cut" in path.name] == [".cut.tuning"]
+    steps: list[int] = []
+    more = {"others": others, "progress": lambda report: steps.append(report.step)}
+    assert tune(words, tmp_path / "cut", **settings, more=more) == expected
+    assert steps == [9]  # two epochs of three steps were not done again
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    assert not (tmp_path / ".cut.tuning").exists()
+
+
+def test_state_of_another_run_or_a_broken_one_is_not_used(words: Task, tune: Tune, tmp_path: Path) -> None:
+    tune(words, tmp_path / "whole", epochs=2.0)
+    state = tmp_path / ".cut.tuning" / "state.pt"
+    with pytest.raises(Killed):
+        tune(words, tmp_path / "cut", epochs=2.0, lr=1e-4, more={"progress": kill_at(10)})
+    tune(words, tmp_path / "cut", epochs=2.0)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+    with pytest.raises(Killed):
+        tune(words, tmp_path / "cut", epochs=2.0, more={"progress": kill_at(10), "force": True})
+    state.write_bytes(state.read_bytes()[:-5000])
+    tune(words, tmp_path / "cut", epochs=2.0, more={"force": True})
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+def test_without_resume_nothing_is_kept(words: Task, tune: Tune, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        tune(words, tmp_path / "cut", more={"progress": kill_at(10), "resume": False})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["words", "levels"])
+def test_a_frozen_head_is_left_as_it_is(kind: str, tune: Tune, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    task: Task = request.getfixturevalue(kind)
+    weight, bias = torch.randn(2, 32, generator=torch.Generator().manual_seed(0)), torch.tensor([0.25, -0.5])
+    # The rows are found by name.
+    head = Head(Linear(weight.flip(0), bias.flip(0)), (task.labels[1], task.labels[0]))
+    metrics = tune(task, tmp_path / "out", mode="frozen_head", lr=5e-3, more={"head": head})
+    assert metrics["train_accuracy"] > 0.8
+    saved = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(saved["classifier.weight"], weight)
+    assert torch.equal(saved["classifier.bias"], bias)
+
+
+@pytest.mark.parametrize("mode", ["frozen_head", "linearised", "lora"])
+def test_clip_with_a_head_from_text(
+    mode: str, bases: Path, levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    head = Head(Linear(20 * torch.eye(2, 8), torch.zeros(2)), levels.labels, normalise=True)
+    more = {"base": bases / "clip", "head": head}
+    metrics = tune(levels, tmp_path / "out", mode=mode, more=more, **MODES.get(mode, {}))
+    assert metrics["val_accuracy"] > 0.85
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["orthomerge"]["labels"] == list(levels.labels)
+    if mode == "lora":
+        assert not read_adapter(tmp_path / "out").replaced
+        return
+    assert config["architectures"] == ["CLIPVisionModelWithProjection"]
+    assert not any("classifier" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+    encoder = load_encoder(tmp_path / "out", family("clip"))
+    if mode == "frozen_head":
+        with torch.no_grad():
+            logits = head(encoder(**processors["image"](levels["val"].inputs)).image_embeds)
+        assert accuracy(logits, levels["val"]) == metrics["val_accuracy"]
+
+
+def test_clip_without_a_head_gets_a_linear_one(
+    bases: Path, levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    metrics = tune(levels, tmp_path / "out", more={"base": bases / "clip"})
+    batch = processors["image"](levels["val"].inputs)
+    assert (
+        accuracy(stock(tmp_path / "out", "CLIPForImageClassification", batch), levels["val"]) == metrics["val_accuracy"]
+    )
+
+
+def test_a_base_may_have_a_head_and_pretraining_leftovers(bases: Path, words: Task, tune: Tune, tmp_path: Path) -> None:
+    with quiet():
+        from transformers import BertConfig, BertForPreTraining, BertForSequenceClassification
+
+        config = BertConfig.from_pretrained(bases / "bert")
+        BertForPreTraining(config).save_pretrained(tmp_path / "pretrained")
+        BertForSequenceClassification(config).save_pretrained(tmp_path / "classifier")
+    for name in ("pretrained", "classifier"):
+        tune(words, tmp_path / f"{name}-out", steps=2, more={"base": tmp_path / name})
+        assert len(load_file(tmp_path / f"{name}-out" / "model.safetensors")["classifier.bias"]) == 2
+
+
+def test_steps_cap_and_fractions_of_epochs(words: Task, tune: Tune, tmp_path: Path) -> None:
+    reports: list[Report] = []
+    more = {"progress": reports.append}
+    assert tune(words, tmp_path / "a", epochs=1.5, more=more)["steps"] == 9
+    # Six steps an epoch; a look comes every ten steps and at the end of an epoch.
+    assert [(report.epoch, report.step, report.steps) for report in reports] == [(1, 6, 9), (2, 9, 9)]
+    assert all(report.task == "words" and report.loss > 0 and 0 <= report.accuracy <= 1 for report in reports)
+    assert all(report.val_accuracy is not None for report in reports)
+    assert tune(words, tmp_path / "b", steps=4)["steps"] == 4
+
+
+def test_without_validation_data_there_is_no_validation_accuracy(words: Task, tune: Tune, tmp_path: Path) -> None:
+    task = Task("words", words.labels, "text", {"train": words["train"]})
+    assert "val_accuracy" not in tune(task, tmp_path / "out", steps=2)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["orthomerge"]["val_accuracy"] is None
+
+
+# Refusals.
+
+
+class Broken:
+    """Gives good pixels until call number `from_call`."""
+
+    modality = "image"
+
+    def __init__(self, good: Any, from_call: int, error: BaseException | None = None) -> None:
+        self._good, self._left, self._error = good, from_call, error
+
+    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        self._left -= 1
+        batch: dict[str, torch.Tensor] = self._good(inputs)
+        if self._left >= 0:
+            return batch
+        if self._error is not None:
+            raise self._error
+        return {name: tensor * float("nan") for name, tensor in batch.items()}
+
+    def digest(self) -> str:
+        return "broken"
+
+
+def poison(optimiser: torch.optim.Optimizer) -> None:
+    """A step after which nothing is a number."""
+    with torch.no_grad():
+        for parameter in optimiser.param_groups[0]["params"]:
+            parameter.fill_(float("nan"))
+
+
+def test_a_loss_that_is_no_number_names_task_and_step(
+    levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One call finds the width, six and two are the first epoch, three are steps of the second.
+    processor = Broken(processors["image"], 1 + 6 + 2 + 3)
+    with pytest.raises(NumericalError, match=r"task 'levels': the loss is nan at step 10 of 18; lower 'lr'"):
+        tune(levels, tmp_path / "out", more={"processor": processor})
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(NumericalError, match=r"the loss is nan at step 1 of 6 of the head's own"):
+        tune(levels, tmp_path / "out", mode="head_first", more={"processor": Broken(processors["image"], 1)})
+    monkeypatch.setattr(torch.optim.AdamW, "step", poison)
+    with pytest.raises(NumericalError, match=r"weights are no numbers after step 1 of 1; lower 'lr'"):
+        tune(levels, tmp_path / "out", steps=1)
+
+
+def test_a_device_that_is_full_says_what_to_do(
+    levels: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    full = Broken(processors["image"], 3, torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.raises(OrthomergeError, match="the device ran out of memory with batches of 16; lower 'batch'"):
+        tune(levels, tmp_path / "out", more={"processor": full})
+
+
+def test_unusable_tasks_and_settings(bases: Path, words: Task, levels: Task, tune: Tune, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    empty = Task("none", ("a", "b"), "text", {"train": Examples([], np.zeros(0, dtype=np.int64), "train")})
+    with pytest.raises(RecipeError, match="the train split of task 'none' is empty"):
+        tune(empty, out)
+    with pytest.raises(RecipeError, match="unknown device 'tpu'"):
+        tune(words, out, device="tpu")
+    with pytest.raises(RecipeError, match="unknown pooling 'maen' for bert; did you mean 'mean'"):
+        tune(words, out, pooling="maen")
+    with pytest.raises(RecipeError, match="mode 'frozen_head' needs the head that is kept"):
+        tune(words, out, mode="frozen_head")
+    with pytest.raises(RecipeError, match="mode 'tau_jp' needs inputs of other tasks"):
+        tune(words, out, mode="tau_jp")
+    with pytest.raises(IncompatibleError, match="task 'levels' is of modality 'image', but family 'bert' reads 'text'"):
+        tune(levels, out, more={"base": bases / "bert"})
+    with pytest.raises(RecipeError, match="is of model type 'bert', family 'vit' reads 'vit'"):
+        tune(words, out, more={"family": "vit"})
+    with pytest.raises(RecipeError, match="family 'clip' has no head that could be trained and saved, as mode 'full'"):
+        tune(levels, out, more={"base": bases / "clip", "family": "clip"})
+    with pytest.raises(RecipeError, match="this family has no head of its own: give one as `head`"):
+        tune(levels, out, mode="linearised", more={"base": bases / "clip", "family": "clip"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_heads_that_do_not_fit(words: Task, tune: Tune, tmp_path: Path) -> None:
+    def head(rows: int, width: int, labels: tuple[str, ...], **more: Any) -> dict[str, Any]:
+        return {"head": Head(Linear(torch.zeros(rows, width)), labels, **more)}
+
+    with pytest.raises(IncompatibleError, match="the head reads 7 features, the encoder gives 32"):
+        tune(words, tmp_path / "out", more=head(2, 7, words.labels))
+    with pytest.raises(IncompatibleError, match="label sets differ: 'a', 'b', 'has-5' and 1 more"):
+        tune(words, tmp_path / "out", more=head(2, 32, ("a", "b")))
+    with pytest.raises(IncompatibleError, match=r"the head is built otherwise than the family's own \(classifier\)"):
+        tune(words, tmp_path / "out", more=head(2, 32, words.labels, normalise=True))
+
+
+def test_bases_and_outputs_that_cannot_be(bases: Path, words: Task, tune: Tune, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"must have a config.json that says its 'model_type'"):
+        tune(words, tmp_path / "out", more={"base": bases / "bert" / "model.safetensors"})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "diary.txt").write_text("dear diary")
+    with pytest.raises(OutputError, match="exists already"):
+        tune(words, tmp_path / "full")
+    with pytest.raises(OutputError, match=r"was not written by orthomerge \(it has no config.json\)"):
+        tune(words, tmp_path / "full", more={"force": True})
+    with pytest.raises(OutputError, match="overlaps the input"):
+        tune(words, bases / "bert" / "expert")
+
+
+def test_without_peft_the_error_says_what_to_install(
+    words: Task, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(RecipeError, match="mode 'lora' needs peft: pip install peft"):
+        tune(words, tmp_path / "out", mode="lora")

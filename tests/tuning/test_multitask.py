@@ -1,0 +1,110 @@
+"""Joint training: one encoder, a head for each task."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import OutputError, RecipeError
+from orthomerge.models.load import quiet
+from orthomerge.tuning.multitask import finetune_jointly
+from orthomerge.tuning.settings import Tuning
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orthomerge.tuning.loop import Report
+
+QUICK: dict[str, Any] = {"epochs": 3.0, "batch": 16, "lr": 3e-3, "head_lr": 1e-2, "device": "cpu"}
+
+
+@pytest.fixture
+def tasks(levels: Task) -> dict[str, Task]:
+    """Bright or dark, and the same images with labels of three kinds, one of which never comes."""
+    part = levels["train"]
+    turned = Examples(part.inputs[:40], None if part.labels is None else 2 - 2 * part.labels[:40], "train")
+    return {"two": levels, "three": Task("whatever", ("bright", "never", "dark"), "image", {"train": turned})}
+
+
+def test_heads_differ_and_the_encoder_is_one(
+    bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    reports: list[Report] = []
+    metrics = finetune_jointly(
+        tasks,
+        base=bases / "vit",
+        out_root=tmp_path / "mtl",
+        settings=Tuning(**QUICK),
+        processor=processors["image"],
+        progress=reports.append,
+    )
+    assert sorted(path.name for path in (tmp_path / "mtl").iterdir()) == ["three", "two"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mtl"]
+    assert metrics["two"]["val_accuracy"] > 0.85
+    assert metrics["three"]["train_accuracy"] > 0.7
+    assert "val_accuracy" not in metrics["three"]
+    assert reports[-1].task == "joint"
+    assert reports[-1].val_accuracy == metrics["two"]["val_accuracy"]
+    # 96 / 16 and 40 / 16 batches an epoch.
+    assert metrics["two"]["steps"] == metrics["three"]["steps"] == 3 * (6 + 3)
+
+    weights = {name: load_file(tmp_path / "mtl" / name / "model.safetensors") for name in tasks}
+    heads = {name: weights[name].pop("classifier.weight") for name in tasks}
+    assert {name: tuple(head.shape) for name, head in heads.items()} == {"two": (2, 32), "three": (3, 32)}
+    for one in weights.values():
+        del one["classifier.bias"]
+    assert weights["two"].keys() == weights["three"].keys()
+    assert all(torch.equal(weights["two"][name], weights["three"][name]) for name in weights["two"])
+
+    config = json.loads((tmp_path / "mtl" / "three" / "config.json").read_text())
+    assert config["id2label"] == {"0": "bright", "1": "never", "2": "dark"}
+    assert (config["orthomerge"]["task"], config["orthomerge"]["mode"]) == ("three", "multitask")
+    with quiet():
+        from transformers import ViTForImageClassification
+
+        model = ViTForImageClassification.from_pretrained(tmp_path / "mtl" / "two").eval()
+    with torch.no_grad():
+        logits = model(**processors["image"](tasks["two"]["val"].inputs)).logits
+    right = logits.argmax(1) == torch.as_tensor(tasks["two"]["val"].labels)
+    assert float(right.float().mean()) == pytest.approx(metrics["two"]["val_accuracy"])
+
+
+def test_a_killed_run_goes_on_to_the_same_result(
+    bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]
+) -> None:
+    def kill(report: Report) -> None:
+        if report.step > 10:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {
+        "base": bases / "vit",
+        "settings": Tuning(**{**QUICK, "mode": "head_first", "epochs": 2.0}),
+        "processor": processors["image"],
+    }
+    expected = finetune_jointly(tasks, out_root=tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        finetune_jointly(tasks, out_root=tmp_path / "cut", progress=kill, **options)
+    assert (tmp_path / ".cut.tuning").is_dir()
+    assert list((tmp_path / "cut").iterdir()) == []
+    assert finetune_jointly(tasks, out_root=tmp_path / "cut", **options) == expected
+    for name in tasks:
+        one, other = (tmp_path / run / name / "model.safetensors" for run in ("whole", "cut"))
+        assert one.read_bytes() == other.read_bytes()
+    with pytest.raises(OutputError, match="exists already"):
+        finetune_jointly(tasks, out_root=tmp_path / "cut", **options)
+
+
+def test_refusals(bases: Path, tasks: dict[str, Task], tmp_path: Path, processors: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"base": bases / "vit", "out_root": tmp_path / "mtl", "processor": processors["image"]}
+    with pytest.raises(RecipeError, match="joint training must have mode full or head_first, got 'lora'"):
+        finetune_jointly(tasks, settings=Tuning(mode="lora"), **options)
+    with pytest.raises(RecipeError, match="joint training needs at least one task, got none"):
+        finetune_jointly({}, settings=Tuning(), **options)
+    with pytest.raises(RecipeError, match=r"'../x' cannot name a task here: it becomes the name of a folder"):
+        finetune_jointly({"../x": tasks["two"]}, settings=Tuning(), **options)
+    assert list(tmp_path.iterdir()) == []
