@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from orthomerge.checkpoints.checkpoint import Spec
+from orthomerge.checkpoints.checkpoint import Spec, is_float
 from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.hashing import algorithm_of
@@ -17,18 +17,20 @@ from orthomerge.checkpoints.publish import MANIFEST, publish, write_json
 from orthomerge.checkpoints.safetensors import read_safetensors
 from orthomerge.checkpoints.shards import write_shards
 from orthomerge.errors import CheckpointError, RecipeError, nearest, some
-from orthomerge.heads import Classifier, Head, Linear
+from orthomerge.heads import Activation, Classifier, Head, Linear
+from orthomerge.manifest import contained, is_labels, is_plain_name, leaves, manifest_family, read_manifest
 from orthomerge.models.config import classifier_config
-from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
-from orthomerge.output import FORMAT, companions
+from orthomerge.output import companions
 from orthomerge.recipe import parse_size
+from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Merged", "export", "load", "load_head", "read_manifest", "verify"]
+__all__ = ["EXPORT", "Merged", "export", "load", "load_head", "read_manifest", "verify"]
 
+EXPORT = "orthomerge-export.json"  # only exports have it; transformers pays no heed to it
 _PARTS = {1: ("",), 2: ("hidden.", "")}
 
 
@@ -59,7 +61,7 @@ def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
     """Load an output folder. A `generic` family cannot build its module: give one, its weights are then filled in."""
     folder = Path(path)
     manifest = read_manifest(folder)
-    family = _family(manifest)
+    family = manifest_family(manifest, folder)
     heads = {task: load_head(folder / "heads" / task) for task in manifest["heads"]}
     if encoder is not None:
         _fill(encoder, folder / "encoder")
@@ -76,44 +78,28 @@ def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
 
 def load_head(folder: Path) -> Head:
     """One task's head from its folder."""
-    document = read_json(folder / "labels.json")
-    entries = read_safetensors(folder / "head.safetensors")
+    labels, activation, normalise = _read_labels(folder / "labels.json")
+    path = folder / "head.safetensors"
+    entries = read_safetensors(path)
     parts = {name: entry.read(0, entry.spec.numel).reshape(entry.spec.shape) for name, entry in entries.items()}
+    _check_parts(parts, path, rows=len(labels), activation=activation)
     hidden = Linear(parts["hidden.weight"], parts.get("hidden.bias")) if "hidden.weight" in parts else None
-    output = Linear(parts["weight"], parts.get("bias"))
-    return Head(output, tuple(document["labels"]), hidden, document["activation"], document["normalise"])
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an output folder; without one it is not an output."""
-    if not (folder / MANIFEST).is_file():
-        raise CheckpointError(
-            f"{folder} is not an orthomerge output: it has no {MANIFEST}; give the folder that `orthomerge merge` wrote"
-        )
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder / MANIFEST} has format {manifest.get('format')!r}, this version reads {FORMAT}; update orthomerge"
-        )
-    return manifest
+    return Head(Linear(parts["weight"], parts.get("bias")), labels, hidden, activation, normalise)
 
 
 def verify(path: str | Path) -> list[str]:
     """Re-derive every hash of an output folder; what is wrong, in words (empty: all is well)."""
     folder = Path(path)
-    files = read_manifest(folder)["files"]
-    problems: list[str] = []
-    for name, expected in files.items():
-        file = folder / name
-        if not file.is_file():
-            problems.append(f"{name} is missing")
-        elif file.stat().st_size != expected["size"]:
-            problems.append(f"{name} has {file.stat().st_size} bytes, {expected['size']} were written")
-        elif RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() != expected["hash"]:
-            problems.append(f"{name} has changed since it was written")
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+    files = read_manifest(folder, any_name=True)["files"]
+    found = {name: _file_problem(folder, name, expected) for name, expected in files.items()}
+    problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in found.items() if what]
+    for file in sorted(file for file in folder.rglob("*") if file.is_symlink() or file.is_file()):
         name = file.relative_to(folder).as_posix()
-        if name not in files and name != MANIFEST:
+        if name in files or name == MANIFEST:
+            continue
+        if file.is_symlink() and leaves(file, folder):
+            problems.append(f"{name} is a link that leaves the folder, and was not written by the merge")
+        elif not file.is_dir():
             problems.append(f"{name} was not written by the merge")
     return problems
 
@@ -124,7 +110,7 @@ def export(path: str | Path, task: str, to: str | Path, *, force: bool = False) 
     manifest = read_manifest(folder)
     if task not in manifest["heads"]:
         raise RecipeError(f"{folder} has no task {task!r}; {nearest(task, manifest['heads'])}")
-    family = _family(manifest)
+    family = manifest_family(manifest, folder)
     head = load_head(folder / "heads" / task)
     layers = _check_exportable(family, manifest["pooling"], head)
     encoder = open_checkpoint(folder / "encoder")
@@ -135,7 +121,9 @@ def export(path: str | Path, task: str, to: str | Path, *, force: bool = False) 
         for piece in ("weight", "bias")
         if part + piece in tensors
     }
-    dtype = next(encoder.spec(key).dtype for key in encoder if encoder.spec(key).dtype.startswith(("F", "BF")))
+    dtype = next((encoder.spec(key).dtype for key in encoder if is_float(encoder.spec(key).dtype)), None)
+    if dtype is None:
+        raise CheckpointError(f"{folder / 'encoder'} holds no weights in floating point; fetch it again")
     specs = {family.prefix + key: encoder.spec(key) for key in encoder}
     specs |= {name: Spec(tuple(tensor.shape), dtype) for name, tensor in names.items()}
 
@@ -148,11 +136,14 @@ def export(path: str | Path, task: str, to: str | Path, *, force: bool = False) 
             yield name, tensor.to(torch_dtype(dtype))
 
     need = sum(spec.nbytes for spec in specs.values())
-    with publish(target, force=force, need=need, inputs=[folder], marker="config.json") as partial:
+    beside = companions(folder / "encoder", within=folder)
+    config = read_json(contained(folder / "encoder" / "config.json", folder))
+    origin = {"task": task, "manifest": RawFile(folder / MANIFEST).digest(), "orthomerge": VERSION}
+    with publish(target, force=force, need=need, inputs=[folder], marker=EXPORT) as partial:
         write_shards(partial, specs, blocks(), most=parse_size("5GB"))
-        for companion in companions(folder / "encoder"):
+        for companion in beside:
             shutil.copyfile(companion, partial / companion.name)
-        config = read_json(folder / "encoder" / "config.json")
+        write_json(partial / EXPORT, origin)
         write_json(partial / "config.json", classifier_config(config, family, head.labels))
 
 
@@ -170,12 +161,68 @@ def _check_exportable(family: Family, pooling: str, head: Head) -> tuple[str, ..
     return family.head.layers
 
 
-def _family(manifest: dict[str, Any]) -> Family:
-    if manifest["family"] == "generic":
-        from orthomerge.models.generic import generic
+def _read_labels(path: Path) -> tuple[tuple[str, ...], Activation | None, bool]:
+    """Labels, activation and whether features are scaled to unit length."""
+    document = read_json(path)
+    way_out = "the file is damaged: fetch the folder again, or merge again"
+    labels, activation, normalise = (document.get(part) for part in ("labels", "activation", "normalise"))
+    if labels is None or not is_labels(labels):
+        raise CheckpointError(f"{path}: 'labels' must be a list of strings, got {labels!r:.80}; {way_out}")
+    if "activation" not in document or (activation is not None and activation not in get_args(Activation)):
+        known = ", ".join(get_args(Activation))
+        raise CheckpointError(f"{path}: 'activation' must be null or one of {known}, got {activation!r:.80}; {way_out}")
+    if not isinstance(normalise, bool):
+        raise CheckpointError(f"{path}: 'normalise' must be true or false, got {normalise!r:.80}; {way_out}")
+    return tuple(labels), activation, normalise
 
-        return generic(manifest["encoder"]["prefix"])
-    return find_family(manifest["family"])
+
+def _check_parts(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
+    """A head's tensors must be those of one or two linear layers that fit each other and the labels."""
+    way_out = "fetch the folder again, or merge again"
+    if "weight" not in parts:
+        raise CheckpointError(f"{path} has no 'weight', without which it is no head; {way_out}")
+    odd = sorted(set(parts) - {"weight", "bias", "hidden.weight", "hidden.bias"})
+    if odd or ("hidden.bias" in parts and "hidden.weight" not in parts):
+        raise CheckpointError(f"{path} holds {some(odd or ['hidden.bias'])}, which is no part of this head; {way_out}")
+    if ("hidden.weight" in parts) != (activation is not None):
+        raise CheckpointError(
+            f"{path} has {'a' if 'hidden.weight' in parts else 'no'} hidden layer, but the activation in labels.json "
+            f"is {activation or 'null'}; they go together: {way_out}"
+        )
+    for name, tensor in parts.items():
+        if tensor.dim() != (2 if name.endswith("weight") else 1) or not tensor.is_floating_point():
+            shape = tuple(tensor.shape)
+            raise CheckpointError(f"{path}: {name!r} is {shape} {tensor.dtype}, not that of a linear layer; {way_out}")
+    if len(parts["weight"]) != rows:
+        raise CheckpointError(f"{path} has {len(parts['weight'])} rows, but labels.json has {rows} labels; {way_out}")
+    hidden = parts.get("hidden.weight")
+    bias, hidden_bias = parts.get("bias"), parts.get("hidden.bias")
+    if (
+        (hidden is not None and len(hidden) != parts["weight"].shape[1])
+        or (bias is not None and len(bias) != rows)
+        or (hidden is not None and hidden_bias is not None and len(hidden_bias) != len(hidden))
+    ):
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in parts.items())
+        raise CheckpointError(f"{path} has layers that do not fit together ({shapes}); {way_out}")
+
+
+def _file_problem(folder: Path, name: str, expected: Mapping[str, Any]) -> str | None:
+    """What is wrong with one file of the manifest's table; nothing outside the folder is read."""
+    if not is_plain_name(name):
+        return "is outside the folder, and was not read; do not trust this manifest"
+    file = folder / name
+    if leaves(file, folder):
+        return "is behind a link that leaves the folder, and was not read"
+    try:
+        size = file.stat().st_size if file.is_file() else None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if size is None:
+        return "is missing"
+    if size != expected["size"]:
+        return f"has {size} bytes, {expected['size']} were written"
+    same = RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() == expected["hash"]
+    return None if same else "has changed since it was written"
 
 
 def _fill(encoder: torch.nn.Module, folder: Path) -> None:
@@ -186,5 +233,12 @@ def _fill(encoder: torch.nn.Module, folder: Path) -> None:
         raise CheckpointError(
             f"the module does not fit {folder}: only one of them has {some(sorted(set(wanted) ^ set(merged)))}"
         )
+    misfits = [
+        f"{key} {merged.spec(key).shape} instead of {tuple(tensor.shape)}"
+        for key, tensor in wanted.items()
+        if merged.spec(key).shape != tuple(tensor.shape)
+    ]
+    if misfits:
+        raise CheckpointError(f"the module does not fit {folder}, which has {some(misfits)}; build it as it was merged")
     encoder.load_state_dict({key: merged[key] for key in merged})
     encoder.eval()

@@ -20,6 +20,8 @@ from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write_json
 from orthomerge.checkpoints.shards import write_shards
+from orthomerge.errors import CheckpointError
+from orthomerge.manifest import FORMAT, contained
 from orthomerge.models.config import encoder_config
 from orthomerge.recipe import parse_size
 from orthomerge.version import VERSION
@@ -31,15 +33,15 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.planning import Job
 
-__all__ = ["COMPANIONS", "FORMAT", "companions", "write_head", "write_output"]
+__all__ = ["COMPANIONS", "companions", "write_head", "write_output"]
 
-FORMAT = 1
 # Files beside the weights that the encoder is of no use without.
 COMPANIONS = (
     "added_tokens.json", "bpe.codes", "feature_extractor_config.json", "merges.txt", "preprocessor_config.json",
     "processor_config.json", "sentencepiece.bpe.model", "special_tokens_map.json", "spiece.model", "spm.model",
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
+_MOST_COMPANION = 64 << 20
 
 
 def write_output(
@@ -54,13 +56,14 @@ def write_output(
     """Write everything and return the manifest."""
     paths = [source.path for source in job.sources.values()]
     most = parse_size(job.recipe.max_shard_size)
+    beside = companions(*paths)  # before the merge, which may take long: they may be refused
     with publish(out, force=force, need=job.bytes_to_write, inputs=paths) as folder:
         encoder = folder / "encoder"
         encoder.mkdir()
         shards = write_shards(encoder, job.specs, blocks, most=most, progress=progress)
         for task, head in heads.items():
             write_head(folder / "heads" / task, head)
-        _write_encoder_files(job, encoder)
+        _write_encoder_files(job, encoder, beside)
         for source in job.sources.values():
             for file in source.files:
                 file.check_unchanged()
@@ -88,21 +91,38 @@ def write_head(folder: Path, head: Head) -> None:
     )
 
 
-def companions(*folders: Path | None) -> list[Path]:
-    """Tokenizer and processor files of the first folder that has any."""
+def companions(*folders: Path | None, within: Path | None = None) -> list[Path]:
+    """Tokenizer and processor files of the first folder that has any.
+
+    They are copied into the output, so a link must not bring along what lies outside of the folder, or of `within`.
+    """
     for folder in folders:
-        found = (
-            [folder / name for name in COMPANIONS if (folder / name).is_file()] if folder and folder.is_dir() else []
-        )
+        if folder is None or not folder.is_dir():
+            continue
+        paths = [folder / name for name in COMPANIONS]
+        found = [_companion(path, within or folder) for path in paths if path.is_file() or path.is_symlink()]
         if found:
             return found
     return []
 
 
-def _write_encoder_files(job: Job, encoder: Path) -> None:
+def _companion(path: Path, folder: Path) -> Path:
+    contained(path, folder)
+    if not path.is_file():
+        raise CheckpointError(f"{path} is a link to nothing; fetch the file again, or remove the link")
+    size = path.stat().st_size
+    if size > _MOST_COMPANION:
+        raise CheckpointError(
+            f"{path} is {size} bytes long; more than {_MOST_COMPANION} is not believable for a file of a tokenizer or "
+            "processor: fetch it again, or remove it"
+        )
+    return path
+
+
+def _write_encoder_files(job: Job, encoder: Path, beside: Iterable[Path]) -> None:
     """Config last among the encoder's files: without it the folder is no model to anybody."""
     sources = list(job.sources.values())
-    for path in companions(*(source.path for source in sources)):
+    for path in beside:
         shutil.copyfile(path, encoder / path.name)
     config = next((source.config for source in sources if isinstance(source, Checkpoint) and source.config), None)
     if config is not None and job.family.encoder_class:

@@ -60,10 +60,13 @@ def read_records(path: Path) -> list[Record]:
     """Read JSON lines back; a line that is no record is an error that names it."""
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`: JSON keeps some of the other line ends that Unicode has as they are.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(lines, 1):
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error}") from error
+    for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             found.append(build(Record, json.loads(line), where=f"{path} line {number}"))
         except json.JSONDecodeError as error:

@@ -6,20 +6,20 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orthomerge.errors import RecipeError
+from orthomerge.errors import RecipeError, nearest
+from orthomerge.recipe import parse_value
 from orthomerge.strict import build
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.evaluate import Bench, Question, Subject
-    from orthomerge.records import Access, Record
+    from orthomerge.records import Record
     from orthomerge.suites.suite import Suite
 
 __all__ = ["describe_suite", "evaluate", "finetune", "list_suites", "open_suite", "print_records", "show_suite"]
@@ -200,8 +200,8 @@ def _suite_subjects(suite: Suite, methods: list[str], device: str, batch: int) -
     subjects = list(references.values())
     for text in methods:
         name, _, options = text.partition(":")
-        subjects.append(suite.merged(name, yaml.safe_load(f"{{{options}}}") if options else {}))
-    return bench, subjects
+        subjects.append(suite.merged(name, parse_value(f"{{{options}}}") if options else {}))
+    return bench, _told_apart(subjects)
 
 
 def _own_subjects(
@@ -227,6 +227,9 @@ def _own_subjects(
     modality = next(iter(tasks.values())).modality
     processor = load_processor(folders[0] / "encoder", modality=modality)
     given = dict(_pair(text, "--expert TASK=PATH") for text in experts)
+    for task in given:
+        if task not in tasks:
+            raise RecipeError(f"--expert {task}=... has no --data {task}=...; {nearest(task, tasks)}")
     teachers = {task: out / "experts" / task for task in given}
     for task, path in given.items():
         # The average of one expert is that expert, in the form in which everything is evaluated.
@@ -236,14 +239,29 @@ def _own_subjects(
     for folder in folders:
         method = read_manifest(folder)["method"]
         subjects.append(Subject(method["name"], dict.fromkeys(tasks, folder), method["parameters"]))
-    return bench, subjects
+    return bench, _told_apart(subjects)
+
+
+def _told_apart(subjects: list[Subject]) -> list[Subject]:
+    """Merges by the same method are called after their folders too."""
+    names = [subject.name for subject in subjects]
+    return [
+        replace(subject, name=f"{subject.name} ({next(iter(subject.models.values())).name})")
+        if names.count(subject.name) > 1
+        else subject
+        for subject in subjects
+    ]
 
 
 def _questions(protocols: list[str], shots: list[str], seeds: int, access: list[str]) -> list[Question]:
     from orthomerge.evaluation.evaluate import Question
     from orthomerge.evaluation.protocols import find_protocol
+    from orthomerge.records import Access
 
-    counts = [None if text == "all" else float(text) if "." in text else int(text) for text in shots]
+    counts = [_shots(text) for text in shots]
+    for kind in access:
+        if kind not in get_args(Access) or kind == "data-free":
+            raise RecipeError(f"unknown access {kind!r}; {nearest(kind, get_args(Access)[1:])}")
     questions = []
     for name in protocols:
         needs = find_protocol(name).needs
@@ -251,16 +269,28 @@ def _questions(protocols: list[str], shots: list[str], seeds: int, access: list[
             questions.append(Question(name))
             continue
         questions += [
-            Question(name, shots=count, seeds=seeds if count is not None else 1, access=cast("Access", kind))
+            Question(name, shots=count, seeds=seeds if count is not None else 1, access=cast(Access, kind))
             for count in counts
             for kind in access
         ]
     return questions
 
 
+def _shots(text: str) -> int | float | None:
+    if text == "all":
+        return None
+    try:
+        count = float(text) if "." in text else int(text)
+    except ValueError:
+        count = 0
+    if count <= 0 or (count > 1 and isinstance(count, float)):
+        raise RecipeError(f"--shots must be a whole number a class, a share below 1, or all, got {text!r}")
+    return count
+
+
 def _setting(text: str) -> tuple[str, Any]:
     key, value = _pair(text, "--set KEY=VALUE")
-    return key, yaml.safe_load(value)
+    return key, parse_value(value)
 
 
 def _pair(text: str, form: str) -> tuple[str, str]:

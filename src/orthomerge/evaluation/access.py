@@ -94,30 +94,34 @@ def protocol_predictions(
     test_teacher: torch.Tensor | None = None,
     seed: int = 0,
     places: torch.Tensor | None = None,
+    watch: Callable[[Classifier], None] = lambda classifier: None,
 ) -> torch.Tensor:
     """The predicted class [n] of every input of `test` under one kind of access.
 
     `support`, `teacher`: for inductive access; `test_teacher`: the expert's logits on `test`, for the other two.
     `places`: rows of `test` that may be support there (few shots, or a share); None means all. A labelled protocol with
     transductive access gets `UNSCORED` at `places`: `metrics.scored` takes those out, and their number is missing from
-    what the record says was scored.
+    what the record says was scored. `watch` is shown every classifier that was built.
     """
     if access not in get_args(Access):
         raise RecipeError(f"unknown access {access!r}; {nearest(access, get_args(Access))}")
     if (access == "data-free") != (not protocol.needs):
         needs = ", ".join(sorted(protocol.needs)) or "nothing"
         raise RecipeError(f"{type(protocol).__name__} needs {needs}, which does not go with {access!r} access")
+
+    def made(support: Features | None, logits: torch.Tensor | None) -> Classifier:
+        classifier = protocol.build(evidence_for(protocol, head, support=support, teacher=logits, seed=seed))
+        watch(classifier)
+        return classifier
+
     if access in ("data-free", "inductive"):
         _check_inductive(support, test, places)
-        return predict(
-            protocol.build(evidence_for(protocol, head, support=support, teacher=teacher, seed=seed)), test.values
-        )
+        return predict(made(support, teacher), test.values)
     if support is not None or teacher is not None:
         raise RecipeError(f"with {access!r} access the support is the scored inputs; give no other")
 
     def build(rows: torch.Tensor) -> Classifier:
-        logits = None if test_teacher is None else test_teacher[rows]
-        return protocol.build(evidence_for(protocol, head, support=test.take(rows), teacher=logits, seed=seed))
+        return made(test.take(rows), None if test_teacher is None else test_teacher[rows])
 
     if test_teacher is not None and len(test_teacher) != len(test):
         raise IncompatibleError(f"{len(test)} inputs of {test.task!r} but {len(test_teacher)} rows of expert's logits")

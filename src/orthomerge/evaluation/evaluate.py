@@ -8,6 +8,7 @@ only read them.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ import torch
 
 from orthomerge.data.sampling import few_shot, share
 from orthomerge.data.task import Examples, Split, Task
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.evaluation.access import protocol_predictions
 from orthomerge.evaluation.joint import joint_labels, joint_predictions
 from orthomerge.evaluation.metrics import logits_of, scored, wilson
@@ -28,7 +29,7 @@ from orthomerge.evaluation.protocols import make_protocol
 from orthomerge.features.cache import FeatureCache, FeatureKey, weights_digest
 from orthomerge.features.extract import Precision, extract
 from orthomerge.features.features import Features
-from orthomerge.heads import Head
+from orthomerge.heads import Classifier, Head
 from orthomerge.merged import Merged, load, load_head, read_manifest
 from orthomerge.records import Access, Record
 
@@ -64,6 +65,10 @@ class Question:
     support: Split = "train"
     options: Mapping[str, Any] = field(default_factory=dict)
     subjects: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise RecipeError(f"'seeds' must be at least 1, got {self.seeds}")
 
 
 @dataclass(frozen=True)
@@ -171,6 +176,7 @@ def evaluate(
     Encoding goes one by one; the fits after it are small and run side by side, one thread each, so that their results
     do not depend on how many there are.
     """
+    _check(bench, subjects)
     with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for subject in subjects:
             bench.forget()
@@ -187,6 +193,19 @@ def evaluate(
                 yield from answer.result()
             if len(set(subject.models.values())) == 1 and len(subject.models) > 1:
                 yield from _joint(bench, subject, suite)
+
+
+def _check(bench: Bench, subjects: Sequence[Subject]) -> None:
+    """Rows of tables and files of predictions are told apart by the subject's name."""
+    for name, count in Counter(subject.name for subject in subjects).items():
+        if count > 1:
+            raise RecipeError(f"{count} subjects are called {name!r}; give each a name of its own")
+    for subject in subjects:
+        for task in subject.models:
+            if task not in bench.tasks:
+                raise RecipeError(
+                    f"{subject.name!r} has task {task!r}, but there is no data of it; {nearest(task, bench.tasks)}"
+                )
 
 
 def _gather(bench: Bench, subject: Subject, task: str, question: Question) -> None:
@@ -221,7 +240,8 @@ def _answer(
                 given["places"] = _places(bench.tasks[task]["test"], question.shots, seed)
             if "teacher" in protocol.needs:
                 given["test_teacher"] = bench.teacher(task, "test")
-        predicted = protocol_predictions(protocol, head, access=access, test=test, **given)
+        built: list[Classifier] = []
+        predicted = protocol_predictions(protocol, head, access=access, test=test, watch=built.append, **given)
         record = _record(subject, task, predicted, test, suite)
         shown = replace(
             record,
@@ -229,9 +249,17 @@ def _answer(
             access=_wider(subject.access, access),
             seed=seed,
             shots=question.shots if protocol.needs else None,
+            extra_parameters=max(map(_extra, built)),
         )
         found.append((shown, predicted))
     return found
+
+
+def _extra(classifier: Classifier) -> int:
+    """How many numbers a classifier keeps that a head does not: the anchors of `knn`, say."""
+    if isinstance(classifier, Head):
+        return 0
+    return sum(value.numel() for value in vars(classifier).values() if isinstance(value, torch.Tensor))
 
 
 def _joint(bench: Bench, subject: Subject, suite: str | None) -> Iterator[tuple[Record, torch.Tensor]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from orthomerge.errors import OutputError
 from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate
 from orthomerge.evaluation.tables import markdown
 from orthomerge.records import Record, write_records
@@ -34,12 +35,16 @@ def run_evaluation(
     import torch
 
     folder = out / "predictions"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
     versions = {"orthomerge": VERSION, "torch": torch.__version__}
     records: list[Record] = []
     for record, predicted in evaluate(bench, subjects, questions, suite=suite):
         shots = "all" if record.shots is None else f"{record.shots:g}"
         name = f"{record.method}-{record.task}-{record.protocol}-{record.access}-{shots}-{record.seed}.npz"
+        name = name.replace("/", "_")
         np.savez_compressed(folder / name, predicted=predicted.numpy().astype(np.int16))
         records.append(replace(record, predictions=f"predictions/{name}", versions=versions))
     for task in bench.tasks:

@@ -2,8 +2,8 @@
 
 `encode` gives them part by part for whoever cannot hold them all (see `statistics`); `extract` collects them. An
 accelerator is given the next batches while it works on the last, and its features are fetched some batches late, so
-that it never waits for the host. There is no thread that prepares inputs: it would fight with this one over Python's
-lock, and take more than it gives (measured: a third of the speed for a small BERT).
+that it never waits for the host. No thread prepares inputs: it would fight with this one over Python's lock (seen on an
+H200: 6,600 texts a second through a BERT of six layers, where the model alone did 20,800 and the tokenizer 19,000).
 """
 
 from __future__ import annotations
@@ -222,10 +222,10 @@ class _Reader:
         """
         import torch
 
-        places = torch.cat(parts)
-        landing = torch.empty(len(places), values[0].shape[1], dtype=torch.float32, pin_memory=self._late)
-        landing.copy_(torch.cat(values), non_blocking=self._late)
-        if not self._late:
+        places, pinned = torch.cat(parts), self.device.type == "cuda"
+        landing = torch.empty(len(places), values[0].shape[1], dtype=torch.float32, pin_memory=pinned)
+        landing.copy_(torch.cat(values), non_blocking=pinned)
+        if not pinned:
             return places, landing, None
         event = torch.Event(self.device)
         event.record()
@@ -259,7 +259,7 @@ def _evaluating(encoder: object, device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.clear_autocast_cache()  # weights cast here can never be trained, should the caller's own autocast go on
+        torch.clear_autocast_cache()  # of weights cast without gradient, should the caller train on under autocast
         for module, training in modes:
             module.training = training
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -69,9 +68,9 @@ def merge_blocks(
         delta = method.merge(block.base, block.deltas, site=block.site)
         return finish(block, torch.add(block.base, delta))
 
-    budget = _Budget(memory)
-    with single_threaded(), closing(_ahead(vectors, method, budget)) as blocks:
-        yield from _ordered(merge, blocks, budget, workers or min(os.cpu_count() or 1, 8))
+    count = workers or min(os.cpu_count() or 1, 8)
+    with single_threaded(), closing(_stream(vectors, method, merge, workers=count, memory=memory)) as results:
+        yield from results
 
 
 def _refuse_non_finite(block: Block, vectors: TaskVectors) -> None:
@@ -118,37 +117,18 @@ class _Budget:
             self._changed.notify_all()
 
 
-def _ordered(
-    merge: Callable[[Block], Result], blocks: Iterator[tuple[int, Block]], budget: _Budget, workers: int
-) -> Iterator[Result]:
-    """Map over threads, in order, few blocks under way; the bytes of a block are free once its result is taken."""
-    with ThreadPoolExecutor(workers, thread_name_prefix="orthomerge-merge") as pool:
-        pending: deque[tuple[int, Future[Result]]] = deque()
+def _stream(
+    vectors: TaskVectors, method: TensorMethod, merge: Callable[[Block], Result], *, workers: int, memory: int
+) -> Generator[Result, None, None]:
+    """One thread reads blocks and hands them to the pool; the caller takes the results in that order.
 
-        def take() -> Iterator[Result]:
-            size, future = pending.popleft()
-            result = future.result()
-            budget.give(size)
-            yield result
-
-        try:
-            for size, block in blocks:
-                pending.append((size, pool.submit(merge, block)))
-                del block
-                while len(pending) > workers or (pending and pending[0][1].done()):
-                    yield from take()
-            while pending:
-                yield from take()
-        finally:
-            budget.close()
-            for _, future in pending:
-                future.cancel()
-
-
-def _ahead(vectors: TaskVectors, method: TensorMethod, budget: _Budget) -> Generator[tuple[int, Block], None, None]:
-    """Read blocks in a thread of their own, as far ahead as the budget allows."""
-    ready: queue.SimpleQueue[tuple[int, Block] | BaseException | None] = queue.SimpleQueue()
+    Only the budget limits how much is under way. Whoever waits for it waits for results that are already promised, and
+    the caller always takes the oldest, so nobody waits for ever.
+    """
+    budget = _Budget(memory)
+    promised: queue.SimpleQueue[tuple[int, Future[Result]] | BaseException | None] = queue.SimpleQueue()
     rows = len(vectors.tasks) + _SCRATCH
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="orthomerge-merge")
 
     def read() -> None:
         torch.set_num_threads(1)
@@ -157,18 +137,22 @@ def _ahead(vectors: TaskVectors, method: TensorMethod, budget: _Budget) -> Gener
                 size = 4 * rows * (stop - site.start)
                 if not budget.take(size):
                     return
-                ready.put((size, vectors.block(site, stop)))
-            ready.put(None)
+                promised.put((size, pool.submit(merge, vectors.block(site, stop))))
+            promised.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again by the consumer
-            ready.put(error)
+            promised.put(error)
 
-    thread = threading.Thread(target=read, name="orthomerge-read", daemon=True)
-    thread.start()
+    reader = threading.Thread(target=read, name="orthomerge-read", daemon=True)
+    reader.start()
     try:
-        while (item := ready.get()) is not None:
+        while (item := promised.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
-            yield item
+            size, future = item
+            result = future.result()
+            budget.give(size)
+            yield result
     finally:
         budget.close()
-        thread.join()
+        reader.join()
+        pool.shutdown(cancel_futures=True)

@@ -40,8 +40,22 @@ def _quantiles(vectors: Vectors, key: str, ranks: tuple[int, ...], *, count: int
     if 4 * count * (experts + 2) <= most:  # two rows of scratch
         rows = _whole(vectors, key, count)
         return tuple(tuple(kth_largest(row, rank) for row in rows) for rank in ranks)
-    sample = [block.deltas.reshape(experts, -1)[:, ::_STRIDE].clone() for block in vectors.blocks(keys=(key,))]
-    return tuple(_streamed(vectors, key, rank, sample=sample, count=count) for rank in ranks)
+    sample = _sample(vectors, key, count)
+    return tuple(_streamed(vectors, key, rank, sample=[sample], count=count) for rank in ranks)
+
+
+def _sample(vectors: Vectors, key: str, count: int) -> torch.Tensor:
+    """Every `_STRIDE`-th element of a tensor, [T, n], in one piece: many small ones would pin the blocks' memory."""
+    experts = len(vectors.tasks)
+    held = torch.empty((experts, -(-count // _STRIDE) + count // _STRIDE), dtype=torch.float32)
+    filled = 0
+    for block in vectors.blocks(keys=(key,)):
+        part = block.deltas.reshape(experts, -1)[:, ::_STRIDE]
+        if filled + part.shape[1] > held.shape[1]:
+            break
+        held[:, filled : filled + part.shape[1]] = part
+        filled += part.shape[1]
+    return held[:, :filled]
 
 
 def _whole(vectors: Vectors, key: str, count: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["build", "experts_of"]
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
-TUNING = Tuning(epochs=10, batch=64, lr=7e-4, head_lr=1e-2, device="cpu")
+TUNING = Tuning(epochs=18, batch=64, lr=6e-4, head_lr=1e-2, device="cpu")
 _SHAPE = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -29,7 +29,8 @@ _SHAPE = {
     "patch_size": 2,
     "num_channels": 1,
 }
-_PRETRAINING = replace(TUNING, epochs=5, lr=1e-3, head_lr=1e-3)
+_PRETRAINING = replace(TUNING, epochs=10, lr=1e-3, head_lr=1e-3)
+_JOINT = replace(TUNING, epochs=8)
 
 
 def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
@@ -37,7 +38,7 @@ def build(*, folder: Path, data: Path | None, base: str | None, device: str, say
     tasks = digit_tasks()
     pretrained_vit(tasks, folder=folder, shape=_SHAPE, settings=_PRETRAINING, processor=PROCESSOR, say=say)
     experts = experts_of("full", folder=folder, tasks=tasks, say=say)
-    mtl = make_jointly(tasks, base=folder / "base", root=folder / "mtl", settings=TUNING, processor=PROCESSOR, say=say)
+    mtl = make_jointly(tasks, base=folder / "base", root=folder / "mtl", settings=_JOINT, processor=PROCESSOR, say=say)
     return Suite("digits", folder, tasks, PROCESSOR, experts, mtl)
 
 

@@ -1,0 +1,72 @@
+"""Lines of a table, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from orthomerge.evaluation.tables import lines, markdown
+from orthomerge.records import Access, Record
+
+
+def record(task: str, value: float, *, seed: int = 0, access: Access = "inductive", **more: object) -> Record:
+    given = {"method": "ties", "protocol": "knn", "metric": "accuracy", "shots": 5, **more}
+    return Record(task=task, value=value, low=0, high=1, examples=10, access=access, seed=seed, **given)  # type: ignore[arg-type]
+
+
+SEEDS = [
+    record("a", 0.5, seed=0),
+    record("a", 0.7, seed=1),
+    record("a", 0.9, seed=2),
+    record("b", 0.3, seed=0),
+    record("b", 0.5, seed=1),
+    record("b", 0.1, seed=2),
+]
+
+
+def test_mean_spread_and_worst_seed() -> None:
+    (line,) = lines(SEEDS)
+    assert line.values == pytest.approx({"a": 70, "b": 30})
+    assert line.mean == pytest.approx(50)
+    # Means of the seeds: 40, 60, 50.
+    assert line.worst_seed == pytest.approx(40)
+    assert line.spread == pytest.approx(10)
+    assert line.seeds == 3
+    assert line.title == "knn, 5 a class"
+
+
+def test_one_seed_has_no_spread() -> None:
+    (line,) = lines([record("a", 0.25, shots=0.1), record("b", 0.75, shots=0.1)])
+    assert (line.mean, line.worst_seed, line.spread, line.seeds) == (50, 50, None, 1)
+    assert line.title == "knn, 10%"
+
+
+def test_what_makes_another_line() -> None:
+    given = [
+        record("a", 0.1, access="transductive"),
+        record("a", 0.2),
+        record("a", 0.3, shots=None),
+        record("a", 0.4, method="average"),
+        record("a", 0.5, protocol="probe"),
+        record("a", 0.6, metric="calibration"),
+    ]
+    assert [line.mean for line in lines(given)] == pytest.approx([10, 20, 30, 40, 50])
+    assert lines([]) == []
+
+
+def test_markdown() -> None:
+    other = record("a", 0.25, access="transductive", method="average", protocol="current", shots=None)
+    assert markdown([other, *SEEDS]) == "\n".join(
+        (
+            "### Inductive: inputs from train or val, scored on test",
+            "",
+            "| method | protocol | a | b | mean |",
+            "|---|---|---:|---:|---:|",
+            "| ties | knn, 5 a class | 70.0 | 30.0 | **50.0** ± 10.0 (3 seeds) |",
+            "",
+            "### Transductive: the test inputs themselves, as most papers do",
+            "",
+            "| method | protocol | a | b | mean |",
+            "|---|---|---:|---:|---:|",
+            "| average | current | 25.0 |  | **25.0** |",
+        )
+    )

@@ -1,0 +1,96 @@
+"""The engine: in order, in bounded memory, and never for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from orthomerge.errors import NumericalError
+from orthomerge.merging.average import Average
+from orthomerge.merging.kinds import Block, Scope, Site
+from orthomerge.merging.stream import merge_blocks
+from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
+
+ROWS = 8  # of a block of two experts: deltas, base, result and scratch, at four bytes
+
+
+def vectors_of(count: int, *, tile: int = 8) -> TaskVectors:
+    base = InMemory({"w": torch.zeros(count)})
+    experts = {name: InMemory({"w": torch.arange(count) * number}) for number, name in enumerate("ab", 1)}
+    return TaskVectors({n: TaskVector(base, ((1.0, Difference(e)),)) for n, e in experts.items()}, tile=tile)
+
+
+def starts(block: Block, weights: torch.Tensor) -> int:
+    return block.site.start
+
+
+@pytest.mark.parametrize("workers", [1, 2, 16])
+@pytest.mark.parametrize("memory", [1, 400, 1 << 20])
+def test_every_block_once_and_in_order(workers: int, memory: int) -> None:
+    found = list(merge_blocks(vectors_of(801), Average(), starts, workers=workers, memory=memory))
+    assert found == list(range(0, 801, 8))
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A method whose first blocks take longest, so that later ones are ready before them."""
+
+    scope: ClassVar[Scope] = "element"
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        time.sleep(0.02 if site.start % 64 == 0 else 0.0)
+        return deltas[0]
+
+
+def test_more_workers_than_the_budget_lets_through() -> None:
+    """The reader waits for room while every block under way is still being merged; it must get on afterwards."""
+    done: list[int] = []
+    thread = threading.Thread(
+        target=lambda: done.extend(merge_blocks(vectors_of(800), Slow(), starts, workers=16, memory=3 * 4 * ROWS * 8)),
+        daemon=True,
+    )
+    thread.start()
+    thread.join(30)
+    assert done == list(range(0, 800, 8))
+
+
+def test_a_reader_that_fails_is_heard() -> None:
+    vectors = vectors_of(80)
+    broken = TaskVectors({**vectors.vectors, "c": TaskVector(vectors.base, ((1.0, Broken()),))}, tile=8)
+    with pytest.raises(RuntimeError, match="no such disk"):
+        list(merge_blocks(broken, Average(), starts))
+
+
+class Broken:
+    """A source that cannot be read."""
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        return None
+
+    def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such disk")
+
+    def origin(self, key: str) -> str:
+        return "nowhere"
+
+
+def test_leaving_early_stops_the_threads() -> None:
+    before = threading.active_count()
+    results = merge_blocks(vectors_of(8000), Average(), starts, workers=4, memory=4096)
+    assert next(results) == 0
+    results.close()
+    assert threading.active_count() == before
+
+
+def test_what_is_not_a_number_is_named() -> None:
+    base = InMemory({"w": torch.zeros(20)})
+    bad = torch.ones(20)
+    bad[13] = float("nan")
+    vector = TaskVector(base, ((1.0, Difference(InMemory({"w": bad}))),))
+    with pytest.raises(NumericalError, match=r"'w' holds NaN or infinity in expert 'x' \(memory\): 1 of 8 elements"):
+        list(merge_blocks(TaskVectors({"x": vector}, tile=8), Average(), starts))
