@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.evaluation.test_evaluate import COUNTS, QUESTIONS, Toy, make_toy
 
 from orthomerge.errors import OutputError
 from orthomerge.evaluation.evaluate import Question
@@ -14,7 +15,6 @@ from orthomerge.evaluation.running import run_evaluation
 from orthomerge.evaluation.tables import TITLES
 from orthomerge.records import Record, read_records
 from orthomerge.version import VERSION
-from tests.evaluation.test_evaluate import COUNTS, QUESTIONS, Toy, make_toy
 
 
 @pytest.fixture(scope="module")

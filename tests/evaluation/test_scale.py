@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.evaluation.test_evaluate import Toy, make_toy
 
 from orthomerge import load, merge
 from orthomerge.errors import RecipeError
@@ -15,7 +16,6 @@ from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.scale import GRID, ScaleSearch, search_scale
 from orthomerge.merging.methods import METHODS, method_class
 from orthomerge.strict import schema
-from tests.evaluation.test_evaluate import Toy, make_toy
 
 SCALED = [name for name, row in METHODS.items() if "scale" in schema(method_class(row))]
 
@@ -44,7 +44,9 @@ def test_the_curve_is_that_of_real_merges(toy: Toy, tmp_path: Path, method: str,
             mine = predictions(toy, out, task, tmp_path / "c")
             expert = predictions(toy, toy.folder / "out" / task, task, tmp_path / "c")
             truth = torch.tensor(toy.tasks[task]["val"].labels)
-            shares = [float((one == other).double().mean()) for one, other in ((mine, truth), (expert, truth), (mine, expert))]
+            shares = [
+                float((one == other).double().mean()) for one, other in ((mine, truth), (expert, truth), (mine, expert))
+            ]
             expected = shares[2] if criterion == "agreement" else shares[0] / shares[1]
             assert found.curve[scale][task] == pytest.approx(100 * expected, abs=1e-4)
 

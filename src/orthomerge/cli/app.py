@@ -324,8 +324,8 @@ def main() -> None:
 def run() -> NoReturn:
     """What the script `orthomerge` calls: a process of its own, which may end without tidying up.
 
-    Taking torch down module by module costs as much CPU time as a small merge, and so does looking for garbage among the
-    million objects that importing it makes, all of which stay.
+    Taking torch down module by module costs as much CPU time as a small merge, and so does looking for garbage among
+    the million objects that importing it makes, all of which stay.
     """
     gc.set_threshold(100_000, 50, 100)
     code = 0

@@ -150,6 +150,7 @@ def print_records(records: list[Record]) -> None:
     rows = lines(records)
     tasks = list(dict.fromkeys(record.task for record in records))
     console = Console(highlight=False)
+    console.width = max(console.width, 50 + sum(len(task) + 2 for task in tasks))  # cut numbers help nobody
     for access, title in TITLES.items():
         chosen = [row for row in rows if row.access == access]
         if not chosen:
@@ -222,6 +223,9 @@ def _own_subjects(
     tasks = {}
     for text in data:
         name, source = _pair(text, "--data TASK=PATH")
+        for folder in folders:
+            if name not in (known := read_manifest(folder)["heads"]):
+                raise RecipeError(f"{folder} has no task {name!r}; {nearest(name, known)}")
         head = load_head(folders[0] / "heads" / name)
         tasks[name] = match_labels(replace(read_task(source), name=name), head.labels)
     modality = next(iter(tasks.values())).modality

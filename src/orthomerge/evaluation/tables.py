@@ -34,7 +34,7 @@ class Line:
 
     @property
     def title(self) -> str:
-        shots = "" if self.shots is None else f", {self.shots:g} a class" if self.shots >= 1 else f", {self.shots:.0%}"
+        shots = "" if self.shots is None else f", {self.shots:g}/class" if self.shots >= 1 else f", {self.shots:.0%}"
         return f"{self.protocol}{shots}"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["build", "experts_of"]
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
-TUNING = Tuning(epochs=18, batch=64, lr=6e-4, head_lr=1e-2, device="cpu")
+TUNING = Tuning(epochs=16, batch=64, lr=6e-4, head_lr=1e-2, device="cpu")
 _SHAPE = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
@@ -29,7 +29,7 @@ _SHAPE = {
     "patch_size": 2,
     "num_channels": 1,
 }
-_PRETRAINING = replace(TUNING, epochs=10, lr=1e-3, head_lr=1e-3)
+_PRETRAINING = replace(TUNING, epochs=6, lr=1e-3, head_lr=1e-3)
 _JOINT = replace(TUNING, epochs=8)
 
 

@@ -1,0 +1,247 @@
+"""`suite`, `finetune` and `evaluate` from the command line, on models that are made in a moment."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from orthomerge.cli.app import app
+from orthomerge.errors import OrthomergeError
+from orthomerge.records import read_records
+from orthomerge.suites import digits
+from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.table import SUITES
+
+WORDS = {"mood": ("bad", "good"), "kind": ("film", "it", "not")}
+COUNTS = {"train": 30, "val": 12, "test": 19}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def call(*arguments: object, code: int = 0) -> Result:
+    """Run a command in this process; its exit code is that of `main`."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    error = result.exception
+    if isinstance(error, OrthomergeError):
+        assert error.exit_code == code, str(error)
+    else:
+        assert error is None or isinstance(error, SystemExit), repr(error)
+        assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments: object, code: int) -> str:
+    result = call(*arguments, code=code)
+    return str(result.exception) if isinstance(result.exception, OrthomergeError) else result.output
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MOOD.csv and KIND.csv: which word is in the text?"""
+    folder = tmp_path_factory.mktemp("tables")
+    random = np.random.default_rng(0)
+    for name, words in WORDS.items():
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("text", "label", "split"))
+            for split, count in COUNTS.items():
+                for number in range(count):
+                    label = number % len(words)
+                    texts = [words[label], *random.choice(["a", "very", "was"], random.integers(1, 5))]
+                    writer.writerow((" ".join(random.permutation(texts)), f"{words[label]}-label", split))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(berts: Path, tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two experts made by `finetune`, and `merged`."""
+    folder = tmp_path_factory.mktemp("made")
+    for name, words in WORDS.items():
+        result = call(
+            "finetune", "--base", berts / "base", "--data", tables / f"{name}.csv", "--out", folder / name,
+            "--set", "steps=2", "--set", "device=cpu", "--set", "lr=1e-3", "--json", "--quiet",
+        )  # fmt: skip
+        document = json.loads(result.stdout)
+        assert document["out"] == str(folder / name)
+        assert all(isinstance(value, int | float) for value in document["metrics"].values())
+        labels = json.loads((folder / name / "config.json").read_text())["id2label"]
+        assert list(labels.values()) == [f"{word}-label" for word in sorted(words)]
+    call(
+        "merge", "--base", berts / "base", *(f"--expert={name}={folder / name}" for name in WORDS),
+        "--method", "task_arithmetic", "--set", "scale=0.5", "--out", folder / "merged", "--quiet",
+    )  # fmt: skip
+    return folder
+
+
+def arguments(made: Path, tables: Path, out: Path) -> list[object]:
+    given: list[object] = ["evaluate", made / "merged", "--out", out, "--device", "cpu", "--batch", 8]
+    for name in WORDS:
+        given += ["--data", f"{name}={tables / name}.csv", "--expert", f"{name}={made / name}"]
+    return [*given, "--protocol", "current", "--protocol", "aligned-c", "--shots", 2, "--seeds", 2]
+
+
+def test_suite_list() -> None:
+    text = call("suite", "list").stdout
+    assert all(name in text for name in SUITES)
+    assert [row["name"] for row in json.loads(call("suite", "list", "--json").stdout)] == list(SUITES)
+
+
+def test_suite_show() -> None:
+    text = call("suite", "show", "digits").stdout
+    assert "tasks: digit, parity, size, rotation, mirrored, negative, shift" in text
+    assert json.loads(call("suite", "show", "text8", "--json").stdout)["needs"] == "--data with the eight tables"
+
+
+def test_suite_build_and_evaluate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    tasks = digit_tasks()
+    small = {name: tasks[name] for name in ("parity", "size")}
+    monkeypatch.setattr(digits, "digit_tasks", lambda: dict(small))
+    for name, value in list(vars(digits).items()):
+        if isinstance(value, digits.Tuning):
+            monkeypatch.setattr(digits, name, replace(value, steps=3))
+    folder = tmp_path / "suite"
+    built = call("suite", "build", "digits", "--folder", folder, "--json")
+    document = json.loads(built.stdout)
+    assert document["suite"] == "digits"
+    assert document["tasks"]["size"] == {
+        "classes": 3,
+        "train": 1168,
+        "val": 180,
+        "test": 449,
+        "expert": str(folder / "experts" / "size"),
+    }
+    assert "449" in call("suite", "build", "digits", "--folder", folder).stdout
+    run = tmp_path / "run"
+    given = ["evaluate", "--suite", "digits", "--folder", folder, "--out", run, "--device", "cpu"]
+    given += ["--protocol", "current", "--method", "ties", "--method", "ties: density: 0.5"]
+    text = call(*given, "--method", "average").stdout
+    assert "No inputs used" in text
+    names = {record.method: record.parameters for record in read_records(run / "records.jsonl")}
+    assert list(names) == ["base", "expert", "mtl", "ties (ties)", "ties (ties-density=0.5)", "average"]
+    assert names["ties (ties-density=0.5)"] == {"density": 0.5}
+    assert "cannot read the value" in refused(*given, "--method", "ties:density: [", code=2)
+    assert "did you mean 'ties'" in refused(*given, "--method", "tiess", code=2)
+
+
+def test_evaluate_end_to_end(made: Path, tables: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    documents: list[dict[str, Any]] = json.loads(call(*arguments(made, tables, run), "--json").stdout)
+    records = read_records(run / "records.jsonl")
+    assert [document["value"] for document in documents] == [record.value for record in records]
+    # Two tasks: expert and merged, current and two seeds of aligned-c; and the merged model's joint rows.
+    assert len(records) == 2 * 2 * (1 + 2) + 2
+    assert {record.method for record in records} == {"expert", "task_arithmetic"}
+    assert all(record.examples == COUNTS["test"] for record in records)
+    aligned = [record for record in records if record.protocol == "aligned-c"]
+    assert {(record.access, record.shots) for record in aligned} == {("inductive", 2)}
+    assert {record.seed for record in aligned} == {0, 1}
+    merged = next(record for record in records if record.method == "task_arithmetic")
+    assert merged.parameters == {"scale": 0.5}
+    assert "### Inductive" in (run / "table.md").read_text()
+    # Once more, as a table: everything is in the cache, the run folder is written again.
+    text = call(*arguments(made, tables, run)).stdout
+    assert "No inputs used" in text
+    assert "aligned-c, 2 a" in text
+    assert read_records(run / "records.jsonl") == records
+
+
+def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> None:
+    call(
+        "merge", "--base", made / "mood", *(f"--expert={name}={made / name}" for name in WORDS),
+        "--method", "task_arithmetic", "--out", tmp_path / "other", "--quiet",
+    )  # fmt: skip
+    given = arguments(made, tables, tmp_path / "run")
+    call(*given[:2], tmp_path / "other", *given[2:])
+    names = {record.method for record in read_records(tmp_path / "run" / "records.jsonl")}
+    assert names == {"expert", "task_arithmetic (merged)", "task_arithmetic (other)"}
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        (["--protocol", "alinged-c"], 2, "unknown protocol 'alinged-c'; did you mean 'aligned-c'?"),
+        (["--shots", "many"], 2, "--shots must be a whole number a class, a share below 1, or all, got 'many'"),
+        (["--shots", "0"], 2, "--shots must be"),
+        (["--shots", "1.5"], 2, "--shots must be"),
+        (["--shots", "99"], 2, "fewer than 99 shots"),
+        (["--seeds", "0"], 2, "'seeds' must be at least 1, got 0"),
+        (["--access", "inductiv"], 2, "unknown access 'inductiv'; did you mean 'inductive'?"),
+        (["--data", "mood"], 2, "expected --data TASK=PATH, got 'mood'"),
+        (["--data", "mood=/nowhere.csv"], 3, "/nowhere.csv does not exist"),
+        (["--expert", "moon=/nowhere"], 2, "--expert moon=... has no --data moon=...; did you mean 'mood'?"),
+        (["--device", "warp"], 2, "unknown device 'warp'"),
+    ],
+)
+def test_mistakes_in_evaluate(
+    made: Path, tables: Path, tmp_path: Path, more: list[str], code: int, message: str
+) -> None:
+    assert message in refused(*arguments(made, tables, tmp_path / "run"), *more, code=code)
+
+
+def test_evaluate_without_what_it_needs(made: Path, tables: Path, tmp_path: Path) -> None:
+    wanted = "give a suite, or output folders of `orthomerge merge` and --data TASK=PATH"
+    assert wanted in refused("evaluate", made / "merged", code=2)
+    data = f"mood={tables / 'mood.csv'}"
+    assert wanted in refused("evaluate", "--data", data, code=2)
+    assert "did you mean 'digits'" in refused("evaluate", "--suite", "digist", code=2)
+    given = ["--protocol", "aligned-c", "--shots", "2", "--out", tmp_path / "run", "--device", "cpu"]
+    message = refused("evaluate", made / "merged", "--data", data, *given, code=2)
+    assert "give --expert mood=PATH" in message
+    assert "is not an orthomerge output" in refused("evaluate", made / "mood", "--data", data, *given, code=3)
+    other = f"moon={tables / 'mood.csv'}"
+    assert "did you mean 'mood'" in refused("evaluate", made / "merged", "--data", other, *given, code=2)
+    kind = f"mood={tables / 'kind.csv'}"
+    assert "are not those of its expert" in refused("evaluate", made / "merged", "--data", kind, *given, code=4)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        (["--set", "steps"], 2, "expected --set KEY=VALUE, got 'steps'"),
+        (["--set", "stepps=2"], 2, "unknown option 'stepps'; did you mean 'steps'?"),
+        (["--set", "steps=two"], 2, "'steps' must be whole number or nothing, got 'two'"),
+        (["--set", "steps=["], 2, "cannot read the value '['"),
+        (["--set", "mode=ful"], 2, "did you mean 'full'?"),
+        (["--data", "/nowhere.csv"], 3, "/nowhere.csv does not exist"),
+        (["--base", "/no where"], 3, "does not exist"),
+    ],
+)
+def test_mistakes_in_finetune(
+    berts: Path, tables: Path, tmp_path: Path, more: list[str], code: int, message: str
+) -> None:
+    given = ["finetune", "--base", berts / "base", "--data", tables / "mood.csv", "--out", tmp_path / "out"]
+    assert message in refused(*given, "--set", "steps=1", "--set", "device=cpu", *more, code=code)
+    assert not (tmp_path / "out").exists()
+
+
+def test_finetune_says_what_it_wrote_and_replaces_nothing(berts: Path, tables: Path, tmp_path: Path) -> None:
+    given = ["finetune", "--base", berts / "base", "--data", tables / "mood.csv", "--out", tmp_path / "out"]
+    given += ["--set", "steps=1", "--set", "device=cpu"]
+    result = call(*given)
+    assert result.stdout.startswith(f"wrote {tmp_path / 'out'}: ")
+    assert result.stderr
+    assert "exists" in refused(*given, code=5)
+    call(*given, "--force")
+
+
+@pytest.mark.parametrize("command", ["show", "build"])
+def test_unknown_suites(command: str, tmp_path: Path) -> None:
+    message = refused("suite", command, "vison8", code=2)
+    assert message == "unknown suite 'vison8'; did you mean 'vision8'?"
+
+
+def test_a_suite_without_its_data(tmp_path: Path) -> None:
+    assert "give it with --data" in refused("suite", "build", "text8", "--folder", tmp_path / "s", code=3)
