@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from orthomerge.cli.app import app
 from orthomerge.errors import OrthomergeError
@@ -18,6 +17,7 @@ from orthomerge.records import read_records
 from orthomerge.suites import digits
 from orthomerge.suites.digit_tasks import digit_tasks
 from orthomerge.suites.table import SUITES
+from orthomerge.tuning.settings import Tuning
 
 WORDS = {"mood": ("bad", "good"), "kind": ("film", "it", "not")}
 COUNTS = {"train": 30, "val": 12, "test": 19}
@@ -110,7 +110,7 @@ def test_suite_build_and_evaluate(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     small = {name: tasks[name] for name in ("parity", "size")}
     monkeypatch.setattr(digits, "digit_tasks", lambda: dict(small))
     for name, value in list(vars(digits).items()):
-        if isinstance(value, digits.Tuning):
+        if isinstance(value, Tuning):
             monkeypatch.setattr(digits, name, replace(value, steps=3))
     folder = tmp_path / "suite"
     built = call("suite", "build", "digits", "--folder", folder, "--json")
@@ -154,7 +154,7 @@ def test_evaluate_end_to_end(made: Path, tables: Path, tmp_path: Path) -> None:
     # Once more, as a table: everything is in the cache, the run folder is written again.
     text = call(*arguments(made, tables, run)).stdout
     assert "No inputs used" in text
-    assert "aligned-c, 2 a" in text
+    assert "aligned-c, 2/class" in text
     assert read_records(run / "records.jsonl") == records
 
 

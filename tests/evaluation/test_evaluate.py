@@ -13,6 +13,7 @@ import torch
 
 from orthomerge import Recipe, merge
 from orthomerge.data.pixels import PixelProcessor
+from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation import evaluate as module
@@ -20,8 +21,10 @@ from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.tables import lines
 from orthomerge.features.cache import FeatureCache
+from orthomerge.features.extract import extract
 from orthomerge.merged import export
 from orthomerge.models.load import quiet
+from orthomerge.recipe import Expert
 from orthomerge.records import Record
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
@@ -50,7 +53,7 @@ class Toy:
         return Subject(name, dict.fromkeys(self.tasks, self.folder / "out" / name), **more)
 
     def recipe(self, method: str, **parameters: Any) -> Recipe:
-        experts = {task: str(self.folder / task) for task in self.tasks}
+        experts: dict[str, Expert | str] = {task: str(self.folder / task) for task in self.tasks}
         return Recipe(experts=experts, base=str(self.folder / "base"), method=method, parameters=parameters)
 
 
@@ -195,7 +198,7 @@ def test_knn_by_hand(toy: Toy, cache: Path) -> None:
     train, test = (bench.features(subject.models["bright"], "bright", split) for split in ("train", "test"))
     labels = toy.tasks["bright"]["train"].labels
     assert labels is not None
-    anchors = module.few_shot(labels, 2, seed=1)
+    anchors = few_shot(labels, 2, seed=1)
     distances = torch.stack(
         [
             torch.cdist(test.values.double(), train.values[[a for a in anchors if labels[a] == c]].double()).mean(1)
@@ -287,7 +290,7 @@ def test_questions_for_some_subjects_only(toy: Toy, cache: Path) -> None:
 
 def test_every_split_is_encoded_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, str, str]] = []
-    plain = module.extract
+    plain = extract
 
     def counted(
         encoder: torch.nn.Module, family: Any, pooling: str, examples: Examples, *rest: Any, **more: Any

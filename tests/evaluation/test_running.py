@@ -67,8 +67,8 @@ def test_one_table_for_each_access_class(run: tuple[Path, list[Record]]) -> None
     tables = dict(zip(TITLES, text.split("### ")[1:], strict=True))
     assert "| average | aligned-c, 50% |" in tables["inductive"]
     assert "(2 seeds) |" in tables["inductive"]
-    assert "| average | knn, 2 a class |" in tables["inductive"]
-    assert "| average | knn, 3 a class |" in tables["transductive"]
+    assert "| average | knn, 2/class |" in tables["inductive"]
+    assert "| average | knn, 3/class |" in tables["transductive"]
     assert "current" not in tables["inductive"] + tables["cross-fitted"] + tables["transductive"]
     for table in tables.values():
         assert "| method | protocol | bright | where | mean |" in table

@@ -33,7 +33,8 @@ def predictions(toy: Toy, out: Path, task: str, cache: Path) -> torch.Tensor:
 @pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
 @pytest.mark.parametrize("criterion", ["accuracy", "agreement"])
 def test_the_curve_is_that_of_real_merges(toy: Toy, tmp_path: Path, method: str, criterion: Any) -> None:
-    grid, said = (0.2, 0.7, 1.3), []
+    grid = (0.2, 0.7, 1.3)
+    said: list[str] = []
     found = search_scale(toy.recipe(method), toy.bench(tmp_path / "c"), grid=grid, criterion=criterion, say=said.append)
     assert tuple(found.curve) == grid
     assert len(said) == 3

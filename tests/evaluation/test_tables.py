@@ -31,7 +31,7 @@ def test_mean_spread_and_worst_seed() -> None:
     assert line.worst_seed == pytest.approx(40)
     assert line.spread == pytest.approx(10)
     assert line.seeds == 3
-    assert line.title == "knn, 5 a class"
+    assert line.title == "knn, 5/class"
 
 
 def test_one_seed_has_no_spread() -> None:
@@ -61,7 +61,7 @@ def test_markdown() -> None:
             "",
             "| method | protocol | a | b | mean |",
             "|---|---|---:|---:|---:|",
-            "| ties | knn, 5 a class | 70.0 | 30.0 | **50.0** ± 10.0 (3 seeds) |",
+            "| ties | knn, 5/class | 70.0 | 30.0 | **50.0** ± 10.0 (3 seeds) |",
             "",
             "### Transductive: the test inputs themselves, as most papers do",
             "",

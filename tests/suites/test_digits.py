@@ -12,6 +12,7 @@ import pytest
 from orthomerge.data.task import Task
 from orthomerge.suites import digits
 from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.tuning.settings import Tuning
 
 SIZES = {"train": 1168, "val": 180, "test": 449}
 TEN = tuple("0123456789")
@@ -97,7 +98,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tasks: dict[str, Task]) -> None:
     some = {name: tasks[name] for name in ("parity", "size")}
     monkeypatch.setattr(digits, "digit_tasks", lambda: dict(some))
     for name, value in list(vars(digits).items()):
-        if isinstance(value, digits.Tuning):
+        if isinstance(value, Tuning):
             monkeypatch.setattr(digits, name, replace(value, steps=3))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.evaluation.test_evaluate import PROCESSOR, Toy, make_toy
 
-from orthomerge import load
+from orthomerge import Recipe, load, merge
 from orthomerge.errors import RecipeError
 from orthomerge.merged import read_manifest
 from orthomerge.suites import suite as module
@@ -31,8 +31,12 @@ def suite(toy: Toy, tmp_path: Path) -> Suite:
 def merges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The outputs that were made."""
     made: list[str] = []
-    plain = module.merge
-    monkeypatch.setattr(module, "merge", lambda recipe, *, out: (made.append(out.name), plain(recipe, out=out)))
+
+    def counted(recipe: Recipe, *, out: Path) -> None:
+        made.append(out.name)
+        merge(recipe, out=out)
+
+    monkeypatch.setattr(module, "merge", counted)
     return made
 
 
