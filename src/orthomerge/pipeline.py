@@ -176,9 +176,7 @@ def _check_base(job: Job, vectors: TaskVectors) -> None:
     if job.recipe.base is None or job.recipe.vector is not None or not job.recipe.check_base:
         return
     dots = torch.zeros(3, len(vectors.tasks), dtype=torch.float64)
-    for block in vectors.sample_blocks():
-        if len(block.site.shape) < 2:
-            continue
+    for block in vectors.sample_blocks(stride=1 << 21, dimensions=2):
         base = block.base.double().reshape(-1)
         tuned = block.deltas.double().reshape(len(vectors.tasks), -1) + base
         dots += torch.stack((tuned @ base, (tuned * tuned).sum(1), (base * base).sum().expand(len(tuned))))

@@ -33,6 +33,9 @@ class Average:
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if self.weights is None:
-            return scaled_sum(deltas, 1.0).div_(len(deltas))
+            total = deltas[0] + deltas[1] if len(deltas) > 1 else deltas[0].clone()
+            for delta in deltas[2:]:
+                total.add_(delta)
+            return total.div_(len(deltas))
         total = sum(self.weights)
         return scaled_sum(deltas, tuple(weight / total for weight in self.weights))

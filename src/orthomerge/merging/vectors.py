@@ -232,9 +232,11 @@ class TaskVectors:
         for block in self.sample_blocks():
             yield block.deltas.reshape(len(self.vectors), -1)
 
-    def sample_blocks(self) -> Iterator[Block]:
-        """Short runs spread over every tensor, about a sixtieth of everything."""
+    def sample_blocks(self, *, stride: int = _STRIDE, dimensions: int = 0) -> Iterator[Block]:
+        """Short runs spread over every tensor of enough dimensions, about a sixtieth of everything."""
         for key, shape in self.shapes.items():
+            if len(shape) < dimensions:
+                continue
             count = prod(shape)
-            for start in range(0, count, _STRIDE):
+            for start in range(0, count, stride):
                 yield self.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))
