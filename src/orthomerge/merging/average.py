@@ -37,5 +37,5 @@ class Average:
             for delta in deltas[2:]:
                 total.add_(delta)
             return total.div_(len(deltas))
-        total = sum(self.weights)
-        return scaled_sum(deltas, tuple(weight / total for weight in self.weights))
+        whole = sum(self.weights)
+        return scaled_sum(deltas, tuple(weight / whole for weight in self.weights))
