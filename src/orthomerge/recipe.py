@@ -83,7 +83,7 @@ class Expert:
 class Recipe:
     """What to merge, how, and where to. Relative paths are relative to the recipe's own folder."""
 
-    experts: dict[str, Expert | str]
+    experts: Mapping[str, Expert | str]
     base: str | None = None
     method: str = "task_arithmetic"
     parameters: dict[str, Any] = field(default_factory=dict)
