@@ -14,7 +14,8 @@ from orthomerge.checkpoints.publish import check_target
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.heads import Head, Linear
 from orthomerge.merging.expressions import evaluate
-from orthomerge.merging.vectors import Difference, TaskVector, TaskVectors
+from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
+from orthomerge.models.split import TIED
 from orthomerge.models.weights import EncoderWeights
 from orthomerge.output import write_output
 from orthomerge.planning import ExpertPlan, Job, make_plan
@@ -64,6 +65,7 @@ def merge(
     check_target(Path(target), force=force, inputs=[source.path for source in job.sources.values()])  # before any work
     reporter = progress or _Silent()
     heads = _heads(job)
+    _check_tied(job)
     vectors = task_vectors(job)
     _check_base(job, vectors)
 
@@ -164,6 +166,26 @@ def _averaged(heads: dict[str, Head]) -> dict[str, Head]:
         output = Linear(parts["weight"], parts.get("bias"))
         result[task] = Head(output, head.labels, hidden, head.activation, head.normalise)
     return result
+
+
+def _check_tied(job: Job) -> None:
+    """Weights under two names must be the same under both; of two that differ, nobody can say which counts."""
+    import torch
+
+    splits = [(job.base, job.base_split), *((expert.source, expert.split) for expert in job.experts.values())]
+    for source, split in splits:
+        for name, why in split.left_out.items():
+            twin = split.names.get(why.removeprefix(TIED)) if why.startswith(TIED) else None
+            if twin is None or not isinstance(source, Checkpoint) or source.entry(name) == source.entry(twin):
+                continue
+            count = source.spec(name).numel
+            for start in range(0, count, TILE):
+                stop = min(start + TILE, count)
+                if not torch.equal(source.read(name, start, stop), source.read(twin, start, stop)):
+                    raise IncompatibleError(
+                        f"{source.path}: {name!r} and {twin!r} must be one tensor and differ from element {start} on; "
+                        "save the model again with the stock class, which ties them"
+                    )
 
 
 def _check_base(job: Job, vectors: TaskVectors) -> None:

@@ -208,3 +208,22 @@ def test_transformers_4_names_of_a_vision_tower(tmp_path: Path, build: Any, save
     one, other = (open_checkpoint(tmp_path / f"out-{version}" / "encoder") for version in ("four", "five"))
     assert set(one) == set(other)
     assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_tied_weights_must_be_equal(tmp_path: Path, build: Any, save: Any) -> None:
+    """A T5 that stores its embedding twice is fine as long as both copies are the same."""
+    from safetensors.torch import load_file, save_file
+
+    base = build("T5ForSequenceClassification", "t5")
+    save(base, tmp_path / "base")
+    save(nudged(base, 1), tmp_path / "one")
+    path = tmp_path / "one" / "model.safetensors"
+    tensors = load_file(path)
+    given = Recipe(experts={"one": str(tmp_path / "one")}, base=str(tmp_path / "base"), method="average")
+    twin = "transformer.encoder.embed_tokens.weight"
+    save_file(tensors | {twin: tensors["transformer.shared.weight"].clone()}, path, metadata={"format": "pt"})
+    result = orthomerge.merge(given, out=tmp_path / "out")
+    assert result.manifest["tensors"]["left_out"]["one"] == {twin: "tied to shared.weight"}
+    save_file(tensors | {twin: tensors["transformer.shared.weight"] + 1}, path, metadata={"format": "pt"})
+    with pytest.raises(IncompatibleError, match=r"'transformer.encoder.embed_tokens.weight' and .* must be one tensor"):
+        orthomerge.merge(given, out=tmp_path / "other")

@@ -14,10 +14,11 @@ from fnmatch import fnmatchcase
 from orthomerge.checkpoints.checkpoint import Spec
 from orthomerge.models.family import Family, HeadLayout
 
-__all__ = ["Split", "split_base", "split_expert"]
+__all__ = ["TIED", "Split", "split_base", "split_expert"]
 
 # Put around a whole model by training loops.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
+TIED = "tied to "  # why a second name of the same weights is left out
 _PARTS = {1: ("",), 2: ("hidden.", "")}
 
 
@@ -61,7 +62,7 @@ def split_base(
         elif not key.startswith(prefix):
             unknown.append(key)
         elif (twin := family.tied.get(name, name)) in names or (prefix + twin in specs and twin != name):
-            left_out[key] = f"tied to {twin}"
+            left_out[key] = f"{TIED}{twin}"
         else:
             names[twin] = key
     return Split(names, {}, left_out, tuple(unknown), (), (prefix,))
@@ -106,7 +107,7 @@ def split_expert(
         if _matches(bare, ignore) or _matches(key, ignore):
             left_out[key] = "ignored as asked"
         elif name in family.tied and family.tied[name] in names:
-            left_out[key] = f"tied to {family.tied[name]}"
+            left_out[key] = f"{TIED}{family.tied[name]}"
         elif _matches(bare, family.foreign) or _matches(key, family.foreign):
             left_out[key] = "not part of the encoder"
         elif family.may_lack(name, pooling):
