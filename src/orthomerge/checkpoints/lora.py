@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.checkpoints.checkpoint import Entry, Spec, is_float
-from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.files import RawFile
-from orthomerge.errors import CheckpointError, IncompatibleError, some
+from orthomerge.checkpoints.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
+from orthomerge.errors import CheckpointError, IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,47 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Adapter", "AdapterSource", "Factors", "read_adapter"]
 
-_CONFIG = "adapter_config.json"
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order of preference
-_MOST_CONFIG = 1 << 20
 _PREFIX = "base_model.model."
 _BLOCK = 1 << 18  # elements of a product made at a time: they stay in the cache of a core
 
-_MERGE = "merge it into the full model with peft (merge_and_unload) and give that model instead"
-_RETRAIN = "train a plain LoRA adapter instead"
-
-# Options that change the model in another way than W + s B A: what they are, and the way out.
-_REFUSED: Mapping[str, tuple[str, str]] = {
-    "use_dora": ("DoRA rescales every row of the adapted weight", _MERGE),
-    "use_qalora": ("QA-LoRA adapts a quantised weight", _RETRAIN),
-    "use_bdlora": ("BD-LoRA stores block-diagonal factors", _MERGE),
-    "kasa_config": ("KaSA truncates the base and puts a diagonal between the factors", _MERGE),
-    "monteclora_config": ("MonteCLoRA samples its factors", _MERGE),
-    "lora_bias": ("a bias inside the adapter moves the layer's bias as well", _MERGE),
-    "target_parameters": ("LoRA on bare parameters is laid out differently", _MERGE),
-    "trainable_token_indices": ("single rows of the embedding were trained", _MERGE),
-    "layer_replication": ("the adapted model has more layers than the base", _RETRAIN),
-    "alora_invocation_tokens": (
-        "activated LoRA acts on some tokens only and is no change of weights",
-        _RETRAIN,
-    ),
-    "arrow_config": ("Arrow routes between adapters by input and is no change of weights", _RETRAIN),
-    "megatron_config": ("Megatron's parallel layers are not supported", _RETRAIN),
-}
-# Options that we act on.
-_READ = frozenset(
-    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias"}
-    | {"modules_to_save", "task_type", "init_lora_weights"}
-)
-# Options that choose layers, describe training, or matter only before its first step.
-_HARMLESS = frozenset(
-    {"auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"}
-    | {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "runtime_config"}
-    | {"loftq_config", "corda_config", "eva_config", "lora_ga_config", "ensure_weight_tying"}
-    | {"megatron_core", "qalora_group_size", "merge_weights"}  # without effect of their own
-)
-# Starts of training that leave the base alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA are taken out of it.
-_SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 # Older versions of peft save these heads without naming them in `modules_to_save`.
 _HEADS: Mapping[str, tuple[str, ...]] = {
     "SEQ_CLS": ("classifier", "score"),
@@ -218,7 +181,7 @@ class AdapterSource:
 
 def read_adapter(folder: Path) -> Adapter:
     """Open an adapter folder, unread; what cannot be accounted for is refused."""
-    config, document = _read_config(folder)
+    config, document = read_config(folder)
     file = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
     if file is None:
         raise CheckpointError(f"{folder} holds an adapter without {' or '.join(_WEIGHTS)}; fetch it again")
@@ -229,34 +192,6 @@ def read_adapter(folder: Path) -> Adapter:
     factors = found.factors()
     weights = next(iter(stored.values())).file
     return Adapter(folder, config, factors, found.replaced(factors), stored, (document, weights))
-
-
-def _read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
-    path = folder / _CONFIG
-    if not path.exists():
-        nested = sorted(folder.glob(f"*/{_CONFIG}"))
-        hint = f"name one of its folders: {some(p.parent.name for p in nested)}" if nested else "fetch it again"
-        raise CheckpointError(f"{folder} is not an adapter, it has no {_CONFIG}; {hint}")
-    document = RawFile(path)  # opened before it is read: a later change is then noticed
-    config = read_json(path, most=_MOST_CONFIG)
-    kind = config.get("peft_type")
-    if kind != "LORA":
-        raise CheckpointError(f"{path}: peft_type must be 'LORA', got {kind!r}; {_MERGE}")
-    for option, (reason, way_out) in _REFUSED.items():
-        if config.get(option):
-            raise CheckpointError(f"{path}: {option} is not supported ({reason}); {way_out}")
-    for option, value in config.items():
-        if value and option not in _READ | _HARMLESS:
-            what = f"adapter option {option}={value!r:.80}"
-            raise CheckpointError(f"{path}: {what} is not known to be harmless; {_MERGE}")
-    start = config.get("init_lora_weights")
-    if (start.lower() if isinstance(start, str) else start) not in _SOUND_STARTS:
-        raise CheckpointError(
-            f"{path}: init_lora_weights={start!r} changes the base before training, so the adapter does not "
-            "fit the base as it is; save it again with path_initial_model_for_weight_conversion, or "
-            f"{_MERGE}"
-        )
-    return config, document
 
 
 def _read_entries(file: Path) -> Mapping[str, Entry]:
@@ -270,44 +205,16 @@ def _read_entries(file: Path) -> Mapping[str, Entry]:
     return {**found.entries, **{alias: found.entries[name] for alias, name in found.aliases.items()}}
 
 
-class _Scale:
-    """A number by module (rank or alpha): a default, and patterns of which the first that matches wins."""
-
-    def __init__(self, config: Mapping[str, Any], path: Path, *, option: str, table: str, whole: bool) -> None:
-        def number(value: Any, name: str) -> float:
-            sound = type(value) is int or (type(value) is float and not whole)
-            if not sound or not math.isfinite(value) or (whole and value < 1):
-                what = "a positive whole number" if whole else "a finite number"
-                raise CheckpointError(f"{path}: {name} must be {what}, got {value!r}; fetch the file again")
-            return float(value)
-
-        patterns = config.get(table) or {}
-        if not isinstance(patterns, dict):
-            raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}")
-        self._default = number(config.get(option, 8), option)
-        self._patterns: list[tuple[re.Pattern[str], float]] = []
-        for text, value in patterns.items():
-            try:
-                # peft's rule: the pattern must match from the start of the name, or from any dot, to its end.
-                pattern = re.compile(rf"(.*\.)?({text})$")
-            except re.error as error:
-                raise CheckpointError(f"{path}: {text!r} in {table} is no pattern: {error}") from error
-            self._patterns.append((pattern, number(value, f"{table}[{text!r}]")))
-
-    def of(self, module: str) -> float:
-        return next((value for pattern, value in self._patterns if pattern.match(module)), self._default)
-
-
 class _Reader:
     """Sorts the tensors of a weights file into factors and whole tensors, and refuses what is neither."""
 
     def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
-        path = file.parent / _CONFIG
+        path = file.parent / CONFIG
         self._file = file
-        self._rank = _Scale(config, path, option="r", table="rank_pattern", whole=True)
-        self._alpha = _Scale(config, path, option="lora_alpha", table="alpha_pattern", whole=False)
-        self._stabilised = _flag(config, path, "use_rslora")
-        self._transposed = _flag(config, path, "fan_in_fan_out")
+        self._rank = Scale(config, path, option="r", table="rank_pattern", whole=True)
+        self._alpha = Scale(config, path, option="lora_alpha", table="alpha_pattern", whole=False)
+        self._stabilised = flag(config, path, "use_rslora")
+        self._transposed = flag(config, path, "fan_in_fan_out")
         self._bias = config.get("bias") or "none"
         if self._bias not in ("none", "all", "lora_only"):
             raise CheckpointError(f"{path}: bias must be 'none', 'all' or 'lora_only', got {self._bias!r}")
@@ -328,7 +235,7 @@ class _Reader:
             raise self._fault(f"{key!r} must start with {_PREFIX!r}; save the adapter with peft again")
         match = _FACTOR.fullmatch(key.removeprefix(_PREFIX))
         if (match or key.endswith((".weight", ".bias"))) and not is_float(entry.spec.dtype):
-            raise self._fault(f"{key!r} must be floating point, got {entry.spec.dtype} (quantised?); {_RETRAIN}")
+            raise self._fault(f"{key!r} must be floating point, got {entry.spec.dtype} (quantised?); {RETRAIN}")
         if match is None:
             self._whole.append((key, entry))
             return
@@ -347,7 +254,7 @@ class _Reader:
             if ".base_layer." in f".{module}.":
                 # peft 0.21.2 adds the product of `out_proj` twice, in training as in merging; others may not.
                 layer = module.split(".base_layer")[0]
-                raise self._fault(f"{layer!r} (nn.MultiheadAttention) is not supported; {_MERGE}")
+                raise self._fault(f"{layer!r} (nn.MultiheadAttention) is not supported; {MERGE}")
             if len(sides) == 1:
                 ((side, (key, _)),) = sides.items()
                 other = "B" if side == "A" else "A"
@@ -373,7 +280,7 @@ class _Reader:
         rank, alpha = self._rank.of(module), self._alpha.of(module)
         if left[0] != rank:
             raise self._fault(
-                f"{a[0]!r} has rank {left[0]}, but {_CONFIG} says {rank:g} for {module!r}; "
+                f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}; "
                 "the scale depends on it: correct r or rank_pattern"
             )
         kind: Kind = "embedding" if table else "linear" if depth == 2 else "conv"
@@ -390,7 +297,7 @@ class _Reader:
             name = ".".join(self._plain(parts))
             if any(part.startswith("lora_") for part in parts) or not self._explained(name):
                 raise self._fault(
-                    f"{key!r} is neither a LoRA factor nor a tensor that {_CONFIG} accounts for; "
+                    f"{key!r} is neither a LoRA factor nor a tensor that {CONFIG} accounts for; "
                     "if the layer was trained whole, name it in modules_to_save"
                 )
             if name in found and not _same(found[name][1], entry):
@@ -420,13 +327,6 @@ class _Reader:
         # peft's rule: a module is saved when its whole name ends in one of the names, even within a word.
         parts = (_PREFIX + name).split(".")
         return any(".".join(parts[:end]).endswith(self._saved) for end in range(1, len(parts)))
-
-
-def _flag(config: Mapping[str, Any], path: Path, option: str) -> bool:
-    value = config.get(option) or False
-    if not isinstance(value, bool):
-        raise CheckpointError(f"{path}: {option} must be true or false, got {value!r}")
-    return value
 
 
 def _same(one: Entry, other: Entry) -> bool:
