@@ -245,3 +245,18 @@ def test_unknown_suites(command: str, tmp_path: Path) -> None:
 
 def test_a_suite_without_its_data(tmp_path: Path) -> None:
     assert "give it with --data" in refused("suite", "build", "text8", "--folder", tmp_path / "s", code=3)
+
+
+def test_merge_chooses_its_scale(berts: Path, made: Path, tables: Path, tmp_path: Path) -> None:
+    given: list[object] = ["merge", "--base", berts / "base", "--method", "task_arithmetic", "--set", "scale=auto"]
+    for name in WORDS:
+        given += ["--expert", f"{name}={made / name}"]
+    planned = json.loads(call("plan", *given[1:], "--json").stdout)
+    assert planned["ok"]
+    assert "give --data mood=PATH" in refused(*given, "--out", tmp_path / "out", code=2)
+    data = [f"--data={name}={tables / name}.csv" for name in WORDS]
+    result = call(*given, *data, "--out", tmp_path / "out")
+    assert "accuracy on validation data, by scale" in result.stderr
+    scale = json.loads((tmp_path / "out/orthomerge.json").read_text())["method"]["parameters"]["scale"]
+    assert f"{scale:5.2f}" in next(line for line in result.stderr.splitlines() if line.endswith(" <"))
+    assert "add --set scale=auto" in refused(*given, "--set", "scale=0.3", *data, "--out", tmp_path / "x", code=2)

@@ -60,6 +60,10 @@ def merge(
     out: Out = None,
     dtype: Dtype = None,
     max_shard_size: ShardSize = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="TASK=PATH", help="A task's data, for --set scale=auto; repeat for each."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and stop.")] = False,
     force: Force = False,
     as_json: Json = False,
@@ -81,7 +85,7 @@ def merge(
     if dry_run:
         commands.plan(given, as_json=as_json)
     else:
-        commands.merge(given, force=force, as_json=as_json, quiet=quiet)
+        commands.merge(given, data=data or [], force=force, as_json=as_json, quiet=quiet)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from orthomerge.strict import build, describe, schema
 if TYPE_CHECKING:
     from orthomerge.planning import Job, Plan
 
+AUTO = "auto"  # a scale that is chosen on validation data
 # Names of glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -68,12 +69,18 @@ def gather(
     return build(Recipe, document, where=recipe or "the command line")
 
 
-def merge(recipe: Recipe, *, force: bool, as_json: bool, quiet: bool) -> None:
+def merge(recipe: Recipe, *, data: list[str], force: bool, as_json: bool, quiet: bool) -> None:
     from orthomerge.cli.progress import shown
     from orthomerge.pipeline import merge as run
 
     _keep_freed_memory()
     started = time.perf_counter()
+    if recipe.parameters.get("scale") == AUTO:
+        from orthomerge.cli.measuring import choose_scale
+
+        recipe = choose_scale(recipe, data, quiet=quiet or as_json)
+    elif data:
+        raise RecipeError("--data is for choosing a scale: add --set scale=auto, or leave it out")
     with shown(quiet=quiet or as_json) as progress:
         result = run(recipe, force=force, progress=progress)
     if as_json:
@@ -98,6 +105,8 @@ def plan(recipe: Recipe, *, as_json: bool) -> None:
     from orthomerge.checkpoints.publish import check_room, check_target
     from orthomerge.planning import make_plan
 
+    if recipe.parameters.get("scale") == AUTO:  # chosen when the data has been looked at; any number plans alike
+        recipe = replace(recipe, parameters={**recipe.parameters, "scale": 1.0})
     made = make_plan(recipe)
     if recipe.out is not None and made.job is not None:
         out, job = Path(recipe.out), made.job

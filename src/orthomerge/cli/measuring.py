@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -19,10 +20,20 @@ from orthomerge.strict import build
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.evaluate import Bench, Question, Subject
+    from orthomerge.recipe import Recipe
     from orthomerge.records import Record
     from orthomerge.suites.suite import Suite
 
-__all__ = ["describe_suite", "evaluate", "finetune", "list_suites", "open_suite", "print_records", "show_suite"]
+__all__ = [
+    "choose_scale",
+    "describe_suite",
+    "evaluate",
+    "finetune",
+    "list_suites",
+    "open_suite",
+    "print_records",
+    "show_suite",
+]
 
 
 def say(text: str) -> None:
@@ -141,6 +152,56 @@ def evaluate(
         print_records(records)
         _print_notes(bench)
         typer.echo(f"\nrecords, predictions and the table are in {out}")
+
+
+def choose_scale(recipe: Recipe, data: list[str], *, quiet: bool) -> Recipe:
+    """The recipe with its `scale: auto` replaced by the best on the tasks' validation splits.
+
+    Where these have labels the criterion is accuracy, elsewhere agreement with the experts. Shows the curve.
+    """
+    from orthomerge.data.labels import match_labels
+    from orthomerge.data.processing import load_processor
+    from orthomerge.data.reading import read_task
+    from orthomerge.evaluation.evaluate import Bench
+    from orthomerge.evaluation.scale import search_scale
+    from orthomerge.features.cache import FeatureCache
+    from orthomerge.merged import load_head
+
+    given = dict(_pair(text, "--data TASK=PATH") for text in data)
+    for task in recipe.experts:
+        if task not in given:
+            raise RecipeError(f"'scale: auto' is chosen on validation data of every task; give --data {task}=PATH")
+    with tempfile.TemporaryDirectory(prefix="orthomerge-experts-") as name:
+        folder = Path(name)
+        teachers = {task: _alone(recipe, task, folder / task) for task in recipe.experts}
+        tasks = {
+            task: match_labels(replace(read_task(given[task]), name=task), load_head(out / "heads" / task).labels)
+            for task, out in teachers.items()
+        }
+        processor = load_processor(
+            next(iter(teachers.values())) / "encoder", modality=next(iter(tasks.values())).modality
+        )
+        bench = Bench(tasks, processor, teachers=teachers, cache=FeatureCache(folder / "features"))
+        labelled = all(task["val"].labels is not None for task in tasks.values())
+        search = search_scale(recipe, bench, criterion="accuracy" if labelled else "agreement")
+    if not quiet:
+        say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
+    return replace(recipe, parameters={**recipe.parameters, "scale": search.best})
+
+
+def _alone(recipe: Recipe, task: str, out: Path) -> Path:
+    """One expert of a recipe, in the form in which everything is evaluated: as the merge of itself."""
+    from orthomerge.checkpoints.lora import Adapter
+    from orthomerge.checkpoints.opening import open_expert
+    from orthomerge.pipeline import merge
+
+    expert = recipe.tasks[task]
+    adapter = isinstance(open_expert(expert.path), Adapter)
+    way = (
+        {"method": "task_arithmetic", "parameters": {"scale": 1.0}} if adapter else {"method": "average", "base": None}
+    )
+    merge(replace(recipe, experts={task: expert}, vector=None, **({"parameters": {}} | way)), out=out)
+    return out
 
 
 def print_records(records: list[Record]) -> None:
