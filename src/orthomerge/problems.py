@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Problem", "base_problems", "expert_problems"]
 
+_SAID = "as it says"  # the way out is within the message
 _SAME_BASE = "all must come from the same base model"
 
 
@@ -33,10 +34,10 @@ class Problem:
     def of(cls, where: str, error: OrthomergeError) -> Problem:
         """A problem from an error, whose message ends with the way out."""
         what, separator, fix = str(error).rpartition("; ")
-        return cls(where, what, fix, type(error)) if separator else cls(where, fix, "correct it", type(error))
+        return cls(where, what, fix, type(error)) if separator else cls(where, fix, _SAID, type(error))
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}; {self.fix}"
+        return f"{self.where}: {self.what}" + ("" if self.fix == _SAID else f"; {self.fix}")
 
 
 def base_problems(base: Checkpoint, split: Split) -> Iterator[Problem]:
@@ -63,7 +64,10 @@ def expert_problems(
 ) -> Iterator[Problem]:
     """Everything that does not fit between an expert and the base."""
     split = expert.split
-    yield from _architecture(where, expert.source, base, family)
+    foreign = list(_architecture(where, expert.source, base, family))
+    if foreign:  # everything else follows from that
+        yield from foreign
+        return
     if len(split.prefixes) > 1:
         yield Problem(where, f"the encoder is found under {some(split.prefixes)} alike", "say which with 'prefix'")
     if isinstance(expert.source, Adapter):

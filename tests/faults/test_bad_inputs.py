@@ -93,7 +93,6 @@ OTHERS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "vocab_size": 99},
         [
             "it is a 'distilbert' model but the base is a 'bert'",
-            "is in the base but not in the expert",
             "is neither encoder nor head",
         ],
     ),

@@ -148,7 +148,9 @@ def _print_plan(made: Plan) -> None:
     if not made.problems:
         console.print("no problems")
         return
-    problems = Table("", "where", "problem", "what to do", show_lines=True)
+    problems = Table("", show_lines=True)
+    for title in ("where", "problem", "what to do"):
+        problems.add_column(title, overflow="fold")  # names of tensors and files are shown whole
     for number, problem in enumerate(made.problems, 1):
         problems.add_row(str(number), *map(Text, (problem.where, problem.what, problem.fix)))
     console.print(problems)
