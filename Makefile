@@ -4,14 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# Enough for lint and tests; torch's own threads would only fight with the test workers.
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit bench parity clean
+.PHONY: help install demo test lint format types unit bench memory every features text8 vision8 parity clean
 
 help:           ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
 
 install: $(STAMP)  ## make .venv with orthomerge and its development tools
 
@@ -21,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## merge small experts with heads of different sizes, made on the spot
+demo: $(STAMP)  ## the whole story on seven small tasks: experts, merges, aligned heads (minutes, on a CPU)
 	$(BIN)/python examples/demo.py
 
 test: lint types unit  ## everything that CI runs: lint, types, tests
@@ -40,8 +39,23 @@ types: $(STAMP)  ## mypy, strict
 unit: $(STAMP)  ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-bench: $(STAMP)  ## side-by-side figures against mergekit (about 15 minutes; installs it in .venv-mergekit)
+bench: $(STAMP)  ## CPU time and memory beside mergekit (6 minutes; installs it in .venv-mergekit)
 	$(BIN)/python benchmarks/merge.py
+
+memory: $(STAMP)  ## memory of merging a synthetic 4 GB model (half an hour, 16 GB of disk)
+	$(BIN)/python benchmarks/memory.py
+
+every: $(STAMP)  ## every method on BERT-base-sized experts, exported and compared with stock transformers (half an hour)
+	$(BIN)/python benchmarks/every_method.py
+
+features: $(STAMP)  ## throughput of feature extraction beside the bare forward
+	$(BIN)/python benchmarks/features.py
+
+text8: $(STAMP)  ## eight real text tasks from ../shared/data (a GPU, or hours)
+	$(BIN)/python benchmarks/text8.py
+
+vision8: $(STAMP)  ## eight real image tasks from ../shared/data (a GPU, or hours)
+	$(BIN)/python benchmarks/vision8.py
 
 parity: $(STAMP)  ## compare with mergekit tensor by tensor (installs it in .venv-mergekit)
 	$(BIN)/python benchmarks/parity.py
