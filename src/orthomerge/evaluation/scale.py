@@ -15,10 +15,10 @@ from typing import Literal
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.evaluate import Bench
 from orthomerge.evaluation.metrics import predict, predictions
+from orthomerge.evaluation.span import ORIGIN, span_of
 from orthomerge.heads import Head
-from orthomerge.merged import Merged, load
+from orthomerge.merged import Merged
 from orthomerge.merging.methods import find_method, method_class
-from orthomerge.pipeline import merge
 from orthomerge.recipe import Recipe
 from orthomerge.strict import schema
 
@@ -66,26 +66,17 @@ def search_scale(
     Every method with a `scale` multiplies its merged vector by it, so two merges (at 0 and 1) give all of them: the
     weights between and beyond lie on the line through both.
     """
-    import torch
-
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
     if "scale" not in schema(method_class(find_method(recipe.method))):
         raise RecipeError(f"{recipe.method!r} has no 'scale' to search; merge it as it is")
+    start, end = (replace(recipe, parameters={**recipe.parameters, "scale": scale}) for scale in (0.0, 1.0))
     with tempfile.TemporaryDirectory(prefix="orthomerge-scale-") as name:
-        ends = [Path(name) / end for end in ("0", "1")]
-        for end, out in enumerate(ends):
-            merge(replace(recipe, parameters={**recipe.parameters, "scale": float(end)}), out=out)
-        start, model = (load(out) for out in ends)
-        heads = {task: bench.head(ends[1], task) for task in bench.tasks}
-    origin = {key: tensor.clone() for key, tensor in start.encoder.state_dict().items()}
-    change = {key: tensor - origin[key] for key, tensor in model.encoder.state_dict().items()}
+        span = span_of(Path(name), start, end)
+        heads = {task: bench.head(Path(name) / ORIGIN, task) for task in bench.tasks}
     curve: dict[float, dict[str, float]] = {}
     for scale in map(float, grid):
-        with torch.no_grad():
-            for key, tensor in model.encoder.state_dict().items():
-                if tensor.is_floating_point():
-                    tensor.copy_(torch.add(origin[key], change[key], alpha=scale))
+        model = span.at(scale)
         curve[scale] = {task: _score(bench, model, heads[task], task, criterion) for task in bench.tasks}
         say(f"scale {scale:g}: {sum(curve[scale].values()) / len(bench.tasks):.1f}")
     return ScaleSearch(criterion, curve)
