@@ -121,3 +121,13 @@ def test_a_small_build(tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch, 
     others = digits.experts_of("head_first", folder=tmp_path, tasks=dict(suite.tasks), say=said.append)
     assert others["size"] == tmp_path / "experts-head_first" / "size"
     assert len(said) == 2
+    options: dict[str, Any] = {"folder": tmp_path, "tasks": suite.tasks, "say": said.append}
+    reseeded = digits.experts_of("full", **options, seed=1)
+    assert reseeded["size"] == tmp_path / "experts-1" / "size"
+    weights = [
+        (folder / "size" / "model.safetensors").read_bytes()
+        for folder in map(tmp_path.joinpath, ("experts", "experts-1"))
+    ]
+    assert weights[0] != weights[1]
+    assert digits.experts_of("full", **options) == suite.experts
+    assert len(said) == 4

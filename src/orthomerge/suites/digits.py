@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +43,11 @@ def build(*, folder: Path, data: Path | None, base: str | None, device: str, say
     return Suite("digits", folder, tasks, PROCESSOR, experts, mtl)
 
 
-def experts_of(mode: Mode, *, folder: Path, tasks: dict[str, Task], say: Say) -> dict[str, Path]:
-    """Experts fine-tuned in some other way, beside the ordinary ones."""
-    root = folder / ("experts" if mode == "full" else f"experts-{mode}")
-    settings = replace(TUNING, mode=mode)
+def experts_of(
+    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], say: Say, seed: int = TUNING.seed
+) -> dict[str, Path]:
+    """Experts fine-tuned in some other way or with another seed, beside the ordinary ones."""
+    parts = ("experts", *([] if mode == "full" else [mode]), *([] if seed == TUNING.seed else [str(seed)]))
+    root = folder / "-".join(parts)
+    settings = replace(TUNING, mode=mode, seed=seed)
     return make_experts(tasks, base=folder / "base", root=root, settings=settings, processor=PROCESSOR, say=say)

@@ -39,7 +39,7 @@ def finetune(
 
     `others`: inputs of other tasks, for `tau_jp`. `head`: to start from; `frozen_head`, and CLIP without a linear
     head, keep it as it is. `resume`: keep the state of every epoch beside `out`, so that a killed run can go on.
-    A `linearised` or `tau_jp` expert is written as ordinary weights, but must be evaluated by `linearised_features`.
+    A `linearised` or `tau_jp` expert is written as ordinary weights, but must be evaluated by `load_linearised`.
     """
     making = Making(task.name, [task], base, settings, processor, others, head, family, progress)
     making.check()

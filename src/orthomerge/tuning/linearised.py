@@ -2,7 +2,7 @@
 
 Ortiz-Jimenez et al. 2023, arXiv 2305.12827. Features f [B, d] are those that the head reads; J(x) tau comes from one
 forward-mode pass at theta_b, the encoder in eval mode. Task vectors of such experts add up exactly in function space,
-so what is merged from them must be evaluated as f_lin too: `linearised_features`.
+so what is merged from them must be evaluated as f_lin too: `loading.load_linearised`.
 
 Differs from the paper: the parameters that are trained are tau, so weight decay draws towards theta_b, not zero.
 """
