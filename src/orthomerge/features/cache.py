@@ -223,8 +223,9 @@ def weights_digest(reference: str | Path) -> str:
     sha = hashlib.sha256()
     for file in checkpoint.files:
         sha.update(f"{_known_hash(file.path) or file.digest()}\n".encode())
-    # The number of heads, say, is not in the weights.
-    sha.update(json.dumps(checkpoint.config, sort_keys=True).encode())
+    # The number of heads, say, is not in the weights. What `finetune` notes about a task says nothing of the encoder.
+    config = {name: value for name, value in (checkpoint.config or {}).items() if name != "orthomerge"}
+    sha.update(json.dumps(config, sort_keys=True).encode())
     return sha.hexdigest()
 
 

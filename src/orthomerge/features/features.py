@@ -38,6 +38,10 @@ class Features:
         labels = None if self.labels is None else self.labels[places]
         return Features(self.values[places], self.task, self.split, labels)
 
+    def unlabelled(self) -> Features:
+        """The same without labels."""
+        return Features(self.values, self.task, self.split)
+
 
 @dataclass(frozen=True)
 class FeaturePair:

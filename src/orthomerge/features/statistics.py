@@ -117,6 +117,10 @@ class Moments:
             self.tt - self.sum_t @ mean_t,
         )
 
+    def seen_through(self, Q: torch.Tensor) -> Moments:
+        """The sums of H Q and T Q, where both are [n, d] and Q is [d, r]; tt stays that of T."""
+        return Moments(self.n, Q.T @ self.sum_h, Q.T @ self.sum_t, Q.T @ self.C @ Q, Q.T @ self.S @ Q, self.tt)
+
     def _count(self) -> int:
         if not self.n:
             raise NumericalError("the mean of no rows is not defined; add some inputs first")

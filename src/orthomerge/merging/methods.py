@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, cast, get_args
 
 from orthomerge.errors import RecipeError, nearest, some
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
+from orthomerge.rows import class_of, find_row, with_plugins
 from orthomerge.strict import build, schema
 
 __all__ = ["METHODS", "Row", "find_method", "make_method", "method_class", "methods"]
@@ -79,28 +78,18 @@ METHODS: Mapping[str, Row] = dict(
 
 @cache
 def methods() -> Mapping[str, Row]:
-    """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
-    found = dict(METHODS)
-    for entry in entry_points(group="orthomerge.methods"):
-        row = entry.load()
-        if not isinstance(row, Row) or row.name in found:
-            raise RecipeError(f"the plug-in {entry.value!r} must be a Row with a name of its own; update or remove it")
-        found[row.name] = row
-    return found
+    """Our rows, then those of installed plug-ins."""
+    return with_plugins(METHODS, Row, group="orthomerge.methods")
 
 
 def find_method(name: str) -> Row:
     """The row of a method; an unknown name offers the nearest."""
-    rows = methods()
-    if name not in rows:
-        raise RecipeError(f"unknown method {name!r}; {nearest(name, rows)}")
-    return rows[name]
+    return find_row(methods(), name, what="method")
 
 
 def method_class(row: Row) -> type:
     """The dataclass behind a row."""
-    module, _, name = row.maker.partition(":")
-    return cast("type", getattr(import_module(module), name))
+    return class_of(row)
 
 
 def make_method(

@@ -1,0 +1,1 @@
+"""Aligners: from features of the merged encoder and of the expert to a head that fits the merged ones."""

@@ -1,0 +1,77 @@
+"""Folding: a map of the features into the head that reads them, with no number more or less.
+
+A head reads features as they are or, in CLIP, scaled to unit length. A map A learned by an aligner acts on *what the
+head reads*, x, so that folding it into the head's first linear map is exact in every case:
+
+    head(f) = out(act(W x + b)),  x = f or f / ||f||        aligned(f) = out(act(W (A x + c) + b))
+                                                                      = out(act((W A) x + (b + W c)))
+
+Only the shift c needs a bias to go to; where the head has none, aligners do without (c = 0).
+
+Letters: W [m, d], b [m] the head's first linear map, which is the hidden layer where there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import normalize
+
+from orthomerge.errors import IncompatibleError, NumericalError
+from orthomerge.heads import Head, Linear
+
+__all__ = ["centred_rows", "first_map", "folded", "logits_from", "read_by", "with_first_map"]
+
+
+def read_by(head: Head, values: torch.Tensor) -> torch.Tensor:
+    """What the head's first linear map sees of features, in float64."""
+    values = values.double()
+    return normalize(values, dim=-1) if head.normalise else values
+
+
+def first_map(head: Head) -> Linear:
+    """The linear map that reads features."""
+    return head.hidden or head.output
+
+
+def with_first_map(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, *, task: str) -> Head:
+    """The head with another first linear map, of the same shape and dtype: not one number more or less."""
+    old = first_map(head)
+    if (bias is None) != (old.bias is None) or weight.shape != old.weight.shape:
+        raise IncompatibleError(f"the aligned head of {task!r} would not have the shape of the expert's")
+    made = Linear(weight.to(old.weight.dtype), None if bias is None or old.bias is None else bias.to(old.bias.dtype))
+    if not made.weight.isfinite().all() or (made.bias is not None and not made.bias.isfinite().all()):
+        raise NumericalError(f"the aligned head of {task!r} is not finite; give more inputs, or another aligner")
+    return replace(head, hidden=made) if head.hidden is not None else replace(head, output=made)
+
+
+def folded(head: Head, A: torch.Tensor, shift: torch.Tensor | None = None, *, task: str) -> Head:
+    """The head that reads x as `head` reads A x + shift. A [d, d]; a shift needs a bias."""
+    old = first_map(head)
+    W = old.weight.double()
+    bias = None if old.bias is None else old.bias.double()
+    if shift is not None:
+        if bias is None:
+            raise IncompatibleError(f"the head of {task!r} has no bias that could take up a shift of the features")
+        bias = bias + W @ shift.double()
+    return with_first_map(head, W @ A.double(), bias, task=task)
+
+
+def centred_rows(head: Head) -> torch.Tensor:
+    """W [m, d] in float64; of an output layer without what is common to all classes, which softmax does not see."""
+    W = first_map(head).weight.double()
+    return W if head.hidden is not None else W - W.mean(0)
+
+
+def logits_from(head: Head, inputs: torch.Tensor) -> torch.Tensor:
+    """Logits in float64 from what the head's first map reads."""
+    values = _affine(first_map(head), inputs)
+    if head.hidden is not None and head.activation is not None:
+        values = _affine(head.output, getattr(torch.nn.functional, head.activation)(values))
+    return values
+
+
+def _affine(linear: Linear, values: torch.Tensor) -> torch.Tensor:
+    bias = None if linear.bias is None else linear.bias.double()
+    return torch.nn.functional.linear(values, linear.weight.double(), bias)

@@ -1,0 +1,160 @@
+"""Adam as torch has it, the order of batches, and what all aligners that descend have in common."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from tests.alignment.toys import HEADS, head_of, linear_head, pair_of, random
+
+from orthomerge.alignment.aligned_c import AlignedC
+from orthomerge.alignment.aligned_m import AlignedM
+from orthomerge.alignment.aligner import Aligner
+from orthomerge.alignment.descent import Adam
+from orthomerge.alignment.moma_orthogonal import MomaOrthogonal
+from orthomerge.alignment.orth_m import OrthM
+from orthomerge.alignment.probsurgery import ProbSurgery
+from orthomerge.alignment.surgery import Surgery
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+
+ALIGNERS: dict[str, Any] = {
+    "aligned-c": AlignedC,
+    "aligned-m": AlignedM,
+    "orth-m": OrthM,
+    "moma-orthogonal": MomaOrthogonal,
+    "surgery": Surgery,
+    "probsurgery": ProbSurgery,
+}
+
+
+def short(name: str, *, seed: int = 0) -> Aligner:
+    """A few steps of small batches."""
+    length = {"epochs": 2} if name == "aligned-c" else {"steps": 6}
+    made: Aligner = ALIGNERS[name](batch=8, seed=seed, **length)
+    return made
+
+
+class TestAdam:
+    @pytest.mark.parametrize("decay", [False, True])
+    def test_it_is_torchs(self, decay: bool) -> None:
+        x, y = random(12, 4), random(12, seed=1)
+        adam = Adam(steps=30, lr=0.05, batch=12, decay=decay, seed=0)
+        w, b = torch.zeros(4), torch.zeros(1)
+
+        def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
+            error = x[rows] @ w + b - y[rows]
+            return [2 * error @ x[rows] / len(rows), 2 * error.mean(0, keepdim=True)]
+
+        adam.minimise([w, b], gradients, count=12, generator=adam.generator(), name="")
+        leaves = [torch.zeros(4, requires_grad=True), torch.zeros(1, requires_grad=True)]
+        optimiser = torch.optim.Adam(leaves, lr=0.05)
+        for step in range(30):
+            for group in optimiser.param_groups:
+                group["lr"] = 0.05 * (1 + math.cos(math.pi * step / 30)) / 2 if decay else 0.05
+            optimiser.zero_grad()
+            (x @ leaves[0] + leaves[1] - y).square().mean().backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        torch.testing.assert_close(w, leaves[0].detach(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(b, leaves[1].detach(), atol=1e-5, rtol=0)
+
+    def test_every_epoch_goes_through_all_rows_in_a_new_order(self) -> None:
+        seen: list[list[int]] = []
+
+        def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
+            seen.append(rows.tolist())
+            return [torch.zeros(1)]
+
+        adam = Adam(steps=7, lr=0.1, batch=4, decay=False, seed=0)
+        adam.minimise([torch.zeros(1)], gradients, count=10, generator=adam.generator(), name="")
+        assert [len(rows) for rows in seen] == [4, 4, 2, 4, 4, 2, 4]
+        one, two = ([row for rows in part for row in rows] for part in (seen[:3], seen[3:6]))
+        assert sorted(one) == sorted(two) == list(range(10))
+        assert one != two
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"steps": 0}, "'steps' must be at least 1, got 0"),
+            ({"batch": -1}, "'batch' must be at least 1, got -1"),
+            ({"lr": 0.0}, r"'lr' must be in \(0, 1\], got 0.0"),
+            ({"lr": math.nan}, r"'lr' must be in \(0, 1\], got nan"),
+            ({"seed": 2**63}, "'seed' must be a whole number of at most 63 bits"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["aligned-m", "orth-m", "moma-orthogonal", "surgery", "probsurgery"])
+    def test_options_that_make_no_sense(self, name: str, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(RecipeError, match=message):
+            ALIGNERS[name](**options)
+
+    @pytest.mark.parametrize(
+        ("name", "options", "message"),
+        [
+            ("aligned-c", {"epochs": 0}, "'epochs' must be at least 1, got 0"),
+            ("aligned-c", {"batch": 0}, "'batch' must be at least 1, got 0"),
+            ("aligned-c", {"seed": -(2**63) - 1}, "'seed' must be a whole number of at most 63 bits"),
+            ("orth-m", {"alpha": -1.0}, "'alpha' must be a number of at least 0, got -1.0"),
+            ("moma-orthogonal", {"alpha": math.inf}, "'alpha' must be a number of at least 0, got inf"),
+            ("surgery", {"rank": 0}, "'rank' must be at least 1, got 0"),
+            ("probsurgery", {"width": 0}, "'width' must be at least 1, got 0"),
+            ("probsurgery", {"beta": math.nan}, "'beta' must be a number of at least 0, got nan"),
+        ],
+    )
+    def test_options_of_one_aligner(self, name: str, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(RecipeError, match=message):
+            ALIGNERS[name](**options)
+
+
+@pytest.mark.parametrize("name", ALIGNERS)
+class TestContract:
+    @pytest.mark.parametrize("kind", HEADS)
+    def test_every_head(self, name: str, kind: str) -> None:
+        """The same shape, labels and dtype; nothing given is changed; the loss is told before and after."""
+        head, merged, expert = head_of(kind), random(40, 6, seed=7), random(40, 6, seed=8)
+        given = [*head.tensors().values(), merged, expert]
+        before = [tensor.clone() for tensor in given]
+        found = short(name).fit(pair_of(merged, expert), head)
+        assert all(map(torch.equal, given, before))
+        assert found.classifier.labels == head.labels
+        logits = found.classifier(merged)
+        assert logits.shape == (40, 3)
+        assert logits.isfinite().all()
+        assert not torch.equal(logits, head(merged))
+        assert 0 < float(found.facts["loss"]) < 1.2 * float(found.facts["loss_before"])
+
+    def test_the_seed_decides(self, name: str) -> None:
+        pair, head = pair_of(random(40, 6), random(40, 6, seed=1)), head_of("plain")
+        one, again, other = (short(name, seed=seed).fit(pair, head) for seed in (0, 0, 1))
+        assert torch.equal(one.classifier(pair.merged.values), again.classifier(pair.merged.values))
+        assert one.facts == again.facts
+        assert not torch.equal(one.classifier(pair.merged.values), other.classifier(pair.merged.values))
+
+    @pytest.mark.parametrize("kind", HEADS)
+    def test_one_input(self, name: str, kind: str) -> None:
+        pair = pair_of(random(1, 6), random(1, 6, seed=1))
+        assert short(name).fit(pair, head_of(kind)).classifier(random(5, 6, seed=2)).isfinite().all()
+
+    @pytest.mark.parametrize("side", ["merged", "expert's"])
+    def test_features_that_are_not_finite(self, name: str, side: str) -> None:
+        bad = random(4, 6)
+        bad[2, 3] = math.nan
+        pair = pair_of(bad, random(4, 6)) if side == "merged" else pair_of(random(4, 6), bad)
+        with pytest.raises(NumericalError, match=f"1 of 4 {side} features of 'toy' are NaN or infinite"):
+            short(name).fit(pair, head_of("plain"))
+
+    def test_features_of_another_width(self, name: str) -> None:
+        with pytest.raises(IncompatibleError, match="the head of 'toy' reads 6 features but the merged are 5"):
+            short(name).fit(pair_of(random(4, 5), random(4, 6)), head_of("plain"))
+
+    def test_no_input(self, name: str) -> None:
+        with pytest.raises(RecipeError, match="needs at least one input of 'toy', got 0"):
+            short(name).fit(pair_of(random(0, 6), random(0, 6)), head_of("plain"))
+
+    def test_divergence_names_the_task(self, name: str) -> None:
+        by_features = name in ("moma-orthogonal", "surgery", "probsurgery")
+        size = 3e38 if by_features else 1.0
+        pair = pair_of(torch.full((4, 6), size), torch.full((4, 6), -size))
+        head = linear_head(torch.full((3, 6), 1.0 if by_features else 3e38))
+        with pytest.raises(NumericalError, match=f"of 'toy' diverged under {name}: it is no longer finite; lower 'lr'"):
+            short(name).fit(pair, head)
