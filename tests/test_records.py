@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,10 @@ FULL = Record(
     split="val",
     seed=3,
     shots=0.25,
+    support="folds",
+    options={"epochs": 2, "lr": None},
+    control="shuffled-teacher",
+    bound=0.25,
     parameters={"scale": [0.1, 0.2], "density": None, "on": True},
     aligner="ridge",
     extra_parameters=96,
@@ -43,6 +48,48 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["records.jsonl"]
     write_records(path, [])
     assert read_records(path) == []
+
+
+def test_lines_of_an_earlier_version(tmp_path: Path) -> None:
+    new = ("support", "options", "control", "bound")
+    old = {name: value for name, value in asdict(PLAIN).items() if name not in new}
+    (tmp_path / "r").write_text(json.dumps(old) + "\n")
+    assert read_records(tmp_path / "r") == [PLAIN]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"protocol": "probe"},
+        {"options": {"epochs": 3, "lr": None}},
+        {"options": {"epochs": "2", "lr": None}},
+        {"support": "val"},
+        {"shots": 5},
+        {"access": "transductive"},
+        {"aligner": None},
+        {"control": None},
+    ],
+)
+def test_what_makes_another_way(change: dict[str, Any]) -> None:
+    assert replace(FULL, **change).way != FULL.way
+    same = replace(FULL, options={"lr": None, "epochs": 2}, seed=7, task="other", method="average", value=0.0)
+    assert same.way == FULL.way
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ({}, "knn"),
+        ({"shots": 5, "access": "inductive", "support": "train"}, "knn, 5/class"),
+        ({"shots": 0.1, "access": "inductive", "support": "val"}, "knn, 10%, from val"),
+        ({"access": "cross-fitted", "support": "folds"}, "knn"),
+        ({"access": "transductive", "support": "folds"}, "knn, other folds"),
+        ({"access": "transductive"}, "knn"),  # of an earlier version
+        ({"options": {"b": 0.5, "a": "x"}, "aligner": "ridge"}, 'knn, a="x", b=0.5, ridge'),
+    ],
+)
+def test_titles(given: dict[str, Any], title: str) -> None:
+    assert replace(PLAIN, protocol="knn", **given).way.title == title
 
 
 def test_few_shots_stay_whole_and_shares_stay_shares(tmp_path: Path) -> None:

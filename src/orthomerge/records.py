@@ -11,20 +11,53 @@ from typing import Any, Literal
 from orthomerge.errors import CheckpointError, RecipeError
 from orthomerge.strict import build
 
-__all__ = ["Access", "Record", "read_records", "write_records"]
+__all__ = ["Access", "Control", "Record", "Support", "Way", "read_records", "write_records", "write_whole"]
 
 # Which inputs a method saw before it was scored: none; some that are not scored (train or val); for every scored input
 # only others of the test set; the scored inputs themselves.
 Access = Literal["data-free", "inductive", "cross-fitted", "transductive"]
+# Where the support came from: a split, or the folds of the test split that were not being scored.
+Support = Literal["train", "val", "test", "folds"]
+# What was spoilt on purpose: the expert's logits belong to other inputs; the inputs belong to another task.
+Control = Literal["shuffled-teacher", "other-task"]
+_USUAL: dict[Access, Support | None] = {
+    "data-free": None, "inductive": "train", "cross-fitted": "folds", "transductive": "test",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model was read: what records must share to stand in one row, or to be compared with each other."""
+
+    protocol: str
+    options: tuple[tuple[str, str], ...]
+    shots: int | float | None
+    access: Access
+    support: Support | None
+    aligner: str | None
+    control: Control | None
+
+    @property
+    def title(self) -> str:
+        """In words, without what a table's title says."""
+        parts = [self.protocol, *(f"{name}={value}" for name, value in self.options)]
+        if self.aligner is not None:
+            parts.append(self.aligner)
+        if self.shots is not None:
+            parts.append(f"{self.shots:g}/class" if self.shots >= 1 else f"{self.shots:.0%}")
+        if self.support not in (None, _USUAL[self.access]):
+            parts.append("other folds" if self.support == "folds" else f"from {self.support}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class Record:
     """One value of one metric.
 
-    `method` is the merge (or `expert`, `base`, `mtl`), `protocol` how it was read, `shots` the support per class
-    (None: all, or none needed), `low` and `high` the 95 % interval, `examples` how many were scored,
-    `extra_parameters` what inference needs beyond encoder and heads.
+    `method` is the merge (or `expert`, `base`, `mtl`), `protocol` with its `options` how it was read, `support` where
+    the inputs for that came from and `shots` how many of each class (None: all, or none needed), `low` and `high` the
+    95 % interval, `examples` how many were scored, `extra_parameters` what inference needs beyond encoder and heads.
+    A `control` should not exceed its `bound`: the larger of chance and the head as it is.
     """
 
     task: str
@@ -39,6 +72,10 @@ class Record:
     split: str = "test"
     seed: int = 0
     shots: int | float | None = None
+    support: Support | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    control: Control | None = None
+    bound: float | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     aligner: str | None = None
     extra_parameters: int = 0
@@ -47,10 +84,20 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def way(self) -> Way:
+        options = tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(self.options.items()))
+        return Way(self.protocol, options, self.shots, self.access, self.support, self.aligner, self.control)
+
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write JSON lines, whole or not at all."""
-    text = "".join(json.dumps(asdict(record), ensure_ascii=False, sort_keys=True) + "\n" for record in records)
+    lines = (json.dumps(asdict(record), ensure_ascii=False, sort_keys=True) + "\n" for record in records)
+    write_whole(path, "".join(lines))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file that is there whole, or as it was before."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -18,7 +18,7 @@ from orthomerge.evaluation.access import (
     transductive,
 )
 from orthomerge.evaluation.aligned_c import AlignedC
-from orthomerge.evaluation.controls import chance, other_inputs, permuted_labels, shuffled_teacher
+from orthomerge.evaluation.controls import bound, chance, other_inputs, permuted_labels, shuffled_teacher
 from orthomerge.evaluation.current import Current
 from orthomerge.evaluation.knn import Knn
 from orthomerge.evaluation.metrics import UNSCORED, accuracy, predict, predictions, scored
@@ -220,6 +220,26 @@ def test_data_free() -> None:
     assert torch.equal(predicted, predictions(HEAD(test.values)))
 
 
+@pytest.mark.parametrize("access", ["inductive", "cross-fitted"])
+def test_evidence_can_be_spoilt_before_it_is_used(access: Access) -> None:
+    spy, support = Spy(), features_of(9, split="train", seed=1)
+    given: dict[str, Any] = (
+        {"support": support, "teacher": torch.arange(27.0).reshape(9, 3)}
+        if access == "inductive"
+        else {"test_teacher": torch.arange(N * 3.0).reshape(N, 3)}
+    )
+    protocol_predictions(
+        spy, HEAD, access=access, test=features_of(), spoil=lambda evidence: shuffled_teacher(evidence, seed=1), **given
+    )
+    plain = Spy()
+    protocol_predictions(plain, HEAD, access=access, test=features_of(), **given)
+    for one, other in zip(spy.evidence, plain.evidence, strict=True):
+        assert one.teacher is not None
+        assert other.teacher is not None
+        assert not torch.equal(one.teacher, other.teacher)
+        assert sorted(one.teacher.tolist()) == other.teacher.tolist()
+
+
 TEST, TRAIN = features_of(), features_of(9, split="train")
 
 
@@ -319,6 +339,12 @@ class TestControls:
     def test_chance_by_hand(self) -> None:
         # predictions 3/4 and 1/4, labels 1/2, 1/4 and 1/4: 3/8 + 1/16
         assert chance(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 0, 1, 0])) == 7 / 16
+
+    def test_bound_by_hand(self) -> None:
+        labels = torch.tensor([2, 0, 1, 0])
+        # chance 7/16 as above; a head that is right once, and one that is right thrice
+        assert bound(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 1, 2, 2]), labels) == 7 / 16
+        assert bound(torch.tensor([0, 0, 0, 1]), torch.tensor([2, 0, 1, 1]), labels) == 3 / 4
 
     def test_one_label_cannot_be_permuted(self) -> None:
         with pytest.raises(IncompatibleError, match=r"a list of at least two labels, got \(1,\)"):

@@ -14,6 +14,7 @@ from orthomerge.evaluation import compare
 from orthomerge.evaluation.compare import (
     Difference,
     bootstrap,
+    bootstrap_by_task,
     contamination,
     holm,
     mcnemar,
@@ -53,6 +54,13 @@ def test_mcnemar_counts_only_what_differs() -> None:
     assert mcnemar_hits(first, second) == mcnemar(5, 1) == 14 / 64
 
 
+def test_mcnemar_over_seeds_goes_by_the_majority() -> None:
+    # Under three seeds: first ahead by 3, 1 and 1; second ahead by 1; level twice.
+    first = np.array([[1, 1, 1, 0, 1, 0], [1, 0, 0, 0, 0, 1], [1, 0, 1, 0, 0, 0]], dtype=bool)
+    second = np.array([[0, 0, 0, 0, 0, 1], [0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 0]], dtype=bool)
+    assert mcnemar_hits(first, second) == mcnemar(3, 1)
+
+
 def test_mcnemar_of_nonsense() -> None:
     with pytest.raises(RecipeError, match="counts must be at least 0, got -1 and 2"):
         mcnemar(-1, 2)
@@ -84,6 +92,21 @@ def test_bootstrap_agrees_with_the_formula() -> None:
     assert found != bootstrap(first, second, seed=1)
     other = bootstrap(second, first)
     assert other.estimate == -found.estimate
+
+
+def test_bootstrap_by_task() -> None:
+    generator = np.random.default_rng(0)
+    pairs = {task: draw(generator, n, gain=gain) for task, n, gain in (("a", 300, 0.05), ("b", 900, 0.0))}
+    first, second = ({task: pair[side] for task, pair in pairs.items()} for side in (0, 1))
+    whole, parts = bootstrap_by_task(first, second)
+    assert whole == bootstrap(first, second)
+    assert list(parts) == ["a", "b"]
+    for task, part in parts.items():
+        alone = bootstrap({task: first[task]}, {task: second[task]})
+        assert part.estimate == alone.estimate == pytest.approx(first[task].mean() - second[task].mean())
+        assert (part.low, part.high) == pytest.approx((alone.low, alone.high), abs=0.005)
+        assert part.error == pytest.approx(alone.error, rel=0.05)
+    assert whole.error == pytest.approx(math.hypot(*(part.error for part in parts.values())) / 2, rel=0.03)
 
 
 def test_bootstrap_covers() -> None:
@@ -173,6 +196,7 @@ def test_holm_by_hand() -> None:
     assert list(found) == ["a", "b", "c", "d"]
     assert holm({"a": 0.9, "b": 0.6}) == {"a": 1.0, "b": 1.0}
     assert holm({}) == {}
+    assert holm({("a", "x"): 0.02, ("a", "y"): 0.01}) == {("a", "x"): 0.02, ("a", "y"): 0.02}
 
 
 def test_holm_of_nonsense() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,11 @@ from orthomerge.data.pixels import PixelProcessor
 from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.errors import IncompatibleError, RecipeError
-from orthomerge.evaluation import evaluate as module
-from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate
+from orthomerge.evaluation import bench as module
+from orthomerge.evaluation.access import protocol_predictions
+from orthomerge.evaluation.aligned_c import AlignedC
+from orthomerge.evaluation.controls import chance, other_inputs
+from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate, truth_of
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.tables import lines
 from orthomerge.features.cache import FeatureCache
@@ -31,7 +35,7 @@ PROCESSOR = PixelProcessor(size=8, channels=1)
 COUNTS: dict[Split, int] = {"train": 45, "val": 32, "test": 37}  # the last batch is never full
 LABELS = {"bright": ("dark", "grey", "light"), "where": ("top", "middle", "bottom")}
 BATCH = 8
-CHEAP = {"epochs": 2}
+CHEAP: dict[str, Any] = {"epochs": 2}
 
 
 @dataclass(frozen=True)
@@ -218,18 +222,20 @@ def test_what_a_record_says(toy: Toy, cache: Path) -> None:
         assert record.parameters == {"scale": 1.0}
         assert set(record.inputs) == {"model"}
         assert (record.extra_parameters > 0) == (record.protocol == "knn")
-    said = {(r.protocol, r.access, r.shots, r.seed) for r, _ in found}
+        assert record.options == {"aligned-c": CHEAP, "probe": {"steps": 5}}.get(record.protocol, {})
+        assert (record.control, record.bound) == (None, None)
+    said = {(r.protocol, r.access, r.support, r.shots, r.seed) for r, _ in found}
     assert said == {
-        ("current", "data-free", None, 0),
-        ("knn", "inductive", 2, 0),
-        ("knn", "inductive", 2, 1),
-        ("aligned-c", "inductive", 0.5, 0),
-        ("aligned-c", "inductive", 0.5, 1),
-        ("aligned-c", "inductive", None, 0),
-        ("probe", "cross-fitted", None, 0),
-        ("knn", "transductive", 3, 0),
-        ("aligned-c", "transductive", None, 0),
-        ("joint", "data-free", None, 0),
+        ("current", "data-free", None, None, 0),
+        ("knn", "inductive", "train", 2, 0),
+        ("knn", "inductive", "train", 2, 1),
+        ("aligned-c", "inductive", "train", 0.5, 0),
+        ("aligned-c", "inductive", "train", 0.5, 1),
+        ("aligned-c", "inductive", "train", None, 0),
+        ("probe", "cross-fitted", "folds", None, 0),
+        ("knn", "transductive", "test", 3, 0),
+        ("aligned-c", "transductive", "test", None, 0),
+        ("joint", "data-free", None, None, 0),
     }
 
 
@@ -237,6 +243,35 @@ def test_what_a_subject_has_seen_stays_with_it(toy: Toy, cache: Path) -> None:
     subject = toy.merged("average", access="transductive")
     found = list(evaluate(toy.bench(cache), [subject], QUESTIONS[:3]))
     assert {record.access for record, _ in found} == {"transductive"}
+
+
+def test_questions_that_differ_in_options_or_support_alone(toy: Toy, cache: Path) -> None:
+    plain = Question("aligned-c", access="inductive", options=CHEAP)
+    questions = [plain, replace(plain, options={"epochs": 3}), replace(plain, support="val")]
+    found = list(evaluate(toy.bench(cache), [toy.merged("average")], questions))
+    said = [(r.options, r.support) for r, _ in only(found, protocol="aligned-c", task="where")]
+    assert said == [({"epochs": 2}, "train"), ({"epochs": 3}, "train"), ({"epochs": 2}, "val")]
+    titles = [line.title for line in lines(record for record, _ in found)]
+    assert titles == ["aligned-c, epochs=2", "aligned-c, epochs=3", "aligned-c, epochs=2, from val", "joint"]
+
+
+def test_a_subject_that_saw_the_test_inputs_keeps_its_questions_apart(toy: Toy, cache: Path) -> None:
+    plain = Question("aligned-c", access="inductive", options=CHEAP)
+    questions = [plain, replace(plain, access="cross-fitted"), replace(plain, access="transductive")]
+    found = list(evaluate(toy.bench(cache), [toy.merged("average", access="transductive")], questions))
+    titles = [line.title for line in lines(record for record, _ in found) if line.protocol == "aligned-c"]
+    assert titles == [f"aligned-c, epochs=2{more}" for more in (", from train", ", other folds", "")]
+
+
+def test_the_same_question_twice(toy: Toy, cache: Path) -> None:
+    plain = Question("aligned-c", access="transductive", options=CHEAP, subjects=("average",))
+    twice = [plain, replace(plain, seeds=3, support="val")]  # this access takes its support from test anyway
+    with pytest.raises(RecipeError, match=r"two questions ask 'average' for the same: aligned-c, epochs=2 .transduct"):
+        list(evaluate(toy.bench(cache), [toy.merged("average")], twice))
+    apart = [plain, replace(twice[1], subjects=("sum",))]
+    assert list(evaluate(toy.bench(cache), [toy.merged("average"), toy.merged("sum")], apart))
+    with pytest.raises(RecipeError, match="ask 'sum' for the same: current"):
+        list(evaluate(toy.bench(cache), [toy.merged("sum")], [Question("current"), Question("current", seeds=2)]))
 
 
 def test_access_classes_never_share_a_line(toy: Toy, cache: Path) -> None:
@@ -280,6 +315,105 @@ def test_joint_only_where_one_encoder_serves_all_tasks(toy: Toy, cache: Path) ->
         ((known, _),) = only(found, method="average", protocol="current", task=record.task)
         assert record.value <= known.value
         assert record.access == "data-free"
+
+
+def test_joint_goes_by_the_encoder_and_not_by_the_folder(toy: Toy, cache: Path, tmp_path: Path) -> None:
+    """Multi-task training gives one encoder in a folder for each task."""
+    models = {}
+    for task in reversed(toy.tasks):
+        export(toy.folder / "out" / "average", task, tmp_path / task)
+        config = json.loads((tmp_path / task / "config.json").read_text())
+        (tmp_path / task / "config.json").write_text(json.dumps({**config, "orthomerge": {"task": task}}))
+        models[task] = tmp_path / "out" / task
+        merge(Recipe(experts={task: str(tmp_path / task)}, method="average"), out=models[task])
+    mtl = Subject("mtl", models)
+    found = list(evaluate(toy.bench(cache), [toy.experts, mtl, toy.merged("average")], [Question("current")]))
+    for task in toy.tasks:
+        ((record, predicted),) = only(found, method="mtl", protocol="joint", task=task)
+        ((_, same),) = only(found, method="average", protocol="joint", task=task)
+        assert predicted.equal(same)  # in one label space, though this subject lists its tasks the other way round
+        assert record.value == float((predicted == truth_of(toy.bench(cache), mtl, record)).double().mean())
+    assert not only(found, method="expert", protocol="joint")
+
+
+def test_what_should_have_been_predicted(toy: Toy, cache: Path) -> None:
+    bench, subject = toy.bench(cache), toy.merged("average")
+    labels = {name: torch.tensor(task["test"].labels) for name, task in toy.tasks.items()}
+    for record, _ in evaluate(bench, [subject], [Question("current")]):
+        first = 3 if (record.protocol, record.task) == ("joint", "where") else 0
+        assert truth_of(bench, subject, record).equal(labels[record.task] + first)
+    task = toy.tasks["where"]
+    unlabelled = replace(task, splits={"test": task["test"].unlabelled()})
+    with pytest.raises(RecipeError, match="test split of 'where' has no labels; accuracy needs them"):
+        truth_of(replace(bench, tasks={"where": unlabelled}), subject, replace(record, task="where"))
+
+
+CONTROLLED = Question("aligned-c", seeds=2, shots=0.5, access="inductive")
+
+
+def test_controls(toy: Toy, cache: Path) -> None:
+    questions = [
+        Question("current"),
+        CONTROLLED,
+        replace(CONTROLLED, control="shuffled-teacher"),
+        replace(CONTROLLED, control="other-task"),
+        replace(CONTROLLED, control="shuffled-teacher", access="cross-fitted", shots=None, seeds=1),
+    ]
+    bench, subject = toy.bench(cache), toy.merged("average")
+    found = list(evaluate(bench, [subject], questions))
+    assert [line.control for line in lines(record for record, _ in found)] == [None, None, None]  # with joint
+    for record, predicted in found:
+        if record.control is None:
+            assert record.bound is None
+            continue
+        ((plain, _),) = only(found, task=record.task, protocol="current")
+        labels = torch.tensor(toy.tasks[record.task]["test"].labels)
+        assert record.bound == max(plain.value, chance(predicted, labels))
+    spoilt, good = (
+        np.mean([r.value for r, _ in only(found, protocol="aligned-c", support="train", control=control)])
+        for control in ("shuffled-teacher", None)
+    )
+    assert good > 0.7 > 0.55 > spoilt
+    assert {(r.seed, r.task) for r, _ in only(found, control="other-task")} == {
+        (seed, task) for seed in (0, 1) for task in toy.tasks
+    }
+
+
+def test_the_control_with_another_tasks_inputs_by_hand(toy: Toy, cache: Path) -> None:
+    bench, subject = toy.bench(cache), toy.merged("average")
+    question = Question("aligned-c", access="inductive", options=CHEAP, control="other-task")
+    ((_, predicted),) = only(list(evaluate(bench, [subject], [question])), task="where", protocol="aligned-c")
+    model, expert = subject.models["where"], toy.experts.models["where"]
+    said = bench.head(expert, "where")(bench.features(expert, "bright", "train").values)
+    expected = protocol_predictions(
+        AlignedC(**CHEAP),
+        bench.head(model, "where"),
+        access="inductive",
+        test=bench.features(model, "where", "test"),
+        support=bench.features(model, "where", "train"),
+        teacher=bench.teacher("where", "train"),
+        spoil=lambda evidence: other_inputs(
+            evidence, support=bench.features(model, "bright", "train"), teacher=said.detach()
+        ),
+    )
+    assert predicted.equal(expected)
+    ((_, own),) = only(
+        list(evaluate(bench, [subject], [replace(question, control=None)])), task="where", protocol="aligned-c"
+    )
+    assert not predicted.equal(own)
+
+
+def test_controls_that_say_nothing(toy: Toy, cache: Path) -> None:
+    with pytest.raises(RecipeError, match=r"'shuffled-teacher' is for protocols that learn from an expert .* 'knn'"):
+        Question("knn", access="inductive", control="shuffled-teacher")
+    with pytest.raises(RecipeError, match="'current' does not; ask it without"):
+        Question("current", control="other-task")
+    with pytest.raises(RecipeError, match="no input of the scored task, which is not 'transductive' access"):
+        Question("aligned-c", access="transductive", control="other-task")
+    same = {"bright": toy.tasks["bright"], "where": replace(toy.tasks["where"], splits=toy.tasks["bright"].splits)}
+    bench = replace(toy.bench(cache), tasks=same)
+    with pytest.raises(RecipeError, match="a task with other inputs than those of 'bright'; add one"):
+        list(evaluate(bench, [toy.merged("average")], [replace(CONTROLLED, control="other-task")]))
 
 
 def test_questions_for_some_subjects_only(toy: Toy, cache: Path) -> None:

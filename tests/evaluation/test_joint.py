@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orthomerge.errors import IncompatibleError, RecipeError
-from orthomerge.evaluation.joint import joint_accuracy, joint_labels, joint_predictions
+from orthomerge.evaluation.joint import joint_accuracy, joint_labels, joint_places, joint_predictions
 from orthomerge.features.features import Features
 from orthomerge.heads import Head, Linear
 
@@ -40,6 +40,7 @@ def test_by_hand() -> None:
         "two": [4, 3],
     }
     assert joint_accuracy(FEATURES, HEADS) == {"one": 0.5, "two": 0.5}
+    assert joint_places({"one": 2, "two": 3, "three": 4}) == {"one": 0, "two": 2, "three": 5}
 
 
 def test_normalised_by_hand() -> None:

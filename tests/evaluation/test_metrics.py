@@ -10,7 +10,9 @@ import torch
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.evaluation.metrics import (
     UNSCORED,
+    Score,
     accuracy,
+    counted,
     expected_calibration_error,
     hits,
     logits_of,
@@ -99,6 +101,13 @@ def test_lists_that_do_not_match(one: tuple[int, ...], other: tuple[int, ...]) -
 )
 def test_wilson(right: int, total: int, low: float, high: float) -> None:
     assert wilson(right, total) == pytest.approx((low, high), abs=6e-5)
+
+
+def test_an_accuracy_with_its_interval() -> None:
+    found = counted(torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 0]))
+    assert found == Score(0.75, *wilson(3, 4), examples=4)
+    with pytest.raises(IncompatibleError, match="1 of 2 inputs were support and are unscored"):
+        counted(torch.tensor([0, UNSCORED]), torch.tensor([0, 1]))
 
 
 def test_wilson_takes_a_level() -> None:

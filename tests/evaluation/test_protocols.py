@@ -383,7 +383,7 @@ class TestTable:
             protocols.protocols.cache_clear()
             monkeypatch.setattr(EntryPoint, "load", lambda entry: rows[entry.value])
             entry = EntryPoint("name", value, "orthomerge.protocols")
-            monkeypatch.setattr(protocols, "entry_points", lambda group: [entry])
+            monkeypatch.setattr("orthomerge.rows.entry_points", lambda group: [entry])
 
         install("x:mine")
         assert find_protocol("mine").title == "Mine"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.evaluation.test_evaluate import COUNTS, QUESTIONS, Toy, make_toy
 
-from orthomerge.errors import OutputError
+from orthomerge.data.task import Examples
+from orthomerge.errors import CheckpointError, OutputError, RecipeError
+from orthomerge.evaluation.comparisons import compare_run
 from orthomerge.evaluation.evaluate import Question
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.running import run_evaluation
+from orthomerge.evaluation.running import read_run, run_evaluation
 from orthomerge.evaluation.tables import TITLES
 from orthomerge.records import Record, read_records
 from orthomerge.version import VERSION
@@ -50,11 +54,11 @@ def test_predictions_are_those_that_were_counted(run: tuple[Path, list[Record]])
     assert len(set(names)) == len(names)
     for record in records:
         assert record.predictions is not None
-        predicted = np.load(out / record.predictions)["predicted"]
-        truth = np.load(out / "predictions" / f"truth-{record.task}.npz")["labels"]
+        with np.load(out / record.predictions) as file:
+            predicted, truth = file["predicted"], file["truth"]
         assert len(predicted) == len(truth) == COUNTS["test"]
-        if record.protocol == "joint" and record.task == "where":
-            truth = truth + 3  # after the three labels of `bright`
+        first = 3 if (record.protocol, record.task) == ("joint", "where") else 0  # after the labels of `bright`
+        assert set(truth) == {first, first + 1, first + 2}
         kept = predicted != UNSCORED
         assert record.examples == kept.sum()
         assert record.value == (predicted[kept] == truth[kept]).sum() / kept.sum()
@@ -63,15 +67,100 @@ def test_predictions_are_those_that_were_counted(run: tuple[Path, list[Record]])
 def test_one_table_for_each_access_class(run: tuple[Path, list[Record]]) -> None:
     out, _ = run
     text = (out / "table.md").read_text()
-    assert [line[4:] for line in text.splitlines() if line.startswith("### ")] == list(TITLES.values())
-    tables = dict(zip(TITLES, text.split("### ")[1:], strict=True))
-    assert "| average | aligned-c, 50% |" in tables["inductive"]
-    assert "(2 seeds) |" in tables["inductive"]
+    titles = [line[4:] for line in text.splitlines() if line.startswith("### ")]
+    assert titles[:4] == list(TITLES.values())
+    assert all(title.startswith("Against ") for title in titles[4:])
+    assert titles[4:]
+    tables = dict(zip(TITLES, text.split("### ")[1:5], strict=True))
+    assert "| average | aligned-c, epochs=2, 50% |" in tables["inductive"]
+    assert "| mean | 95 % | sd | worst | seeds |" in tables["inductive"]
     assert "| average | knn, 2/class |" in tables["inductive"]
     assert "| average | knn, 3/class |" in tables["transductive"]
     assert "current" not in tables["inductive"] + tables["cross-fitted"] + tables["transductive"]
     for table in tables.values():
-        assert "| method | protocol | bright | where | mean |" in table
+        assert "| method | protocol | bright | where | mean | 95 % |" in table
+
+
+def test_comparisons_are_those_of_the_folder(run: tuple[Path, list[Record]]) -> None:
+    out, records = run
+    found = read_run(out)
+    assert found.records == records
+    assert found.comparisons == compare_run(out)
+    # The experts and the average were asked the same seven questions; joint is the average's alone.
+    assert len(found.comparisons) == len(QUESTIONS)
+    assert {frozenset((item.method, item.reference)) for item in found.comparisons} == {
+        frozenset(("expert", "average"))
+    }
+    current = next(item for item in found.comparisons if item.way.protocol == "current")
+    assert (current.method, current.reference) == ("average", "expert")
+    means = {
+        method: np.mean([r.value for r in records if (r.method, r.protocol) == (method, "current")])
+        for method in ("average", "expert")
+    }
+    assert current.difference.estimate == pytest.approx(means["average"] - means["expert"])
+    assert (out / "table.md").read_text() == found.markdown() + "\n"
+
+
+def test_the_reference_and_the_margin(toy: Toy, tmp_path: Path) -> None:
+    bench, subjects = toy.bench(tmp_path / "features"), [toy.experts, toy.merged("average")]
+    given = {"out": tmp_path / "run", "against": "average"}
+    run_evaluation(bench, subjects, [Question("current")], margin=0.9, **given)  # type: ignore[arg-type]
+    (found,) = read_run(tmp_path / "run").comparisons
+    assert (found.method, found.reference, found.equivalence.margin) == ("expert", "average", 0.9)
+    with pytest.raises(RecipeError, match=r"there is no subject 'averag' to compare with; did you mean 'average'\?"):
+        run_evaluation(bench, subjects, [Question("current")], out=tmp_path / "no", against="averag")
+    with pytest.raises(RecipeError, match="'margin' must be positive, got 0"):
+        run_evaluation(bench, subjects, [Question("current")], out=tmp_path / "no", margin=0)
+    assert not (tmp_path / "no").exists()
+
+
+def test_one_subject_is_compared_with_nobody(toy: Toy, tmp_path: Path) -> None:
+    run_evaluation(toy.bench(tmp_path / "features"), [toy.merged("sum")], [Question("current")], out=tmp_path / "run")
+    assert read_run(tmp_path / "run").comparisons == []
+    assert "Against" not in (tmp_path / "run" / "table.md").read_text()
+
+
+def test_questions_that_differ_in_options_or_support_have_files_of_their_own(toy: Toy, tmp_path: Path) -> None:
+    plain = Question("aligned-c", access="inductive", options={"epochs": 1})
+    questions = [
+        plain,
+        replace(plain, options={"epochs": 9}),
+        replace(plain, support="val"),
+        replace(plain, control="shuffled-teacher"),
+    ]
+    named = replace(toy.merged("average"), name="a very long name " * 20)
+    short = replace(toy.merged("average"), name="a/b")
+    other = replace(toy.merged("average"), name="a_b")
+    bench = toy.bench(tmp_path / "features")
+    records = run_evaluation(bench, [named, short, other], questions, out=tmp_path / "run")
+    assert len({record.predictions for record in records}) == len(records) == 3 * 2 * 5  # with joint
+    assert len(list((tmp_path / "run" / "predictions").iterdir())) == len(records)
+    compare_run(tmp_path / "run")  # which checks every file against its record
+
+
+def test_notes_are_kept(toy: Toy, tmp_path: Path) -> None:
+    task = toy.tasks["where"]
+    val = task["val"]
+    assert val.labels is not None
+    wrong = Examples(val.inputs, (val.labels + 1) % 3, "val")
+    tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "val": wrong})}
+    bench = replace(toy.bench(tmp_path / "features"), tasks=tasks)
+    run_evaluation(bench, [toy.experts], [Question("current")], out=tmp_path / "run")
+    (note,) = json.loads((tmp_path / "run" / "notes.json").read_text())
+    assert "it may have been trained on the test inputs" in note
+    assert read_run(tmp_path / "run").notes == [note]
+    assert (tmp_path / "run" / "table.md").read_text().endswith(f"### Notes\n\n- {note}\n")
+
+
+def test_notes_that_are_none(run: tuple[Path, list[Record]], tmp_path: Path) -> None:
+    out, _ = run
+    assert read_run(out).notes == []
+    with pytest.raises(CheckpointError, match=r"cannot read .*notes.json: No such file.*; evaluate again"):
+        read_run(tmp_path)
+    for text, message in (("[", "is not JSON"), ("{}", "must be a list of strings"), ("[1]", "a list of strings")):
+        (tmp_path / "notes.json").write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            read_run(tmp_path)
 
 
 def test_a_name_with_a_slash_and_a_folder_that_cannot_be(toy: Toy, tmp_path: Path) -> None:

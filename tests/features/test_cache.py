@@ -288,6 +288,8 @@ def test_the_digest_of_a_folder(berts: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(berts / "base", tmp_path / "copy")
     assert weights_digest(copy) == first
     config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"orthomerge": {"task": "mood", "val_accuracy": 0.9}}))
+    assert weights_digest(copy) == first
     (copy / "config.json").write_text(json.dumps(config | {"num_attention_heads": 2}))
     assert weights_digest(copy) != first
     with pytest.raises(CheckpointError, match="does not exist"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,9 +35,9 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The outputs that were made."""
     made: list[str] = []
 
-    def counted(recipe: Recipe, *, out: Path) -> None:
+    def counted(recipe: Recipe, *, out: Path, force: bool = False) -> None:
         made.append(out.name)
-        merge(recipe, out=out)
+        merge(recipe, out=out, force=force)
 
     monkeypatch.setattr(module, "merge", counted)
     return made
@@ -66,6 +69,80 @@ def test_a_merge_is_made_once(suite: Suite, toy: Toy, merges: list[str]) -> None
     assert merges == ["task_arithmetic-scale=0.5", "task_arithmetic-scale=0.4"]
     assert read_manifest(out)["method"]["parameters"] == {"scale": 0.5}
     assert list(read_manifest(out)["heads"]) == list(toy.tasks)
+
+
+@pytest.fixture
+def own(toy: Toy, suite: Suite, tmp_path: Path) -> Suite:
+    """The suite with experts of its own, which may be changed."""
+    experts = {task: tmp_path / "experts" / task for task in toy.tasks}
+    for task, folder in experts.items():
+        shutil.copytree(toy.folder / task, folder)
+    return replace(suite, experts=experts, mtl={})
+
+
+def retrain(folder: Path) -> None:
+    """Change the weights of an expert and nothing else, not even the times of the file."""
+    path = folder / "model.safetensors"
+    status, content = path.stat(), bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_a_retrained_expert_is_merged_again(own: Suite, merges: list[str]) -> None:
+    own.references()
+    stale = own.merged("average")
+    before = read_manifest(stale.models["bright"])
+    merges.clear()
+    retrain(own.experts["where"])  # type: ignore[arg-type]
+    again = replace(own)  # as in another process
+    assert again.merged("average") == stale
+    again.references()
+    # Only what it went into is made again: not the other expert alone.
+    assert merges == ["average", "base", "expert-where"]
+    after = read_manifest(stale.models["bright"])
+    assert after["inputs"]["experts"]["bright"] == before["inputs"]["experts"]["bright"]
+    assert after["inputs"]["experts"]["where"] != before["inputs"]["experts"]["where"]
+    merges.clear()
+    again.references()
+    again.merged("average")
+    assert merges == []
+
+
+def test_an_expert_retrained_in_the_same_process(own: Suite, merges: list[str]) -> None:
+    own.merged("average")
+    own.merged("average")  # which looks at every file
+    retrain(own.experts["bright"])  # type: ignore[arg-type]
+    own.merged("average")
+    assert merges == ["average", "average"]
+
+
+def test_another_base_or_option_is_another_merge(own: Suite, toy: Toy, merges: list[str]) -> None:
+    own.merged("average")
+    replace(own, options={"dtype": "float16"}).merged("average")
+    assert merges == ["average", "average"]
+    merges.clear()
+    own.merged("ties")
+    (own.folder / "base").unlink()
+    shutil.copytree(toy.folder / "base", own.folder / "base")
+    replace(own).merged("ties")  # the same bytes in another place
+    assert merges == ["ties"]
+    retrain(own.folder / "base")
+    replace(own).merged("ties")
+    assert merges == ["ties", "ties"]
+
+
+@pytest.mark.parametrize("text", ["{", "{}", None])
+def test_a_manifest_that_does_not_say(text: str | None, own: Suite, merges: list[str]) -> None:
+    path = own.merged("average").models["bright"] / "orthomerge.json"
+    if text is None:
+        manifest = json.loads(path.read_text())
+        del manifest["inputs"]
+        text = json.dumps(manifest)
+    path.write_text(text)
+    own.merged("average")
+    assert merges == ["average", "average"]
+    assert read_manifest(path.parent)["inputs"]
 
 
 def test_options_in_any_order_are_the_same_merge(suite: Suite, merges: list[str]) -> None:

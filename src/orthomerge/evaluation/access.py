@@ -20,7 +20,7 @@ from orthomerge.data.task import Split
 from orthomerge.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.evaluation.evidence import evidence_for
 from orthomerge.evaluation.metrics import UNSCORED, predict
-from orthomerge.evaluation.protocol import ReadingProtocol
+from orthomerge.evaluation.protocol import Evidence, ReadingProtocol
 from orthomerge.features.features import Features
 from orthomerge.heads import Classifier, Head
 from orthomerge.records import Access
@@ -91,17 +91,21 @@ def protocol_predictions(
     test: Features,
     support: Features | None = None,
     teacher: torch.Tensor | None = None,
+    expert: Features | None = None,
     test_teacher: torch.Tensor | None = None,
+    test_expert: Features | None = None,
     seed: int = 0,
     places: torch.Tensor | None = None,
+    spoil: Callable[[Evidence], Evidence] = lambda evidence: evidence,
     watch: Callable[[Classifier], None] = lambda classifier: None,
 ) -> torch.Tensor:
     """The predicted class [n] of every input of `test` under one kind of access.
 
-    `support`, `teacher`: for inductive access; `test_teacher`: the expert's logits on `test`, for the other two.
-    `places`: rows of `test` that may be support there (few shots, or a share); None means all. A labelled protocol with
-    transductive access gets `UNSCORED` at `places`: `metrics.scored` takes those out, and their number is missing from
-    what the record says was scored. `watch` is shown every classifier that was built.
+    `support`, `teacher`, `expert`: for inductive access; `test_teacher`, `test_expert`: the expert's logits on `test`
+    and its features, for the other two. `places`: rows of `test` that may be support there (few shots, or a share);
+    None means all. A labelled protocol with transductive access gets `UNSCORED` at `places`: `metrics.scored` takes
+    those out, and their number is missing from what the record says was scored. `spoil` makes a negative control of it,
+    after the same checks (`controls.py`). `watch` is shown every classifier that was built.
     """
     if access not in get_args(Access):
         raise RecipeError(f"unknown access {access!r}; {nearest(access, get_args(Access))}")
@@ -109,19 +113,21 @@ def protocol_predictions(
         needs = ", ".join(sorted(protocol.needs)) or "nothing"
         raise RecipeError(f"{type(protocol).__name__} needs {needs}, which does not go with {access!r} access")
 
-    def made(support: Features | None, logits: torch.Tensor | None) -> Classifier:
-        classifier = protocol.build(evidence_for(protocol, head, support=support, teacher=logits, seed=seed))
+    def made(support: Features | None, logits: torch.Tensor | None, seen: Features | None) -> Classifier:
+        evidence = evidence_for(protocol, head, support=support, teacher=logits, expert=seen, seed=seed)
+        classifier = protocol.build(spoil(evidence))
         watch(classifier)
         return classifier
 
     if access in ("data-free", "inductive"):
         _check_inductive(support, test, places)
-        return predict(made(support, teacher), test.values)
-    if support is not None or teacher is not None:
+        return predict(made(support, teacher, expert), test.values)
+    if support is not None or teacher is not None or expert is not None:
         raise RecipeError(f"with {access!r} access the support is the scored inputs; give no other")
 
     def build(rows: torch.Tensor) -> Classifier:
-        return made(test.take(rows), None if test_teacher is None else test_teacher[rows])
+        logits = None if test_teacher is None else test_teacher[rows]
+        return made(test.take(rows), logits, None if test_expert is None else test_expert.take(rows))
 
     if test_teacher is not None and len(test_teacher) != len(test):
         raise IncompatibleError(f"{len(test)} inputs of {test.task!r} but {len(test_teacher)} rows of expert's logits")

@@ -10,16 +10,29 @@ Item i is the same input for both methods, seed s the same draw of support. Diff
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from orthomerge.errors import IncompatibleError, RecipeError, some
 
-__all__ = ["Difference", "Equivalence", "bootstrap", "contamination", "holm", "mcnemar", "mcnemar_hits", "tost"]
+__all__ = [
+    "Difference",
+    "Equivalence",
+    "bootstrap",
+    "bootstrap_by_task",
+    "contamination",
+    "holm",
+    "mcnemar",
+    "mcnemar_hits",
+    "tost",
+]
+
+Name = TypeVar("Name", bound=Hashable)
 
 _MOST = 1 << 22  # multinomial counts held at once
 
@@ -66,11 +79,15 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
-    """Exact McNemar from the hits of two methods on the same inputs of one task."""
+    """Exact McNemar from the hits of two methods on the same inputs of one task.
+
+    Over several seeds an input counts for the method that got it right under more of them: the sign test.
+    """
     one, other = _hits(first), _hits(second)
-    if one.shape != other.shape or one.shape[0] != 1:
+    if one.shape != other.shape:
         raise IncompatibleError(f"McNemar pairs two lists of hits of one length, got {_sizes(one, other)}")
-    return mcnemar(int((one & ~other).sum()), int((~one & other).sum()))
+    gaps = one.sum(0, dtype=np.int64) - other.sum(0, dtype=np.int64)
+    return mcnemar(int((gaps > 0).sum()), int((gaps < 0).sum()))
 
 
 def bootstrap(
@@ -88,6 +105,18 @@ def bootstrap(
     are drawn (multinomial) instead of inputs. `error` is the standard deviation over resamples, but not below Agresti
     and Min's, which is positive even where the methods never differ.
     """
+    return bootstrap_by_task(first, second, resamples=resamples, confidence=confidence, seed=seed)[0]
+
+
+def bootstrap_by_task(
+    first: Mapping[str, ArrayLike],
+    second: Mapping[str, ArrayLike],
+    *,
+    resamples: int = 10_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> tuple[Difference, dict[str, Difference]]:
+    """What `bootstrap` says of the mean, and of every task, from the same resamples."""
     if resamples < 100:
         raise RecipeError(f"'resamples' must be at least 100, got {resamples}")
     if not 0 < confidence < 1:
@@ -96,23 +125,21 @@ def bootstrap(
     seeds = max(len(table) for table in tables.values())
     generator = np.random.default_rng(seed)
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds
-    draws = np.zeros(resamples)
-    for table in tables.values():
-        draws += _resampled(np.broadcast_to(table, (seeds, table.shape[1])), weights, generator)
-    draws /= len(tables)
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    draws = {
+        task: _resampled(np.broadcast_to(table, (seeds, table.shape[1])), weights, generator)
+        for task, table in tables.items()
+    }
+    by_task = {
+        task: _difference(float(table.mean()), draws[task], math.sqrt(_variance(table)), confidence)
+        for task, table in tables.items()
+    }
+    mean = math.fsum(gap.estimate for gap in by_task.values()) / len(tables)
     floor = math.sqrt(math.fsum(_variance(table) for table in tables.values())) / len(tables)
-    return Difference(
-        estimate=math.fsum(float(table.mean()) for table in tables.values()) / len(tables),
-        low=float(low),
-        high=float(high),
-        error=max(float(draws.std(ddof=1)), floor),
-        p=min(1.0, 2 * (1 + tail) / (1 + resamples)),
-    )
+    total: NDArray[np.float64] = np.sum(list(draws.values()), axis=0)
+    return _difference(mean, total / len(tables), floor, confidence), by_task
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
     """Holm's step-down: p-values that may all be compared with one level together."""
     for name, p in p_values.items():
         if not 0 <= p <= 1:
@@ -155,6 +182,18 @@ def contamination(
     return (
         f"{whose} scores {100 * expert_test:.1f} on test but {100 * expert_val:.1f} on validation data, "
         f"{100 * gap:.1f} points less (more than {100 * margin:g}): it may have been trained on the test inputs"
+    )
+
+
+def _difference(estimate: float, draws: NDArray[np.float64], floor: float, confidence: float) -> Difference:
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    return Difference(
+        estimate=estimate,
+        low=float(low),
+        high=float(high),
+        error=max(float(draws.std(ddof=1)), floor),
+        p=min(1.0, 2 * (1 + tail) / (1 + len(draws))),
     )
 
 

@@ -1,42 +1,38 @@
 """Measuring merged models: subjects x tasks x protocols x shots x seeds, one record each.
 
 A *subject* is what is scored under one name: for every task an output folder (a merge has one for all tasks; the
-experts, a reference, have one each). Features are made once for each encoder, task and split, and cached; protocols
+experts, a reference, have one each). Features are made once for each encoder, task and split (`bench.py`); protocols
 only read them.
 """
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from itertools import chain, combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from orthomerge.data.sampling import few_shot, share
-from orthomerge.data.task import Examples, Split, Task
-from orthomerge.errors import IncompatibleError, RecipeError, nearest
-from orthomerge.evaluation.access import protocol_predictions
-from orthomerge.evaluation.joint import joint_labels, joint_predictions
-from orthomerge.evaluation.metrics import logits_of, scored, wilson
-from orthomerge.evaluation.protocols import make_protocol
-from orthomerge.features.cache import FeatureCache, FeatureKey, weights_digest
-from orthomerge.features.extract import Precision, extract
-from orthomerge.features.features import Features
-from orthomerge.heads import Classifier, Head
-from orthomerge.merged import Merged, load, load_head, read_manifest
-from orthomerge.records import Access, Record
+from orthomerge.data.task import Examples, Split
+from orthomerge.errors import RecipeError, nearest
+from orthomerge.evaluation.aligned import Aligned
+from orthomerge.evaluation.answering import Answer, Job, extra_numbers, working
+from orthomerge.evaluation.bench import Bench
+from orthomerge.evaluation.controls import check_control
+from orthomerge.evaluation.joint import joint_labels, joint_places, joint_predictions
+from orthomerge.evaluation.metrics import scored, wilson
+from orthomerge.evaluation.protocol import Need
+from orthomerge.evaluation.protocols import find_protocol
+from orthomerge.features.cache import weights_digest
+from orthomerge.records import Access, Control, Record, Support
 
-if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
-
-__all__ = ["Bench", "Question", "Subject", "evaluate"]
+__all__ = ["Bench", "Question", "Subject", "evaluate", "truth_of"]
 
 Shots = int | float | None  # per class; a share of the split below 1; or all of it
 
@@ -55,7 +51,9 @@ class Subject:
 class Question:
     """One way of reading: a protocol with its options, the support it gets, and how often it is repeated.
 
-    `subjects`: whom to ask; None for all.
+    `aligner`: read by the head that an aligner makes, whose options these then are; the protocol is `current`.
+    `support` counts for inductive access: the others take theirs from the test split. `control` spoils the evidence on
+    purpose. `subjects`: whom to ask; None for all.
     """
 
     protocol: str
@@ -65,134 +63,83 @@ class Question:
     support: Split = "train"
     options: Mapping[str, Any] = field(default_factory=dict)
     subjects: tuple[str, ...] | None = None
+    control: Control | None = None
+    aligner: str | None = None
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise RecipeError(f"'seeds' must be at least 1, got {self.seeds}")
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Tasks, how their inputs are read, and where features are kept. `teachers`: each task's expert."""
-
-    tasks: Mapping[str, Task]
-    processor: Processor
-    teachers: Mapping[str, Path] = field(default_factory=dict)
-    cache: FeatureCache = field(default_factory=FeatureCache)
-    device: str = "auto"
-    autocast: Precision = "float32"
-    batch: int = 64
-    progress: Callable[[str], None] = lambda text: None
-
-    @cached_property
-    def _loaded(self) -> dict[str, Merged]:
-        """The encoder that was used last."""
-        return {}
-
-    @cached_property
-    def _features(self) -> dict[tuple[Path, str, Split], Features]:
-        """What is in memory of the subject that is being scored."""
-        return {}
-
-    @cached_property
-    def _logits(self) -> dict[tuple[str, Split], torch.Tensor]:
-        """The experts' logits, which every subject needs."""
-        return {}
-
-    def forget(self) -> None:
-        """Let go of features in memory; they are in the cache."""
-        self._features.clear()
-
-    def head(self, model: Path, task: str) -> Head:
-        """The head of a task in an output folder, whose labels must be the task's, in the same order."""
-        found = load_head(model / "heads" / task)
-        labels = self.tasks[task].labels
-        numbered = tuple(f"LABEL_{number}" for number in range(len(labels)))
-        if found.labels not in (labels, numbered):
-            raise IncompatibleError(
-                f"the head of {task!r} in {model} has other labels than the data, or another order; "
-                "match the data's labels to the expert's first (orthomerge.data.reading.match_labels)"
-            )
-        return found
-
-    def features(self, model: Path, task: str, split: Split) -> Features:
-        """Features of one split under one encoder, from the cache if they were ever made."""
-        if (model, task, split) in self._features:
-            return self._features[model, task, split]
-        examples = self.tasks[task][split]
-        manifest = read_manifest(model)
-        key = FeatureKey.of(
-            examples,
-            self.processor,
-            weights=weights_digest(model),
-            family=manifest["family"],
-            pooling=manifest["pooling"],
-            task=task,
-            autocast=self.autocast,
-        )
-        found = self.cache.get_or_make(key, lambda: self._extract(model, task, examples))
-        self._features[model, task, split] = found
-        return found
-
-    def teacher(self, task: str, split: Split) -> torch.Tensor:
-        """The expert's logits on one split."""
-        if task not in self.teachers:
+        if self.aligner is not None and (self.protocol != "current" or self.access == "data-free"):
             raise RecipeError(
-                f"the expert of {task!r} is needed as teacher and was not given; give --expert {task}=PATH"
+                f"aligner {self.aligner!r} makes the head that is read, from inputs: its protocol is 'current' and its "
+                f"access inductive, cross-fitted or transductive, got {self.protocol!r} and {self.access!r}"
             )
-        if (task, split) not in self._logits:
-            expert = self.teachers[task]
-            self._logits[task, split] = logits_of(self.head(expert, task), self.features(expert, task, split).values)
-        return self._logits[task, split]
+        if self.control is not None:
+            name = self.aligner or self.protocol
+            check_control(self.control, protocol=name, needs=self.needs, access=self.access)
 
-    def _extract(self, model: Path, task: str, examples: Examples) -> Features:
-        self.progress(f"encoding {task}/{examples.split} with {model.name} ({len(examples)} inputs)")
-        content = weights_digest(model)
-        if content not in self._loaded:
-            self._loaded.clear()  # one encoder at a time
-            self._loaded[content] = load(model)
-        return self.encode(self._loaded[content], task, examples)
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What evidence the reading looks at."""
+        return find_protocol(self.protocol).needs if self.aligner is None else Aligned.needs
 
-    def encode(self, merged: Merged, task: str, examples: Examples) -> Features:
-        """Features of some examples, made now."""
-        return extract(
-            merged.encoder,
-            merged.family,
-            merged.pooling,
-            examples,
-            self.processor,
-            task=task,
-            batch=self.batch,
-            device=self.device,
-            autocast=self.autocast,
+    def asks(self, subject: Subject) -> bool:
+        return self.subjects is None or subject.name in self.subjects
+
+    def written(self, record: Record) -> Record:
+        """A record with what this question says; a protocol that needs nothing says less."""
+        if not self.needs:
+            return replace(record, protocol=self.protocol, options=dict(self.options))
+        places: dict[Access, Support] = {"cross-fitted": "folds", "transductive": "test"}
+        return replace(
+            record,
+            protocol=self.protocol,
+            options=dict(self.options),
+            access=_wider(record.access, self.access),
+            shots=self.shots,
+            support=places.get(self.access, self.support),
+            control=self.control,
+            aligner=self.aligner,
         )
 
 
 def evaluate(
-    bench: Bench, subjects: Sequence[Subject], questions: Sequence[Question], *, suite: str | None = None
+    bench: Bench,
+    subjects: Sequence[Subject],
+    questions: Sequence[Question],
+    *,
+    suite: str | None = None,
+    workers: int = 1,
 ) -> Iterator[tuple[Record, torch.Tensor]]:
     """Records with the predictions they were counted from, subject by subject and task by task.
 
-    Encoding goes one by one; the fits after it are small and run side by side, one thread each, so that their results
-    do not depend on how many there are.
+    Encoding goes one by one; the fits after it are done here or, with more `workers`, in processes while the next
+    subject is encoded. A script that asks for processes must start under `if __name__ == "__main__"`.
     """
     _check(bench, subjects)
-    with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    _check_questions(bench, subjects, questions)
+    with working(workers, bench.cache, bench.by_key) as submit:
+        waiting: deque[Iterator[tuple[Record, torch.Tensor]]] = deque()
         for subject in subjects:
             bench.forget()
-            asked = [
-                (task, question)
-                for task in subject.models
-                for question in questions
-                if question.subjects is None or subject.name in question.subjects
-            ]
-            for task, question in asked:
-                _gather(bench, subject, task, question)
-            waiting = [pool.submit(_answer, bench, subject, task, question, suite) for task, question in asked]
-            for answer in waiting:
-                yield from answer.result()
-            if len(set(subject.models.values())) == 1 and len(subject.models) > 1:
-                yield from _joint(bench, subject, suite)
+            asked = [(task, question) for task in subject.models for question in questions if question.asks(subject)]
+            answers = [submit(_job(bench, subject, task, question)) for task, question in asked]
+            joint = []
+            if len(subject.models) > 1 and len({weights_digest(model) for model in subject.models.values()}) == 1:
+                joint = list(_joint(bench, subject, suite))
+            waiting.append(chain(_records(bench, subject, asked, answers, suite), joint))
+            if workers <= 1:
+                yield from waiting.popleft()
+        for records in waiting:
+            yield from records
+
+
+def truth_of(bench: Bench, subject: Subject, record: Record) -> torch.Tensor:
+    """What the predictions behind a record should have been, in the label space that they are in."""
+    first = 0
+    if record.protocol == "joint":
+        first = joint_places({task: len(bench.tasks[task].labels) for task in _ordered(bench, subject)})[record.task]
+    return _labels(bench, record.task) + first
 
 
 def _check(bench: Bench, subjects: Sequence[Subject]) -> None:
@@ -206,76 +153,100 @@ def _check(bench: Bench, subjects: Sequence[Subject]) -> None:
                 raise RecipeError(
                     f"{subject.name!r} has task {task!r}, but there is no data of it; {nearest(task, bench.tasks)}"
                 )
+            _labels(bench, task)
 
 
-def _gather(bench: Bench, subject: Subject, task: str, question: Question) -> None:
-    """Make all features that an answer will need, before threads ask for them."""
-    needs = make_protocol(question.protocol, question.options).needs
-    split: Split = question.support if needs and question.access == "inductive" else "test"
-    bench.features(subject.models[task], task, "test")
+def _labels(bench: Bench, task: str) -> torch.Tensor:
+    labels = bench.tasks[task]["test"].labels
+    if labels is None:
+        raise RecipeError(f"the test split of {task!r} has no labels; accuracy needs them")
+    return torch.from_numpy(labels.astype(np.int64))
+
+
+def _check_questions(bench: Bench, subjects: Sequence[Subject], questions: Sequence[Question]) -> None:
+    """No two answers may look the same, and every control must have what it needs, before any work is done."""
+    blank = Record("", "", "", "accuracy", 0, 0, 0, 0, "data-free")
+    for one, other in combinations(questions, 2):
+        shared = [subject.name for subject in subjects if one.asks(subject) and other.asks(subject)]
+        if shared and one.written(blank) == other.written(blank):
+            raise RecipeError(
+                f"two questions ask {shared[0]!r} for the same: {one.written(blank).way.title} "
+                f"({one.written(blank).access}); ask once, or give them other options, shots or support"
+            )
+    for question in questions:
+        if question.control == "other-task":
+            for subject in filter(question.asks, subjects):
+                for task in subject.models:
+                    bench.other(task, question.support)
+
+
+def _job(bench: Bench, subject: Subject, task: str, question: Question) -> Job:
+    """All that an answer needs, encoded now if it never was."""
+    model, needs = subject.models[task], question.needs
+    inductive = question.access == "inductive"
+    keys: dict[str, Any] = {"test": bench.made(model, task, "test")}
+    given: dict[str, Any] = {"seeds": question.seeds}
     if needs:
-        bench.features(subject.models[task], task, split)
-    if "teacher" in needs:
-        bench.teacher(task, split)
+        split: Split = question.support if inductive else "test"
+        examples = bench.tasks[task][split]
+        if inductive:
+            keys["support"] = bench.made(model, task, split)
+        given["places"] = tuple(_rows(examples, question.shots, seed) for seed in range(question.seeds))
+        if needs & {"teacher", "expert"}:
+            expert = bench.teacher_of(task)
+            given["expert_head"] = bench.head(expert, task)
+            keys["expert_support" if inductive else "expert_test"] = bench.made(expert, task, split)
+            if question.control == "other-task":
+                other = bench.other(task, split)
+                keys["other"], keys["expert_other"] = bench.made(model, other, split), bench.made(expert, other, split)
+                rows = bench.tasks[other][split]
+                given["other_places"] = tuple(_rows(rows, question.shots, seed) for seed in range(question.seeds))
+    return Job(
+        question.protocol,
+        question.aligner,
+        question.options,
+        question.access,
+        question.control,
+        bench.head(model, task),
+        bench.classifier(model, task),
+        **keys,
+        **given,
+    )
 
 
-def _answer(
-    bench: Bench, subject: Subject, task: str, question: Question, suite: str | None
-) -> list[tuple[Record, torch.Tensor]]:
-    found = []
-    model = subject.models[task]
-    protocol = make_protocol(question.protocol, question.options)
-    access = question.access if protocol.needs else "data-free"
-    test = bench.features(model, task, "test")
-    head = bench.head(model, task)
-    for seed in range(question.seeds if protocol.needs else 1):
-        given: dict[str, Any] = {"seed": seed}
-        if access == "inductive":
-            places = _places(bench.tasks[task][question.support], question.shots, seed)
-            given["support"] = bench.features(model, task, question.support).take(places)
-            if "teacher" in protocol.needs:
-                given["teacher"] = bench.teacher(task, question.support)[places]
-        elif access != "data-free":
-            if question.shots is not None:
-                given["places"] = _places(bench.tasks[task]["test"], question.shots, seed)
-            if "teacher" in protocol.needs:
-                given["test_teacher"] = bench.teacher(task, "test")
-        built: list[Classifier] = []
-        predicted = protocol_predictions(protocol, head, access=access, test=test, watch=built.append, **given)
-        record = _record(subject, task, predicted, test, suite)
-        shown = replace(
-            record,
-            protocol=question.protocol,
-            access=_wider(subject.access, access),
-            seed=seed,
-            shots=question.shots if protocol.needs else None,
-            extra_parameters=max(map(_extra, built)),
-        )
-        found.append((shown, predicted))
-    return found
-
-
-def _extra(classifier: Classifier) -> int:
-    """How many numbers a classifier keeps that a head does not: the anchors of `knn`, say."""
-    if isinstance(classifier, Head):
-        return 0
-    return sum(value.numel() for value in vars(classifier).values() if isinstance(value, torch.Tensor))
+def _records(
+    bench: Bench,
+    subject: Subject,
+    asked: Sequence[tuple[str, Question]],
+    answers: Sequence[Future[list[Answer]]],
+    suite: str | None,
+) -> Iterator[tuple[Record, torch.Tensor]]:
+    for (task, question), future in zip(asked, answers, strict=True):
+        truth = _labels(bench, task)
+        for found in future.result():
+            record = question.written(_record(subject, task, found.predicted, truth, suite))
+            record = replace(record, seed=found.seed, extra_parameters=found.extra, bound=found.bound)
+            yield record, found.predicted
 
 
 def _joint(bench: Bench, subject: Subject, suite: str | None) -> Iterator[tuple[Record, torch.Tensor]]:
     """All labels in one space, the task unknown: is the merged model a general one?"""
-    features = {task: bench.features(model, task, "test") for task, model in subject.models.items()}
-    heads = {task: bench.head(model, task) for task, model in subject.models.items()}
-    labels = joint_labels(features, heads)
+    models = {task: subject.models[task] for task in _ordered(bench, subject)}
+    features = {task: bench.features(model, task, "test") for task, model in models.items()}
+    heads = {task: bench.classifier(model, task) for task, model in models.items()}
+    labels, extra = joint_labels(features, heads), sum(map(extra_numbers, heads.values()))
     for task, predicted in joint_predictions(features, heads).items():
-        test = replace(features[task], labels=labels[task])
-        yield replace(_record(subject, task, predicted, test, suite), protocol="joint"), predicted
+        record = _record(subject, task, predicted, labels[task], suite)
+        yield replace(record, protocol="joint", extra_parameters=extra), predicted
 
 
-def _record(subject: Subject, task: str, predicted: torch.Tensor, test: Features, suite: str | None) -> Record:
-    if test.labels is None:
-        raise RecipeError(f"the test split of {task!r} has no labels; accuracy needs them")
-    kept, truth = scored(predicted, test.labels)
+def _ordered(bench: Bench, subject: Subject) -> list[str]:
+    """The subject's tasks in the bench's order, which makes the joint label space the same for all subjects."""
+    return [task for task in bench.tasks if task in subject.models]
+
+
+def _record(subject: Subject, task: str, predicted: torch.Tensor, labels: torch.Tensor, suite: str | None) -> Record:
+    kept, truth = scored(predicted, labels)
     hits = int((kept == truth).sum())
     low, high = wilson(hits, len(truth))
     return Record(
@@ -302,11 +273,11 @@ def _wider(one: Access, other: Access) -> Access:
     return max(one, other, key=_WIDTH.__getitem__)
 
 
-def _places(examples: Examples, shots: Shots, seed: int) -> torch.Tensor:
-    """Which inputs are support. Few shots are drawn class by class, which uses labels, as the papers do."""
+def _rows(examples: Examples, shots: Shots, seed: int) -> torch.Tensor | None:
+    """Which inputs are support (None: all). Few shots are drawn class by class, which uses labels, as in the papers."""
     if shots is None:
-        places = np.arange(len(examples))
-    elif shots < 1:
+        return None
+    if shots < 1:
         places = share(len(examples), shots, seed=seed)
     elif examples.labels is None:
         raise RecipeError(f"{shots} shots a class need labels to tell classes; give a share below 1, or all")

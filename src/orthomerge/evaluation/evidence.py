@@ -22,6 +22,7 @@ def evidence_for(
     *,
     support: Features | None = None,
     teacher: torch.Tensor | None = None,
+    expert: Features | None = None,
     seed: int = 0,
 ) -> Evidence:
     """Evidence with nothing in it that the protocol does not need."""
@@ -29,8 +30,9 @@ def evidence_for(
     if not needs:
         return Evidence(head, seed=seed)
     if support is not None and "labels" not in needs:
-        support = Features(support.values, support.task, support.split)
-    return Evidence(head, support, teacher if "teacher" in needs else None, seed)
+        support = support.unlabelled()
+    seen = expert.unlabelled() if expert is not None and "expert" in needs else None
+    return Evidence(head, support, teacher if "teacher" in needs else None, seed, seen)
 
 
 def support_of(evidence: Evidence, *, who: str) -> Features:

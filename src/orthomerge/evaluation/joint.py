@@ -12,6 +12,7 @@ Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 
 import torch
 
@@ -20,7 +21,7 @@ from orthomerge.evaluation.metrics import accuracy, logits_of, predictions
 from orthomerge.features.features import Features
 from orthomerge.heads import Classifier
 
-__all__ = ["joint_accuracy", "joint_labels", "joint_predictions"]
+__all__ = ["joint_accuracy", "joint_labels", "joint_places", "joint_predictions"]
 
 _ROWS = 4096
 
@@ -38,13 +39,15 @@ def joint_predictions(
     }
 
 
+def joint_places(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Where each task's first label stands in the joint space, from the number of labels of every task in order."""
+    return dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+
+
 def joint_labels(features: Mapping[str, Features], classifiers: Mapping[str, Classifier]) -> dict[str, torch.Tensor]:
     """Per task of `features`, the true places in the joint label space."""
     _known(features, classifiers)
-    first, total = {}, 0
-    for task, classifier in classifiers.items():
-        first[task] = total
-        total += len(classifier.labels)
+    first = joint_places({task: len(classifier.labels) for task, classifier in classifiers.items()})
     found = {}
     for task, part in features.items():
         if part.labels is None:

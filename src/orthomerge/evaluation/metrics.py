@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import torch
@@ -16,7 +17,9 @@ from orthomerge.heads import Classifier
 
 __all__ = [
     "UNSCORED",
+    "Score",
     "accuracy",
+    "counted",
     "expected_calibration_error",
     "hits",
     "logits_of",
@@ -32,6 +35,16 @@ __all__ = [
 UNSCORED = -1  # stands for the prediction of an input whose label a protocol was shown
 
 _ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Score:
+    """An accuracy with Wilson's 95 % interval, counted on `examples` inputs."""
+
+    value: float
+    low: float
+    high: float
+    examples: int
 
 
 def predictions(logits: torch.Tensor) -> torch.Tensor:
@@ -83,6 +96,12 @@ def hits(predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def accuracy(predicted: torch.Tensor, labels: torch.Tensor) -> float:
     """Share of predictions that are right."""
     return int(hits(predicted, labels).sum()) / len(labels)
+
+
+def counted(predicted: torch.Tensor, labels: torch.Tensor) -> Score:
+    """Accuracy with its interval."""
+    right = int(hits(predicted, labels).sum())
+    return Score(right / len(labels), *wilson(right, len(labels)), examples=len(labels))
 
 
 def wilson(right: int, total: int, *, confidence: float = 0.95) -> tuple[float, float]:

@@ -22,9 +22,10 @@ import torch
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.evidence import labels_of, support_of
 from orthomerge.evaluation.protocol import Evidence, Need
+from orthomerge.features.features import Features
 from orthomerge.heads import Head, Linear
 
-__all__ = ["Probe"]
+__all__ = ["Probe", "fit_probe"]
 
 _FLAT = 1e-12  # share of its magnitude below which a feature's spread is rounding
 
@@ -58,6 +59,12 @@ class Probe:
         W[present] = V / sigma
         b[present] = c - (V / sigma) @ mu
         return Head(Linear(W.float(), b.float()), evidence.head.labels)
+
+
+def fit_probe(features: Features, labels: tuple[str, ...]) -> Head:
+    """A head for labelled features that never had one: a probe with the default settings."""
+    blank = Head(Linear(features.values.new_zeros(len(labels), features.values.shape[1])), labels)
+    return Probe().build(Evidence(blank, features))
 
 
 def _fit(

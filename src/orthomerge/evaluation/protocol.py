@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Evidence", "Need", "ReadingProtocol"]
 
-# features: inputs without labels; teacher: the expert's logits on them; labels: their true labels.
-Need = Literal["features", "teacher", "labels"]
+# features: inputs without labels; teacher: the expert's logits on them; expert: the expert's features of them; labels:
+# their true labels.
+Need = Literal["features", "teacher", "expert", "labels"]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a protocol may look at. `support`: merged features of a few inputs; `teacher`: the expert's logits there.
+    """What a protocol may look at. `support`: merged features of a few inputs; `teacher`: the expert's logits there;
+    `expert`: the expert's features there.
 
     `support.labels` is None unless the protocol needs labels. `seed` fixes whatever is random.
     """
@@ -32,6 +34,7 @@ class Evidence:
     support: Features | None = None
     teacher: torch.Tensor | None = None
     seed: int = 0
+    expert: Features | None = None
 
 
 class ReadingProtocol(Protocol):

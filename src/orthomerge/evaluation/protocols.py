@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, cast
 
-from orthomerge.errors import RecipeError, nearest
 from orthomerge.evaluation.protocol import Need, ReadingProtocol
-from orthomerge.strict import build
+from orthomerge.rows import class_of, find_row, made, with_plugins
 
 __all__ = ["PROTOCOLS", "Row", "find_protocol", "make_protocol", "protocol_class", "protocols"]
 
@@ -66,31 +63,20 @@ PROTOCOLS: Mapping[str, Row] = dict(
 
 @cache
 def protocols() -> Mapping[str, Row]:
-    """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
-    found = dict(PROTOCOLS)
-    for entry in entry_points(group="orthomerge.protocols"):
-        row = entry.load()
-        if not isinstance(row, Row) or row.name in found:
-            raise RecipeError(f"the plug-in {entry.value!r} must be a Row with a name of its own; update or remove it")
-        found[row.name] = row
-    return found
+    """Our rows, then those of installed plug-ins."""
+    return with_plugins(PROTOCOLS, Row, group="orthomerge.protocols")
 
 
 def find_protocol(name: str) -> Row:
     """The row of a protocol; an unknown name offers the nearest."""
-    rows = protocols()
-    if name not in rows:
-        raise RecipeError(f"unknown protocol {name!r}; {nearest(name, rows)}")
-    return rows[name]
+    return find_row(protocols(), name, what="protocol")
 
 
 def protocol_class(row: Row) -> type:
     """The dataclass behind a row."""
-    module, _, name = row.maker.partition(":")
-    return cast("type", getattr(import_module(module), name))
+    return class_of(row)
 
 
 def make_protocol(name: str, parameters: Mapping[str, Any] | None = None) -> ReadingProtocol:
     """A protocol from its name and options."""
-    cls = protocol_class(find_protocol(name))
-    return cast("ReadingProtocol", build(cls, parameters or {}, where=f"protocol {name}"))
+    return cast("ReadingProtocol", made(find_protocol(name), parameters or {}, what="protocol"))

@@ -1,25 +1,55 @@
-"""A run folder: records as JSON lines, every prediction, and the tables made of them.
+"""A run folder: records as JSON lines, every prediction, and what can be said of them.
 
 RUN/records.jsonl          one line a measurement
-RUN/predictions/*.npz      what was predicted for every test input, and the truth
-RUN/table.md               the table, one for each access class
+RUN/predictions/*.npz      what was predicted for every test input, and the truth, in the same label space
+RUN/comparisons.json       each method against a reference, from the predictions
+RUN/notes.json             what would make a reader doubt the numbers
+RUN/table.md               the tables: one for each access class, controls, comparisons, notes
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from orthomerge.errors import OutputError
-from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate
-from orthomerge.evaluation.tables import markdown
-from orthomerge.records import Record, write_records
+from orthomerge.errors import CheckpointError, OutputError, RecipeError, nearest
+from orthomerge.evaluation.comparisons import (
+    MARGIN,
+    Comparison,
+    compare_run,
+    comparison_sheets,
+    read_comparisons,
+)
+from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate, truth_of
+from orthomerge.evaluation.notes import contamination_notes, control_notes
+from orthomerge.evaluation.tables import sheets
+from orthomerge.records import Record, read_records, write_records, write_whole
 from orthomerge.version import VERSION
 
-__all__ = ["run_evaluation"]
+__all__ = ["Run", "read_run", "run_evaluation"]
+
+_MOST_BYTES = 150  # of a file's name, before its digest
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says."""
+
+    records: list[Record]
+    comparisons: list[Comparison]
+    notes: list[str]
+
+    def markdown(self) -> str:
+        """All tables, then the notes."""
+        parts = [sheet.markdown() for sheet in (*sheets(self.records), *comparison_sheets(self.comparisons))]
+        if self.notes:
+            parts.append("\n".join(("### Notes", "", *(f"- {note}" for note in self.notes))))
+        return "\n\n".join(parts)
 
 
 def run_evaluation(
@@ -29,11 +59,22 @@ def run_evaluation(
     *,
     out: Path,
     suite: str | None = None,
+    against: str | None = None,
+    margin: float = MARGIN,
+    workers: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Record]:
-    """Measure everything and write the run folder; predictions are kept, so that any two rows can be compared later."""
+    """Measure everything and write the run folder; predictions are kept, so that any two rows can be compared later.
+
+    `against`: the reference of the comparisons, else the best mean; `margin`: below it two methods may be comparable.
+    """
     import torch
 
+    by_name = {subject.name: subject for subject in subjects}
+    if against is not None and against not in by_name:
+        raise RecipeError(f"there is no subject {against!r} to compare with; {nearest(against, by_name)}")
+    if not margin > 0:
+        raise RecipeError(f"'margin' must be positive, got {margin}")
     folder = out / "predictions"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -41,17 +82,44 @@ def run_evaluation(
         raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
     versions = {"orthomerge": VERSION, "torch": torch.__version__}
     records: list[Record] = []
-    for record, predicted in evaluate(bench, subjects, questions, suite=suite):
-        shots = "all" if record.shots is None else f"{record.shots:g}"
-        name = f"{record.method}-{record.task}-{record.protocol}-{record.access}-{shots}-{record.seed}.npz"
-        name = name.replace("/", "_")
-        np.savez_compressed(folder / name, predicted=predicted.numpy().astype(np.int16))
+    for record, predicted in evaluate(bench, subjects, questions, suite=suite, workers=workers):
+        truth = truth_of(bench, by_name[record.method], record).numpy().astype(np.int32)
+        name = _file_name(record)
+        np.savez_compressed(folder / name, predicted=predicted.numpy().astype(np.int32), truth=truth)
         records.append(replace(record, predictions=f"predictions/{name}", versions=versions))
-    for task in bench.tasks:
-        labels = bench.tasks[task]["test"].labels
-        if labels is not None:
-            np.savez_compressed(folder / f"truth-{task}.npz", labels=labels.astype(np.int16))
     write_records(out / "records.jsonl", records)
-    (out / "table.md").write_text(markdown(records) + "\n", encoding="utf-8")
+    notes = contamination_notes(bench) + control_notes(records)
+    _write_json(out / "notes.json", notes)
+    comparisons = compare_run(out, against=against, margin=margin)
+    _write_json(out / "comparisons.json", [asdict(comparison) for comparison in comparisons])
+    write_whole(out / "table.md", Run(records, comparisons, notes).markdown() + "\n")
     say(f"{len(records)} records in {out}")
     return records
+
+
+def read_run(folder: Path) -> Run:
+    """A run folder, read back."""
+    path = folder / "notes.json"
+    try:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; evaluate again") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}; evaluate again") from error
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
+    return Run(read_records(folder / "records.jsonl"), read_comparisons(folder / "comparisons.json"), notes)
+
+
+def _file_name(record: Record) -> str:
+    """Readable, and never that of another record: options and odd letters are in the digest."""
+    key = json.dumps([record.method, record.task, record.seed, asdict(record.way)])
+    shots = "all" if record.shots is None else f"{record.shots:g}"
+    parts = [record.method, record.task, record.protocol, record.access, record.support, record.control, shots]
+    shown = "-".join(part for part in parts if part is not None).replace("/", "_")
+    shown = shown.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return f"{shown}-{record.seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
+
+
+def _write_json(path: Path, document: object) -> None:
+    write_whole(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")

@@ -1,14 +1,23 @@
-"""Records as tables: a row for each method and protocol, a column for each task, access classes never mixed."""
+"""Records as tables: a row for each method and way of reading, a column for each task, access classes never mixed.
+
+The interval of a mean over tasks is put together from those of the tasks (Zou and Donner 2008, MOVER): with m the mean
+of v_t, and [l_t, u_t] the interval of each of T tasks,
+
+    low = m - sqrt(sum_t (v_t - l_t)^2) / T,    high = m + sqrt(sum_t (u_t - v_t)^2) / T.
+
+It says what other test inputs could change. What other seeds could change is in the deviation, and in the worst seed.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from orthomerge.records import Access, Record
+from orthomerge.records import Access, Control, Record, Way
 
-__all__ = ["TITLES", "Line", "lines", "markdown"]
+__all__ = ["TITLES", "Line", "Sheet", "lines", "markdown", "sheets"]
 
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",
@@ -16,66 +25,144 @@ TITLES: Mapping[Access, str] = {
     "cross-fitted": "Cross-fitted: test inputs, never those being scored",
     "transductive": "Transductive: the test inputs themselves, as most papers do",
 }
+_CONTROLS = "Controls: spoilt on purpose, should be no better than chance or the head as it is"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table in words, ready to be printed; the first `left` columns are text, the others numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int
+    note: str = ""
+
+    def markdown(self) -> str:
+        rule = "|" + "---|" * self.left + "---:|" * (len(self.columns) - self.left)
+        head, *body = (f"| {' | '.join(cells)} |" for cells in (self.columns, *self.rows))
+        return "\n".join((f"### {self.title}", "", head, rule, *body, *(("", self.note) if self.note else ())))
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row: accuracies in percent by task, averaged over seeds; `spread` is the deviation of the mean over seeds."""
+    """One row: accuracies in percent by task, averaged over seeds, and their mean with its 95 % interval.
+
+    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `bound` the mean of what
+    a control should not exceed.
+    """
 
     method: str
-    protocol: str
-    shots: int | float | None
-    access: Access
+    way: Way
     values: dict[str, float]
     mean: float
+    low: float
+    high: float
     worst_seed: float
     spread: float | None
     seeds: int
+    bound: float | None
+
+    @property
+    def protocol(self) -> str:
+        return self.way.protocol
+
+    @property
+    def shots(self) -> int | float | None:
+        return self.way.shots
+
+    @property
+    def access(self) -> Access:
+        return self.way.access
+
+    @property
+    def control(self) -> Control | None:
+        return self.way.control
 
     @property
     def title(self) -> str:
-        shots = "" if self.shots is None else f", {self.shots:g}/class" if self.shots >= 1 else f", {self.shots:.0%}"
-        return f"{self.protocol}{shots}"
+        return self.way.title
 
 
-def lines(records: Iterable[Record]) -> list[Line]:
-    """Rows in the order in which they were measured."""
-    groups: dict[tuple[str, str, int | float | None, Access], list[Record]] = {}
+def lines(records: Iterable[Record], *, controls: bool = False) -> list[Line]:
+    """Rows in the order in which they were measured: the results, or the controls beside them."""
+    groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
-        if record.metric == "accuracy":
-            groups.setdefault((record.method, record.protocol, record.shots, record.access), []).append(record)
+        if record.metric == "accuracy" and (record.control is not None) == controls:
+            groups.setdefault((record.method, record.way), []).append(record)
+    return [_line(method, way, group) for (method, way), group in groups.items()]
+
+
+def sheets(records: Sequence[Record]) -> list[Sheet]:
+    """One table for each access class that occurs, data-free and inductive first; then the controls."""
+    tasks = list(dict.fromkeys(record.task for record in records))
+    rows = lines(records)
     found = []
-    for (method, protocol, shots, access), group in groups.items():
-        by_task: dict[str, list[float]] = {}
-        by_seed: dict[int, list[float]] = {}
-        for record in group:
-            by_task.setdefault(record.task, []).append(100 * record.value)
-            by_seed.setdefault(record.seed, []).append(100 * record.value)
-        means = [mean(values) for values in by_seed.values()]
-        values = {task: mean(numbers) for task, numbers in by_task.items()}
-        spread = stdev(means) if len(means) > 1 else None
-        found.append(
-            Line(method, protocol, shots, access, values, mean(values.values()), min(means), spread, len(means))
-        )
+    for access, title in TITLES.items():
+        chosen = [row for row in rows if row.access == access]
+        if chosen:
+            found.append(_sheet(title, tasks, chosen))
+    spoilt = lines(records, controls=True)
+    if spoilt:
+        found.append(_control_sheet(tasks, spoilt))
     return found
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """One table for each access class that occurs, data-free and inductive first."""
-    rows = lines(records)
-    tasks = list(dict.fromkeys(record.task for record in records))
-    parts = []
-    for access in TITLES:
-        chosen = [row for row in rows if row.access == access]
-        if not chosen:
-            continue
-        head = "| method | protocol | " + " | ".join(tasks) + " | mean |"
-        rule = "|---|---|" + "---:|" * (len(tasks) + 1)
-        body = [
-            f"| {row.method} | {row.title} | "
-            + " | ".join(f"{row.values[task]:.1f}" if task in row.values else "" for task in tasks)
-            + f" | **{row.mean:.1f}**{'' if row.spread is None else f' ± {row.spread:.1f} ({row.seeds} seeds)'} |"
-            for row in chosen
-        ]
-        parts.append("\n".join((f"### {TITLES[access]}", "", head, rule, *body)))
-    return "\n\n".join(parts)
+    """All tables of some records."""
+    return "\n\n".join(sheet.markdown() for sheet in sheets(records))
+
+
+def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
+    by_task: dict[str, list[Record]] = {}
+    by_seed: dict[int, list[float]] = {}
+    for record in group:
+        by_task.setdefault(record.task, []).append(record)
+        by_seed.setdefault(record.seed, []).append(100 * record.value)
+    means = [mean(values) for values in by_seed.values()]
+    values, lows, highs = (
+        {task: 100 * mean(getattr(record, end) for record in part) for task, part in by_task.items()}
+        for end in ("value", "low", "high")
+    )
+    middle, bounds = mean(values.values()), [record.bound for record in group if record.bound is not None]
+    return Line(
+        method,
+        way,
+        values,
+        mean=middle,
+        low=middle - math.hypot(*(values[task] - lows[task] for task in values)) / len(values),
+        high=middle + math.hypot(*(highs[task] - values[task] for task in values)) / len(values),
+        worst_seed=min(means),
+        spread=stdev(means) if len(means) > 1 else None,
+        seeds=len(means),
+        bound=100 * mean(bounds) if bounds else None,
+    )
+
+
+def _sheet(title: str, tasks: Sequence[str], rows: Sequence[Line]) -> Sheet:
+    several = any(row.seeds > 1 for row in rows)
+    cells = []
+    for row in rows:
+        over = ("", "", "") if row.spread is None else (f"{row.spread:.1f}", f"{row.worst_seed:.1f}", str(row.seeds))
+        cells.append((row.method, row.title, *_numbers(row, tasks), *(over if several else ())))
+    columns = ("method", "protocol", *tasks, "mean", "95 %", *(("sd", "worst", "seeds") if several else ()))
+    return Sheet(title, columns, tuple(cells), left=2)
+
+
+def _control_sheet(tasks: Sequence[str], rows: Sequence[Line]) -> Sheet:
+    cells = tuple(
+        (
+            row.method,
+            f"{row.title} ({row.access})",
+            str(row.control),
+            *_numbers(row, tasks),
+            "" if row.bound is None else f"{row.bound:.1f}",
+        )
+        for row in rows
+    )
+    return Sheet(_CONTROLS, ("method", "protocol", "control", *tasks, "mean", "95 %", "no better than"), cells, left=3)
+
+
+def _numbers(row: Line, tasks: Sequence[str]) -> tuple[str, ...]:
+    values = (f"{row.values[task]:.1f}" if task in row.values else "" for task in tasks)
+    return (*values, f"{row.mean:.1f}", f"{row.low:.1f}-{row.high:.1f}")

@@ -8,23 +8,30 @@ FOLDER/models/NAME/     whatever is evaluated, as outputs of `orthomerge merge`
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.publish import MANIFEST
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.errors import CheckpointError, RecipeError, nearest
 from orthomerge.evaluation.evaluate import Subject
+from orthomerge.manifest import read_manifest
 from orthomerge.pipeline import merge
+from orthomerge.planning import make_plan
 from orthomerge.recipe import Expert, Recipe
 
 if TYPE_CHECKING:
+    from orthomerge.checkpoints.checkpoint import Checkpoint
+    from orthomerge.checkpoints.lora import Adapter
     from orthomerge.data.processing import Processor
     from orthomerge.data.task import Task
+    from orthomerge.planning import Job
 
-__all__ = ["Say", "Suite", "suite_root"]
+__all__ = ["Say", "Suite", "output_name", "suite_root"]
 
 Say = Callable[[str], None]
 
@@ -32,6 +39,12 @@ Say = Callable[[str], None]
 def suite_root() -> Path:
     """Where suites are kept: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
     return Path(os.environ.get("ORTHOMERGE_CACHE") or "~/.cache/orthomerge").expanduser() / "suites"
+
+
+def output_name(method: str, parameters: Mapping[str, Any]) -> str:
+    """What the folder of a merge is called."""
+    options = "".join(f"-{key}={value}" for key, value in sorted(parameters.items()))
+    return f"{method}{options}".replace("/", "_")
 
 
 @dataclass(frozen=True)
@@ -67,8 +80,7 @@ class Suite:
     def merged(self, method: str, parameters: Mapping[str, Any] | None = None) -> Subject:
         """The merge of all experts, made now unless it was before."""
         given = dict(parameters or {})
-        options = "".join(f"-{key}={value}" for key, value in sorted(given.items()))
-        out = self._made(f"{method}{options}".replace("/", "_"), self.recipe(method, given))
+        out = self._made(output_name(method, given), self.recipe(method, given))
         return Subject(method, dict.fromkeys(self.tasks, out), given)
 
     def references(self) -> dict[str, Subject]:
@@ -102,11 +114,69 @@ class Suite:
             raise RecipeError(f"suite {self.name!r} has no task {name!r}; {nearest(name, self.tasks)}")
         return self.tasks[name]
 
+    @cached_property
+    def _digests(self) -> dict[tuple[Path, int, int, int], str]:
+        """Hashes of input files by path, size and times, so that every file is read once."""
+        return {}
+
     def _made(self, name: str, recipe: Recipe) -> Path:
+        """An output folder that was made of what the recipe names now: found, or made (again) where it was not."""
         out = self.folder / "models" / name
         if not (out / MANIFEST).is_file():
             merge(recipe, out=out)
+        elif not self._is_current(out, make_plan(recipe).check()):
+            merge(recipe, out=out, force=True)
         return out
+
+    def _is_current(self, out: Path, job: Job) -> bool:
+        """Whether the manifest speaks of these inputs, byte by byte, and of this method, pooling, dtype and labels."""
+        try:
+            manifest = read_manifest(out)
+        except CheckpointError:  # of another version, or damaged
+            return False
+        now = {
+            "method": {"name": job.recipe.method, "parameters": vars(job.method)},
+            "seed": job.recipe.seed,
+            "pooling": job.pooling,
+            "dtype": job.recipe.dtype,
+            "inputs": {
+                "base": self._files(job.base),
+                "experts": {task: self._files(expert.source) for task, expert in job.experts.items()},
+            },
+            "heads": {task: list(expert.labels) for task, expert in job.experts.items()},
+        }
+        return bool(json.loads(json.dumps(now)) == _told(manifest))
+
+    def _files(self, source: Checkpoint | Adapter) -> list[str]:
+        found = []
+        for file in source.files:
+            status = file.path.stat()
+            key = (file.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            if key not in self._digests:
+                self._digests[key] = file.digest()
+            found.append(self._digests[key])
+        return found
+
+
+def _told(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a manifest says of what an output was made of, in the form of `Suite._is_current`."""
+    try:
+        inputs = manifest["inputs"]
+        return {
+            "method": manifest["method"],
+            "seed": manifest["seed"],
+            "pooling": manifest["pooling"],
+            "dtype": manifest["encoder"]["dtype"],
+            "inputs": {
+                "base": [file["hash"] for file in inputs["base"]["files"]],
+                "experts": {
+                    task: [file["hash"] for file in given["files"]] for task, given in inputs["experts"].items()
+                },
+            },
+            "heads": {task: head["labels"] for task, head in manifest["heads"].items()},
+        }
+    except (KeyError, TypeError, AttributeError):  # it does not say
+        return None
 
 
 def _plain(expert: Path | Expert) -> Expert | str:

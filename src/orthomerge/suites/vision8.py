@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["PRETRAINING", "PROCESSOR", "TUNING", "build", "experts_of", "read_tasks"]
 
 PROCESSOR = PixelProcessor(size=32, channels=3)
-TUNING = Tuning(epochs=12, batch=64, lr=2e-4, head_lr=2e-3, weight_decay=0.05, precision="bfloat16")
-PRETRAINING = replace(TUNING, epochs=15, batch=128, lr=8e-4, head_lr=8e-4)
+TUNING = Tuning(epochs=12, batch=128, lr=2e-4, head_lr=2e-3, weight_decay=0.05, precision="bfloat16")
+PRETRAINING = replace(TUNING, epochs=15, lr=8e-4, head_lr=8e-4)
 _SHAPE = {
     "hidden_size": 192,
     "num_hidden_layers": 6,

@@ -1,0 +1,277 @@
+"""Comparisons from a run folder alone: folders written by hand, without any model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.evaluation.compare import bootstrap, holm, mcnemar
+from orthomerge.evaluation.comparisons import Comparison, compare_run, comparison_sheets, read_comparisons
+from orthomerge.evaluation.metrics import UNSCORED
+from orthomerge.records import Record, read_records, write_records
+
+N = 400
+CURRENT: dict[str, Any] = {"protocol": "current", "access": "data-free"}
+KNN: dict[str, Any] = {"protocol": "knn", "access": "inductive", "support": "train", "shots": 5}
+
+
+def right(*ranges: tuple[int, int], n: int = N) -> NDArray[np.bool_]:
+    """Hits on the inputs of some ranges."""
+    hits = np.zeros(n, dtype=bool)
+    for start, stop in ranges:
+        hits[start:stop] = True
+    return hits
+
+
+def add(
+    folder: Path,
+    method: str,
+    hits: Mapping[str, NDArray[np.bool_] | Sequence[NDArray[np.bool_]]],
+    *,
+    unscored: Sequence[int] = (),
+    first: int = 0,
+    **way: Any,
+) -> None:
+    """One method's records and predictions; several seeds are several rows of hits."""
+    path = folder / "records.jsonl"
+    records = read_records(path) if path.exists() else []
+    (folder / "predictions").mkdir(parents=True, exist_ok=True)
+    for task, given in hits.items():
+        for seed, row in enumerate(np.atleast_2d(np.asarray(given))):
+            truth = np.arange(len(row)) % 3 + first
+            predicted = np.where(row, truth, truth + 1)
+            predicted[list(unscored)] = UNSCORED
+            name = f"predictions/{len(records)}.npz"
+            np.savez_compressed(folder / name, predicted=predicted, truth=truth)
+            kept = predicted != UNSCORED
+            value = float((predicted == truth)[kept].sum() / kept.sum())
+            said = {"seed": seed, "predictions": name, **way}
+            count = int(kept.sum())
+            records.append(Record(task, method, metric="accuracy", value=value, low=0, high=1, examples=count, **said))
+    write_records(path, records)
+
+
+def three(folder: Path) -> None:
+    """On `a` and `b` of 400 inputs each: `high` has 300 right, `level` the same but for three, `low` far fewer."""
+    add(folder, "low", {"a": right((0, 200)), "b": right((0, 290))}, **CURRENT)
+    add(folder, "high", {"a": right((0, 300)), "b": right((0, 300))}, **CURRENT)
+    add(folder, "level", {"a": right((1, 301)), "b": right((0, 299))}, **CURRENT)
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    three(tmp_path)
+    low, level = compare_run(tmp_path)
+    assert {item.reference for item in (low, level)} == {"high"}  # the best mean
+    assert (low.method, level.method) == ("low", "level")
+    # McNemar: on `a` only the reference is right on 100 inputs, on `b` on 10; `level` is ahead and behind once on `a`.
+    tests = {("low", "a"): mcnemar(0, 100), ("low", "b"): mcnemar(0, 10), ("level", "a"): 1.0, ("level", "b"): 1.0}
+    corrected = holm(tests)
+    for item in (low, level):
+        for task, part in item.tasks.items():
+            assert part.p == tests[item.method, task]
+            assert part.adjusted == corrected[item.method, task]
+            assert part.examples == N
+            assert part.low <= part.estimate <= part.high
+    assert (low.better, low.worse) == ((), ("a", "b"))
+    assert (level.better, level.worse) == ((), ())
+    assert low.tasks["a"].estimate == -0.25
+    assert low.difference.estimate == pytest.approx(-(0.25 + 0.025) / 2)
+    both = [{"a": right((0, stop)), "b": right((0, other))} for stop, other in ((200, 290), (300, 300))]
+    assert low.difference == bootstrap(both[0], both[1])
+    assert low.adjusted == pytest.approx(2 * low.difference.p)  # the smaller of two
+    assert (low.verdict, low.comparable) == ("worse", False)
+    assert (level.verdict, level.comparable) == ("comparable", True)
+    assert (low.seeds, low.equivalence.margin) == (1, 0.01)
+
+
+def test_comparable_only_after_the_test(tmp_path: Path) -> None:
+    three(tmp_path)
+    _, level = compare_run(tmp_path, margin=0.001)
+    assert (level.verdict, level.comparable) == ("undecided", False)  # no difference shown, and not shown to be none
+    add(tmp_path / "few", "one", {"a": right((0, 15), n=20)}, **CURRENT)
+    add(tmp_path / "few", "other", {"a": right((1, 15), n=20)}, **CURRENT)
+    (few,) = compare_run(tmp_path / "few")
+    assert few.verdict == "undecided"
+    (few,) = compare_run(tmp_path / "few", margin=0.5)
+    assert few.verdict == "comparable"
+
+
+def test_a_difference_can_be_certain_and_small(tmp_path: Path) -> None:
+    n = 4000
+    add(tmp_path, "one", {"a": right((0, 2000), n=n)}, **CURRENT)
+    add(tmp_path, "other", {"a": right((0, 1985), n=n)}, **CURRENT)
+    (found,) = compare_run(tmp_path)
+    assert found.verdict == "worse, but comparable"
+    (found,) = compare_run(tmp_path, against="other")
+    assert (found.method, found.verdict, found.better) == ("one", "better, but comparable", ("a",))
+
+
+def test_the_reference_can_be_named(tmp_path: Path) -> None:
+    three(tmp_path)
+    add(tmp_path, "high", {"a": right((0, 300))}, **KNN)
+    add(tmp_path, "level", {"a": right((0, 301))}, **KNN)
+    found = compare_run(tmp_path, against="low")
+    # Where it was not scored, the best is the reference.
+    assert [(item.method, item.reference) for item in found] == [("high", "low"), ("level", "low"), ("high", "level")]
+    assert found[0].better == ("a", "b")
+    with pytest.raises(RecipeError, match=r"has no method 'hihg' to compare with; did you mean 'high'\?"):
+        compare_run(tmp_path, against="hihg")
+
+
+def test_only_what_was_read_in_the_same_way(tmp_path: Path) -> None:
+    for number, way in enumerate(
+        (CURRENT, KNN, {**KNN, "shots": 10}, {**KNN, "support": "val"}, {**KNN, "options": {"l2": 1}})
+    ):
+        add(tmp_path, "one", {"a": right((0, 100 + number))}, **way)
+        add(tmp_path, "other", {"a": right((0, 200 + number))}, **way)
+    add(tmp_path, "alone", {"a": right((0, 300))}, protocol="probe", access="inductive", support="train")
+    add(tmp_path, "one", {"a": right((0, 400))}, **{**KNN, "control": "shuffled-teacher"})
+    add(tmp_path, "other", {"a": right((0, 1))}, **{**KNN, "control": "shuffled-teacher"})
+    found = compare_run(tmp_path)
+    assert len(found) == len({item.way for item in found}) == 5
+    assert {(item.method, item.reference) for item in found} == {("one", "other")}
+    assert all(item.difference.estimate == pytest.approx(-0.25) for item in found)
+
+
+def test_seeds_are_paired(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    first, second = generator.random((3, N)) < 0.8, generator.random((5, N)) < 0.7
+    add(tmp_path, "one", {"a": list(first)}, **KNN)
+    add(tmp_path, "other", {"a": list(second)}, **KNN)
+    (found,) = compare_run(tmp_path)
+    assert found.seeds == 3  # those that both have
+    assert found.difference == bootstrap({"a": second[:3]}, {"a": first})
+    gaps = second[:3].sum(0, dtype=int) - first.sum(0, dtype=int)
+    assert found.tasks["a"].p == mcnemar(int((gaps > 0).sum()), int((gaps < 0).sum()))
+
+
+def test_inputs_that_were_support_do_not_count(tmp_path: Path) -> None:
+    way = {**KNN, "access": "transductive", "support": "test"}
+    add(tmp_path, "one", {"a": right((0, 300)), "b": right((0, 300))}, unscored=range(100), **way)
+    add(tmp_path, "other", {"a": right((0, 200)), "b": right((0, 300))}, unscored=range(90, 110), **way)
+    (found,) = compare_run(tmp_path)
+    assert found.tasks["a"].examples == N - 110
+    assert abs(found.tasks["a"].estimate) == pytest.approx(100 / (N - 110))
+    add(tmp_path / "none", "one", {"a": right((0, 300))}, unscored=range(200), **way)
+    add(tmp_path / "none", "other", {"a": right((0, 300))}, unscored=range(200, 400), **way)
+    assert compare_run(tmp_path / "none") == []
+
+
+def test_methods_scored_on_fewer_tasks(tmp_path: Path) -> None:
+    three(tmp_path)
+    add(tmp_path, "partial", {"b": right((0, 400))}, **CURRENT)
+    add(tmp_path, "elsewhere", {"c": right((0, 400))}, **CURRENT)
+    found = {item.method: item for item in compare_run(tmp_path)}
+    assert {item.reference for item in found.values()} == {"high"}  # a mean over fewer tasks is no better mean
+    assert set(found) == {"low", "level", "partial"}
+    assert list(found["partial"].tasks) == ["b"]
+    assert found["partial"].difference.estimate == pytest.approx(0.25)
+    assert [sheet.note.partition(". ")[0] for sheet in comparison_sheets(found.values())] == [
+        "Points, paired by input, on a, b",
+        "Points, paired by input, on b",
+    ]
+
+
+def test_joint_label_spaces(tmp_path: Path) -> None:
+    way: dict[str, Any] = {"protocol": "joint", "access": "data-free"}
+    for method, stop in (("one", 200), ("other", 100)):
+        add(tmp_path, method, {"a": right((0, stop))}, **way)
+        add(tmp_path, method, {"b": right((0, stop))}, first=3, **way)
+    add(tmp_path, "smaller", {"b": right((0, 300))}, first=0, **way)  # one task less: another space
+    (found,) = compare_run(tmp_path)
+    assert (found.method, found.reference, list(found.tasks)) == ("other", "one", ["a", "b"])
+    assert found.difference.estimate == pytest.approx(-0.25)
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    three(tmp_path)
+    add(tmp_path, "one", {"a": right((0, 100))}, **{**KNN, "options": {"l2": 1.5}})
+    add(tmp_path, "other", {"a": right((0, 200))}, **{**KNN, "options": {"l2": 1.5}})
+    found = compare_run(tmp_path)
+    path = tmp_path / "comparisons.json"
+    path.write_text(json.dumps([asdict(item) for item in found]))
+    assert read_comparisons(path) == found
+    assert isinstance(read_comparisons(path)[0], Comparison)
+    with pytest.raises(CheckpointError, match=r"cannot read .*gone"):
+        read_comparisons(tmp_path / "gone")
+    path.write_text("[")
+    with pytest.raises(CheckpointError, match=r"comparisons.json is not JSON"):
+        read_comparisons(path)
+    path.write_text("{}")
+    with pytest.raises(CheckpointError, match="must be a list of comparisons, got dict"):
+        read_comparisons(path)
+    path.write_text('[{"method": "one"}]')
+    with pytest.raises(RecipeError, match="item 1: 'reference' is missing"):
+        read_comparisons(path)
+
+
+def test_sheets(tmp_path: Path) -> None:
+    three(tmp_path)
+    add(tmp_path, "one", {"a": right((0, 100))}, **KNN)
+    add(tmp_path, "other", {"a": right((0, 200))}, **KNN)
+    current, knn = comparison_sheets(compare_run(tmp_path))
+    assert (current.title, knn.title) == (
+        "Against high: current (data-free)",
+        "Against other: knn, 5/class (inductive)",
+    )
+    low, level = current.rows
+    assert low[:3] == ("low", "worse", "-13.8")
+    assert low[4:] == ("<0.001", "0 of 2", "2 of 2")
+    assert level[:3] == ("level", "comparable", "-0.1")
+    assert level[5:] == ("0 of 2", "0 of 2")
+    assert "Comparable: the difference is less than 1 either way" in current.note
+
+
+def only_record(folder: Path, **change: Any) -> None:
+    records = read_records(folder / "records.jsonl")
+    write_records(folder / "records.jsonl", [replace(records[0], **change), *records[1:]])
+
+
+def test_folders_that_do_not_hold_together(tmp_path: Path) -> None:
+    def made(name: str) -> Path:
+        add(tmp_path / name, "one", {"a": right((0, 100))}, **CURRENT)
+        add(tmp_path / name, "other", {"a": right((0, 200))}, **CURRENT)
+        return tmp_path / name
+
+    folder = made("value")
+    only_record(folder, value=0.5)
+    with pytest.raises(IncompatibleError, match=r"0.npz holds 100 hits of 400 inputs, but .* says 0.5000 of 400"):
+        compare_run(folder)
+    folder = made("none")
+    only_record(folder, predictions=None)
+    with pytest.raises(CheckpointError, match="keeps no predictions of 'one' on 'a'; evaluate again"):
+        compare_run(folder)
+    folder = made("gone")
+    (folder / "predictions/0.npz").unlink()
+    with pytest.raises(CheckpointError, match=r"cannot read .*0.npz: No such file"):
+        compare_run(folder)
+    folder = made("damaged")
+    for content in (b"", b"PK\x03\x04 and no more", b"plain text"):
+        (folder / "predictions/0.npz").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"0.npz is damaged: .*; evaluate again"):
+            compare_run(folder)
+    np.savez_compressed(folder / "predictions/0.npz", predicted=np.zeros(N), truth=np.zeros(N - 1))
+    with pytest.raises(CheckpointError, match=r"0.npz is damaged: \(400,\) predictions, \(399,\) labels"):
+        compare_run(folder)
+    folder = made("old")
+    np.savez_compressed(folder / "predictions/0.npz", predicted=np.zeros(N))
+    with pytest.raises(CheckpointError, match=r"0.npz does not hold the truth; evaluate again with this version"):
+        compare_run(folder)
+    folder = made("other inputs")
+    truth = np.zeros(N, dtype=int)
+    np.savez_compressed(folder / "predictions/0.npz", predicted=np.where(np.arange(N) < 100, 0, 1), truth=truth)
+    with pytest.raises(IncompatibleError, match="'one' and 'other' were not scored on the same inputs of 'a'"):
+        compare_run(folder)
+    folder = made("twice")
+    records = read_records(folder / "records.jsonl")
+    write_records(folder / "records.jsonl", [*records, records[0]])
+    with pytest.raises(IncompatibleError, match="two records of 'one' on 'a' under current have seed 0"):
+        compare_run(folder)

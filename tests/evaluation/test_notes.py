@@ -1,0 +1,63 @@
+"""What makes a reader doubt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.evaluation.test_evaluate import Toy, make_toy
+
+from orthomerge.data.task import Examples
+from orthomerge.evaluation.notes import contamination_notes, control_notes
+from orthomerge.records import Record
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+def test_an_expert_that_knows_the_test_inputs(toy: Toy, tmp_path: Path) -> None:
+    bench = toy.bench(tmp_path)
+    assert contamination_notes(bench) == []
+    # The expert is as good as ever on test; of the validation labels all are made wrong.
+    task = toy.tasks["where"]
+    val = task["val"]
+    assert val.labels is not None
+    wrong = Examples(val.inputs, (val.labels + 1) % 3, "val")
+    tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "val": wrong})}
+    (note,) = contamination_notes(replace(bench, tasks=tasks))
+    assert note.startswith("the expert of 'where' scores ")
+    assert note.endswith("it may have been trained on the test inputs")
+
+
+def test_what_cannot_be_told_is_no_note(toy: Toy, tmp_path: Path) -> None:
+    task = toy.tasks["where"]
+    without = {name: part for name, part in task.splits.items() if name != "val"}
+    nothing = Examples([], np.zeros(0, dtype=np.int64), "val")
+    for splits in (without, {**task.splits, "val": task["val"].unlabelled()}, {**task.splits, "val": nothing}):
+        bench = replace(toy.bench(tmp_path), tasks={**toy.tasks, "where": replace(task, splits=splits)})
+        assert contamination_notes(bench) == []
+    assert contamination_notes(replace(toy.bench(tmp_path), teachers={})) == []
+
+
+def record(value: float, *, task: str = "a", **more: object) -> Record:
+    given = {"control": "shuffled-teacher", "bound": 0.5, **more}
+    return Record(
+        task, "ties", "aligned-c", "accuracy", value, value - 0.04, value + 0.04, 100, "inductive", **given  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_control_that_does_well() -> None:
+    assert control_notes([record(0.4), record(0.53), record(0.9, control=None, bound=None)]) == []
+    assert control_notes([record(0.53)]) == []  # 0.49 to 0.57
+    # Two tasks, each three points above: 0.04 sqrt(2) / 2 = 0.028 either way, more than the gap explains.
+    (note,) = control_notes([record(0.53), record(0.53, task="b")])
+    assert note == (
+        "the control 'shuffled-teacher' of 'ties' under aligned-c (inductive) scores 53.0 (50.2-55.8) but should be no "
+        "better than 50.0: what this protocol gains does not come from the expert; look for a leak"
+    )
+    (note,) = control_notes([record(0.6, control="other-task")])
+    assert note.endswith("inputs of another task do part of the work; are they much like those of this one?")
