@@ -108,11 +108,14 @@ def _anonymous(pid: int) -> int:
 
 
 def commit() -> str:
-    """The commit that is measured; says so if the source was changed since."""
+    """The commit that is measured; says so if the source was changed since.
+
+    On a machine that has the source without its history, ORTHOMERGE_COMMIT tells.
+    """
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode:
-        return "uncommitted"
+        return os.environ.get("ORTHOMERGE_COMMIT", "unknown")
     changed = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=False)
     return head.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
 

@@ -1,8 +1,9 @@
-"""Experts, merges and protocols of one suite, in one table: what `text8.py` and `vision8.py` run."""
+"""Experts, merges, protocols and aligners of one suite: what `text8.py`, `vision8.py` and `digits.py` run."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,19 +11,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from benchmarks.aligner_table import aligner_questions, aligner_sheets  # noqa: E402
 from benchmarks.environments import describe_run  # noqa: E402
 
 from orthomerge.evaluation.evaluate import Bench, Question  # noqa: E402
-from orthomerge.evaluation.running import run_evaluation  # noqa: E402
+from orthomerge.evaluation.running import read_run, run_evaluation  # noqa: E402
 from orthomerge.evaluation.scale import ScaleSearch, search_scale  # noqa: E402
-from orthomerge.evaluation.tables import markdown  # noqa: E402
 from orthomerge.features.cache import FeatureCache  # noqa: E402
 from orthomerge.suites.table import build_suite  # noqa: E402
 
 GRIDS = {
     "task_arithmetic": [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5],
     "ties": [0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0],
-    "ties_sum": [0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5],
 }
 
 
@@ -47,7 +47,10 @@ def main(name: str) -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / name)
     parser.add_argument("--base", help="folder or hub id of the base (text8)")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="draws of few inputs for the protocols (5)")
+    parser.add_argument("--draws", type=int, default=20, help="draws of few inputs for the main aligners (20)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes for fits (all cores)")
+    parser.add_argument("--only", choices=["protocols", "aligners"], help="one of the two tables")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -76,14 +79,28 @@ def main(name: str) -> None:
         suite.merged("average"),
         *(suite.merged(method, {"scale": search.best}) for method, search in searches.items()),
     ]
-    records = run_evaluation(bench, subjects, questions(given.seeds), out=given.folder / "run", suite=name, say=say)
-    table = markdown(records)
-    print(table)
     scales = ", ".join(f"{method} {search.best:g}" for method, search in searches.items())
-    given.results.mkdir(parents=True, exist_ok=True)
-    (given.results / f"{name}.md").write_text(
-        f"# {name}\n\nAccuracy in percent. Scales chosen by normalised accuracy on validation data: {scales}. "
-        "knn and aligned-c with few inputs: drawn from the training split, mean over seeds ± deviation of the mean.\n\n"
-        f"{describe_run()}\n\n## Result\n\n{table}\n"
+    chosen = f"Scales chosen by normalised accuracy on validation data: {scales}."
+    run = {"suite": name, "say": say, "workers": given.workers}
+    if given.only != "aligners":
+        out = given.folder / "run"
+        run_evaluation(bench, subjects, questions(given.seeds), out=out, against="task_arithmetic", **run)
+        text = f"{chosen} knn and aligned-c with few inputs: drawn from the training split; sd and worst over seeds."
+        write(given.results, name, name, text, read_run(out).markdown())
+        say("protocols are done")
+    if given.only != "protocols":
+        wanted = [subject for subject in subjects if subject.name not in ("expert", "mtl")]
+        records = run_evaluation(bench, wanted, aligner_questions(given.draws), out=given.folder / "aligners", **run)
+        tables = "\n\n".join(sheet.markdown() for sheet in aligner_sheets(records))
+        text = f"{chosen} Mean accuracy of all tasks; ± its deviation over draws of inputs, and their number."
+        write(given.results, f"aligners-{name}", f"Aligners on {name}", text, tables)
+        say("aligners are done")
+
+
+def write(folder: Path, file: str, title: str, text: str, tables: str) -> None:
+    """A result with how it was made."""
+    print(tables, flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{file}.md").write_text(
+        f"# {title}\n\nAccuracy in percent. {text}\n\n{describe_run()}\n\n## Result\n\n{tables}\n"
     )
-    say("done")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from orthomerge.cli.measuring import print_records
+from orthomerge.cli.scoring import print_records
 from orthomerge.evaluation.evaluate import Bench, Question
 from orthomerge.evaluation.running import run_evaluation
 from orthomerge.evaluation.tables import lines

@@ -33,6 +33,17 @@ def test_a_head_with_a_hidden_layer() -> None:
         assert torch.allclose(Head(Linear(W, B), LABELS, hidden, activation)(torch.ones(1, 3)), expected)
 
 
+def test_other_tensors_of_the_same_head() -> None:
+    hidden = Linear(torch.ones(2, 3))
+    head = Head(Linear(W, B), LABELS, hidden, "relu", normalise=True)
+    twice = head.with_tensors({name: 2 * tensor for name, tensor in head.tensors().items()})
+    assert (twice.labels, twice.activation, twice.normalise) == (LABELS, "relu", True)
+    assert twice.hidden is not None
+    assert (twice.output.weight.tolist(), twice.hidden.weight.tolist()) == ((2 * W).tolist(), [[2.0] * 3] * 2)
+    assert twice.hidden.bias is None
+    assert Head(Linear(W), LABELS).with_tensors({"weight": 3 * W}).output.bias is None
+
+
 def test_normalised_features() -> None:
     head = Head(Linear(W), LABELS, normalise=True)
     assert torch.allclose(head(X), torch.tensor([[0.6, 1.6, 1.4]]))

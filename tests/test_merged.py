@@ -115,6 +115,20 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "size is a string": (put("files", "README.md", "size", value="1"), r"the file 'README\.md' must have a 'size'"),
     "hash is null": (put("files", "README.md", "hash", value=None), r"and a 'hash' of the form ALGORITHM:HEX"),
     "hash without algorithm": (put("files", "README.md", "hash", value="00"), r"a 'hash' of the form ALGORITHM:HEX"),
+    "no inputs": (drop("inputs"), r"has no 'inputs'"),
+    "no base": (drop("inputs", "base"), r"has no 'inputs\.base'"),
+    "no expert": (drop("inputs", "experts", "two"), r"has no 'inputs\.experts\.two'"),
+    "expert without name": (drop("inputs", "experts", "two", "name"), r"has no 'inputs\.experts\.two\.name'"),
+    "files of the base": (put("inputs", "base", "files", value={}), r"'inputs\.base\.files' must be a list, got dict"),
+    "seed is a string": (put("seed", value="0"), r"'seed' must be a whole number, got str"),
+    "notes is null": (put("notes", value=None), r"'notes' must be a list, got NoneType"),
+    "alignment is a list": (put("alignment", value=[]), r"'alignment' must be an object, got list"),
+    "alignment without aligner": (put("alignment", value={}), r"has no 'alignment\.aligner'"),
+    "alignment without tasks": (put("alignment", value={"aligner": "x"}), r"has no 'alignment\.tasks'"),
+    "alignment without access": (
+        put("alignment", value={"aligner": "x", "tasks": {}}),
+        r"'alignment\.access' must be one of data-free, inductive, cross-fitted, transductive, got None",
+    ),
     "another format": (put("format", value=[2]), r"has format \[2\], this version reads 1; update orthomerge"),
 }
 

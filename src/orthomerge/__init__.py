@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orthomerge.aligning import align
     from orthomerge.errors import OrthomergeError
     from orthomerge.heads import Head
     from orthomerge.merged import Merged, export, load, verify
@@ -23,6 +24,7 @@ __all__ = [
     "Recipe",
     "TaskVector",
     "TaskVectors",
+    "align",
     "export",
     "load",
     "make_plan",
@@ -40,6 +42,7 @@ _HOMES = {
     "Recipe": "recipe",
     "TaskVector": "merging.vectors",
     "TaskVectors": "merging.vectors",
+    "align": "aligning",
     "export": "merged",
     "load": "merged",
     "make_plan": "planning",

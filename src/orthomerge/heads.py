@@ -6,6 +6,7 @@ by construction. Rows are samples: features F [B, d], weight W [C, d], logits F 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -89,6 +90,12 @@ class Head:
         bias = self.output.bias
         output = Linear(self.output.weight[rows], None if bias is None else bias[rows])
         return Head(output, labels, self.hidden, self.activation, self.normalise)
+
+    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Head:
+        """The same head with other numbers; `tensors` has the names of `tensors()`."""
+        hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if self.hidden is not None else None
+        output = Linear(tensors["weight"], tensors.get("bias"))
+        return Head(output, self.labels, hidden, self.activation, self.normalise)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by its name in `head.safetensors`."""

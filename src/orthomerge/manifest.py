@@ -7,8 +7,9 @@ stay inside the folder; anything else is an error that names the file.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.publish import MANIFEST
@@ -16,8 +17,18 @@ from orthomerge.errors import CheckpointError, nearest, some
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
+from orthomerge.records import Access
 
-__all__ = ["FORMAT", "contained", "is_labels", "is_plain_name", "leaves", "manifest_family", "read_manifest"]
+__all__ = [
+    "FORMAT",
+    "access_class",
+    "contained",
+    "is_labels",
+    "is_plain_name",
+    "leaves",
+    "manifest_family",
+    "read_manifest",
+]
 
 FORMAT = 1
 _WAY_OUT = "the file is damaged: fetch the folder again, or merge again"
@@ -71,6 +82,12 @@ def manifest_family(manifest: dict[str, Any], folder: Path) -> Family:
     return family
 
 
+def access_class(manifest: dict[str, Any]) -> Access:
+    """Which inputs the making of an output saw: none, unless its heads were aligned."""
+    found: Access = manifest["alignment"]["access"] if "alignment" in manifest else "data-free"
+    return found
+
+
 def is_plain_name(name: str) -> bool:
     """Whether a name is that of a file below the folder, written in the one plain way: `encoder/config.json`."""
     pure = PurePosixPath(name)
@@ -99,7 +116,9 @@ def contained(path: Path, folder: Path) -> Path:
 
 def _check_parts(manifest: dict[str, Any], path: Path) -> None:
     """The types of every part that is read later."""
-    kinds = {"family": str, "pooling": str, "encoder": dict, "method": dict, "heads": dict, "files": dict}
+    words = dict.fromkeys(("orthomerge", "family", "pooling"), str)
+    objects = dict.fromkeys(("encoder", "method", "heads", "inputs", "files"), dict)
+    kinds: dict[str, type] = {**words, **objects, "seed": int, "notes": list}
     for part, kind in kinds.items():
         _check(manifest, part, kind, path)
     _check(manifest["encoder"], "prefix", str, path, "encoder.")
@@ -110,6 +129,15 @@ def _check_parts(manifest: dict[str, Any], path: Path) -> None:
             raise CheckpointError(f"{path}: {task!r:.80} cannot name a task's folder; do not trust this folder")
         if not isinstance(head, dict) or not is_labels(head.get("labels")):
             raise CheckpointError(f"{path}: the head of {task!r} must have 'labels', a list of strings; {_WAY_OUT}")
+    _check_inputs(manifest["inputs"], manifest["heads"], path)
+    if "alignment" in manifest:
+        _check(manifest, "alignment", dict, path)
+        _check(manifest["alignment"], "aligner", str, path, "alignment.")
+        _check(manifest["alignment"], "tasks", dict, path, "alignment.")
+        access = manifest["alignment"].get("access")
+        if access not in get_args(Access):
+            known = ", ".join(get_args(Access))
+            raise CheckpointError(f"{path}: 'alignment.access' must be one of {known}, got {access!r:.80}; {_WAY_OUT}")
     for name, file in manifest["files"].items():
         size, digest = (file.get("size"), file.get("hash")) if isinstance(file, dict) else (None, None)
         if type(size) is not int or not isinstance(digest, str) or ":" not in digest:
@@ -119,11 +147,22 @@ def _check_parts(manifest: dict[str, Any], path: Path) -> None:
             )
 
 
+def _check_inputs(inputs: dict[str, Any], tasks: Iterable[str], path: Path) -> None:
+    """What the merge was made of: the base, and an expert for every head."""
+    _check(inputs, "base", dict, path, "inputs.")
+    _check(inputs, "experts", dict, path, "inputs.")
+    for task in tasks:
+        _check(inputs["experts"], task, dict, path, "inputs.experts.")
+    for where, entry in (("base", inputs["base"]), *((f"experts.{task}", inputs["experts"][task]) for task in tasks)):
+        _check(entry, "name", str, path, f"inputs.{where}.")
+        _check(entry, "files", list, path, f"inputs.{where}.")
+
+
 def _check(within: dict[str, Any], part: str, kind: type, path: Path, where: str = "") -> None:
     if part not in within:
         raise CheckpointError(f"{path} has no {where + part!r}; {_WAY_OUT}")
     if not isinstance(within[part], kind):
-        wanted = "an object" if kind is dict else "a string"
+        wanted = {dict: "an object", list: "a list", int: "a whole number"}.get(kind, "a string")
         raise CheckpointError(
             f"{path}: {where + part!r} must be {wanted}, got {type(within[part]).__name__}; {_WAY_OUT}"
         )

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.checkpoint import Spec, is_float
 from orthomerge.checkpoints.documents import read_json
@@ -14,11 +14,11 @@ from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.hashing import algorithm_of
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.checkpoints.publish import MANIFEST, publish, write_json
-from orthomerge.checkpoints.safetensors import read_safetensors
 from orthomerge.checkpoints.shards import write_shards
+from orthomerge.classifiers import load_classifier, load_head
 from orthomerge.errors import CheckpointError, RecipeError, nearest, some
-from orthomerge.heads import Activation, Classifier, Head, Linear
-from orthomerge.manifest import contained, is_labels, is_plain_name, leaves, manifest_family, read_manifest
+from orthomerge.heads import Classifier, Head
+from orthomerge.manifest import contained, is_plain_name, leaves, manifest_family, read_manifest
 from orthomerge.models.config import classifier_config
 from orthomerge.models.family import Family
 from orthomerge.output import companions
@@ -28,7 +28,7 @@ from orthomerge.version import VERSION
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EXPORT", "Merged", "export", "load", "load_head", "read_manifest", "verify"]
+__all__ = ["EXPORT", "Merged", "export", "load", "load_classifier", "load_head", "read_manifest", "verify"]
 
 EXPORT = "orthomerge-export.json"  # only exports have it; transformers pays no heed to it
 _PARTS = {1: ("",), 2: ("hidden.", "")}
@@ -62,7 +62,7 @@ def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
     folder = Path(path)
     manifest = read_manifest(folder)
     family = manifest_family(manifest, folder)
-    heads = {task: load_head(folder / "heads" / task) for task in manifest["heads"]}
+    heads = {task: load_classifier(folder / "heads" / task) for task in manifest["heads"]}
     if encoder is not None:
         _fill(encoder, folder / "encoder")
     elif family.encoder_class:
@@ -74,17 +74,6 @@ def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
             f"{folder} holds weights of a module of your own; build it and give it: load(path, encoder=module)"
         )
     return Merged(encoder, heads, family, manifest["pooling"])
-
-
-def load_head(folder: Path) -> Head:
-    """One task's head from its folder."""
-    labels, activation, normalise = _read_labels(folder / "labels.json")
-    path = folder / "head.safetensors"
-    entries = read_safetensors(path)
-    parts = {name: entry.read(0, entry.spec.numel).reshape(entry.spec.shape) for name, entry in entries.items()}
-    _check_parts(parts, path, rows=len(labels), activation=activation)
-    hidden = Linear(parts["hidden.weight"], parts.get("hidden.bias")) if "hidden.weight" in parts else None
-    return Head(Linear(parts["weight"], parts.get("bias")), labels, hidden, activation, normalise)
 
 
 def verify(path: str | Path) -> list[str]:
@@ -111,7 +100,12 @@ def export(path: str | Path, task: str, to: str | Path, *, force: bool = False) 
     if task not in manifest["heads"]:
         raise RecipeError(f"{folder} has no task {task!r}; {nearest(task, manifest['heads'])}")
     family = manifest_family(manifest, folder)
-    head = load_head(folder / "heads" / task)
+    head = load_classifier(folder / "heads" / task)
+    if not isinstance(head, Head):
+        raise RecipeError(
+            f"the classifier of {task!r} is a head behind a module of {head.kind!r}, for which transformers has no "
+            "place; use orthomerge.load, or align the merge with an aligner that gives a head, such as auto"
+        )
     layers = _check_exportable(family, manifest["pooling"], head)
     encoder = open_checkpoint(folder / "encoder")
     tensors = head.tensors()
@@ -159,51 +153,6 @@ def _check_exportable(family: Family, pooling: str, head: Head) -> tuple[str, ..
     if built != (len(family.head.layers), family.head.activation, family.head.normalise):
         raise RecipeError(f"the head is built otherwise than in {family.architecture}; {way_out}")
     return family.head.layers
-
-
-def _read_labels(path: Path) -> tuple[tuple[str, ...], Activation | None, bool]:
-    """Labels, activation and whether features are scaled to unit length."""
-    document = read_json(path)
-    way_out = "the file is damaged: fetch the folder again, or merge again"
-    labels, activation, normalise = (document.get(part) for part in ("labels", "activation", "normalise"))
-    if labels is None or not is_labels(labels):
-        raise CheckpointError(f"{path}: 'labels' must be a list of strings, got {labels!r:.80}; {way_out}")
-    if "activation" not in document or (activation is not None and activation not in get_args(Activation)):
-        known = ", ".join(get_args(Activation))
-        raise CheckpointError(f"{path}: 'activation' must be null or one of {known}, got {activation!r:.80}; {way_out}")
-    if not isinstance(normalise, bool):
-        raise CheckpointError(f"{path}: 'normalise' must be true or false, got {normalise!r:.80}; {way_out}")
-    return tuple(labels), activation, normalise
-
-
-def _check_parts(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
-    """A head's tensors must be those of one or two linear layers that fit each other and the labels."""
-    way_out = "fetch the folder again, or merge again"
-    if "weight" not in parts:
-        raise CheckpointError(f"{path} has no 'weight', without which it is no head; {way_out}")
-    odd = sorted(set(parts) - {"weight", "bias", "hidden.weight", "hidden.bias"})
-    if odd or ("hidden.bias" in parts and "hidden.weight" not in parts):
-        raise CheckpointError(f"{path} holds {some(odd or ['hidden.bias'])}, which is no part of this head; {way_out}")
-    if ("hidden.weight" in parts) != (activation is not None):
-        raise CheckpointError(
-            f"{path} has {'a' if 'hidden.weight' in parts else 'no'} hidden layer, but the activation in labels.json "
-            f"is {activation or 'null'}; they go together: {way_out}"
-        )
-    for name, tensor in parts.items():
-        if tensor.dim() != (2 if name.endswith("weight") else 1) or not tensor.is_floating_point():
-            shape = tuple(tensor.shape)
-            raise CheckpointError(f"{path}: {name!r} is {shape} {tensor.dtype}, not that of a linear layer; {way_out}")
-    if len(parts["weight"]) != rows:
-        raise CheckpointError(f"{path} has {len(parts['weight'])} rows, but labels.json has {rows} labels; {way_out}")
-    hidden = parts.get("hidden.weight")
-    bias, hidden_bias = parts.get("bias"), parts.get("hidden.bias")
-    if (
-        (hidden is not None and len(hidden) != parts["weight"].shape[1])
-        or (bias is not None and len(bias) != rows)
-        or (hidden is not None and hidden_bias is not None and len(hidden_bias) != len(hidden))
-    ):
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in parts.items())
-        raise CheckpointError(f"{path} has layers that do not fit together ({shapes}); {way_out}")
 
 
 def _file_problem(folder: Path, name: str, expected: Mapping[str, Any]) -> str | None:

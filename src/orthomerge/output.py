@@ -1,25 +1,28 @@
 """The output folder: encoder, heads, model card, and last of all the manifest that makes it a result.
 
 OUT/encoder/          stock transformers checkpoint, with tokenizer or image processor
-OUT/heads/TASK/       head.safetensors, labels.json
+OUT/heads/TASK/       head.safetensors, labels.json; extra.safetensors where the classifier is more than a head
 OUT/README.md         model card
 OUT/orthomerge.json   manifest: inputs with hashes, recipe, versions, seed, and the hash of every other file
 """
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.card import model_card
-from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
+from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, is_float
 from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.hashing import algorithm_of
 from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write_json
 from orthomerge.checkpoints.shards import write_shards
+from orthomerge.classifiers import write_classifier
 from orthomerge.errors import CheckpointError
 from orthomerge.manifest import FORMAT, contained
 from orthomerge.models.config import encoder_config
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.planning import Job
 
-__all__ = ["COMPANIONS", "companions", "write_head", "write_output"]
+__all__ = ["COMPANIONS", "README", "companions", "copy_files", "finish_output", "plain", "versions", "write_output"]
 
 # Files beside the weights that the encoder is of no use without.
 COMPANIONS = (
@@ -41,6 +44,7 @@ COMPANIONS = (
     "processor_config.json", "sentencepiece.bpe.model", "special_tokens_map.json", "spiece.model", "spm.model",
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
 )  # fmt: skip
+README = "README.md"
 _MOST_COMPANION = 64 << 20
 
 
@@ -62,33 +66,36 @@ def write_output(
         encoder.mkdir()
         shards = write_shards(encoder, job.specs, blocks, most=most, progress=progress)
         for task, head in heads.items():
-            write_head(folder / "heads" / task, head)
+            write_classifier(folder / "heads" / task, head)
         _write_encoder_files(job, encoder, beside)
         for source in job.sources.values():
             for file in source.files:
                 file.check_unchanged()
-        manifest = _manifest(job, heads)
-        write_bytes(folder / "README.md", model_card(manifest).encode())
         known = {f"encoder/{shard.name}": {"size": shard.size, "hash": shard.digest} for shard in shards}
-        manifest["files"] = _file_table(folder, known)
-        write_json(folder / MANIFEST, manifest)
+        return finish_output(folder, _manifest(job, heads), known)
+
+
+def copy_files(source: Path, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Copy files of one output into another, byte for byte; each copy must have the size and hash of its row."""
+    for name, facts in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not (source / name).is_file():
+            raise CheckpointError(f"{source / name} is missing; fetch the folder again, or merge again")
+        shutil.copyfile(contained(source / name, source), target)
+        copy = RawFile(target, algorithm=algorithm_of(facts["hash"]))
+        if (copy.size, copy.digest()) != (facts["size"], facts["hash"]):
+            raise CheckpointError(
+                f"{source / name} has changed since it was written; fetch the folder again, or merge again"
+            )
+
+
+def finish_output(folder: Path, manifest: dict[str, Any], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The last two files: card and manifest with the table of all others; `known` rows are not hashed again."""
+    write_bytes(folder / README, model_card(manifest).encode())
+    manifest = {**manifest, "files": _file_table(folder, known)}
+    write_json(folder / MANIFEST, manifest)
     return manifest
-
-
-def write_head(folder: Path, head: Head) -> None:
-    """One task's head and its labels."""
-    import torch
-
-    folder.mkdir(parents=True)
-    names = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
-    tensors = head.tensors()
-    specs = {name: Spec(tuple(tensor.shape), names[tensor.dtype]) for name, tensor in tensors.items()}
-    written = write_shards(folder, specs, tensors.items(), most=2**62)
-    (folder / written[0].name).rename(folder / "head.safetensors")
-    write_json(
-        folder / "labels.json",
-        {"labels": list(head.labels), "activation": head.activation, "normalise": head.normalise},
-    )
 
 
 def companions(*folders: Path | None, within: Path | None = None) -> list[Path]:
@@ -133,7 +140,7 @@ def _write_encoder_files(job: Job, encoder: Path, beside: Iterable[Path]) -> Non
 
 def _manifest(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
     recipe, family = job.recipe, job.family
-    method = {"name": recipe.method, "parameters": _plain(vars(job.method))}
+    method = {"name": recipe.method, "parameters": plain(vars(job.method))}
     return {
         "format": FORMAT,
         "orthomerge": VERSION,
@@ -165,12 +172,13 @@ def _manifest(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
             for task, head in heads.items()
         },
         "notes": list(job.notes),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "numpy": version("numpy"),
-        },
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of whatever can change a number."""
+    return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
 
 
 def _input(source: Checkpoint | Adapter, reference: str) -> dict[str, Any]:
@@ -181,17 +189,19 @@ def _input(source: Checkpoint | Adapter, reference: str) -> dict[str, Any]:
     return {"name": name, "revision": revision, "files": files}
 
 
-def _file_table(folder: Path, known: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _file_table(folder: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Size and hash of every file, those of the shards as they were verified."""
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, Mapping[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         name = path.relative_to(folder).as_posix()
         table[name] = known.get(name) or {"size": path.stat().st_size, "hash": RawFile(path).digest()}
     return table
 
 
-def _plain(value: Any) -> Any:
-    """Dataclass fields as JSON."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+def plain(value: Any) -> Any:
+    """Fields of a dataclass as JSON, which has no infinity: that becomes a word."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

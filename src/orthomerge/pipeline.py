@@ -61,6 +61,10 @@ def merge(
     target = out or recipe.out
     if target is None:
         raise RecipeError("where to? Give 'out' in the recipe, or --out")
+    if recipe.align is not None:
+        from orthomerge.aligning import merge_aligned
+
+        return merge_aligned(recipe, to=target, force=force, progress=progress)
     job = make_plan(replace(recipe, out=str(target))).check()
     check_target(Path(target), force=force, inputs=[source.path for source in job.sources.values()])  # before any work
     reporter = progress or _Silent()

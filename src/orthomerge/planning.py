@@ -21,7 +21,7 @@ from orthomerge.models.families import family_for
 from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.generic import generic
 from orthomerge.models.split import Split, split_base, split_expert
-from orthomerge.problems import Problem, base_problems, expert_problems
+from orthomerge.problems import Problem, alignment_problems, base_problems, expert_problems
 from orthomerge.recipe import DTYPE_NAMES, Expert, Recipe
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def make_plan(recipe: Recipe) -> Plan:
     method = plan.attempt(
         "method", lambda: make_method(recipe.method, recipe.parameters, tasks=tasks, seed=recipe.seed)
     )
+    plan.problems += alignment_problems(recipe)
     opened: dict[str, Checkpoint | Adapter] = {}
     for task, given in recipe.tasks.items():
         found = plan.attempt(f"expert {task!r}", lambda path=given.path: open_expert(path))  # type: ignore[misc]
@@ -137,6 +138,9 @@ def make_plan(recipe: Recipe) -> Plan:
     family = plan.attempt("family", lambda: _choose_family(recipe, found_base, opened))
     if family is None:
         return plan
+    if recipe.align is not None and not family.encoder_class:
+        what = f"inputs cannot be encoded here by {family.title}, which is built elsewhere"
+        plan.problems.append(Problem("align", what, "leave the block out", RecipeError))
     base = _adapted(found_base, family)
     pooling = recipe.pooling or plan.attempt("pooling", lambda: _told_pooling(opened)) or family.default_pooling
     if pooling not in family.poolings:
@@ -168,8 +172,9 @@ def _open_base(plan: Plan, opened: Mapping[str, Checkpoint | Adapter]) -> Checkp
     if row is not None and not row.base and first is not None:
         plan.notes.append(f"{recipe.method} needs no base and none was given; names and config are the first expert's")
         return first
-    if row is not None and row.base:
-        what = f"{recipe.method} needs the model that the experts were fine-tuned from"
+    if row is not None:
+        who = recipe.method if row.base else "an adapter"
+        what = f"{who} needs the model that the experts were fine-tuned from"
         plan.problems.append(Problem("base", what, "give it as 'base'", RecipeError))
     return None
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.checkpoints.lora import Adapter
-from orthomerge.errors import IncompatibleError, OrthomergeError, some
+from orthomerge.errors import CheckpointError, IncompatibleError, OrthomergeError, RecipeError, nearest, some
 
 if TYPE_CHECKING:
     from orthomerge.models.family import Family
     from orthomerge.models.split import Split
     from orthomerge.planning import ExpertPlan
+    from orthomerge.recipe import Recipe
 
-__all__ = ["Problem", "base_problems", "expert_problems"]
+__all__ = ["Problem", "alignment_problems", "base_problems", "expert_problems"]
 
 _SAID = "as it says"  # the way out is within the message
 _SAME_BASE = "all must come from the same base model"
@@ -38,6 +39,27 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}" + ("" if self.fix == _SAID else f"; {self.fix}")
+
+
+def alignment_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What is wrong with a recipe's block `align`, as far as it can be told without reading the inputs."""
+    block = recipe.align
+    if block is None:
+        return
+    from orthomerge.aligning import chosen_aligner
+    from orthomerge.data.reading import may_be_read
+
+    try:
+        chosen_aligner(block.aligner, block.options, seed=recipe.seed, stream=block.stream)
+    except OrthomergeError as error:
+        yield Problem.of("align", error)
+    for task, source in block.data.items():
+        where = f"align: data of {task!r}"
+        if task not in recipe.experts:
+            yield Problem(where, "there is no such expert", nearest(task, recipe.experts), RecipeError)
+        if not may_be_read(source):
+            fix = "give a file, a folder, or a dataset of Hugging Face"
+            yield Problem(where, f"{source} does not exist", fix, CheckpointError)
 
 
 def base_problems(base: Checkpoint, split: Split) -> Iterator[Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from orthomerge.strict import build
 
 __all__ = [
     "DTYPE_NAMES",
+    "Align",
     "Expert",
     "HeadNames",
     "Recipe",
@@ -80,6 +81,30 @@ class Expert:
 
 
 @dataclass(frozen=True)
+class Align:
+    """How to align the heads of the merge, and on which inputs; labels that these have are not looked at.
+
+    `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most so many inputs a task.
+    `stream`: keep sums over the inputs instead of their features.
+    """
+
+    data: Mapping[str, str]
+    aligner: str = "auto"
+    options: dict[str, Any] = field(default_factory=dict)
+    split: Literal["train", "val", "test"] = "train"
+    limit: int | None = None
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise RecipeError("nothing to align on: give the inputs of at least one task as 'data'")
+        if self.split not in ("train", "val", "test"):
+            raise RecipeError(f"'split' must be train, val or test, got {self.split!r}")
+        if self.limit is not None and self.limit < 1:
+            raise RecipeError(f"'limit' must be at least 1, got {self.limit}")
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What to merge, how, and where to. Relative paths are relative to the recipe's own folder."""
 
@@ -99,6 +124,7 @@ class Recipe:
     ignore: tuple[str, ...] = ()
     missing: Literal["error", "base"] = "error"
     check_base: bool = True
+    align: Align | None = None
 
     def __post_init__(self) -> None:
         if not self.experts:
@@ -209,11 +235,11 @@ def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Paths start from the recipe's folder; what has the form of a hub id does so only if there is such a path."""
     from orthomerge.checkpoints.hub import is_hub_id
 
-    def anchor(reference: Any) -> Any:
+    def anchor(reference: Any, is_id: Callable[[str], bool] = is_hub_id) -> Any:
         if not isinstance(reference, str) or reference.startswith("~"):
             return reference
         path = folder / reference
-        return str(path) if not is_hub_id(reference) or os.path.lexists(path) else reference
+        return str(path) if not is_id(reference) or os.path.lexists(path) else reference
 
     def expert(given: Any) -> Any:
         return (
@@ -227,4 +253,10 @@ def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         changed["base"] = anchor(document["base"])
     if isinstance(document.get("out"), str):
         changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
+    block = document.get("align")
+    if isinstance(block, dict) and isinstance(block.get("data"), dict):
+        from orthomerge.data.reading import names_dataset
+
+        data = {task: anchor(source, names_dataset) for task, source in block["data"].items()}
+        changed["align"] = {**block, "data": data}
     return changed

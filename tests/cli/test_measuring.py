@@ -138,9 +138,11 @@ def test_suite_build_and_evaluate(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_evaluate_end_to_end(made: Path, tables: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    documents: list[dict[str, Any]] = json.loads(call(*arguments(made, tables, run), "--json").stdout)
+    document: dict[str, Any] = json.loads(call(*arguments(made, tables, run), "--json").stdout)
     records = read_records(run / "records.jsonl")
-    assert [document["value"] for document in documents] == [record.value for record in records]
+    assert [found["value"] for found in document["records"]] == [record.value for record in records]
+    assert document["comparisons"] == json.loads((run / "comparisons.json").read_text())
+    assert document["notes"] == json.loads((run / "notes.json").read_text())
     # Two tasks: expert and merged, current and two seeds of aligned-c; and the merged model's joint rows.
     assert len(records) == 2 * 2 * (1 + 2) + 2
     assert {record.method for record in records} == {"expert", "task_arithmetic"}
@@ -155,7 +157,87 @@ def test_evaluate_end_to_end(made: Path, tables: Path, tmp_path: Path) -> None:
     text = call(*arguments(made, tables, run)).stdout
     assert "No inputs used" in text
     assert "aligned-c, 2/class" in text
+    assert "worst" in text
+    assert "Against" in text
+    assert "Comparable: the difference is less than 1 either way" in " ".join(text.split())
     assert read_records(run / "records.jsonl") == records
+
+
+def test_controls_a_reference_and_a_margin(made: Path, tables: Path, tmp_path: Path) -> None:
+    given = [*arguments(made, tables, tmp_path / "run"), "--controls", "--against", "task_arithmetic", "--margin", 30]
+    document = json.loads(call(*given, "--json").stdout)
+    found = [record for record in document["records"] if record["control"] is not None]
+    assert {(record["control"], record["protocol"], record["access"]) for record in found} == {
+        ("shuffled-teacher", "aligned-c", "inductive"),
+        ("other-task", "aligned-c", "inductive"),
+    }
+    assert len(found) == 2 * 2 * 2 * 2  # controls, subjects, tasks, seeds
+    assert all(0 <= record["bound"] <= 1 for record in found)
+    comparisons = document["comparisons"]
+    assert {(item["method"], item["reference"]) for item in comparisons} == {("expert", "task_arithmetic")}
+    assert {item["equivalence"]["margin"] for item in comparisons} == {0.3}
+    text = call(*given, "--access", "transductive").stdout
+    assert "Controls: spoilt on purpose, should be no better than chance or the head as it is" in text
+    assert "no better than" in text
+    assert "aligned-c, 2/class (transductive)" in text
+    assert text.count("other-task") == 0  # only inductive access has it
+
+
+def test_controls_with_one_task(made: Path, tables: Path, tmp_path: Path) -> None:
+    given = ["evaluate", made / "merged", "--data", f"mood={tables / 'mood.csv'}", "--expert", f"mood={made / 'mood'}"]
+    given += ["--protocol", "aligned-c", "--out", tmp_path / "run", "--device", "cpu", "--controls"]
+    result = call(*given)
+    assert "one task only, so the control 'other-task' is left out" in result.stderr
+    controls = {record.control for record in read_records(tmp_path / "run" / "records.jsonl")}
+    assert controls == {None, "shuffled-teacher"}
+
+
+def test_an_expert_that_knows_the_test_inputs(made: Path, tables: Path, tmp_path: Path) -> None:
+    """Whatever the expert says is made the truth on test, and never on val."""
+    from orthomerge import load
+    from orthomerge.data.processing import load_processor
+
+    with (tables / "mood.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    merged = load(made / "merged")
+    call("export", made / "merged", "--task", "mood", "--to", tmp_path / "expert")
+    processor = load_processor(made / "merged" / "encoder", modality="text")
+    labels = merged.head("mood").labels
+    said = merged.logits("mood", processor([row["text"] for row in rows])).argmax(1).tolist()
+    for row, place in zip(rows, said, strict=True):
+        if row["split"] != "train":
+            row["label"] = labels[place if row["split"] == "test" else 1 - place]
+    with (tmp_path / "mood.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ("text", "label", "split"))
+        writer.writeheader()
+        writer.writerows(rows)
+    given = ["evaluate", made / "merged", "--data", f"mood={tmp_path / 'mood.csv'}", "--protocol", "current"]
+    given += ["--expert", f"mood={tmp_path / 'expert'}", "--out", tmp_path / "run", "--device", "cpu"]
+    warning = "scores 100.0 on test but 0.0 on validation data"
+    (note,) = json.loads(call(*given, "--json").stdout)["notes"]
+    assert warning in note
+    assert json.loads((tmp_path / "run" / "notes.json").read_text()) == [note]
+    assert f"warning: {note}" in call(*given).stdout
+
+
+def test_mistakes_are_found_before_a_suite_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def build(**given: Any) -> None:
+        raise AssertionError("it was built")
+
+    monkeypatch.setattr(digits, "build", build)
+    given = ["evaluate", "--suite", "digits", "--folder", tmp_path / "suite", "--out", tmp_path / "run"]
+    assert "did you mean 'ties'" in refused(*given, "--method", "tiess", code=2)
+    assert "unknown option 'denssity'" in refused(*given, "--method", "ties: denssity: 0.5", code=2)
+    assert "did you mean 'aligned-c'" in refused(*given, "--protocol", "alinged-c", code=2)
+    assert "--shots must be" in refused(*given, "--shots", "many", code=2)
+    message = refused(*given, "--method", "average", "--against", "avrage", code=2)
+    assert message == "--against avrage: there is no such method here; did you mean 'average'?"
+    two = ["--method", "ties", "--method", "ties: density: 0.5"]
+    assert "did you mean 'ties (ties)'" in refused(*given, *two, "--against", "ties(ties)", code=2)
+    with pytest.raises(AssertionError, match="it was built"):
+        CliRunner().invoke(
+            app, list(map(str, [*given, *two, "--against", "ties (ties-density=0.5)"])), catch_exceptions=False
+        )
 
 
 def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> None:
@@ -183,6 +265,9 @@ def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> 
         (["--data", "mood=/nowhere.csv"], 3, "/nowhere.csv does not exist"),
         (["--expert", "moon=/nowhere"], 2, "--expert moon=... has no --data moon=...; did you mean 'mood'?"),
         (["--device", "warp"], 2, "unknown device 'warp'"),
+        (["--margin", "0"], 2, "--margin must be a positive number of points, got 0"),
+        (["--against", "task_arithmetics"], 2, "there is no subject 'task_arithmetics' to compare with; did you mean"),
+        (["--protocol", "current"], 2, "two questions ask 'expert' for the same: current (data-free); ask once"),
     ],
 )
 def test_mistakes_in_evaluate(
@@ -197,6 +282,8 @@ def test_evaluate_without_what_it_needs(made: Path, tables: Path, tmp_path: Path
     data = f"mood={tables / 'mood.csv'}"
     assert wanted in refused("evaluate", "--data", data, code=2)
     assert "did you mean 'digits'" in refused("evaluate", "--suite", "digist", code=2)
+    controls = ["evaluate", made / "merged", "--data", data, "--controls", "--protocol", "knn", "--protocol", "current"]
+    assert "of knn, current none does; add --protocol aligned-c" in refused(*controls, code=2)
     given = ["--protocol", "aligned-c", "--shots", "2", "--out", tmp_path / "run", "--device", "cpu"]
     message = refused("evaluate", made / "merged", "--data", data, *given, code=2)
     assert "give --expert mood=PATH" in message

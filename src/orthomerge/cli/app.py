@@ -16,6 +16,22 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from orthomerge.cli.options import (
+    Base,
+    Batch,
+    Device,
+    Dtype,
+    Experts,
+    Force,
+    Json,
+    Method,
+    Out,
+    Quiet,
+    RecipePath,
+    Settings,
+    ShardSize,
+)
+from orthomerge.cli.study import COMMANDS, suites
 from orthomerge.errors import OrthomergeError
 from orthomerge.version import VERSION
 
@@ -30,24 +46,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 2 recipe or arguments, 3 checkpoint, 4 inputs do not fit together, 5 output, "
     "6 NaN or overflow, 130/143 interrupted.",
 )
-
-RecipePath = Annotated[str | None, typer.Argument(metavar="[RECIPE.yaml]", help="A recipe, ours or mergekit's.")]
-Base = Annotated[
-    str | None,
-    typer.Option("--base", help="The model that the experts were fine-tuned from: folder, file or hub id."),
-]
-Experts = Annotated[list[str] | None, typer.Option("--expert", metavar="NAME=PATH", help="An expert; repeat for each.")]
-Method = Annotated[str | None, typer.Option("--method", help="See `orthomerge methods`.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the method or of the recipe; repeat for each."),
-]
-Out = Annotated[str | None, typer.Option("--out", help="The folder to write.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing output of ours.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="keep, float32, float16 or bfloat16.")]
-ShardSize = Annotated[str | None, typer.Option("--max-shard-size", help="For example 5GB.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 @app.command()
@@ -149,9 +147,76 @@ def methods(
     as_json: Json = False,
 ) -> None:
     """List the merging methods, or the options of one."""
-    from orthomerge.cli import commands
+    from orthomerge.cli import catalogue
 
-    commands.methods(name, as_json=as_json)
+    catalogue.methods(name, as_json=as_json)
+
+
+@app.command()
+def align(
+    path: Annotated[str, typer.Argument(metavar="OUT", help="A folder that `orthomerge merge` wrote.")],
+    data: Annotated[
+        list[str],
+        typer.Option("--data", metavar="TASK=PATH", help="A task's inputs; labels are not looked at. Repeat for each."),
+    ],
+    expert: Annotated[
+        list[str], typer.Option("--expert", metavar="TASK=PATH", help="The expert of a task; repeat for each.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="The folder to write.")],
+    aligner: Annotated[str, typer.Option("--aligner", help="See `orthomerge aligners`.")] = "auto",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the aligner; repeat for each."),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option("--base", help="Needed for experts that are adapters, bare files or CLIP towers.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option("--split", help="train, val, or test: then what is measured there is transductive.")
+    ] = "train",
+    limit: Annotated[int | None, typer.Option("--limit", help="At most so many inputs a task.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Keep sums instead of features: any number of inputs fits into memory.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="For --limit, and for aligners that draw at random.")] = 0,
+    device: Device = "auto",
+    batch: Batch = 64,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Fit the heads of a merge to its encoder: unlabelled inputs, what the experts say of them, no new parameters."""
+    from orthomerge.cli import aligning
+
+    aligning.align(
+        path,
+        data=data,
+        experts=expert,
+        out=out,
+        aligner=aligner,
+        settings=setting or [],
+        base=base,
+        split=split,
+        limit=limit,
+        stream=stream,
+        seed=seed,
+        device=device,
+        batch=batch,
+        force=force,
+        as_json=as_json,
+        quiet=quiet,
+    )
+
+
+@app.command()
+def aligners(
+    name: Annotated[str | None, typer.Argument(help="One aligner, with its options.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the aligners, or the options of one."""
+    from orthomerge.cli import catalogue
+
+    catalogue.aligners(name, as_json=as_json)
 
 
 @app.command()
@@ -168,126 +233,9 @@ def export(
     typer.echo(f"wrote {to}: load it with transformers, or pipeline(..., model={to!r})")
 
 
-suites = typer.Typer(help="Named benchmarks: base, experts and tasks.", no_args_is_help=True)
 app.add_typer(suites, name="suite")
-
-Folder = Annotated[str | None, typer.Option("--folder", help="Where the suite is kept; a cache folder if not given.")]
-Data = Annotated[str | None, typer.Option("--data", help="The folder that holds the suite's data.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")]
-
-
-@suites.command("list")
-def suite_list(as_json: Json = False) -> None:
-    """List the suites."""
-    from orthomerge.cli import measuring
-
-    measuring.list_suites(as_json=as_json)
-
-
-@suites.command("build")
-def suite_build(
-    name: Annotated[str, typer.Argument()],
-    folder: Folder = None,
-    data: Data = None,
-    base: Base = None,
-    device: Device = "auto",
-    as_json: Json = False,
-) -> None:
-    """Make a suite: fetch or train its base and experts. What is there already is kept."""
-    from orthomerge.cli import measuring
-
-    suite = measuring.open_suite(name, folder=folder, data=data, base=base, device=device)
-    measuring.show_suite(suite, as_json=as_json)
-
-
-@suites.command("show")
-def suite_show(name: Annotated[str, typer.Argument()], as_json: Json = False) -> None:
-    """Say what a suite consists of, without building it."""
-    from orthomerge.cli import measuring
-
-    measuring.describe_suite(name, as_json=as_json)
-
-
-@app.command()
-def finetune(
-    base: Annotated[str, typer.Option("--base", help="The encoder to start from: folder or hub id.")],
-    data: Annotated[str, typer.Option("--data", help="A labelled task: table, .npz, image folder or dataset.")],
-    out: Annotated[str, typer.Option("--out", help="The folder to write.")],
-    setting: Settings = None,
-    other: Annotated[list[str] | None, typer.Option("--other", help="Another task's data, for mode=tau_jp.")] = None,
-    force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Make an expert: --set mode=full, head_first, frozen_head, lora, linearised or tau_jp."""
-    from orthomerge.cli import measuring
-
-    measuring.finetune(
-        base=base,
-        data=data,
-        out=out,
-        settings=setting or [],
-        others=other or [],
-        force=force,
-        as_json=as_json,
-        quiet=quiet,
-    )
-
-
-@app.command()
-def evaluate(
-    models: Annotated[
-        list[str] | None, typer.Argument(metavar="[OUT]...", help="Outputs of `orthomerge merge`.")
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="TASK=PATH", help="A task's data; repeat. For a suite: its folder."),
-    ] = None,
-    expert: Annotated[
-        list[str] | None,
-        typer.Option("--expert", metavar="TASK=PATH", help="The expert, as reference and teacher; repeat."),
-    ] = None,
-    suite: Annotated[str | None, typer.Option("--suite", help="Evaluate merges of a suite's experts instead.")] = None,
-    folder: Folder = None,
-    method: Annotated[
-        list[str] | None, typer.Option("--method", help="For a suite, e.g. ties or 'ties:density: 0.3'; repeat.")
-    ] = None,
-    protocol: Annotated[
-        list[str] | None, typer.Option("--protocol", help="current, knn, aligned-c, probe; repeat.")
-    ] = None,
-    shots: Annotated[
-        list[str] | None, typer.Option("--shots", help="Inputs a class, a share (0.1), or all; repeat.")
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Draws of few shots.")] = 5,
-    access: Annotated[
-        list[str] | None, typer.Option("--access", help="inductive, cross-fitted, transductive; repeat.")
-    ] = None,
-    out: Annotated[str, typer.Option("--out", help="The run folder.")] = "runs/evaluation",
-    device: Device = "auto",
-    batch: Annotated[int, typer.Option("--batch")] = 64,
-    as_json: Json = False,
-) -> None:
-    """Score merged models under the papers' protocols, with what each number has seen."""
-    from orthomerge.cli import measuring
-
-    found = None
-    if suite is not None:
-        found = measuring.open_suite(suite, folder=folder, data=data[0] if data else None, base=None, device=device)
-    measuring.evaluate(
-        models=models or [],
-        data=data or [],
-        experts=expert or [],
-        suite=found,
-        methods=method or ["average", "task_arithmetic", "ties"],
-        protocols=protocol or ["current", "knn", "aligned-c"],
-        shots=shots or ["all"],
-        seeds=seeds,
-        access=access or ["inductive"],
-        out=out,
-        device=device,
-        batch=batch,
-        as_json=as_json,
-    )
+for _command in COMMANDS:
+    app.command()(_command)
 
 
 def _version(wanted: bool) -> None:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from orthomerge.errors import OutputError, RecipeError
 from orthomerge.recipe import Recipe, load_recipe_mapping, parse_value
-from orthomerge.strict import build, describe, schema
+from orthomerge.strict import build, schema
 
 if TYPE_CHECKING:
     from orthomerge.planning import Job, Plan
@@ -28,7 +28,7 @@ AUTO = "auto"  # a scale that is chosen on validation data
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-__all__ = ["gather", "inspect", "merge", "methods", "plan", "verify"]
+__all__ = ["gather", "inspect", "merge", "pair", "pairs", "plan", "print_json", "verify"]
 
 
 def gather(
@@ -41,21 +41,19 @@ def gather(
     out: str | None,
     dtype: str | None,
     max_shard_size: str | None,
+    aligning: bool = True,
 ) -> Recipe:
-    """One recipe from a file and the command line, which wins."""
+    """One recipe from a file and the command line, which wins. `aligning`: whether it may have a block `align`."""
     document: dict[str, Any] = dict(load_recipe_mapping(Path(recipe))) if recipe is not None else {}
     if method is not None and method != document.get("method"):
         document["parameters"] = {}  # options of another method mean nothing to this one
     flat = {"base": base, "method": method, "out": out, "dtype": dtype, "max_shard_size": max_shard_size}
     document |= {key: value for key, value in flat.items() if value is not None}
     if experts:
-        pairs = [_pair(text, "--expert NAME=PATH") for text in experts]
-        document["experts"] = dict(pairs)
-        if len(document["experts"]) < len(pairs):
-            raise RecipeError("two experts have the same name; give each --expert a name of its own")
+        document["experts"] = pairs(experts, "--expert NAME=PATH", "experts")
     own = set(schema(Recipe)) - {"parameters", "experts"}
     for text in settings or []:
-        key, value = _pair(text, "--set KEY=VALUE")
+        key, value = pair(text, "--set KEY=VALUE")
         parsed = parse_value(value)
         if key in own:
             document[key] = parsed
@@ -64,6 +62,8 @@ def gather(
             if not isinstance(parameters, dict):
                 raise RecipeError(f"{recipe}: 'parameters' must be a mapping of options")
             document["parameters"] = {**parameters, key: parsed}
+    if "align" in document and not aligning:
+        raise RecipeError("this command does not align heads; leave 'align' out of the recipe, and align its output")
     if "experts" not in document:
         raise RecipeError("nothing to merge: give a recipe, or --base and one --expert NAME=PATH for each expert")
     return build(Recipe, document, where=recipe or "the command line")
@@ -78,14 +78,19 @@ def merge(recipe: Recipe, *, data: list[str], force: bool, as_json: bool, quiet:
     if recipe.parameters.get("scale") == AUTO:
         from orthomerge.cli.measuring import choose_scale
 
-        recipe = choose_scale(recipe, data, quiet=quiet or as_json)
+        chosen = choose_scale(replace(recipe, align=None), data, quiet=quiet or as_json)
+        recipe = replace(chosen, align=recipe.align)
     elif data:
         raise RecipeError("--data is for choosing a scale: add --set scale=auto, or leave it out")
     with shown(quiet=quiet or as_json) as progress:
         result = run(recipe, force=force, progress=progress)
     if as_json:
-        _print_json({"out": str(result.out), "manifest": result.manifest})
+        print_json({"out": str(result.out), "manifest": result.manifest})
         return
+    if "alignment" in result.manifest:
+        from orthomerge.cli.aligning import print_alignment
+
+        print_alignment(result.manifest)
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in result.manifest["heads"].items())
     size = sum(file["size"] for file in result.manifest["files"].values())
     typer.echo(
@@ -114,7 +119,7 @@ def plan(recipe: Recipe, *, as_json: bool) -> None:
         made.attempt("out", lambda: check_target(out, inputs=inputs))
         made.attempt("out", lambda: check_room(out.absolute().parent, job.bytes_to_write))
     if as_json:
-        _print_json(_plan_document(made))
+        print_json(_plan_document(made))
     else:
         _print_plan(made)
     if made.problems:
@@ -136,6 +141,8 @@ def _plan_document(made: Plan) -> dict[str, Any]:
             "heads": {task: list(expert.labels) for task, expert in job.experts.items()},
             "bytes": {"read": job.bytes_to_read, "write": job.bytes_to_write, "memory": job.peak_memory},
         }
+        if (block := made.recipe.align) is not None:
+            document["align"] = {"aligner": block.aligner, "split": block.split, "tasks": list(block.data)}
     return document
 
 
@@ -174,6 +181,9 @@ def _print_job(console: Console, job: Job) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if (block := job.recipe.align) is not None:
+        where = f"inputs of the {block.split} split" + (f", at most {block.limit} a task" if block.limit else "")
+        console.print(f"then the heads of {', '.join(block.data)} aligned by {block.aligner} on {where}", markup=False)
 
 
 def inspect(path: str, *, as_json: bool, headers: bool) -> None:
@@ -181,7 +191,7 @@ def inspect(path: str, *, as_json: bool, headers: bool) -> None:
 
     found = inspect_checkpoint(path, headers=headers)
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     for key, value in found.items():
         if key == "tensors":
@@ -201,7 +211,7 @@ def verify(path: str, *, as_json: bool) -> None:
 
     problems = check(path)
     if as_json:
-        _print_json({"ok": not problems, "problems": problems})
+        print_json({"ok": not problems, "problems": problems})
     elif problems:
         raise OutputError(f"{path} is not what was written:\n" + "\n".join(f"  {problem}" for problem in problems))
     else:
@@ -210,51 +220,22 @@ def verify(path: str, *, as_json: bool) -> None:
         raise SystemExit(OutputError.exit_code)
 
 
-def methods(name: str | None, *, as_json: bool) -> None:
-    from orthomerge.merging.methods import find_method, method_class
-    from orthomerge.merging.methods import methods as table
-
-    rows = [find_method(name)] if name is not None else list(table().values())
-    documents: list[dict[str, Any]] = [
-        {
-            "name": row.name,
-            "title": row.title,
-            "reference": row.reference,
-            "base": row.base,
-            "options": _options(method_class(row)),
-        }
-        for row in rows
-    ]
-    if as_json:
-        _print_json(documents)
-        return
-    if name is not None:
-        row = rows[0]
-        typer.echo(f"{row.name}: {row.title}\n{row.reference}\n")
-        for option in documents[0]["options"]:
-            typer.echo(f"  {option['name']} = {option['default']}  ({option['type']})")
-        typer.echo(f"\n{(method_class(row).__doc__ or '').strip()}")
-        return
-    shown = Table("method", "title", "options", box=None, pad_edge=False)
-    for document in documents:
-        options = ", ".join(f"{option['name']}={option['default']}" for option in document["options"])
-        shown.add_row(document["name"], document["title"], options)
-    Console(highlight=False).print(shown, markup=False)
-
-
-def _options(cls: type) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "type": describe(kind), "default": None if field.default is MISSING else field.default}
-        for name, (kind, field) in schema(cls).items()
-    ]
-
-
-def _pair(text: str, form: str) -> tuple[str, str]:
+def pair(text: str, form: str) -> tuple[str, str]:
+    """`NAME=VALUE` in two; `form` says in messages what was expected."""
     key, equals, value = text.partition("=")
     if not equals or not key or not value:
         raise RecipeError(f"expected {form}, got {text!r}")
     return key, value
 
 
-def _print_json(document: Any) -> None:
+def pairs(texts: list[str], form: str, what: str) -> dict[str, str]:
+    """Several `NAME=VALUE`, each with a name of its own; `what` they are is for messages."""
+    found = [pair(text, form) for text in texts]
+    if len(dict(found)) < len(found):
+        raise RecipeError(f"two {what} have the same name; give each {form.partition(' ')[0]} a name of its own")
+    return dict(found)
+
+
+def print_json(document: Any) -> None:
+    """One document on standard output."""
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))

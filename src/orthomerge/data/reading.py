@@ -13,9 +13,9 @@ from orthomerge.data.arrays import read_arrays
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
 from orthomerge.data.folders import read_folder
 from orthomerge.data.inputs import pick
-from orthomerge.data.labels import resolve
+from orthomerge.data.labels import match_labels, resolve
 from orthomerge.data.raw import split_named
-from orthomerge.data.sampling import stratified
+from orthomerge.data.sampling import share, stratified
 from orthomerge.data.tables import KINDS, Columns, kind_of, read_files, read_one, split_files
 from orthomerge.data.task import Examples, Task
 from orthomerge.errors import CheckpointError, RecipeError, some
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orthomerge.data.raw import Key, Part, Raw
     from orthomerge.data.task import Modality, Split
 
-__all__ = ["Source", "read_task"]
+__all__ = ["Source", "may_be_read", "names_dataset", "read_inputs", "read_task"]
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000
@@ -46,21 +46,24 @@ def read_task(
     labels: tuple[str, ...] | None = None,
     validation: float = 0.1,
     keep_empty: bool = False,
+    unlabelled: tuple[str, ...] | None = None,
 ) -> Task:
     """A task from a file, a folder, a file a split, or a hub id `org/name[:config][@revision]`.
 
     `text`, `label`, `split`: columns of a table (`text` is also the column of pictures of a dataset). `labels`: names
     in the order wanted. `validation`: the share of train that becomes val where there is none (at most 5000 examples,
     every class by its share, always the same ones); 0 for no val. A split that is missing is missed when asked for.
+    `unlabelled`: what the labels are called where a table has no column of them; without, such a table is refused.
     """
     if not 0 <= validation < 1:
         raise RecipeError(f"'validation' must be at least 0 and less than 1, got {validation}")
-    raw = _read(source, Columns(text, label, split, keep_empty))
+    raw = _read(source, Columns(text, label, split, keep_empty, labelled=unlabelled is None))
     if modality is not None and modality != raw.modality:
         raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")
-    names, places = resolve(raw, labels)
+    bare = unlabelled is not None and all(part.keys is None for part in raw.parts.values())
+    names, places = (unlabelled, {}) if unlabelled is not None and bare else resolve(raw, labels)
     splits = {which: _examples(part, which, places) for which, part in raw.parts.items()}
-    if "train" in splits:
+    if "train" in splits and splits["train"].labels is not None:
         _check_classes(splits["train"], names, raw)
         if "val" not in splits and validation:
             splits |= _carved(splits["train"], validation)
@@ -68,6 +71,28 @@ def read_task(
     return Task(
         name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
     )
+
+
+def read_inputs(
+    source: Source | Task,
+    *,
+    name: str,
+    labels: tuple[str, ...],
+    split: Split,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """The inputs of one split of a task as a task of their own, without labels; `source` need not have any.
+
+    If it does, they must have the names of `labels`: data of another task would have others. `limit`: at most so many
+    inputs, drawn by `seed` whatever their labels are.
+    """
+    found = source if isinstance(source, Task) else read_task(source, unlabelled=labels)
+    match_labels(replace(found, name=name), labels)
+    inputs = found[split].inputs
+    if limit is not None and limit < len(inputs):
+        inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
+    return Task(name, labels, found.modality, {split: Examples(inputs, None, split)})
 
 
 def _read(source: Source, columns: Columns) -> Raw:
@@ -83,9 +108,22 @@ def _read(source: Source, columns: Columns) -> Raw:
         if kind in KINDS:
             return read_one(path, columns)
         raise CheckpointError(f"{path} is of no kind that can be read; {_WAY_OUT}")
-    if isinstance(source, str) and is_dataset_id(source) and kind_of(path)[1] not in (*KINDS, ".npz", ".gz"):
+    if isinstance(source, str) and names_dataset(source):
         return read_hub(source, columns)
     raise CheckpointError(f"{path} does not exist; {_WAY_OUT}")
+
+
+def may_be_read(source: str) -> bool:
+    """Whether there is such a path, or the text has the form of a dataset's name; nothing is opened."""
+    try:
+        return Path(source).expanduser().exists() or names_dataset(source)
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, a user without home, a null byte
+        return False
+
+
+def names_dataset(source: str) -> bool:
+    """Whether a text has the form of a dataset's name, and not that of a file."""
+    return is_dataset_id(source) and kind_of(Path(source))[1] not in (*KINDS, ".npz", ".gz")
 
 
 def _read_mapping(source: Mapping[str, str | Path], columns: Columns) -> Raw:

@@ -29,12 +29,13 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns to read, and whether a text may be empty."""
+    """Which columns to read, whether a text may be empty, and whether a table must have labels."""
 
     text: str = "text"
     label: str = "label"
     split: str | None = _USUAL_SPLIT
     keep_empty: bool = False
+    labelled: bool = True
 
 
 def kind_of(path: Path) -> tuple[str, str]:
@@ -93,9 +94,13 @@ class _Gathered:
     keys: dict[Split, list[Key]] = field(default_factory=dict)
     names: dict[Key, str] = field(default_factory=dict)
     first: dict[Key, str] = field(default_factory=dict)
+    unlabelled: set[Split] = field(default_factory=set)
 
     def raw(self, where: str) -> Raw:
-        parts = {split: Part(texts, self.keys[split]) for split, texts in self.texts.items()}
+        parts = {
+            split: Part(texts, None if split in self.unlabelled else self.keys[split])
+            for split, texts in self.texts.items()
+        }
         return Raw(where, "text", parts, self.names, self.first)
 
     def read(self, path: Path, *, given: Split | None, otherwise: Split) -> None:
@@ -104,24 +109,29 @@ class _Gathered:
         if table.columns:
             self._check_columns(path, table.columns)
         try:
-            for key, name in table.names.items():
-                self._call(key, name)
+            for label, name in table.names.items():
+                self._call(label, name)
         except _BadRowError as error:
             raise CheckpointError(f"{path} {error}") from error
+        labelled = self.columns.labelled or self.columns.label in table.columns
         rows = 0
         for place, row in table.rows:
             rows += 1
             try:
                 split = self._split(row, given) if self.columns.split in table.columns else otherwise
-                text, key = self._text(row), self._key(row)
-                if _NAME in table.columns:
+                text = self._text(row)
+                key = self._key(row) if labelled else None
+                if key is not None and _NAME in table.columns:
                     self._call(key, row.get(_NAME))
             except _BadRowError as error:
                 problems.add(f"{place} {error}")
                 continue
-            self.first.setdefault(key, f"{path} {place}")
             self.texts.setdefault(split, []).append(text)
-            self.keys.setdefault(split, []).append(key)
+            if key is None:
+                self.unlabelled.add(split)
+            else:
+                self.first.setdefault(key, f"{path} {place}")
+                self.keys.setdefault(split, []).append(key)
         problems.check()
         if not rows:
             raise CheckpointError(f"{path} is empty: it has no rows")
@@ -130,6 +140,7 @@ class _Gathered:
         asked = {"text": self.columns.text, "label": self.columns.label, "split": self.columns.split}
         for option, column in asked.items():
             optional = option == "split" and column in (None, _USUAL_SPLIT)
+            optional = optional or (option == "label" and not self.columns.labelled)
             if not optional and column not in columns:
                 raise RecipeError(
                     f"{path} has no column {column!r}; {nearest(str(column), columns)}; say which with `{option}`"

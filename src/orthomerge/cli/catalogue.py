@@ -1,0 +1,80 @@
+"""The tables of what can be chosen by name, listed: `methods` and `aligners`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING
+from typing import Any, Protocol
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orthomerge.cli.commands import print_json
+from orthomerge.strict import describe, schema
+
+__all__ = ["aligners", "methods"]
+
+_MARKS = {"streams": "streams", "extra": "adds parameters"}
+
+
+class _Row(Protocol):
+    """What the rows of all tables have."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def reference(self) -> str: ...
+
+
+def methods(name: str | None, *, as_json: bool) -> None:
+    from orthomerge.merging.methods import find_method, method_class
+    from orthomerge.merging.methods import methods as table
+
+    rows = [find_method(name)] if name is not None else table().values()
+    _show(
+        "method", [(row, method_class(row), {"base": row.base}) for row in rows], one=name is not None, as_json=as_json
+    )
+
+
+def aligners(name: str | None, *, as_json: bool) -> None:
+    from orthomerge.alignment.aligners import aligner_class, find_aligner
+    from orthomerge.alignment.aligners import aligners as table
+
+    rows = [find_aligner(name)] if name is not None else table().values()
+    entries = [(row, aligner_class(row), {"streams": row.closed, "extra": row.extra}) for row in rows]
+    _show("aligner", entries, one=name is not None, as_json=as_json)
+
+
+def _show(kind: str, entries: Sequence[tuple[_Row, type, Mapping[str, Any]]], *, one: bool, as_json: bool) -> None:
+    """Rows with the class behind each and what they say besides: a table of all, or `one` in full."""
+    documents: list[dict[str, Any]] = [
+        {"name": row.name, "title": row.title, "reference": row.reference, **about, "options": _options(cls)}
+        for row, cls, about in entries
+    ]
+    if as_json:
+        print_json(documents)
+    elif one:
+        row, cls, _ = entries[0]
+        typer.echo(f"{row.name}: {row.title}\n{row.reference}\n")
+        for option in documents[0]["options"]:
+            typer.echo(f"  {option['name']} = {option['default']}  ({option['type']})")
+        typer.echo(f"\n{(cls.__doc__ or '').strip()}")
+    else:
+        marks = [", ".join(word for key, word in _MARKS.items() if document.get(key)) for document in documents]
+        shown = Table(kind, "title", "options", *([""] if any(marks) else []), box=None, pad_edge=False)
+        for document, mark in zip(documents, marks, strict=True):
+            options = ", ".join(f"{option['name']}={option['default']}" for option in document["options"])
+            shown.add_row(document["name"], document["title"], options, *([mark] if any(marks) else []))
+        Console(highlight=False).print(shown, markup=False)
+
+
+def _options(cls: type) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "type": describe(kind), "default": None if field.default is MISSING else field.default}
+        for name, (kind, field) in schema(cls).items()
+    ]

@@ -1,0 +1,258 @@
+"""What `evaluate` does once its arguments are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from orthomerge.cli.commands import pair, print_json
+from orthomerge.cli.measuring import open_suite, say
+from orthomerge.errors import RecipeError, nearest
+from orthomerge.recipe import parse_value
+
+if TYPE_CHECKING:
+    from orthomerge.evaluation.evaluate import Bench, Question, Subject
+    from orthomerge.evaluation.tables import Sheet
+    from orthomerge.records import Record
+    from orthomerge.suites.suite import Suite
+
+__all__ = ["evaluate", "print_records"]
+
+_REFERENCES = ("base", "expert", "mtl")
+
+
+def evaluate(
+    *,
+    models: list[str],
+    data: list[str],
+    experts: list[str],
+    suite: str | None,
+    folder: str | None,
+    methods: list[str],
+    protocols: list[str],
+    shots: list[str],
+    seeds: int,
+    access: list[str],
+    controls: bool,
+    against: str | None,
+    margin: float,
+    out: str,
+    device: str,
+    batch: int,
+    as_json: bool,
+) -> None:
+    """Names and numbers are checked before anything is built."""
+    from orthomerge.evaluation.running import read_run, run_evaluation
+
+    questions = _questions(protocols, shots, seeds, access)
+    if controls:
+        several = suite is not None or len(data) > 1
+        questions += _controls(questions, several=several)
+        if not several:
+            say("there is one task only, so the control 'other-task' is left out")
+    if not margin > 0:
+        raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
+    if suite is not None:
+        merges = _merges(suite, methods)
+        _check_against(against, merges)
+        built = open_suite(suite, folder=folder, data=data[0] if data else None, base=None, device=device)
+        bench, subjects = _suite_subjects(built, merges, device, batch)
+    else:
+        bench, subjects = _own_subjects(models, data, experts, device, batch, Path(out))
+    run_evaluation(
+        bench, subjects, questions, out=Path(out), suite=suite, against=against, margin=margin / 100, say=say
+    )
+    run = read_run(Path(out))
+    if as_json:
+        print_json(asdict(run))
+        return
+    from orthomerge.evaluation.comparisons import comparison_sheets
+    from orthomerge.evaluation.tables import sheets
+
+    _print_sheets([*sheets(run.records), *comparison_sheets(run.comparisons)])
+    for note in run.notes:
+        typer.echo(f"\nwarning: {note}")
+    typer.echo(f"\nrecords, predictions, comparisons and the tables are in {out}")
+
+
+def print_records(records: Sequence[Record]) -> None:
+    """One table for each access class, then the controls."""
+    from orthomerge.evaluation.tables import sheets
+
+    _print_sheets(sheets(records))
+
+
+def _print_sheets(found: Iterable[Sheet]) -> None:
+    for sheet in found:
+        console = Console(highlight=False)
+        widths = [max(map(len, column)) + 2 for column in zip(sheet.columns, *sheet.rows, strict=True)]
+        console.width = max(console.width, sum(widths))  # cut numbers help nobody
+        console.print(f"\n{sheet.title}", markup=False)
+        table = Table(box=None, pad_edge=False)
+        for place, column in enumerate(sheet.columns):
+            table.add_column(Text(column), justify="left" if place < sheet.left else "right")
+        for row in sheet.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        if sheet.note:
+            console.print(sheet.note, markup=False)
+
+
+def _merges(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Methods with their options, all of which must exist."""
+    from orthomerge.merging.methods import make_method
+    from orthomerge.suites.table import find_suite
+
+    tasks, found = find_suite(suite).tasks, []
+    for text in methods:
+        name, _, options = text.partition(":")
+        parameters = parse_value(f"{{{options}}}") if options else {}
+        make_method(name, parameters, tasks=tasks)
+        found.append((name, parameters))
+    return found
+
+
+def _check_against(against: str | None, merges: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """The name must be one that a subject will have."""
+    from orthomerge.evaluation.evaluate import Subject
+    from orthomerge.suites.suite import output_name
+
+    merged = [Subject(name, {"": Path(output_name(name, parameters))}) for name, parameters in merges]
+    known = [*_REFERENCES, *(subject.name for subject in _told_apart(merged))]
+    if against is not None and against not in known:
+        raise RecipeError(f"--against {against}: there is no such method here; {nearest(against, known)}")
+
+
+def _suite_subjects(
+    suite: Suite, merges: Sequence[tuple[str, dict[str, Any]]], device: str, batch: int
+) -> tuple[Bench, list[Subject]]:
+    from orthomerge.evaluation.evaluate import Bench
+    from orthomerge.features.cache import FeatureCache
+
+    references = suite.references()
+    bench = Bench(
+        suite.tasks,
+        suite.processor,
+        teachers=references["expert"].models,
+        cache=FeatureCache(suite.folder / "features"),
+        device=device,
+        batch=batch,
+    )
+    return bench, _told_apart([*references.values(), *(suite.merged(name, given) for name, given in merges)])
+
+
+def _own_subjects(
+    models: list[str], data: list[str], experts: list[str], device: str, batch: int, out: Path
+) -> tuple[Bench, list[Subject]]:
+    """Output folders of `merge`, the user's data, and the experts as references and teachers."""
+    from orthomerge.data.labels import match_labels
+    from orthomerge.data.processing import load_processor
+    from orthomerge.data.reading import read_task
+    from orthomerge.evaluation.evaluate import Bench, Subject
+    from orthomerge.manifest import access_class, read_manifest
+    from orthomerge.pipeline import merge
+    from orthomerge.recipe import Recipe
+
+    if not models or not data:
+        raise RecipeError("give a suite, or output folders of `orthomerge merge` and --data TASK=PATH for each task")
+    folders = [Path(model) for model in models]
+    tasks = {}
+    for text in data:
+        name, source = pair(text, "--data TASK=PATH")
+        for folder in folders:
+            if name not in (known := read_manifest(folder)["heads"]):
+                raise RecipeError(f"{folder} has no task {name!r}; {nearest(name, known)}")
+        labels = tuple(read_manifest(folders[0])["heads"][name]["labels"])
+        tasks[name] = match_labels(replace(read_task(source), name=name), labels)
+    modality = next(iter(tasks.values())).modality
+    processor = load_processor(folders[0] / "encoder", modality=modality)
+    given = dict(pair(text, "--expert TASK=PATH") for text in experts)
+    for task in given:
+        if task not in tasks:
+            raise RecipeError(f"--expert {task}=... has no --data {task}=...; {nearest(task, tasks)}")
+    teachers = {task: out / "experts" / task for task in given}
+    for task, path in given.items():
+        # The average of one expert is that expert, in the form in which everything is evaluated.
+        merge(Recipe(experts={task: path}, method="average"), out=teachers[task], force=True)
+    bench = Bench(tasks, processor, teachers=teachers, device=device, batch=batch)
+    subjects = [Subject("expert", teachers)] if teachers else []
+    for folder in folders:
+        manifest = read_manifest(folder)
+        method, aligned = manifest["method"], manifest.get("alignment")
+        name = f"{method['name']} + {aligned['aligner']}" if aligned else method["name"]
+        everywhere = dict.fromkeys(tasks, folder)
+        subjects.append(Subject(name, everywhere, method["parameters"], access=access_class(manifest)))
+    return bench, _told_apart(subjects)
+
+
+def _told_apart(subjects: list[Subject]) -> list[Subject]:
+    """Merges by the same method are called after their folders too."""
+    names = [subject.name for subject in subjects]
+    return [
+        replace(subject, name=f"{subject.name} ({next(iter(subject.models.values())).name})")
+        if names.count(subject.name) > 1
+        else subject
+        for subject in subjects
+    ]
+
+
+def _questions(protocols: list[str], shots: list[str], seeds: int, access: list[str]) -> list[Question]:
+    from orthomerge.evaluation.evaluate import Question
+    from orthomerge.evaluation.protocols import find_protocol
+    from orthomerge.records import Access
+
+    counts = [_shots(text) for text in shots]
+    for kind in access:
+        if kind not in get_args(Access) or kind == "data-free":
+            raise RecipeError(f"unknown access {kind!r}; {nearest(kind, get_args(Access)[1:])}")
+    questions = []
+    for name in protocols:
+        needs = find_protocol(name).needs
+        if not needs:
+            questions.append(Question(name))
+            continue
+        questions += [
+            Question(name, shots=count, seeds=seeds if count is not None else 1, access=cast(Access, kind))
+            for count in counts
+            for kind in access
+        ]
+    return questions
+
+
+def _controls(questions: Sequence[Question], *, several: bool) -> list[Question]:
+    """Every question to a protocol that learns from an expert, spoilt in each way that there is for it."""
+    from orthomerge.evaluation.protocols import find_protocol
+
+    found = []
+    for question in questions:
+        needs = find_protocol(question.protocol).needs
+        if "teacher" in needs and "labels" not in needs:
+            found.append(replace(question, control="shuffled-teacher"))
+            if several and question.access == "inductive":
+                found.append(replace(question, control="other-task"))
+    if not found:
+        asked = ", ".join(dict.fromkeys(question.protocol for question in questions))
+        raise RecipeError(
+            f"--controls spoils what a protocol learns from an expert, and of {asked} none does; "
+            "add --protocol aligned-c, or leave --controls out"
+        )
+    return found
+
+
+def _shots(text: str) -> int | float | None:
+    if text == "all":
+        return None
+    try:
+        count = float(text) if "." in text else int(text)
+    except ValueError:
+        count = 0
+    if count <= 0 or (count > 1 and isinstance(count, float)):
+        raise RecipeError(f"--shots must be a whole number a class, a share below 1, or all, got {text!r}")
+    return count

@@ -1,0 +1,291 @@
+"""Alignments that cannot be: a message, and nothing left behind; what was there before stays as it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.aligning import contents, merge_berts, write_tables
+
+import orthomerge
+from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.ridge import Ridge
+from orthomerge.data.reading import read_task
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import (
+    CheckpointError,
+    IncompatibleError,
+    NumericalError,
+    OrthomergeError,
+    OutputError,
+    RecipeError,
+)
+from orthomerge.features.features import FeaturePair
+from orthomerge.heads import Head, Linear
+from orthomerge.recipe import Expert, HeadNames, Recipe
+
+Given = dict[str, Any]
+Change = Callable[[Given], object]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "fault-cache"))
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module")
+def merged(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return merge_berts(berts, tmp_path_factory.mktemp("merged") / "out")
+
+
+@pytest.fixture
+def given(merged: Path, berts: Path, tables: Path, tmp_path: Path) -> Given:
+    """Arguments that would do, in a folder of their own."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return {
+        "path": shutil.copytree(merged, folder / "out"),
+        "data": {"two": tables / "two.csv"},
+        "experts": {"two": shutil.copytree(berts / "two", folder / "two")},
+        "aligner": "ridge",
+        "device": "cpu",
+        "to": folder / "to",
+    }
+
+
+def refused(given: Given, error: type[OrthomergeError], match: str) -> None:
+    """The call fails, and the folder is as it was."""
+    folder = given["path"].parent
+    before, names = contents(folder), sorted(folder.rglob("*"))
+    with pytest.raises(error, match=match):
+        orthomerge.align(**given)
+    assert contents(folder) == before
+    assert sorted(folder.rglob("*")) == names
+
+
+def put(name: str, value: Any) -> Change:
+    return lambda given: given.update({name: value})
+
+
+def spoil_expert(key: str, value: float) -> Change:
+    def change(given: Given) -> None:
+        path = given["experts"]["two"] / "model.safetensors"
+        tensors = load_file(path)
+        tensors[key].view(-1)[0] = value
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    return change
+
+
+def rename_labels(*labels: str) -> Change:
+    def change(given: Given) -> None:
+        path = given["experts"]["two"] / "config.json"
+        config = json.loads(path.read_text())
+        config["id2label"] = dict(enumerate(labels))
+        path.write_text(json.dumps(config))
+
+    return change
+
+
+def damage(name: str) -> Change:
+    def change(given: Given) -> None:
+        data = bytearray((given["path"] / name).read_bytes())
+        data[-1] ^= 1
+        (given["path"] / name).write_bytes(data)
+
+    return change
+
+
+def lose(name: str) -> Change:
+    return lambda given: (given["path"] / name).unlink()
+
+
+def pictures(given: Given) -> None:
+    images = Examples(list(np.zeros((4, 8, 8), dtype=np.uint8)), None, "train")
+    given["data"] = {"two": Task("two", ("two-0", "two-1"), "image", {"train": images})}
+
+
+def other_labels(given: Given) -> None:
+    given["data"] = {"two": replace(read_task(given["data"]["two"]), labels=("yes", "no"))}
+
+
+def empty(given: Given) -> None:
+    given["data"] = {"two": Task("two", ("two-0", "two-1"), "text", {"train": Examples([], None, "train")})}
+
+
+def align_first(given: Given) -> None:
+    orthomerge.align(**{**given, "to": given["path"].parent / "aligned"})
+    given["path"] = given["path"].parent / "aligned"
+
+
+def take(*, force: bool) -> Change:
+    def change(given: Given) -> None:
+        given["to"].mkdir()
+        (given["to"] / "mine").write_text("mine")
+        given["force"] = force
+
+    return change
+
+
+REFUSED: dict[str, tuple[Change, type[OrthomergeError], str]] = {
+    "no output": (lambda g: g.update(path=g["experts"]["two"]), CheckpointError, "is not an orthomerge output"),
+    "no data": (put("data", {}), RecipeError, "nothing to align on: give the inputs of at least one task"),
+    "no expert": (
+        put("experts", {}),
+        RecipeError,
+        r"the expert of 'two' is what its head is aligned with; give --expert",
+    ),
+    "unknown task": (lambda g: g["data"].update(tow="x"), RecipeError, r"has no task 'tow'; did you mean 'two'\?"),
+    "unknown expert": (lambda g: g["experts"].update(tow="x"), RecipeError, r"has no task 'tow'; did you mean 'two'\?"),
+    "expert without data": (lambda g: g["experts"].update(five="x"), RecipeError, "'five' is of no use without inputs"),
+    "unknown aligner": (put("aligner", "rigde"), RecipeError, r"unknown aligner 'rigde'; did you mean 'ridge'\?"),
+    "unknown option": (
+        put("options", {"strenght": 1}),
+        RecipeError,
+        "unknown option 'strenght'; did you mean 'strength'",
+    ),
+    "unknown split": (put("split", "tset"), RecipeError, "'split' must be train, val or test, got 'tset'"),
+    "no inputs wanted": (put("limit", 0), RecipeError, "'limit' must be at least 1, got 0"),
+    "no such file": (put("data", {"two": "nowhere.csv"}), CheckpointError, "nowhere.csv does not exist"),
+    "no such expert": (put("experts", {"two": "./nowhere"}), CheckpointError, "'./nowhere' does not exist"),
+    "data of another task": (other_labels, IncompatibleError, "labels of task 'two' are not those of its expert"),
+    "pictures for a text model": (
+        pictures,
+        IncompatibleError,
+        "reads inputs of modality 'text', but those of 'two' are",
+    ),
+    "an empty split": (empty, RecipeError, "the train split of 'two' is empty"),
+    "labels the other way round": (
+        rename_labels("two-1", "two-0"),
+        IncompatibleError,
+        "or another order; give the expert",
+    ),
+    "labels of another task": (rename_labels("a", "b"), IncompatibleError, "has other labels than the head in"),
+    "another number of labels": (rename_labels("a", "b", "c"), IncompatibleError, "has 2 rows but there are 3 labels"),
+    "NaN in the expert": (
+        spoil_expert("bert.pooler.dense.bias", float("nan")),
+        NumericalError,
+        "NaN|not finite|does not fit",
+    ),
+    "NaN in its head": (spoil_expert("classifier.bias", float("nan")), NumericalError, "holds NaN or infinity"),
+    "infinite features": (spoil_expert("bert.embeddings.LayerNorm.bias", 3e38), NumericalError, "not finite for row"),
+    "damaged encoder": (
+        damage("encoder/model.safetensors"),
+        CheckpointError,
+        "encoder/model.safetensors has changed since",
+    ),
+    "damaged head of another task": (damage("heads/five/head.safetensors"), CheckpointError, "has changed since"),
+    "lost file": (lose("heads/five/labels.json"), CheckpointError, "heads/five/labels.json is missing"),
+    "aligned before": (align_first, RecipeError, "has been aligned already, by 'ridge'; align the merge"),
+    "onto itself": (lambda g: g.update(to=g["path"], force=True), OutputError, "overlaps the input"),
+    "into itself": (lambda g: g.update(to=g["path"] / "to"), OutputError, "overlaps the input"),
+    "into an expert": (lambda g: g.update(to=g["experts"]["two"] / "to"), OutputError, "overlaps the input"),
+    "onto something": (take(force=False), OutputError, "exists already; give --force to replace it"),
+    "onto something not ours": (
+        take(force=True),
+        OutputError,
+        "was not written by orthomerge",
+    ),
+    "unknown device": (put("device", "cpuu"), RecipeError, "unknown device 'cpuu'"),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "match"), REFUSED.values(), ids=REFUSED)
+def test_refused_with_nothing_left(change: Change, error: type[OrthomergeError], match: str, given: Given) -> None:
+    change(given)
+    refused(given, error, match)
+
+
+def test_an_aligner_that_fails_leaves_nothing(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(self: Ridge, pair: FeaturePair, head: Head) -> Alignment:
+        assert any(path.name == ".to.partial" for path in given["to"].parent.iterdir())
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Ridge, "fit", fit)
+    before = contents(given["to"].parent)
+    with pytest.raises(ZeroDivisionError):
+        orthomerge.align(**given)
+    assert contents(given["to"].parent) == before
+    assert sorted(path.name for path in given["to"].parent.iterdir()) == ["out", "two"]
+
+
+def classifiers() -> dict[str, tuple[Callable[[Head, torch.Tensor], Any], type[OrthomergeError], str]]:
+    def steep(head: Head, features: torch.Tensor) -> Head:
+        """Long weights at right angles to the few inputs there are: float32 has not enough digits for that."""
+        unseen = torch.linalg.svd(features.double()).Vh[-1]
+        return replace(head, output=Linear(head.output.weight.double() + 1e5 * unseen, head.output.bias))
+
+    def other(head: Head, features: torch.Tensor) -> Head:
+        return Head(Linear(torch.ones(2, 5), torch.ones(2)), head.labels)
+
+    def infinite(head: Head, features: torch.Tensor) -> Head:
+        return replace(head, output=Linear(head.output.weight.double() * 1e300, head.output.bias))
+
+    def renamed(head: Head, features: torch.Tensor) -> Head:
+        return replace(head, labels=("a", "b"))
+
+    class Odd:
+        labels = ("two-0", "two-1")
+
+    return {
+        "not float32": (
+            steep,
+            NumericalError,
+            r"the logits of 'two' on disk are not those that were fitted: they differ",
+        ),
+        "too large": (infinite, NumericalError, "the logits of 'two' on disk are not those that were fitted"),
+        "wider": (other, IncompatibleError, "the aligned head of 'two' has not the shapes and dtypes"),
+        "renamed": (renamed, IncompatibleError, "has other labels than the head"),
+        "no head at all": (
+            lambda head, features: Odd(),
+            RecipeError,
+            "is a Odd, which cannot be saved; an aligner must return",
+        ),
+    }
+
+
+@pytest.mark.parametrize(("make", "error", "match"), classifiers().values(), ids=classifiers())
+def test_what_cannot_be_saved_as_it_is(
+    make: Callable[[Head, torch.Tensor], Any],
+    error: type[OrthomergeError],
+    match: str,
+    given: Given,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ridge, "fit", lambda self, pair, head: Alignment(make(head, pair.merged.values)))
+    refused({**given, "limit": 8}, error, match)
+
+
+def test_force_replaces_an_output_whole(given: Given) -> None:
+    orthomerge.align(**given)
+    first = contents(given["to"])
+    orthomerge.align(**given, options={"strength": 1.0}, force=True)
+    assert contents(given["to"]).keys() == first.keys()
+    assert contents(given["to"]) != first
+    refused(
+        {**given, "aligner": "ridge", "options": {"strength": -1.0}, "force": True}, RecipeError, "must be 0 or more"
+    )
+
+
+def test_a_module_of_the_users_own_cannot_be_encoded(tmp_path: Path) -> None:
+    body = {"body.w": torch.ones(3, 3)}
+    save_file(body, tmp_path / "base.safetensors")
+    save_file({**body, "fc.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
+    expert = Expert(str(tmp_path / "a.safetensors"), head=HeadNames(("fc",)))
+    recipe = Recipe({"a": expert}, base=str(tmp_path / "base.safetensors"), family="generic", encoder_prefix="body")
+    orthomerge.merge(recipe, out=tmp_path / "out")
+    with pytest.raises(RecipeError, match="is of a module of your own, which cannot be built here"):
+        orthomerge.align(tmp_path / "out", data={"a": "x"}, experts={"a": "x"}, to=tmp_path / "to")
