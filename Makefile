@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit bench memory every features tangent arithmetic text8 vision8 parity clean
+.PHONY: help install demo test lint format types unit bench memory every features tangent arithmetic digits text8 vision8 parity clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -56,6 +56,9 @@ arithmetic: $(STAMP)  ## task negation and analogies on the digits suite (a quar
 
 tangent: $(STAMP)  ## ordinary, linearised and tau-Jp experts of the digits suite, merged at every lambda (40 minutes)
 	$(BIN)/python benchmarks/tangent.py
+
+digits: $(STAMP)  ## every protocol and aligner on the embedded suite (half an hour on 2 cores)
+	$(BIN)/python benchmarks/digits.py
 
 text8: $(STAMP)  ## eight real text tasks from ../shared/data (a GPU, or hours)
 	$(BIN)/python benchmarks/text8.py

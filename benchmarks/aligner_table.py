@@ -7,9 +7,11 @@ often (`SLOW`: on task arithmetic only). Every cell says how many draws it is th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean, stdev
 
 from orthomerge.alignment.aligners import ALIGNERS
+from orthomerge.data.task import Split
 from orthomerge.evaluation.evaluate import Question
 from orthomerge.evaluation.tables import Sheet
 from orthomerge.records import Access, Record
@@ -23,7 +25,7 @@ FEW: tuple[int | float, ...] = (1, 5, 20, 0.1)
 CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 
 
-def aligner_questions(often: int = 20, seldom: int = 5, rarely: int = 2) -> list[Question]:
+def aligner_questions(often: int = 20, seldom: int = 5, rarely: int = 2, *, support: Split = "train") -> list[Question]:
     """Every aligner at every size; `often` draws of few inputs for the main ones, `rarely` for the slow ones."""
     found = [Question("current", subjects=(*MERGES, "base"))]
     for aligner in ALIGNERS:
@@ -37,7 +39,7 @@ def aligner_questions(often: int = 20, seldom: int = 5, rarely: int = 2) -> list
         if main:
             found.append(_ask(aligner, merges, "transductive", 0.1, seldom))
         found.append(_ask(aligner, merges, "transductive", None, 1))
-    return found
+    return [replace(question, support=support) for question in found]
 
 
 def _ask(aligner: str, subjects: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> Question:

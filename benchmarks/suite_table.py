@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -14,9 +15,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.aligner_table import aligner_questions, aligner_sheets  # noqa: E402
 from benchmarks.environments import describe_run  # noqa: E402
 
+from orthomerge.data.task import Split  # noqa: E402
 from orthomerge.evaluation.evaluate import Bench, Question  # noqa: E402
 from orthomerge.evaluation.running import read_run, run_evaluation  # noqa: E402
-from orthomerge.evaluation.scale import ScaleSearch, search_scale  # noqa: E402
+from orthomerge.evaluation.scale import search_scale  # noqa: E402
 from orthomerge.features.cache import FeatureCache  # noqa: E402
 from orthomerge.suites.table import build_suite  # noqa: E402
 
@@ -26,10 +28,10 @@ GRIDS = {
 }
 
 
-def questions(seeds: int) -> list[Question]:
+def questions(seeds: int, support: Split = "train") -> list[Question]:
     """The papers' protocols, inductive first and their own transductive one apart; the base is the control."""
     merges = ("average", *GRIDS)
-    return [
+    asked = [
         Question("current"),
         Question("knn", shots=5, seeds=seeds, access="inductive", subjects=merges),
         Question("aligned-c", shots=5, seeds=seeds, access="inductive", subjects=merges),
@@ -39,6 +41,7 @@ def questions(seeds: int) -> list[Question]:
         Question("aligned-c", access="cross-fitted", subjects=merges),
         Question("aligned-c", access="transductive", subjects=merges),
     ]
+    return [replace(question, support=support) for question in asked]
 
 
 def main(name: str) -> None:
@@ -50,6 +53,10 @@ def main(name: str) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="draws of few inputs for the protocols (5)")
     parser.add_argument("--draws", type=int, default=20, help="draws of few inputs for the main aligners (20)")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes for fits (all cores)")
+    parser.add_argument("--scale", action="append", default=[], metavar="METHOD=SCALE", help="instead of a search")
+    parser.add_argument(
+        "--support", choices=["train", "val"], default="train", help="where inductive inputs come from (train)"
+    )
     parser.add_argument("--only", choices=["protocols", "aligners"], help="one of the two tables")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
@@ -69,30 +76,39 @@ def main(name: str) -> None:
         batch=256,
     )
     say("references are ready")
-    searches: dict[str, ScaleSearch] = {}
+    best = {method: float(scale) for method, scale in (text.split("=") for text in given.scale)}
     for method, grid in GRIDS.items():
-        searches[method] = search_scale(suite.recipe(method), bench, grid=grid)
-        say(f"{method}: scale {searches[method].best:g} chosen on validation data")
-        print(searches[method].plot(), flush=True)
+        if method not in best:
+            search = search_scale(suite.recipe(method), bench, grid=grid)
+            best[method] = search.best
+            say(f"{method}: scale {search.best:g} chosen on validation data")
+            print(search.plot(), flush=True)
     subjects = [
         *references.values(),
         suite.merged("average"),
-        *(suite.merged(method, {"scale": search.best}) for method, search in searches.items()),
+        *(suite.merged(method, {"scale": best[method]}) for method in GRIDS),
     ]
-    scales = ", ".join(f"{method} {search.best:g}" for method, search in searches.items())
-    chosen = f"Scales chosen by normalised accuracy on validation data: {scales}."
+    scales = ", ".join(f"{method} {best[method]:g}" for method in GRIDS)
+    chosen = f"Scales {'given' if given.scale else 'chosen by normalised accuracy on validation data'}: {scales}."
     run = {"suite": name, "say": say, "workers": given.workers}
     if given.only != "aligners":
         out = given.folder / "run"
-        run_evaluation(bench, subjects, questions(given.seeds), out=out, against="task_arithmetic", **run)
-        text = f"{chosen} knn and aligned-c with few inputs: drawn from the training split; sd and worst over seeds."
+        run_evaluation(
+            bench, subjects, questions(given.seeds, given.support), out=out, against="task_arithmetic", **run
+        )
+        text = f"{chosen} Inductive inputs: from {given.support}; sd and worst over draws of few."
         write(given.results, name, name, text, read_run(out).markdown())
         say("protocols are done")
     if given.only != "protocols":
         wanted = [subject for subject in subjects if subject.name not in ("expert", "mtl")]
-        records = run_evaluation(bench, wanted, aligner_questions(given.draws), out=given.folder / "aligners", **run)
+        records = run_evaluation(
+            bench, wanted, aligner_questions(given.draws, support=given.support), out=given.folder / "aligners", **run
+        )
         tables = "\n\n".join(sheet.markdown() for sheet in aligner_sheets(records))
-        text = f"{chosen} Mean accuracy of all tasks; ± its deviation over draws of inputs, and their number."
+        text = (
+            f"{chosen} Inductive inputs: from {given.support}. Mean accuracy of all tasks; ± its deviation over draws, "
+            "and their number."
+        )
         write(given.results, f"aligners-{name}", f"Aligners on {name}", text, tables)
         say("aligners are done")
 

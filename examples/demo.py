@@ -46,22 +46,23 @@ def main() -> None:
         Question("current"),
         Question("knn", shots=5, seeds=5, access="inductive", subjects=tuple(MERGES)),
         Question("aligned-c", access="inductive", subjects=("base", *MERGES)),
+        Question("current", aligner="auto", access="inductive", subjects=("base", *MERGES)),
     ]
     records = run_evaluation(bench, [*references.values(), *merged], questions, out=folder, suite="digits")
     print_records(records)
-    means = {(line.method, line.protocol): line.mean for line in lines(records)}
-    expert = means["expert", "current"]
-    plain, aligned = means["task_arithmetic", "current"], means["task_arithmetic", "aligned-c"]
+    means = {(line.method, line.title): line.mean for line in lines(records)}
+    expert, plain = means["expert", "current"], means["task_arithmetic", "current"]
+    paper, ours = means["task_arithmetic", "aligned-c"], means["task_arithmetic", "aligner auto"]
     print(
         f"\nSeven experts reach {expert:.1f}. One merged encoder (task arithmetic) under their heads: {plain:.1f}.\n"
         "The same encoder with its heads aligned to the experts' outputs on unlabelled training inputs: "
-        f"{aligned:.1f}.\nNot one parameter was added."
+        f"{paper:.1f} with aligned-c, {ours:.1f} with the aligner 'auto'.\nNot one parameter was added."
     )
     say(f"records, predictions and tables are in {folder}")
     print(
         "\nTry next:\n"
-        f"  orthomerge evaluate --suite digits --folder {folder / 'suite'} --method tsv_m --shots 5 --shots all\n"
-        "  orthomerge methods\n"
+        f"  orthomerge evaluate --suite digits --folder {folder / 'suite'} --method tsv_m --aligner auto --shots 5\n"
+        "  orthomerge methods; orthomerge aligners\n"
         "  orthomerge merge --base BASE --expert NAME=PATH ... --method ties --out OUT    (your own checkpoints)"
     )
 

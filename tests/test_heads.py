@@ -81,3 +81,10 @@ def test_a_hidden_layer_and_its_activation_go_together() -> None:
         Head(Linear(W), LABELS, hidden=Linear(torch.eye(2)))
     with pytest.raises(IncompatibleError, match=match):
         Head(Linear(W), LABELS, activation="tanh")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_in_half_precision_reads_features_in_float32(dtype: torch.dtype) -> None:
+    head = Head(Linear(torch.tensor([[1.0, 2.0], [0.5, -1.0]], dtype=dtype), torch.ones(2, dtype=dtype)), ("a", "b"))
+    values = torch.tensor([[1.0009765625, 3.0]])  # more digits than bfloat16 has
+    torch.testing.assert_close(head(values), torch.tensor([[8.0009765625, -1.49951171875]]), rtol=0, atol=0)

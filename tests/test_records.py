@@ -85,7 +85,7 @@ def test_what_makes_another_way(change: dict[str, Any]) -> None:
         ({"access": "cross-fitted", "support": "folds"}, "knn"),
         ({"access": "transductive", "support": "folds"}, "knn, other folds"),
         ({"access": "transductive"}, "knn"),  # of an earlier version
-        ({"options": {"b": 0.5, "a": "x"}, "aligner": "ridge"}, 'knn, a="x", b=0.5, ridge'),
+        ({"options": {"b": 0.5, "a": "x"}, "aligner": "ridge"}, 'aligner ridge, a="x", b=0.5'),
     ],
 )
 def test_titles(given: dict[str, Any], title: str) -> None:

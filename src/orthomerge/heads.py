@@ -39,7 +39,10 @@ class Linear:
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         import torch
 
-        return torch.nn.functional.linear(values, self.weight, self.bias)
+        # A head in half precision reads features in float32 as they are.
+        dtype = torch.promote_types(values.dtype, self.weight.dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return torch.nn.functional.linear(values.to(dtype), self.weight.to(dtype), bias)
 
 
 @dataclass(frozen=True)

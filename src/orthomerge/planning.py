@@ -142,6 +142,11 @@ def make_plan(recipe: Recipe) -> Plan:
         what = f"inputs cannot be encoded here by {family.title}, which is built elsewhere"
         plan.problems.append(Problem("align", what, "leave the block out", RecipeError))
     base = _adapted(found_base, family)
+    if linear := _linearised(opened):
+        plan.notes.append(
+            f"{some(linear)}: linearised, so what was trained is a linear model; evaluate, export and align read the "
+            "merge as the ordinary network, orthomerge.tuning.loading.load_linearised as the linear one"
+        )
     pooling = recipe.pooling or plan.attempt("pooling", lambda: _told_pooling(opened)) or family.default_pooling
     if pooling not in family.poolings:
         what = f"{pooling!r} is not known for {family.name}"
@@ -206,6 +211,13 @@ def _told_pooling(opened: Mapping[str, Checkpoint | Adapter]) -> str | None:
     if len(set(told.values())) > 1:
         raise RecipeError(f"the experts read their features in different ways ({told}); say which with 'pooling'")
     return next(iter(told.values()), None)
+
+
+def _linearised(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
+    """The experts that say of themselves that they are tangent models."""
+    about = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
+    modes = {task: told.get("mode") for task, told in about.items() if isinstance(told, dict)}
+    return [task for task, mode in modes.items() if mode in ("linearised", "tau_jp")]
 
 
 def _adapted(source: Checkpoint, family: Family) -> Checkpoint:

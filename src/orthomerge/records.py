@@ -40,9 +40,8 @@ class Way:
     @property
     def title(self) -> str:
         """In words, without what a table's title says."""
-        parts = [self.protocol, *(f"{name}={value}" for name, value in self.options)]
-        if self.aligner is not None:
-            parts.append(self.aligner)
+        read = self.protocol if self.aligner is None else f"aligner {self.aligner}"
+        parts = [read, *(f"{name}={value}" for name, value in self.options)]
         if self.shots is not None:
             parts.append(f"{self.shots:g}/class" if self.shots >= 1 else f"{self.shots:.0%}")
         if self.support not in (None, _USUAL[self.access]):

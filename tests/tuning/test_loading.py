@@ -144,3 +144,9 @@ def deeper(base: Path, out: Path) -> Path:
         config.num_hidden_layers += 1
         ViTModel(config, add_pooling_layer=False).save_pretrained(out)
     return out
+
+
+def test_the_plan_says_how_linearised_experts_are_read(experts: dict[str, Path], base: Path) -> None:
+    recipe = Recipe(experts={task: str(path) for task, path in experts.items()}, base=str(base))
+    notes = orthomerge.make_plan(recipe).notes
+    assert any("'t0', 't1', 't2': linearised" in note and "load_linearised" in note for note in notes)

@@ -36,7 +36,7 @@ class Auto:
     """`few` and `many`: mean numbers of inputs a class at which the aligner changes."""
 
     few: float = 4.0
-    many: float = 50.0
+    many: float = 25.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.few <= self.many:

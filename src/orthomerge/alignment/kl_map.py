@@ -7,8 +7,8 @@ by L-BFGS, where D changes the head's first linear map (and its bias). For a hea
 and the result is the maximum a posteriori estimate. lambda = strength / (mean square of the head's own weights): the
 prior says how far the weights move, compared with how large they are, and a strength means the same for every encoder.
 It is chosen by cross-validation on at most `_JUDGED` inputs (a prior that is right for a part of them is right for
-all): of all within one standard error of the best, the one nearest to the default. Few inputs therefore leave the
-default alone.
+all): of all within one standard error of the best, the one nearest to the default. Fewer than `_ENOUGH` inputs, two a
+fold, say nothing about a prior and leave the default alone.
 
 In the basis of X = [H, a 1] = U diag(s) V^T (see `least_squares`) the change is D = E diag(w) V^T with w = (s^2 / 4 +
 lambda)^-1/2, which makes the curvature about 1 in every direction: tens of iterations instead of hundreds.
@@ -41,6 +41,7 @@ DEFAULT = 0.03
 _JUDGED = 500
 _ROUGH = 20  # iterations for fits that are only judged
 _FOLDS = 5
+_ENOUGH = 2 * _FOLDS
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,9 @@ class KlProblem:
         return found
 
     def chosen(self) -> float:
-        """The strength that held-out inputs ask for; with fewer than two, the default."""
+        """The strength that held-out inputs ask for; with few, the default."""
         judged = self.judged()
-        if len(judged) < 2:
+        if len(judged) < _ENOUGH:
             return DEFAULT
         rows: list[torch.Tensor] = []
         states: list[torch.Tensor | None] | None = None

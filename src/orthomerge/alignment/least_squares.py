@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -33,6 +34,7 @@ __all__ = [
     "chosen_strength",
     "leave_one_out",
     "linear_map",
+    "map_from",
     "ridge_change",
     "strength_from_sums",
 ]
@@ -64,16 +66,23 @@ class Spectrum:
         U, V = (vectors, X.T @ vectors / s) if wide else (X @ vectors / s, vectors)
         return cls(U, s, V, float(values.clamp_min(0).sum()) / X.shape[1], a)
 
+    @cached_property
+    def squares(self) -> torch.Tensor:
+        """U_ik^2."""
+        return self.U.square()
+
     def shrinkage(self, strength: float) -> torch.Tensor:
         """s^2 / (s^2 + lambda), [r]."""
         return torch.zeros_like(self.s) if math.isinf(strength) else self.s**2 / (self.s**2 + strength * self.unit)
 
 
-def leave_one_out(spectrum: Spectrum, R: torch.Tensor, strength: float) -> torch.Tensor:
-    """The error [n, m] of every input under the fit to all others."""
+def leave_one_out(
+    spectrum: Spectrum, R: torch.Tensor, strength: float, *, seen: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The error [n, m] of every input under the fit to all others; `seen`: U^T R, where it is known."""
     f = spectrum.shrinkage(strength)
-    fitted = spectrum.U @ (f[:, None] * (spectrum.U.T @ R))
-    leverage = spectrum.U.square() @ f
+    fitted = spectrum.U @ (f[:, None] * (spectrum.U.T @ R if seen is None else seen))
+    leverage = spectrum.squares @ f
     return (R - fitted) / (1 - leverage).clamp_min(1e-9)[:, None]
 
 
@@ -81,7 +90,8 @@ def chosen_strength(spectrum: Spectrum, R: torch.Tensor) -> float:
     """By leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
     if len(R) < 2:
         return math.inf
-    losses = torch.stack([leave_one_out(spectrum, R, strength).square().sum(1) for strength in STRENGTHS])
+    seen = spectrum.U.T @ R
+    losses = torch.stack([leave_one_out(spectrum, R, strength, seen=seen).square().sum(1) for strength in STRENGTHS])
     return STRENGTHS[careful(losses)]
 
 
@@ -108,6 +118,11 @@ def linear_map(moments: Moments, strength: float, *, biased: bool) -> tuple[torc
         D = change @ vectors[:, kept] / (values[kept] + penalty) @ vectors[:, kept].T
     a = _column(moments)
     return eye + D[:, :d], a * D[:, d] if biased else None
+
+
+def map_from(sums: Sums, strength: float, *, biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`linear_map` of all inputs, solved once for all aligners that want it."""
+    return sums.once(("map", strength, biased), lambda: linear_map(sums.total, strength, biased=biased))
 
 
 def strength_from_sums(sums: Sums, head: Head) -> float:

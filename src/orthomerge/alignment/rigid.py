@@ -30,7 +30,7 @@ from orthomerge.errors import NumericalError
 from orthomerge.features.statistics import Moments
 from orthomerge.heads import Head
 
-__all__ = ["KAPPAS", "Rigid", "careful", "choose_rigid", "loss_of", "polar_factor", "rigid_map", "spread"]
+__all__ = ["KAPPAS", "Rigid", "careful", "choose_rigid", "loss_of", "polar_factor", "scale_of", "spread", "turn_of"]
 
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)
@@ -59,16 +59,21 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
     return factor
 
 
-def rigid_map(moments: Moments, kappa: float, *, d: int, task: str, scaled: bool = False) -> tuple[torch.Tensor, float]:
-    """A [r, r] and its scale for sums over rows of width r, of features that are d wide."""
-    C, S = moments.C, moments.S
-    energy = float(C.trace())
+def turn_of(moments: Moments, kappa: float, *, d: int, task: str) -> torch.Tensor:
+    """A [r, r] for sums over rows of width r, of features that are d wide."""
+    C, energy = moments.C, float(moments.C.trace())
+    eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
     if math.isinf(kappa) or energy <= 0:
-        return torch.eye(len(C), dtype=C.dtype, device=C.device), 1.0
-    A = polar_factor(S + kappa * energy / d * torch.eye(len(C), dtype=C.dtype, device=C.device), task=task)
-    # Shrunk towards 1 as A is towards the identity.
-    scale = (float((A * S).sum()) + kappa * energy) / ((1 + kappa) * energy) if scaled else 1.0
-    return A, scale
+        return eye
+    return polar_factor(moments.S + kappa * energy / d * eye, task=task)
+
+
+def scale_of(A: torch.Tensor, moments: Moments, kappa: float) -> float:
+    """The scale that goes with A, shrunk towards 1 as A is towards the identity."""
+    energy = float(moments.C.trace())
+    if math.isinf(kappa) or energy <= 0:
+        return 1.0
+    return (float((A * moments.S).sum()) + kappa * energy) / ((1 + kappa) * energy)
 
 
 def spread(moments: Moments) -> Moments:
@@ -99,7 +104,8 @@ def choose_rigid(
     if len(choices) > 1:
         kappa, share = _cross_validated(sums, W, choices, bias=bias, scaled=scaled)
     moments = spread(total) if bias else total
-    A, scale = rigid_map(moments, kappa, d=total.d, task=sums.task, scaled=scaled)
+    A = sums.once(("turn", kappa, bias), lambda: turn_of(moments, kappa, d=total.d, task=sums.task))
+    scale = scale_of(A, moments, kappa) if scaled else 1.0
     shift = share * (total.mean_t - scale * A @ total.mean_h) if bias else None
     return Rigid(A, scale, shift, kappa, share)
 
@@ -108,23 +114,30 @@ def _cross_validated(
     sums: Sums, W: torch.Tensor, choices: list[tuple[float, float]], *, bias: bool, scaled: bool
 ) -> tuple[float, float]:
     """The first of the choices, which go from careful to bold, that is within one standard error of the best."""
-    d = sums.total.d
-    Q = _leading(sums.total) if d > _LEADING else None
+    d, seen = sums.total.d, W
+    part = sums
+    if d > _LEADING:
+        Q = sums.once("leading", lambda: _leading(sums.total))
+        part = sums.once("led", lambda: Sums(tuple(each.seen_through(Q) for each in sums.parts), sums.task))
+        seen = W @ Q
     losses: list[list[float]] = []
-    for split in sums.splits():
-        train, held_out = split if Q is None else (part.seen_through(Q) for part in split)
-        seen = W if Q is None else W @ Q
+    for number, (train, held_out) in enumerate(part.splits()):
         moments = spread(train) if bias else train
-        maps = {kappa: rigid_map(moments, kappa, d=d, task=sums.task, scaled=scaled) for kappa in dict(choices)}
         row = []
         for kappa, share in choices:
-            A, scale = maps[kappa]
+            A = _fold_turn(sums, moments, kappa, key=(number, bias))
+            scale = scale_of(A, moments, kappa) if scaled else 1.0
             c = share * (seen @ (train.mean_t - scale * A @ train.mean_h))
             row.append(loss_of(scale * seen @ A, c, seen, held_out) / held_out.n)
         losses.append(row)
     if len(losses) < 2:  # one input: nothing to choose by
         return choices[0]
     return choices[careful(torch.tensor(losses, dtype=torch.float64).T)]
+
+
+def _fold_turn(sums: Sums, moments: Moments, kappa: float, *, key: tuple[int, bool]) -> torch.Tensor:
+    """A without one of the folds; aligners that differ in scale or shift share it."""
+    return sums.once(("fold", kappa, *key), lambda: turn_of(moments, kappa, d=sums.total.d, task=sums.task))
 
 
 def careful(losses: torch.Tensor) -> int:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.features.statistics import Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     import torch
 
 __all__ = ["FOLDS", "Sums"]
 
 FOLDS = 5
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,16 @@ class Sums:
         for number, part in enumerate(self.parts):
             if 0 < part.n < self.n:
                 yield self._sum(self.parts[:number] + self.parts[number + 1 :]), part
+
+    def once(self, key: Hashable, make: Callable[[], Found]) -> Found:
+        """What `make` gives: made by the first aligner that asks for it, and kept for all others with these sums."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast("Found", self._kept[key])
+
+    @cached_property
+    def _kept(self) -> dict[Hashable, object]:
+        return {}
 
     def _sum(self, parts: tuple[Moments, ...]) -> Moments:
         first, *rest = parts

@@ -37,6 +37,7 @@ def evaluate(
     folder: str | None,
     methods: list[str],
     protocols: list[str],
+    aligners: list[str],
     shots: list[str],
     seeds: int,
     access: list[str],
@@ -46,12 +47,13 @@ def evaluate(
     out: str,
     device: str,
     batch: int,
+    workers: int,
     as_json: bool,
 ) -> None:
     """Names and numbers are checked before anything is built."""
     from orthomerge.evaluation.running import read_run, run_evaluation
 
-    questions = _questions(protocols, shots, seeds, access)
+    questions = _questions(protocols, aligners, shots, seeds, access)
     if controls:
         several = suite is not None or len(data) > 1
         questions += _controls(questions, several=several)
@@ -67,7 +69,15 @@ def evaluate(
     else:
         bench, subjects = _own_subjects(models, data, experts, device, batch, Path(out))
     run_evaluation(
-        bench, subjects, questions, out=Path(out), suite=suite, against=against, margin=margin / 100, say=say
+        bench,
+        subjects,
+        questions,
+        out=Path(out),
+        suite=suite,
+        against=against,
+        margin=margin / 100,
+        workers=workers,
+        say=say,
     )
     run = read_run(Path(out))
     if as_json:
@@ -203,7 +213,10 @@ def _told_apart(subjects: list[Subject]) -> list[Subject]:
     ]
 
 
-def _questions(protocols: list[str], shots: list[str], seeds: int, access: list[str]) -> list[Question]:
+def _questions(
+    protocols: list[str], aligners: list[str], shots: list[str], seeds: int, access: list[str]
+) -> list[Question]:
+    from orthomerge.alignment.aligners import find_aligner
     from orthomerge.evaluation.evaluate import Question
     from orthomerge.evaluation.protocols import find_protocol
     from orthomerge.records import Access
@@ -212,28 +225,25 @@ def _questions(protocols: list[str], shots: list[str], seeds: int, access: list[
     for kind in access:
         if kind not in get_args(Access) or kind == "data-free":
             raise RecipeError(f"unknown access {kind!r}; {nearest(kind, get_args(Access)[1:])}")
+    readings = [(name, None) for name in protocols] + [("current", find_aligner(name).name) for name in aligners]
     questions = []
-    for name in protocols:
-        needs = find_protocol(name).needs
-        if not needs:
+    for name, aligner in readings:
+        if aligner is None and not find_protocol(name).needs:
             questions.append(Question(name))
             continue
-        questions += [
-            Question(name, shots=count, seeds=seeds if count is not None else 1, access=cast(Access, kind))
-            for count in counts
-            for kind in access
-        ]
+        for count in counts:
+            draws = seeds if count is not None else 1
+            questions += [
+                Question(name, shots=count, seeds=draws, access=cast(Access, kind), aligner=aligner) for kind in access
+            ]
     return questions
 
 
 def _controls(questions: Sequence[Question], *, several: bool) -> list[Question]:
     """Every question to a protocol that learns from an expert, spoilt in each way that there is for it."""
-    from orthomerge.evaluation.protocols import find_protocol
-
     found = []
     for question in questions:
-        needs = find_protocol(question.protocol).needs
-        if "teacher" in needs and "labels" not in needs:
+        if question.needs & {"teacher", "expert"} and "labels" not in question.needs:
             found.append(replace(question, control="shuffled-teacher"))
             if several and question.access == "inductive":
                 found.append(replace(question, control="other-task"))

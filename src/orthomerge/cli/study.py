@@ -102,6 +102,9 @@ def evaluate(
     protocol: Annotated[
         list[str] | None, typer.Option("--protocol", help="current, knn, aligned-c, probe; repeat.")
     ] = None,
+    aligner: Annotated[
+        list[str] | None, typer.Option("--aligner", help="Read through an aligner too (see `aligners`); repeat.")
+    ] = None,
     shots: Annotated[
         list[str] | None, typer.Option("--shots", help="Inputs a class, a share (0.1), or all; repeat.")
     ] = None,
@@ -122,6 +125,7 @@ def evaluate(
     out: Annotated[str, typer.Option("--out", help="The run folder.")] = "runs/evaluation",
     device: Device = "auto",
     batch: Annotated[int, typer.Option("--batch")] = 64,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that fit side by side.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Score merged models under the papers' protocols, with what each number has seen, and compare them."""
@@ -135,6 +139,7 @@ def evaluate(
         folder=folder,
         methods=method or ["average", "task_arithmetic", "ties"],
         protocols=protocol or ["current", "knn", "aligned-c"],
+        aligners=aligner or [],
         shots=shots or ["all"],
         seeds=seeds,
         access=access or ["inductive"],
@@ -144,6 +149,7 @@ def evaluate(
         out=out,
         device=device,
         batch=batch,
+        workers=workers,
         as_json=as_json,
     )
 

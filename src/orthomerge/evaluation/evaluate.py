@@ -274,7 +274,10 @@ def _wider(one: Access, other: Access) -> Access:
 
 
 def _rows(examples: Examples, shots: Shots, seed: int) -> torch.Tensor | None:
-    """Which inputs are support (None: all). Few shots are drawn class by class, which uses labels, as in the papers."""
+    """Which inputs are support (None: all). Few shots are drawn class by class, which uses labels, as in the papers.
+
+    A class that has fewer gives all it has.
+    """
     if shots is None:
         return None
     if shots < 1:
@@ -282,5 +285,5 @@ def _rows(examples: Examples, shots: Shots, seed: int) -> torch.Tensor | None:
     elif examples.labels is None:
         raise RecipeError(f"{shots} shots a class need labels to tell classes; give a share below 1, or all")
     else:
-        places = few_shot(examples.labels, int(shots), seed=seed)
+        places = few_shot(examples.labels, int(shots), seed=seed, allow_fewer=True)
     return torch.from_numpy(np.asarray(places, dtype=np.int64))

@@ -49,7 +49,7 @@ def output_name(method: str, parameters: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Suite:
-    """A built suite. `linearised` experts are evaluated as the linear models they are.
+    """A built suite.
 
     An expert is a folder in stock format, or an `Expert` that says what its file does not; the base then says the rest.
     `options` are those of every recipe, for example `pooling`.

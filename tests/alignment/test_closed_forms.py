@@ -1,0 +1,247 @@
+"""Maps in closed form: what was planted is found, and what is optimal beats all others."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import torch
+from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
+from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
+
+from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import make_aligner
+from orthomerge.alignment.folding import folded
+from orthomerge.alignment.invertible import lifted
+from orthomerge.alignment.logit_procrustes import LogitProcrustes, descend
+from orthomerge.alignment.orthogonal import Orthogonal
+from orthomerge.alignment.rigid import careful, loss_of, polar_factor, scale_of, turn_of
+from orthomerge.alignment.scaling import Scaling
+from orthomerge.alignment.similarity import Similarity
+from orthomerge.errors import NumericalError
+from orthomerge.features.features import FeaturePair
+from orthomerge.features.statistics import Moments
+from orthomerge.heads import Head
+
+D = 6
+RIGID = ("orthogonal", "similarity", "logit-procrustes")
+LINEAR = ("linear", "invertible", "affine", "ridge")
+SEES_A = exact(linear_head(torch.eye(D)))  # its aligned weight is A, and its bias the shift
+SEES_BOTH = exact(linear_head(torch.eye(D), torch.zeros(D)))
+
+
+def fit(name: str, pair: FeaturePair, head: Head, **options: Any) -> Alignment:
+    return make_aligner(name, options).fit(pair, head)
+
+
+# What was planted is found to 1e-8.
+
+
+@pytest.mark.parametrize("reflected", [False, True])
+@pytest.mark.parametrize("name", [*RIGID, *LINEAR])
+def test_a_planted_rotation(name: str, reflected: bool) -> None:
+    """A reflection is as good: folding does not care for the sign of a determinant."""
+    expert, A = doubles(50, D), turn(D)
+    if reflected:
+        A = A @ torch.diag(torch.tensor([-1.0] + [1.0] * (D - 1), dtype=torch.float64))
+    assert (A - torch.eye(D)).norm() > 1
+    options = {"kappa": 0.0} if name in RIGID else {"strength": 0.0}
+    for head in (exact(linear_head(doubles(3, D, seed=3))), SEES_A):
+        found = weight_of(fit(name, pair_of(expert @ A, expert), head, **options).classifier)
+        wanted = head.output.weight @ A
+        if name == "ridge":  # it leaves alone what is common to all classes
+            found, wanted = found - found.mean(0), wanted - wanted.mean(0)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "similarity", "affine", "logit-procrustes"])
+def test_a_planted_rotation_with_a_shift(name: str) -> None:
+    expert, A, shift = doubles(50, D), turn(D), 3 * doubles(D, seed=2)
+    options = {"strength": 0.0} if name == "affine" else {"kappa": 0.0}
+    head = head_in(fit(name, pair_of((expert - shift) @ A, expert), SEES_BOTH, **options).classifier)
+    torch.testing.assert_close(head.output.weight, A, rtol=0, atol=1e-8)
+    torch.testing.assert_close(head.output.bias, shift, rtol=0, atol=1e-8)
+
+
+def test_a_planted_similarity() -> None:
+    expert, A, shift = doubles(50, D), turn(D), 3 * doubles(D, seed=2)
+    found = Similarity(kappa=0).fit(pair_of(0.25 * (expert - shift) @ A, expert), SEES_BOTH)
+    head = head_in(found.classifier)
+    assert found.facts["scale"] == pytest.approx(4, abs=1e-9)
+    torch.testing.assert_close(head.output.weight, 4 * A, rtol=0, atol=1e-8)
+    torch.testing.assert_close(head.output.bias, shift, rtol=0, atol=1e-8)
+
+
+def test_a_planted_scaling() -> None:
+    expert, factors = doubles(50, D), torch.tensor([0.5, -2.0, 1.0, 3.0, 0.1, 7.0], dtype=torch.float64)
+    found = Scaling(prior=0).fit(pair_of(expert / factors, expert), SEES_A)
+    torch.testing.assert_close(weight_of(found.classifier), factors.diag(), rtol=0, atol=1e-8)
+    assert found.facts == {"least": pytest.approx(-2, abs=1e-9), "most": pytest.approx(7, abs=1e-9)}
+
+
+@pytest.mark.parametrize("name", ["linear", "invertible", "affine"])
+def test_a_planted_linear_map(name: str) -> None:
+    merged, A = doubles(50, D), doubles(D, D, seed=5)
+    shift = 3 * doubles(D, seed=2) if name == "affine" else torch.zeros(D)
+    head = head_in(fit(name, pair_of(merged, merged @ A.T + shift), SEES_BOTH, strength=0.0).classifier)
+    torch.testing.assert_close(head.output.weight, A, rtol=0, atol=1e-8)
+    torch.testing.assert_close(head.output.bias, shift.double(), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("name", ["orthogonal", "logit-procrustes", "linear", "ridge"])
+def test_every_kind_of_head_gets_a_planted_rotation(name: str, kind: str) -> None:
+    """A head that normalises does not care how long features are; rotating them is all there is to undo."""
+    head, expert, A = exact(head_of(kind)), doubles(60, D), turn(D)
+    merged = expert @ A
+    if head.normalise:
+        merged = merged * (1 + doubles(60, 1, seed=7).abs())
+    options = {"kappa": 0.0, "bias": False} if name in ("orthogonal", "logit-procrustes") else {"strength": 0.0}
+    found = fit(name, pair_of(merged, expert), head, **options).classifier
+    wanted = folded(head, A, task="toy")
+    logits, weights = (found(merged), head(expert)), (weight_of(found), weight_of(wanted))
+    if name == "ridge" and head.hidden is None:  # but for what is common to all classes
+        logits = (logits[0] - logits[0].mean(1, keepdim=True), logits[1] - logits[1].mean(1, keepdim=True))
+        weights = (weights[0] - weights[0].mean(0), weights[1] - weights[1].mean(0))
+    for one, other in (logits, weights):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+
+
+# By hand.
+
+
+def test_a_quarter_turn_by_hand() -> None:
+    """(1, 0) and (0, 2) became what (0, 1) and (-2, 0) were: A = [[0, -1], [1, 0]]."""
+    pair = pair_of(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [-2.0, 0.0]]))
+    found = Orthogonal(kappa=0).fit(pair, linear_head(torch.tensor([[1.0, 2.0], [3.0, 4.0]])))
+    torch.testing.assert_close(weight_of(found.classifier), torch.tensor([[2.0, -1.0], [4.0, -3.0]]))
+
+
+def test_scaling_by_hand() -> None:
+    """C = (5, 0), S = (10, 0), p = 2 (5 + 0) / (2 inputs x 2 features) = 2.5: (10 + 2.5) / (5 + 2.5), and 1."""
+    pair = pair_of(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), torch.tensor([[2.0, 9.0], [4.0, 9.0]]))
+    found = Scaling(prior=2).fit(pair, linear_head(torch.eye(2)))
+    torch.testing.assert_close(weight_of(found.classifier).diagonal(), torch.tensor([12.5 / 7.5, 1.0]))
+
+
+def test_a_scale_by_hand() -> None:
+    """With kappa the scale is (tr A^T S + kappa tr C) / ((1 + kappa) tr C), here (3 + 1) / 2 and 3."""
+    moments = Moments.of(torch.eye(2), 3 * torch.eye(2))
+    for kappa, wanted in ((0.0, 3.0), (1.0, 2.0), (math.inf, 1.0)):
+        A = turn_of(moments, kappa, d=2, task="toy")
+        torch.testing.assert_close(A, torch.eye(2, dtype=torch.float64))
+        assert scale_of(A, moments, kappa) == pytest.approx(wanted)
+
+
+def test_the_loss_on_held_out_sums_is_that_of_their_rows() -> None:
+    H, T, W = doubles(20, 4), doubles(20, 4, seed=1), doubles(3, 4, seed=2)
+    B, c = doubles(3, 4, seed=3), doubles(3, seed=4)
+    wanted = float((H @ B.T + c - T @ W.T).square().sum() - (T @ W.T).square().sum())
+    assert loss_of(B, c, W, Moments.of(H, T)) == pytest.approx(wanted)
+
+
+def test_careful_takes_the_first_that_is_not_surely_worse() -> None:
+    assert careful(torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])) == 1
+    assert careful(torch.tensor([[1.0, 1.0], [1.0, 1.0]])) == 0
+    # Means 1 and 0; the excess (3, 0, 0) has a standard error of exactly 1.
+    assert careful(torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])) == 0
+    assert careful(torch.tensor([[2.0, 1.0, 0.1], [0.0, 0.0, 0.0]])) == 1
+
+
+def test_lifting_by_hand() -> None:
+    A, condition = lifted(torch.diag(torch.tensor([2.0, 1e-9, 0.0], dtype=torch.float64)), 1e-3)
+    torch.testing.assert_close(A.diagonal().abs(), torch.tensor([2.0, 2e-3, 2e-3], dtype=torch.float64))
+    assert condition == pytest.approx(1e3)
+    regular = doubles(D, D)
+    same, bound = lifted(regular, 1e-6)
+    assert same is regular
+    assert bound >= float(torch.linalg.cond(regular)) * (1 - 1e-12)
+
+
+# What is optimal beats all others.
+
+
+def test_procrustes_beats_every_orthogonal_map() -> None:
+    H, T = doubles(40, D), doubles(40, D, seed=1)
+    A = weight_of(Orthogonal(kappa=0).fit(pair_of(H, T), SEES_A).classifier)
+    best = float((H @ A.T - T).square().sum())
+    turns = [torch.linalg.qr(doubles(D, D, seed=seed))[0] for seed in range(500)]
+    turns += [A @ turn(D, angle=angle, seed=seed) for seed in range(50) for angle in (1e-4, 1e-2, 0.3)]
+    assert all(float((H @ Q.T - T).square().sum()) >= best - 1e-9 for Q in turns)
+
+
+def test_a_shift_makes_procrustes_better_still() -> None:
+    H, T = doubles(40, D) + 2, doubles(40, D, seed=1) - 1
+    with_it, without = (
+        head_in(Orthogonal(kappa=0, bias=bias).fit(pair_of(H, T), SEES_BOTH).classifier) for bias in (True, False)
+    )
+    assert (with_it(H) - T).square().sum() < 0.9 * (without(H) - T).square().sum()
+    torch.testing.assert_close(with_it(H).mean(0), T.mean(0))  # the means lie on each other
+    assert torch.equal(cast("torch.Tensor", without.output.bias), torch.zeros(D, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (40, 3), (3, 40)])
+def test_polar_factors_are_orthogonal(shape: tuple[int, int]) -> None:
+    """Even of a matrix that has no full rank."""
+    n, d = shape[0], 40
+    S = doubles(d, shape[1]) @ doubles(shape[1], d, seed=1) if shape[1] < d else doubles(n, d).T @ doubles(n, d, seed=1)
+    A = polar_factor(S, task="toy")
+    torch.testing.assert_close(A.T @ A, torch.eye(d, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(A.T @ S, (A.T @ S).T, rtol=0, atol=1e-10)  # and what is left is symmetric
+
+
+def test_polar_factors_of_what_is_not_finite() -> None:
+    with pytest.raises(NumericalError, match="an SVD for the map of 'toy' did not converge; use the aligner 'ridge'"):
+        polar_factor(torch.full((3, 3), math.nan), task="toy")
+
+
+def logit_loss(weight: torch.Tensor, W: torch.Tensor, moments: Moments) -> float:
+    return loss_of(weight, torch.zeros(len(W), dtype=torch.float64), W, moments)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 9])
+@pytest.mark.parametrize("kappa", [0.0, 0.3])
+def test_logit_procrustes_keeps_the_gram_matrix(kappa: float, classes: int) -> None:
+    """More classes than features: rows of the head that depend on each other go on doing so."""
+    W = doubles(classes, D, seed=3)
+    found = LogitProcrustes(kappa=kappa).fit(pair_of(doubles(40, D), doubles(40, D, seed=1)), linear_head(W))
+    made = weight_of(found.classifier)
+    torch.testing.assert_close(made @ made.T, W @ W.T, rtol=0, atol=1e-8)
+
+
+def test_logit_procrustes_falls_and_ends_below_procrustes() -> None:
+    H, W = doubles(40, D), doubles(3, D, seed=3)
+    T = H @ turn(D).T + doubles(40, D, seed=1)
+    moments = Moments.of(H, T)
+    start = W @ turn_of(moments, 0.0, d=D, task="toy")
+    losses = [
+        logit_loss(descend(W, start, moments, 0.0, d=D, steps=steps)[0], W, moments)
+        for steps in (0, 1, 2, 3, 5, 10, 50, 2000)
+    ]
+    assert losses[0] == pytest.approx(logit_loss(start, W, moments))
+    assert all(later <= earlier + 1e-9 for earlier, later in pairwise(losses))
+    assert losses[-1] < losses[0] - 1
+    found = LogitProcrustes(kappa=0).fit(pair_of(H, T), linear_head(W))
+    assert logit_loss(weight_of(found.classifier), W, moments) <= losses[0]
+    assert 0 < float(found.facts["steps"]) <= 200
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.3])
+def test_logit_procrustes_stops_where_no_turn_helps(kappa: float) -> None:
+    """The printed objective at W' = K Q, and near it."""
+    H, T, W = doubles(40, D), doubles(40, D, seed=1), doubles(3, D, seed=3)
+    moments = Moments.of(H, T)
+    start = W @ turn_of(moments, kappa, d=D, task="toy")
+    made, _ = descend(W, start, moments, kappa, d=D, steps=5000)
+
+    def objective(weight: torch.Tensor) -> float:
+        # <K^2 Q_0, Q> = <K Q_0, K Q> = <W, W'>.
+        pull = kappa * float(moments.C.trace()) / D * float((W * weight).sum())
+        return logit_loss(weight, W, moments) - 2 * pull
+
+    least = objective(made)
+    turned = [made @ turn(D, angle=angle, seed=seed) for seed in range(50) for angle in (1e-3, 0.1)]
+    assert all(objective(weight) >= least - 1e-6 for weight in turned)
+    assert least <= objective(start)

@@ -1,0 +1,218 @@
+"""KL with a prior: the optimum of the printed objective, the same from wherever it starts, and a default for few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.alignment.planted import doubles, exact, head_in, planted_task, same_head, turn
+from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
+from torch.nn.functional import kl_div
+
+from orthomerge.alignment.distillation import divergence
+from orthomerge.alignment.folding import centred_rows, first_map, logits_from, with_first_map
+from orthomerge.alignment.kl_map import DEFAULT, STRENGTHS, KlMap, KlProblem
+from orthomerge.alignment.problem import Problem
+from orthomerge.errors import NumericalError
+from orthomerge.heads import Head
+
+
+def problem_of(kind: str, *, count: int = 40, noise: float = 0.3) -> Problem:
+    expert = doubles(count, 6, seed=1) + 1
+    return Problem.of(pair_of(0.7 * expert @ turn(6) + noise * doubles(count, 6), expert), exact(head_of(kind)))
+
+
+def change(problem: Problem, made: Head) -> torch.Tensor:
+    """D [m, d] or, with a bias, [m, d + 1], whose last column is in units of a."""
+    old, new = first_map(problem.head), first_map(made)
+    D = new.weight - old.weight
+    if old.bias is None or new.bias is None:
+        return D
+    return torch.cat([D, ((new.bias - old.bias) / problem.H.square().mean().sqrt())[:, None]], 1)
+
+
+def objective(problem: Problem, D: torch.Tensor, strength: float) -> torch.Tensor:
+    """As printed."""
+    first, d = first_map(problem.head), problem.head.width
+    bias = None if first.bias is None else first.bias + problem.H.square().mean().sqrt() * D[:, d]
+    # A head written out, because a `Head` made by folding would refuse a graph's tensors in another dtype.
+    values = torch.nn.functional.linear(problem.H, first.weight + D[:, :d], bias)
+    if problem.head.hidden is not None and problem.head.activation is not None:
+        values = problem.head.output(getattr(torch.nn.functional, problem.head.activation)(values))
+    fit = kl_div(values.log_softmax(1), problem.Z.log_softmax(1), reduction="sum", log_target=True)
+    prior = strength / centred_rows(problem.head).square().mean()
+    return fit + prior / 2 * D.square().sum()
+
+
+def gradient(problem: Problem, D: torch.Tensor, strength: float) -> torch.Tensor:
+    D = D.detach().requires_grad_()
+    (found,) = torch.autograd.grad(objective(problem, D, strength), D)
+    return found
+
+
+@pytest.mark.parametrize("strength", [0.003, 0.03, 1.0])
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("count", [4, 40])
+def test_the_printed_objective_is_at_rest(kind: str, strength: float, count: int) -> None:
+    problem = problem_of(kind, count=count)
+    D = change(problem, head_in(KlMap(strength, steps=1000).align(problem).classifier))
+    start = gradient(problem, 0 * D, strength)
+    assert gradient(problem, D, strength).norm() < 1e-3 * start.norm()
+    assert objective(problem, D, strength) < objective(problem, 0 * D, strength)
+
+
+@pytest.mark.parametrize("kind", ["plain", "no bias", "normalising with bias"])
+def test_nothing_is_better_than_the_optimum(kind: str) -> None:
+    """Convex for a head of one layer: no change near or far, and no line through the optimum, leads lower."""
+    problem = problem_of(kind)
+    D = change(problem, head_in(KlMap(0.03, steps=1000).align(problem).classifier))
+    least = float(objective(problem, D, 0.03))
+    for seed in range(60):
+        step = 10 ** (1 - seed % 5) * doubles(*D.shape, seed=seed)
+        assert float(objective(problem, D + step, 0.03)) >= least - 1e-6
+        middle = float(objective(problem, D + step / 2, 0.03))
+        assert middle <= (least + float(objective(problem, D + step, 0.03))) / 2 + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["plain", "no bias", "normalising"])
+def test_every_start_ends_at_the_same_place(kind: str) -> None:
+    problem = problem_of(kind)
+    kl, rows, first = KlProblem(problem, steps=1000), torch.arange(40), logits_from(problem.head, problem.H)
+    V, seen = problem.spectrum.V, problem.spectrum.U * problem.spectrum.s
+    found = kl.solve(rows, 0.03)
+    for seed in range(5):
+        start = 3 * doubles(*found.shape, seed=seed)
+        other = kl.solve(rows, 0.03, start)
+        one, two, far = (float(objective(problem, G @ V.T, 0.03)) for G in (found, other, start))
+        assert two == pytest.approx(one, rel=1e-4)
+        assert far > 1.5 * one
+        said = [(first + seen @ G.T).softmax(1) for G in (found, other)]
+        torch.testing.assert_close(*said, rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_planted_map_is_found(kind: str) -> None:
+    """Where the expert's outputs can be reached, a weak prior reaches them."""
+    problem = problem_of(kind, noise=0.0)
+    made = head_in(KlMap(1e-5, steps=1000).align(problem).classifier)
+    before, after = (divergence(problem.Z, logits_from(head, problem.H)) for head in (problem.head, made))
+    assert before > 0.1
+    assert after < (1e-3 if problem.head.hidden is None else 2e-2) * before  # behind a tanh some are out of reach
+
+
+def test_more_strength_is_less_change() -> None:
+    problem = problem_of("plain")
+    sizes = [
+        float(change(problem, head_in(KlMap(strength).align(problem).classifier)).norm()) for strength in STRENGTHS
+    ]
+    assert sizes[0] == 0
+    assert sizes == sorted(sizes)
+
+
+def test_a_strength_means_the_same_in_every_unit() -> None:
+    """Features and head in other units give the same outputs."""
+    expert, W, bias = doubles(40, 6, seed=1), doubles(3, 6, seed=3), doubles(3, seed=4)
+    merged = expert @ turn(6) + 0.3 * doubles(40, 6)
+    one, other = (
+        KlMap(0.03, steps=1000).fit(pair_of(size * merged, size * expert), linear_head(W / size, bias)).classifier
+        for size in (1.0, 50.0)
+    )
+    torch.testing.assert_close(one(merged), other(50 * merged), rtol=0, atol=5e-3)
+
+
+# The choice of a strength.
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 9])
+def test_few_inputs_leave_the_default_alone(count: int, seed: int) -> None:
+    task = planted_task(5, seed=seed)
+    few = pair_of(task.pair.merged.values[:count], task.pair.expert.values[:count])
+    assert KlMap().fit(few, task.head).facts == {"strength": DEFAULT}
+
+
+def test_many_inputs_choose() -> None:
+    """Other than the default, where the expert can be reached without one and where nothing can be learned of it."""
+    assert float(KlMap().align(problem_of("plain", count=200, noise=0.0)).facts["strength"]) < DEFAULT
+    merged = doubles(200, 6)
+    noisy = pair_of(merged, merged + 3 * doubles(200, 6, seed=1))
+    assert float(KlMap().fit(noisy, exact(head_of("plain"))).facts["strength"]) >= DEFAULT
+
+
+def kl_with(losses: Sequence[Sequence[float]], monkeypatch: pytest.MonkeyPatch) -> KlProblem:
+    """A problem whose held-out losses are known: one row a strength."""
+    rows = dict(zip(STRENGTHS, torch.tensor(losses, dtype=torch.float64), strict=False))
+
+    def held_out(self: KlProblem, strength: float, judged: torch.Tensor, states: Any) -> Any:
+        return rows[strength], states
+
+    monkeypatch.setattr(KlProblem, "held_out", held_out)
+    return KlProblem(problem_of("plain", count=12))
+
+
+def test_of_all_near_the_best_the_nearest_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    default = STRENGTHS.index(DEFAULT)
+    flat = [[1.0, 2.0, 3.0, 4.0] * 3] * len(STRENGTHS)
+    assert kl_with(flat, monkeypatch).chosen() == DEFAULT
+    # Surely worse everywhere but at two places: the nearer one, though the other is a little better.
+    clear = [[9.0, 9.1, 9.0, 9.1] * 3] * len(STRENGTHS)
+    clear[0] = [0.5, 1.9, 0.5, 1.0] * 3
+    clear[default + 2] = [1.0, 1.0, 1.0, 1.2] * 3
+    assert kl_with(clear, monkeypatch).chosen() == STRENGTHS[default + 2]
+    clear[default + 2] = [2.0, 2.1, 2.0, 2.1] * 3
+    assert kl_with(clear, monkeypatch).chosen() == math.inf
+
+
+def test_past_the_best_no_more_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rising for the third time in a row: the rest would raise a KeyError here."""
+    rows = [[value] * 12 for value in (5.0, 1.0, 0.5, 2.0, 3.0)]
+    assert kl_with(rows, monkeypatch).chosen() == STRENGTHS[2]
+
+
+def test_held_out_inputs_are_held_out() -> None:
+    """Every judged input under a fit to the four folds that it is not in."""
+    problem = problem_of("plain", count=11)
+    kl = KlProblem(problem)
+    judged = kl.judged()
+    assert sorted(judged.tolist()) == list(range(11))
+    losses, _ = kl.held_out(0.3, judged)
+    for place, row in enumerate(judged.tolist()):
+        rest = torch.tensor([other for at, other in enumerate(judged.tolist()) if at % 5 != place % 5])
+        D = kl.solve(rest, 0.3, steps=20) @ problem.spectrum.V.T
+        first = first_map(problem.head)
+        assert first.bias is not None
+        made = with_first_map(
+            problem.head, first.weight + D[:, :6], first.bias + problem.spectrum.a * D[:, 6], task="toy"
+        )
+        wanted = divergence(problem.Z[row : row + 1], logits_from(made, problem.H[row : row + 1]))
+        assert float(losses[place]) == pytest.approx(wanted, abs=1e-10)
+    unchanged, _ = kl.held_out(math.inf, judged)
+    assert float(unchanged.mean()) == pytest.approx(divergence(problem.Z, logits_from(problem.head, problem.H)))
+
+
+def test_at_most_so_many_inputs_judge_a_strength() -> None:
+    kl = KlProblem(problem_of("plain", count=700))
+    assert len(kl.judged()) == len(set(kl.judged().tolist())) == 500
+
+
+@pytest.mark.parametrize("strength", [0.0, DEFAULT, "auto"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_features_that_are_all_zero_say_nothing(kind: str, strength: Any) -> None:
+    head = head_of(kind)
+    for count in (1, 7):
+        found = KlMap(strength).fit(pair_of(torch.zeros(count, 6), doubles(count, 6)), head).classifier
+        assert same_head(found, head)
+
+
+def test_one_class_has_nothing_to_learn() -> None:
+    head = linear_head(doubles(1, 6).float(), doubles(1, seed=1).float())
+    assert same_head(KlMap().fit(pair_of(doubles(20, 6), doubles(20, 6, seed=1)), head).classifier, head)
+
+
+def test_a_head_that_is_not_finite() -> None:
+    head = linear_head(torch.full((3, 6), math.nan), torch.zeros(3))
+    with pytest.raises(NumericalError, match="kl-map diverged on 'toy'; raise its strength, or use 'ridge'"):
+        KlMap(0.1).fit(pair_of(doubles(9, 6), doubles(9, 6, seed=1)), head)

@@ -1,0 +1,251 @@
+"""Ridge towards no change: leave-one-out and folds against refitting again and again, and one family of maps."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import pytest
+import torch
+from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
+from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
+
+from orthomerge.alignment import least_squares
+from orthomerge.alignment.affine import Affine
+from orthomerge.alignment.folding import centred_rows, first_map
+from orthomerge.alignment.least_squares import (
+    STRENGTHS,
+    Spectrum,
+    chosen_strength,
+    leave_one_out,
+    linear_map,
+    ridge_change,
+    strength_from_sums,
+)
+from orthomerge.alignment.linear import Linear
+from orthomerge.alignment.problem import Problem
+from orthomerge.alignment.ridge import Ridge
+from orthomerge.alignment.rigid import careful
+from orthomerge.alignment.sums import FOLDS
+from orthomerge.features.statistics import Moments
+from orthomerge.heads import Head
+
+SHAPES = [(7, 12), (12, 12), (40, 6)]  # fewer inputs than features, as many, more
+
+
+def design(H: torch.Tensor, *, biased: bool, like: torch.Tensor | None = None) -> torch.Tensor:
+    """X = [H, a 1]; a is the size of a typical feature of `like`."""
+    a = (H if like is None else like).square().mean().sqrt()
+    return torch.cat([H, a.expand(len(H), 1)], 1) if biased else H
+
+
+def solved(X: torch.Tensor, R: torch.Tensor, penalty: float) -> torch.Tensor:
+    """D as printed."""
+    size = X.shape[1]
+    D: torch.Tensor = torch.linalg.solve(X.T @ X + penalty * torch.eye(size, dtype=torch.float64), X.T @ R)
+    return D
+
+
+def unit(X: torch.Tensor) -> float:
+    """The mean eigenvalue of X^T X."""
+    return float(X.square().sum()) / X.shape[1]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_the_decomposition_is_one(n: int, d: int, biased: bool) -> None:
+    H = doubles(n, d) + 1
+    X, found = design(H, biased=biased), Spectrum.of(H, biased=biased)
+    torch.testing.assert_close(found.U * found.s @ found.V.T, X, rtol=0, atol=1e-9)
+    r = len(found.s)
+    assert r == min(n, X.shape[1])
+    for basis in (found.U, found.V):
+        torch.testing.assert_close(basis.T @ basis, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-8)
+    assert found.unit == pytest.approx(unit(X))
+    assert found.a == (pytest.approx(float(H.square().mean().sqrt())) if biased else 0)
+
+
+def test_by_hand() -> None:
+    """X^T X = 4 in the first direction, unit (4 + 0) / 2: strength 1 adds 2, and 4 / 6 of the residual is learned."""
+    spectrum = Spectrum.of(torch.tensor([[2.0, 0.0]], dtype=torch.float64), biased=False)
+    R = torch.tensor([[6.0]], dtype=torch.float64)
+    assert spectrum.unit == 2
+    torch.testing.assert_close(ridge_change(spectrum, R, 1.0), torch.tensor([[2.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(ridge_change(spectrum, R, 0.0), torch.tensor([[3.0, 0.0]], dtype=torch.float64))
+    assert ridge_change(spectrum, R, math.inf).tolist() == [[0, 0]]
+    # Without its only input nothing is learned: 6 / 3 over 1 - 4 / 6.
+    assert leave_one_out(spectrum, R, 1.0).item() == pytest.approx(6)
+
+
+@pytest.mark.parametrize("strength", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_ridge_is_the_printed_formula(n: int, d: int, biased: bool, strength: float) -> None:
+    H, R = doubles(n, d) + 1, doubles(n, 3, seed=1)
+    X = design(H, biased=biased)
+    expected = solved(X, R, strength * unit(X)).T
+    torch.testing.assert_close(ridge_change(Spectrum.of(H, biased=biased), R, strength), expected)
+
+
+@pytest.mark.parametrize("strength", [1e-4, 0.01, 1.0, 30.0, math.inf])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("n", "d"), SHAPES)
+def test_leave_one_out_is_refitting_without_each(n: int, d: int, biased: bool, strength: float) -> None:
+    """lambda and a stay as they are for all inputs: they are part of the choice that is judged."""
+    H, R = doubles(n, d) + 1, doubles(n, 3, seed=1)
+    X, expected = design(H, biased=biased), torch.empty(n, 3, dtype=torch.float64)
+    for left in range(n):
+        rest = torch.arange(n) != left
+        D = solved(X[rest], R[rest], strength * unit(X)) if math.isfinite(strength) else torch.zeros(X.shape[1], 3)
+        expected[left] = R[left] - X[left] @ D.double()
+    found = leave_one_out(Spectrum.of(H, biased=biased), R, strength)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["plain", "no bias", "normalising", "hidden"])
+@pytest.mark.parametrize("noise", [0.01, 0.5, 3.0])
+def test_the_chosen_strength_is_the_largest_near_the_best(kind: str, noise: float) -> None:
+    head, expert = exact(head_of(kind)), doubles(30, 6, seed=1)
+    problem = Problem.of(pair_of(expert @ turn(6) + noise * doubles(30, 6), expert), head)
+    X = design(problem.H, biased=problem.biased)
+    R = (problem.T - problem.H) @ centred_rows(head).T
+    errors = []
+    for strength in STRENGTHS:
+        row = []
+        for left in range(30):
+            rest = torch.arange(30) != left
+            D = solved(X[rest], R[rest], strength * unit(X)) if math.isfinite(strength) else 0 * X[:1].T @ R[:1]
+            row.append(float((R[left] - X[left] @ D).square().sum()))
+        errors.append(row)
+    losses = torch.tensor(errors, dtype=torch.float64)
+    excess = losses - losses[losses.mean(1).argmin()]
+    good = [
+        strength
+        for strength, row in zip(STRENGTHS, excess, strict=True)
+        if row.mean() <= row.std() / math.sqrt(30) + 1e-12
+    ]
+    assert problem.strength == chosen_strength(problem.spectrum, R) == max(good)
+    assert Ridge().align(problem).facts == {"strength": max(good)}
+
+
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What the choice was made from."""
+    seen: list[torch.Tensor] = []
+
+    def watched(losses: torch.Tensor) -> int:
+        seen.append(losses)
+        return careful(losses)
+
+    monkeypatch.setattr(least_squares, "careful", watched)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["plain", "no bias", "normalising with bias", "hidden"])
+@pytest.mark.parametrize("n", [3, 9, 40])
+def test_folds_of_sums_are_folds_of_rows(kind: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, expert = exact(head_of(kind)), doubles(n, 6, seed=1)
+    problem = Problem.of(pair_of(expert @ turn(6) + 0.3 * doubles(n, 6), expert), head)
+    W, biased, fold = centred_rows(head), problem.biased, torch.arange(n) % FOLDS
+    seen = captured(monkeypatch)
+    chosen = strength_from_sums(problem.sums, head)
+    (losses,) = seen
+    assert losses.shape == (len(STRENGTHS), min(n, FOLDS))
+    for number in range(min(n, FOLDS)):
+        train, test = fold != number, fold == number
+        H = problem.H[train]
+        X, R = design(H, biased=biased), (problem.T[train] - H) @ W.T
+        held_out = design(problem.H[test], biased=biased, like=H)
+        wanted = (problem.T[test] - problem.H[test]) @ W.T
+        expected = [
+            (wanted - held_out @ (solved(X, R, s * unit(X)) if math.isfinite(s) else 0 * X[:1].T @ R[:1]))
+            .square()
+            .sum(1)
+            .mean()
+            for s in STRENGTHS
+        ]
+        # The sums know everything but what depends on the expert alone: the same for every strength.
+        gap = losses[:, number] - torch.stack(expected)
+        torch.testing.assert_close(gap, gap[:1].expand(len(gap)), rtol=1e-7, atol=1e-7)
+    assert Ridge().solve(problem.sums, head).facts == {"strength": chosen}
+
+
+def test_one_input_chooses_no_change() -> None:
+    problem = Problem.of(pair_of(doubles(1, 6), doubles(1, 6, seed=1)), head_of("plain"))
+    assert problem.strength == strength_from_sums(problem.sums, problem.head) == math.inf
+
+
+# One family: what the head sees of the best linear map is the best head.
+
+
+def common(head: Head) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The first map but for what is common to all classes."""
+    first = first_map(head)
+    if head.hidden is not None:
+        return first.weight, first.bias
+    return first.weight - first.weight.mean(0), None if first.bias is None else first.bias - first.bias.mean()
+
+
+@pytest.mark.parametrize("strength", [1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("count", [4, 40])
+def test_an_affine_map_is_ridge_but_for_a_class_constant(kind: str, strength: float, count: int) -> None:
+    """For a head without bias that is the linear map."""
+    head, expert = exact(head_of(kind)), doubles(count, 6, seed=1) + 1
+    problem = Problem.of(pair_of(0.7 * expert @ turn(6) + 0.3 * doubles(count, 6), expert), head)
+    mapped: list[Affine | Linear] = [Affine(strength)] if problem.biased else [Affine(strength), Linear(strength)]
+    weight, bias = common(head_in(Ridge(strength).align(problem).classifier))
+    for each in mapped:
+        found, shift = common(head_in(each.align(problem).classifier))
+        torch.testing.assert_close(found, weight, rtol=0, atol=1e-9)
+        assert (shift is None) == (bias is None)
+        if shift is not None and bias is not None:
+            torch.testing.assert_close(shift, bias, rtol=0, atol=1e-9)
+
+
+def test_a_linear_map_is_the_printed_one() -> None:
+    """A = I + (T^T H - C) (C + lambda I)^-1."""
+    H, T = doubles(40, 6), doubles(40, 6, seed=1)
+    C, eye = H.T @ H, torch.eye(6, dtype=torch.float64)
+    A, shift = linear_map(Moments.of(H, T), 0.1, biased=False)
+    assert shift is None
+    expected = eye + (T.T @ H - C) @ torch.linalg.inv(C + 0.1 * float(C.trace()) / 6 * eye)
+    torch.testing.assert_close(A, expected)
+
+
+def test_more_strength_is_less_change() -> None:
+    head = exact(head_of("plain"))
+    problem = Problem.of(pair_of(doubles(20, 6), doubles(20, 6, seed=1)), head)
+    sizes = [float((weight_of(Ridge(s).align(problem).classifier) - head.output.weight).norm()) for s in STRENGTHS]
+    assert sizes[0] == 0
+    assert sizes == sorted(sizes)
+    assert list(STRENGTHS) == sorted(STRENGTHS, reverse=True)
+
+
+@pytest.mark.parametrize("size", [1e-3, 50.0])
+def test_a_strength_means_the_same_in_every_unit(size: float) -> None:
+    """Features and head in other units give the same logits."""
+    expert, bias = doubles(30, 6, seed=1), doubles(3, seed=4)
+    merged, W = expert @ turn(6) + 0.3 * doubles(30, 6), doubles(3, 6, seed=3)
+    one = Ridge().fit(pair_of(merged, expert), linear_head(W, bias))
+    other = Ridge().fit(pair_of(size * merged, size * expert), linear_head(W / size, bias))
+    assert one.facts == other.facts
+    assert math.isfinite(cast("float", one.facts["strength"]))
+    torch.testing.assert_close(one.classifier(merged), other.classifier(size * merged), rtol=0, atol=1e-8)
+
+
+def test_least_squares_is_the_best_head_there_is() -> None:
+    """At strength 0, of all heads: no other is nearer to the expert's logits."""
+    head, H, T = exact(head_of("plain")), doubles(40, 6), doubles(40, 6, seed=1)
+    problem = Problem.of(pair_of(H, T), head)
+    wanted = problem.Z - problem.Z.mean(1, keepdim=True)
+
+    def error(weight: torch.Tensor, bias: torch.Tensor) -> float:
+        logits = H @ weight.T + bias
+        return float((logits - logits.mean(1, keepdim=True) - wanted).square().sum())
+
+    made = head_in(Ridge(0.0).align(problem).classifier).output
+    assert made.bias is not None
+    least = error(made.weight, made.bias)
+    for seed in range(200):
+        step = 10 ** -(seed % 4) * doubles(3, 7, seed=seed)
+        assert error(made.weight + step[:, :6], made.bias + step[:, 6]) >= least - 1e-9
