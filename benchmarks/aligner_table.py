@@ -39,7 +39,7 @@ def aligner_questions(often: int = 20, seldom: int = 5, rarely: int = 2, *, supp
         if main:
             found.append(_ask(aligner, merges, "transductive", 0.1, seldom))
         found.append(_ask(aligner, merges, "transductive", None, 1))
-    return [replace(question, support=support) for question in found]
+    return [replace(question, support=support, fewer=True) for question in found]
 
 
 def _ask(aligner: str, subjects: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> Question:

@@ -41,7 +41,7 @@ def questions(seeds: int, support: Split = "train") -> list[Question]:
         Question("aligned-c", access="cross-fitted", subjects=merges),
         Question("aligned-c", access="transductive", subjects=merges),
     ]
-    return [replace(question, support=support) for question in asked]
+    return [replace(question, support=support, fewer=True) for question in asked]
 
 
 def main(name: str) -> None:
@@ -96,7 +96,10 @@ def main(name: str) -> None:
         run_evaluation(
             bench, subjects, questions(given.seeds, given.support), out=out, against="task_arithmetic", **run
         )
-        text = f"{chosen} Inductive inputs: from {given.support}; sd and worst over draws of few."
+        text = (
+            f"{chosen} Inductive inputs: from {given.support}; a class that has fewer than asked for gives all. "
+            "sd and worst: over draws of few inputs."
+        )
         write(given.results, name, name, text, read_run(out).markdown())
         say("protocols are done")
     if given.only != "protocols":

@@ -6,12 +6,13 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from itertools import product
 from statistics import mean
 from typing import Any
 
 import pytest
 import torch
-from tests.alignment.planted import accuracy, doubles, planted_task
+from tests.alignment.planted import accuracy, doubles, planted_task, same_head
 from tests.alignment.toys import HEADS, head_of, linear_head, pair_of, random, rotation
 
 from orthomerge.alignment.aligner import Aligner
@@ -24,6 +25,7 @@ from orthomerge.heads import Head
 
 D = 6
 CHEAP: Mapping[str, Mapping[str, Any]] = {
+    "kl-map": {"strength": 0.1},
     "aligned-c": {"epochs": 2},
     "aligned-m": {"steps": 10},
     "orth-m": {"steps": 10},
@@ -101,15 +103,14 @@ def test_the_same_inputs_give_the_same_bits(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("kind", HEADS)
-def test_one_input(name: str, kind: str) -> None:
+def test_one_input(name: str) -> None:
     """Nothing can be held out: what chooses a strength by itself changes nothing, the rest does something finite."""
-    head, given = head_of(kind), pair(1)
-    found = cheap(name).fit(given, head)
-    assert all(tensor.isfinite().all() for tensor in tensors_of(found.classifier).values())
-    if name in OURS and name not in ("kl-map", "scaling"):
-        assert tensors_of(found.classifier).keys() == head.tensors().keys()
-        assert all(torch.equal(tensors_of(found.classifier)[key], tensor) for key, tensor in head.tensors().items())
+    for kind in HEADS:
+        head, given = head_of(kind), pair(1)
+        found = cheap(name).fit(given, head)
+        assert all(tensor.isfinite().all() for tensor in tensors_of(found.classifier).values())
+        if name in OURS and name not in ("kl-map", "scaling"):
+            assert same_head(found.classifier, head)
 
 
 @every
@@ -121,20 +122,13 @@ def test_one_class(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("kind", ["plain", "normalising", "hidden"])
-@pytest.mark.parametrize("count", [2, 11])
-def test_inputs_that_are_all_the_same(name: str, kind: str, count: int) -> None:
-    h, t, head = random(1, D), random(1, D, seed=1), head_of(kind)
-    found = cheap(name).fit(pair_of(h.repeat(count, 1), t.repeat(count, 1)), head)
-    assert all(tensor.isfinite().all() for tensor in tensors_of(found.classifier).values())
-
-
-@every
-@pytest.mark.parametrize("kind", ["plain", "normalising", "hidden"])
-def test_features_that_are_all_zero(name: str, kind: str) -> None:
-    head = head_of(kind)
-    for given in (pair_of(torch.zeros(7, D), random(7, D)), pair_of(torch.zeros(7, D), torch.zeros(7, D))):
-        found = cheap(name).fit(given, head).classifier
+def test_inputs_that_say_nothing(name: str) -> None:
+    """All the same, or all zero."""
+    h, t, zero = random(1, D), random(1, D, seed=1), torch.zeros(7, D)
+    pairs = [pair_of(h.repeat(count, 1), t.repeat(count, 1)) for count in (2, 11)]
+    pairs += [pair_of(zero, random(7, D)), pair_of(random(7, D), zero), pair_of(zero, zero)]
+    for kind, given in product(("plain", "normalising", "hidden"), pairs):
+        found = cheap(name).fit(given, head_of(kind)).classifier
         assert all(tensor.isfinite().all() for tensor in tensors_of(found).values())
 
 
@@ -243,7 +237,7 @@ NOISE = 0.01  # the mean over 8 draws of 2,000 test inputs is good to about 0.00
 def test_fewer_inputs_than_features_never_hurt(name: str, angle: float, shrink: float, per_class: int) -> None:
     """Where much was lost by merging, and where next to nothing was; rank-deficient in all cases."""
     gains = []
-    for seed in range(3 if name == "kl-map" else SEEDS):  # its cross-validation takes its time
+    for seed in range((3, 2)[per_class > 2] if name == "kl-map" else SEEDS):  # its cross-validation takes its time
         task = planted_task(per_class, seed=seed, angle=angle, shrink=shrink)
         gains.append(accuracy(make_aligner(name).fit(task.pair, task.head).classifier, task) - task.unaligned)
     assert mean(gains) >= -NOISE

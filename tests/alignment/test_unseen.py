@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any, cast
 
 import pytest
@@ -76,17 +77,17 @@ def test_least_squares_leaves_unseen_directions_alone(name: str, strength: float
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("name", [*RIGID, *LINEAR, "scaling", "kl-map"])
-def test_an_infinite_prior_changes_no_bit(name: str, kind: str, dtype: torch.dtype) -> None:
-    head = head_of(kind)
-    head = head.with_tensors({key: 0.3 + tensor.to(dtype) for key, tensor in head.tensors().items()})
+def test_an_infinite_prior_changes_no_bit(name: str, kind: str) -> None:
     pair = pair_of(doubles(9, D), doubles(9, D, seed=1))
-    if name == "kl-map":
-        assert same_head(fit(name, pair, head, strength=math.inf).classifier, head)
-    else:
-        assert all(same_head(found, head) for found in both_ways(name, pair, head, **strongest(name)))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        head = head_of(kind)
+        head = head.with_tensors({key: 0.3 + tensor.to(dtype) for key, tensor in head.tensors().items()})
+        if name == "kl-map":
+            assert same_head(fit(name, pair, head, strength=math.inf).classifier, head)
+        else:
+            assert all(same_head(found, head) for found in both_ways(name, pair, head, **strongest(name)))
 
 
 @pytest.mark.parametrize("name", RIGID)
@@ -102,7 +103,7 @@ def test_an_infinite_kappa_with_a_bias_moves_the_means_alone(name: str) -> None:
 def test_heads_keep_their_dtype(name: str, dtype: torch.dtype) -> None:
     head = head_of("plain")
     head = head.with_tensors({key: tensor.to(dtype) for key, tensor in head.tensors().items()})
-    expert = doubles(60, D).float()
+    expert = doubles(9 if name == "kl-map" else 60, D).float()
     found = head_in(fit(name, pair_of(expert @ turn(D).float(), expert), head).classifier)
     assert {tensor.dtype for tensor in found.tensors().values()} == {dtype}
     assert not same_head(found, head)
@@ -123,27 +124,25 @@ def test_invertible_lifts_what_linear_leaves_singular() -> None:
     )
 
 
-@pytest.mark.parametrize("count", [1, 3, 7, 33])
 @pytest.mark.parametrize("kind", ["plain", "normalising with bias", "hidden"])
 @pytest.mark.parametrize("name", RIGID)
-@pytest.mark.parametrize("kappa", [0.0, 1e-4, 1.0])
-def test_inputs_that_are_all_the_same_move_the_mean_alone(name: str, kind: str, count: int, kappa: float) -> None:
+def test_inputs_that_are_all_the_same_move_the_mean_alone(name: str, kind: str) -> None:
     """There is no direction to turn to, only rounding, which may not be taken for one."""
     h, t = (math.pi * (doubles(1, 40, seed=seed) + 3) for seed in (0, 1))  # so that sums of squares are rounded
     head = exact(head_of(kind, d=40))
-    pair = pair_of(h.expand(count, -1), t.expand(count, -1))
-    for found in both_ways(name, pair, head, kappa=kappa):
-        assert torch.equal(weight_of(found), weight_of(head))
-        torch.testing.assert_close(found(h), head(t), rtol=0, atol=1e-9)
+    for count, kappa in product((1, 3, 7, 33), (0.0, 1e-4, 1.0)):
+        pair = pair_of(h.expand(count, -1), t.expand(count, -1))
+        for found in both_ways(name, pair, head, kappa=kappa):
+            assert torch.equal(weight_of(found), weight_of(head))
+            torch.testing.assert_close(found(h), head(t), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("count", [1, 2, 9])
-@pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("name", [*RIGID, *LINEAR, "scaling"])
-def test_features_that_are_all_zero_say_nothing(name: str, kind: str, count: int) -> None:
-    head = head_of(kind)
-    for found in both_ways(name, pair_of(torch.zeros(count, D), doubles(count, D)), head):
-        assert torch.equal(weight_of(found), weight_of(head))
+def test_features_that_are_all_zero_say_nothing(name: str) -> None:
+    for kind, count in product(HEADS, (1, 2, 9)):
+        head = head_of(kind)
+        for found in both_ways(name, pair_of(torch.zeros(count, D), doubles(count, D)), head):
+            assert torch.equal(weight_of(found), weight_of(head))
 
 
 @pytest.mark.parametrize("name", RIGID)

@@ -163,6 +163,18 @@ def test_evaluate_end_to_end(made: Path, tables: Path, tmp_path: Path) -> None:
     assert read_records(run / "records.jsonl") == records
 
 
+def test_evaluate_through_an_aligner(made: Path, tables: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    text = call(*arguments(made, tables, run), "--aligner", "ridge", "--access", "transductive").stdout
+    assert "aligner ridge, 2/class" in text
+    aligned = [record for record in read_records(run / "records.jsonl") if record.aligner is not None]
+    assert {(record.aligner, record.protocol, record.access) for record in aligned} == {
+        ("ridge", "current", "transductive")
+    }
+    assert len(aligned) == 2 * 2 * 2  # subjects, tasks, seeds
+    assert {record.extra_parameters for record in aligned} == {0}
+
+
 def test_controls_a_reference_and_a_margin(made: Path, tables: Path, tmp_path: Path) -> None:
     given = [*arguments(made, tables, tmp_path / "run"), "--controls", "--against", "task_arithmetic", "--margin", 30]
     document = json.loads(call(*given, "--json").stdout)
@@ -255,6 +267,7 @@ def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> 
     ("more", "code", "message"),
     [
         (["--protocol", "alinged-c"], 2, "unknown protocol 'alinged-c'; did you mean 'aligned-c'?"),
+        (["--aligner", "rige"], 2, "unknown aligner 'rige'; did you mean 'ridge'?"),
         (["--shots", "many"], 2, "--shots must be a whole number a class, a share below 1, or all, got 'many'"),
         (["--shots", "0"], 2, "--shots must be"),
         (["--shots", "1.5"], 2, "--shots must be"),

@@ -53,7 +53,7 @@ class Question:
 
     `aligner`: read by the head that an aligner makes, whose options these then are; the protocol is `current`.
     `support` counts for inductive access: the others take theirs from the test split. `control` spoils the evidence on
-    purpose. `subjects`: whom to ask; None for all.
+    purpose. `subjects`: whom to ask; None for all. `fewer`: a class that has fewer than `shots` gives all it has.
     """
 
     protocol: str
@@ -65,6 +65,7 @@ class Question:
     subjects: tuple[str, ...] | None = None
     control: Control | None = None
     aligner: str | None = None
+    fewer: bool = False
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -191,7 +192,7 @@ def _job(bench: Bench, subject: Subject, task: str, question: Question) -> Job:
         examples = bench.tasks[task][split]
         if inductive:
             keys["support"] = bench.made(model, task, split)
-        given["places"] = tuple(_rows(examples, question.shots, seed) for seed in range(question.seeds))
+        given["places"] = tuple(_rows(examples, question, seed) for seed in range(question.seeds))
         if needs & {"teacher", "expert"}:
             expert = bench.teacher_of(task)
             given["expert_head"] = bench.head(expert, task)
@@ -200,7 +201,7 @@ def _job(bench: Bench, subject: Subject, task: str, question: Question) -> Job:
                 other = bench.other(task, split)
                 keys["other"], keys["expert_other"] = bench.made(model, other, split), bench.made(expert, other, split)
                 rows = bench.tasks[other][split]
-                given["other_places"] = tuple(_rows(rows, question.shots, seed) for seed in range(question.seeds))
+                given["other_places"] = tuple(_rows(rows, question, seed) for seed in range(question.seeds))
     return Job(
         question.protocol,
         question.aligner,
@@ -273,11 +274,9 @@ def _wider(one: Access, other: Access) -> Access:
     return max(one, other, key=_WIDTH.__getitem__)
 
 
-def _rows(examples: Examples, shots: Shots, seed: int) -> torch.Tensor | None:
-    """Which inputs are support (None: all). Few shots are drawn class by class, which uses labels, as in the papers.
-
-    A class that has fewer gives all it has.
-    """
+def _rows(examples: Examples, question: Question, seed: int) -> torch.Tensor | None:
+    """Which inputs are support (None: all). Few shots are drawn class by class, which uses labels, as in the papers."""
+    shots = question.shots
     if shots is None:
         return None
     if shots < 1:
@@ -285,5 +284,5 @@ def _rows(examples: Examples, shots: Shots, seed: int) -> torch.Tensor | None:
     elif examples.labels is None:
         raise RecipeError(f"{shots} shots a class need labels to tell classes; give a share below 1, or all")
     else:
-        places = few_shot(examples.labels, int(shots), seed=seed, allow_fewer=True)
+        places = few_shot(examples.labels, int(shots), seed=seed, allow_fewer=question.fewer)
     return torch.from_numpy(np.asarray(places, dtype=np.int64))
