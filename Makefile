@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit bench memory every features tangent arithmetic digits text8 vision8 parity clean
+.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 parity clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -50,6 +50,9 @@ every: $(STAMP)  ## every method on BERT-base-sized experts, exported and compar
 
 features: $(STAMP)  ## throughput of feature extraction beside the bare forward
 	$(BIN)/python benchmarks/features.py
+
+align: $(STAMP)  ## CPU time of aligners in closed form, and the papers' gradients beside them (a quarter of an hour)
+	$(BIN)/python benchmarks/align.py
 
 arithmetic: $(STAMP)  ## task negation and analogies on the digits suite (a quarter of an hour, then minutes)
 	$(BIN)/python benchmarks/arithmetic.py

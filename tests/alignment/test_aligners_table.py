@@ -227,8 +227,8 @@ def test_a_problem_reads_what_the_head_reads() -> None:
 # Few inputs never hurt.
 
 FEW = (1, 2, 5)  # a class, of 5: 5, 10 and 25 inputs of 32 features
-SEEDS = 8
-NOISE = 0.01  # the mean over 8 draws of 2,000 test inputs is good to about 0.003
+SEEDS = 5
+NOISE = 0.01  # the mean over 5 draws of 2,000 test inputs is good to about 0.004
 
 
 @pytest.mark.parametrize("per_class", FEW)
@@ -237,7 +237,7 @@ NOISE = 0.01  # the mean over 8 draws of 2,000 test inputs is good to about 0.00
 def test_fewer_inputs_than_features_never_hurt(name: str, angle: float, shrink: float, per_class: int) -> None:
     """Where much was lost by merging, and where next to nothing was; rank-deficient in all cases."""
     gains = []
-    for seed in range((3, 2)[per_class > 2] if name == "kl-map" else SEEDS):  # its cross-validation takes its time
+    for seed in range(2 if name == "kl-map" else SEEDS):  # its cross-validation takes its time
         task = planted_task(per_class, seed=seed, angle=angle, shrink=shrink)
         gains.append(accuracy(make_aligner(name).fit(task.pair, task.head).classifier, task) - task.unaligned)
     assert mean(gains) >= -NOISE
