@@ -158,8 +158,8 @@ def alone(toys: Sequence[Toy], name: str, options: Mapping[str, Any], *, runs: i
     return Cost(seconds, mean(accuracies))
 
 
-def closed_table(toys: Sequence[Toy], costs: Mapping[str, Cost], *, runs: int) -> tuple[str, float]:
-    """Every closed form, alone and together with the others, and the seconds of all together."""
+def closed_table(toys: Sequence[Toy], costs: Mapping[str, Cost], *, runs: int) -> tuple[str, dict[str, float]]:
+    """Every closed form, alone and together with the others, and the seconds of every part of that."""
     found, times = [], []
     for toy in toys:
         tries = [together(toy) for _ in range(runs)]
@@ -178,7 +178,7 @@ def closed_table(toys: Sequence[Toy], costs: Mapping[str, Cost], *, runs: int) -
         ["unaligned", "", "", f"{unaligned:.1f}"],
         ["the experts themselves", "", "", f"{experts:.1f}"],
     ]
-    return table(["", "CPU s alone", "CPU s together", "accuracy"], rows), total
+    return table(["", "CPU s alone", "CPU s together", "accuracy"], rows), parts
 
 
 def recipe_table(toys: Sequence[Toy], costs: Mapping[str, Cost]) -> str:
@@ -197,7 +197,7 @@ def recipe_table(toys: Sequence[Toy], costs: Mapping[str, Cost]) -> str:
                 counterpart,
                 f"{ours.seconds:.2f}",
                 f"{ours.accuracy:.1f}",
-                f"{theirs.seconds / ours.seconds:.0f}",
+                f"{theirs.seconds / ours.seconds:.2g}",
             ]
         )
     header = ["by gradient", "CPU s", "accuracy", "in its place", "CPU s", "accuracy", "times faster"]
@@ -215,9 +215,11 @@ def main() -> int:
     toys = [made(classes, seed=number) for number, classes in enumerate(CLASSES[: given.tasks])]
     together(toys[0])  # to warm up
     costs = {name: alone(toys, name, {}, runs=given.runs) for name in CLOSED}
-    closed, total = closed_table(toys, costs, runs=given.runs)
+    closed, parts = closed_table(toys, costs, runs=given.runs)
+    total, largest = sum(parts.values()), sorted(parts, key=lambda name: -parts[name])[:3]
     verdict = f"All closed forms together: {total:.2f} s of CPU; target {TARGET:.0f} s: "
     verdict += "met." if total < TARGET else "MISSED."
+    verdict += " Most of it: " + ", ".join(f"{name} {parts[name] / total:.0%}" for name in largest) + "."
     print(f"{closed}\n\n{verdict}", flush=True)
     if not given.no_gradients:
         costs |= {name: alone(toys, name, {}) for name in ITERATED}
