@@ -69,9 +69,13 @@ def test_a_row_says_what_its_class_is(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("kind", HEADS)
-def test_the_head_keeps_its_form_and_the_inputs_their_values(name: str, kind: str) -> None:
-    head, given = head_of(kind), pair()
+def test_the_head_keeps_its_form_and_the_inputs_their_values(name: str) -> None:
+    for kind in HEADS:
+        _kept(name, head_of(kind))
+
+
+def _kept(name: str, head: Head) -> None:
+    given = pair()
     before = [tensor.clone() for tensor in (*head.tensors().values(), given.merged.values, given.expert.values)]
     found = cheap(name).fit(given, head)
     after = [*head.tensors().values(), given.merged.values, given.expert.values]
@@ -127,7 +131,7 @@ def test_inputs_that_say_nothing(name: str) -> None:
     h, t, zero = random(1, D), random(1, D, seed=1), torch.zeros(7, D)
     pairs = [pair_of(h.repeat(count, 1), t.repeat(count, 1)) for count in (2, 11)]
     pairs += [pair_of(zero, random(7, D)), pair_of(random(7, D), zero), pair_of(zero, zero)]
-    for kind, given in product(("plain", "normalising", "hidden"), pairs):
+    for kind, given in product(("normalising with bias", "hidden"), pairs):
         found = cheap(name).fit(given, head_of(kind)).classifier
         assert all(tensor.isfinite().all() for tensor in tensors_of(found).values())
 
@@ -231,16 +235,17 @@ SEEDS = 5
 NOISE = 0.01  # the mean over 5 draws of 2,000 test inputs is good to about 0.004
 
 
-@pytest.mark.parametrize("per_class", FEW)
 @pytest.mark.parametrize(("angle", "shrink"), [(1.0, 0.6), (0.2, 0.95)])
 @pytest.mark.parametrize("name", [name for name in OURS if name != "scaling"])
-def test_fewer_inputs_than_features_never_hurt(name: str, angle: float, shrink: float, per_class: int) -> None:
+def test_fewer_inputs_than_features_never_hurt(name: str, angle: float, shrink: float) -> None:
     """Where much was lost by merging, and where next to nothing was; rank-deficient in all cases."""
-    gains = []
-    for seed in range(2 if name == "kl-map" else SEEDS):  # its cross-validation takes its time
-        task = planted_task(per_class, seed=seed, angle=angle, shrink=shrink)
-        gains.append(accuracy(make_aligner(name).fit(task.pair, task.head).classifier, task) - task.unaligned)
-    assert mean(gains) >= -NOISE
+    slow = name in ("kl-map", "auto")
+    for per_class in FEW[:2] if name == "kl-map" else FEW:  # its cross-validation takes its time
+        gains = []
+        for seed in range(2 if slow else SEEDS):
+            task = planted_task(per_class, seed=seed, angle=angle, shrink=shrink)
+            gains.append(accuracy(make_aligner(name).fit(task.pair, task.head).classifier, task) - task.unaligned)
+        assert mean(gains) >= -NOISE
 
 
 @pytest.mark.parametrize("per_class", FEW)

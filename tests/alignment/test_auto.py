@@ -85,17 +85,17 @@ def shuffled(pair: FeaturePair, *, seed: int) -> FeaturePair:
     return FeaturePair(pair.merged, pair.expert.take(order))
 
 
-@pytest.mark.parametrize("per_class", [1, 3, 10, 40])
+@pytest.mark.parametrize("per_class", [3, 10, 30])
 def test_a_shuffled_teacher_never_helps(per_class: int) -> None:
     """The negative control. Held-out inputs are shuffled too and agree that the head is wrong, so it is not kept as it
     is; but what it becomes is a constant, and no better than what it was."""
     gains = []
-    for seed in range(3):
+    for seed in range(2):
         task = planted_task(per_class, seed=seed, angle=0.5, shrink=0.9)
         found = Auto().fit(shuffled(task.pair, seed=seed), task.head)
         gains.append(accuracy(found.classifier, task) - task.unaligned)
     assert mean(gains) < 0.01
-    if per_class >= 40:
+    if per_class >= 30:
         assert mean(gains) < -0.5
 
 

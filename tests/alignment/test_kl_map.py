@@ -53,7 +53,7 @@ def gradient(problem: Problem, D: torch.Tensor, strength: float) -> torch.Tensor
     return found
 
 
-@pytest.mark.parametrize("strength", [0.003, 0.03, 1.0])
+@pytest.mark.parametrize("strength", [0.003, 0.3])
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("count", [4, 40])
 def test_the_printed_objective_is_at_rest(kind: str, strength: float, count: int) -> None:
