@@ -19,7 +19,7 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.ridge import Ridge
-from orthomerge.alignment.rigid import KAPPAS, choose_rigid
+from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.alignment.streaming import stream_sums
 from orthomerge.alignment.sums import Sums
 from orthomerge.checkpoints.files import RawFile
@@ -142,7 +142,7 @@ def test_exported_logits_are_those_of_the_unfolded_map(
         orthomerge.export(tmp_path / "to", task, tmp_path / task)
         head = load_head(out / "heads" / task)
         problem = Problem.of(pair_of(out, berts / task, tables / f"{task}.csv", task), head)
-        found = choose_rigid(problem.sums, head, kappas=KAPPAS, bias=True, shrink=True)
+        found = choose_rigid(problem.sums, head, kappa="auto", bias=True)
         assert found.kappa < float("inf")
         with torch.no_grad():
             features = load(out).features(batch).double()

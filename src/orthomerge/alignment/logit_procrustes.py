@@ -26,7 +26,7 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.rigid import KAPPAS, choose_rigid, spread
+from orthomerge.alignment.rigid import choose_rigid, spread
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
 from orthomerge.features.statistics import Moments
@@ -55,10 +55,7 @@ class LogitProcrustes:
         return self.solve(problem.sums, problem.head)
 
     def solve(self, sums: Sums, head: Head) -> Alignment:
-        auto = self.kappa == "auto"
-        start = choose_rigid(
-            sums, head, kappas=KAPPAS if self.kappa == "auto" else (self.kappa,), bias=self.bias, shrink=auto
-        )
+        start = choose_rigid(sums, head, kappa=self.kappa, bias=self.bias)
         if math.isinf(start.kappa):
             return Alignment(
                 with_shift(head, first_map(head).weight.double(), start.share, sums), _facts(start.kappa, 0)

@@ -16,7 +16,7 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.rigid import KAPPAS, choose_rigid
+from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
@@ -41,9 +41,6 @@ class Orthogonal:
         return self.solve(problem.sums, problem.head)
 
     def solve(self, sums: Sums, head: Head) -> Alignment:
-        auto = self.kappa == "auto"
-        found = choose_rigid(
-            sums, head, kappas=KAPPAS if self.kappa == "auto" else (self.kappa,), bias=self.bias, shrink=auto
-        )
+        found = choose_rigid(sums, head, kappa=self.kappa, bias=self.bias)
         facts = {"kappa": found.kappa, "shift": found.share}
         return Alignment(folded(head, found.A, found.shift, task=sums.task), facts)

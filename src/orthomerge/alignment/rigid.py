@@ -19,8 +19,8 @@ Letters: h, t what the head reads of merged and expert encoder; C = sum h h^T, S
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -91,23 +91,23 @@ def loss_of(B: torch.Tensor, c: torch.Tensor, W: torch.Tensor, held_out: Moments
     return float(squares + 2 * c @ linear + held_out.n * c @ c)
 
 
-def choose_rigid(
-    sums: Sums, head: Head, *, kappas: Iterable[float], bias: bool, scaled: bool = False, shrink: bool = True
-) -> Rigid:
-    """The map with the best of `kappas`; `bias`: with a shift, if the head has a bias that can take it up."""
+def choose_rigid(sums: Sums, head: Head, *, kappa: float | Literal["auto"], bias: bool, scaled: bool = False) -> Rigid:
+    """The map with a given kappa and the whole shift or, with `auto`, with what held-out inputs say of both.
+
+    `bias`: with a shift, if the head has a bias that can take it up.
+    """
     total, W = sums.total, centred_rows(head)
     bias = bias and first_map(head).bias is not None
-    kappas = list(kappas)
-    shares = (_SHIFTS if shrink else (1.0,)) if bias else (0.0,)
-    choices = [(kappa, share) for kappa in kappas for share in shares]
-    kappa, share = choices[0]
-    if len(choices) > 1:
-        kappa, share = _cross_validated(sums, W, choices, bias=bias, scaled=scaled)
+    if kappa == "auto":
+        choices = [(each, share) for each in KAPPAS for share in (_SHIFTS if bias else (0.0,))]
+        chosen, share = _cross_validated(sums, W, choices, bias=bias, scaled=scaled)
+    else:
+        chosen, share = kappa, 1.0 if bias else 0.0
     moments = spread(total) if bias else total
-    A = sums.once(("turn", kappa, bias), lambda: turn_of(moments, kappa, d=total.d, task=sums.task))
-    scale = scale_of(A, moments, kappa) if scaled else 1.0
+    A = sums.once(("turn", chosen, bias), lambda: turn_of(moments, chosen, d=total.d, task=sums.task))
+    scale = scale_of(A, moments, chosen) if scaled else 1.0
     shift = share * (total.mean_t - scale * A @ total.mean_h) if bias else None
-    return Rigid(A, scale, shift, kappa, share)
+    return Rigid(A, scale, shift, chosen, share)
 
 
 def _cross_validated(

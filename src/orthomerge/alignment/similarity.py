@@ -13,7 +13,7 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.rigid import KAPPAS, choose_rigid
+from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
@@ -38,8 +38,6 @@ class Similarity:
         return self.solve(problem.sums, problem.head)
 
     def solve(self, sums: Sums, head: Head) -> Alignment:
-        auto = self.kappa == "auto"
-        kappas = KAPPAS if self.kappa == "auto" else (self.kappa,)
-        found = choose_rigid(sums, head, kappas=kappas, bias=self.bias, scaled=True, shrink=auto)
+        found = choose_rigid(sums, head, kappa=self.kappa, bias=self.bias, scaled=True)
         facts = {"kappa": found.kappa, "shift": found.share, "scale": found.scale}
         return Alignment(folded(head, found.scale * found.A, found.shift, task=sums.task), facts)
