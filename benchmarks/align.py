@@ -56,7 +56,7 @@ tasks.
 
 *alone*: each starts from the features. *together*: all closed forms of a task share one `Problem`: sums, decomposition
 and leave-one-out are done once, `similarity` takes over the maps that `orthogonal` found (and `logit-procrustes` its
-start), `invertible` that of `linear`; the column says what each adds in this order. The target is {TARGET:.0f} s for
+start); the column says what each adds in this order. The target is {TARGET:.0f} s for
 all of them together, on all tasks."""
 
 

@@ -217,7 +217,7 @@ def test_logit_procrustes_falls_and_ends_below_procrustes() -> None:
     moments = Moments.of(H, T)
     start = W @ turn_of(moments, 0.0, d=D, task="toy")
     losses = [
-        logit_loss(descend(W, start, moments, 0.0, d=D, steps=steps)[0], W, moments)
+        logit_loss(descend(W, start, moments, 0.0, d=D, steps=steps, settled=0.0)[0], W, moments)
         for steps in (0, 1, 2, 3, 5, 10, 50, 2000)
     ]
     assert losses[0] == pytest.approx(logit_loss(start, W, moments))
@@ -228,13 +228,45 @@ def test_logit_procrustes_falls_and_ends_below_procrustes() -> None:
     assert 0 < float(found.facts["steps"]) <= 200
 
 
+def one_by_one(W: torch.Tensor, Q: torch.Tensor, moments: Moments, kappa: float, *, steps: int) -> torch.Tensor:
+    """W' by majorisation with one bound for all rows, not ahead of itself; W of full rank."""
+    values, vectors = torch.linalg.eigh(W @ W.T)
+    K = vectors * values.sqrt() @ vectors.T
+    first, s = torch.linalg.solve(K, W), float(moments.C.trace()) / W.shape[1]
+    bound, Q = float(values[-1] * torch.linalg.eigvalsh(moments.C)[-1]), torch.linalg.solve(K, Q)
+    for _ in range(steps):
+        Q = polar_factor(bound * Q - K @ K @ (Q @ moments.C - kappa * s * first) + K @ W @ moments.S, task="toy")
+    made: torch.Tensor = K @ Q
+    return made
+
+
+@pytest.mark.parametrize("kappa", [1e-4, 0.1, 1.0])
+@pytest.mark.parametrize("classes", [2, 5, 12])
+def test_logit_procrustes_ends_below_200_plain_steps(kappa: float, classes: int) -> None:
+    """Along features of unequal variance and a head of unequal rows, where plain steps crawl."""
+    d, sizes = 40, torch.arange(1, 41).pow(-0.5).double()
+    T, W = doubles(200, d) * sizes, doubles(classes, d, seed=3) * torch.arange(1, classes + 1)[:, None]
+    moments = Moments.of(0.7 * T @ turn(d) + 0.3 * sizes * doubles(200, d, seed=1), T)
+    start = W @ turn_of(moments, kappa, d=d, task="toy")
+
+    def objective(weight: torch.Tensor) -> float:
+        pull = kappa * float(moments.C.trace()) / d * float((W * weight).sum())
+        return logit_loss(weight, W, moments) - 2 * pull
+
+    made, steps = descend(W, start, moments, kappa, d=d, steps=200)
+    assert steps < 200
+    before, plain = objective(start), objective(one_by_one(W, start, moments, kappa, steps=200))
+    assert before - objective(made) >= (1 - 1e-5) * (before - plain)  # where plain steps have converged: the same
+    torch.testing.assert_close(made @ made.T, W @ W.T, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("kappa", [0.0, 0.3])
 def test_logit_procrustes_stops_where_no_turn_helps(kappa: float) -> None:
     """The printed objective at W' = K Q, and near it."""
     H, T, W = doubles(40, D), doubles(40, D, seed=1), doubles(3, D, seed=3)
     moments = Moments.of(H, T)
     start = W @ turn_of(moments, kappa, d=D, task="toy")
-    made, _ = descend(W, start, moments, kappa, d=D, steps=5000)
+    made, _ = descend(W, start, moments, kappa, d=D, steps=5000, settled=1e-12)
 
     def objective(weight: torch.Tensor) -> float:
         # <K^2 Q_0, Q> = <K Q_0, K Q> = <W, W'>.

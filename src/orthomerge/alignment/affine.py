@@ -12,8 +12,8 @@ from typing import Literal
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
-from orthomerge.alignment.folding import first_map, folded
-from orthomerge.alignment.least_squares import map_from, strength_from_sums
+from orthomerge.alignment.folding import first_map, with_first_map
+from orthomerge.alignment.least_squares import linear_map, strength_from_sums
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
@@ -41,5 +41,7 @@ class Affine:
         return self._with(strength_from_sums(sums, head) if self.strength == "auto" else self.strength, sums, head)
 
     def _with(self, chosen: float, sums: Sums, head: Head) -> Alignment:
-        A, shift = map_from(sums, chosen, biased=first_map(head).bias is not None)
-        return Alignment(folded(head, A, shift, task=sums.task), {"strength": chosen})
+        first = first_map(head)
+        weight, shift = linear_map(sums.total, chosen, first.weight.double(), biased=first.bias is not None)
+        bias = None if first.bias is None or shift is None else first.bias.double() + shift
+        return Alignment(with_first_map(head, weight, bias, task=sums.task), {"strength": chosen})

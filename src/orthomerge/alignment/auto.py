@@ -3,10 +3,12 @@
 - fewer than `few` inputs a class: `kl-map` with its default prior. Logits of so few inputs are too unequal for least
   squares, and cross-validation is too noisy to choose by.
 - up to `many`: `ridge`, its strength by exact leave-one-out.
-- more: `kl-map`, its strength by cross-validation: with enough inputs the right loss wins.
+- more: `kl-map`, its strength by cross-validation: with enough inputs the right loss wins. Where held-out inputs say
+  that it does not (by a standard error), `ridge`: both are fitted without the same inputs, 500 of them or, in folds,
+  all, and judged by the same KL.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
-under `kl-map`, the squared error of the logits under `ridge`. Else the head stays as it is, and the facts say so. With
+or, between `few` and `many`, the squared error of the logits. Else the head stays as it is, and the facts say so. With
 few inputs a class the head stays only if the loss rises by more than chance (two standard errors), and with fewer than
 two it is not asked: a held-out input is then the only one of its class, which no fit without it can know about, and the
 prior is the only guard. One input alone changes nothing.
@@ -53,14 +55,23 @@ class Auto:
             found = Ridge().align(problem)
             return self._judged(problem, found, "ridge", kept=not math.isinf(problem.strength))
         kl = KlProblem(problem)
-        chosen = DEFAULT if per_class < self.few else kl.chosen()
-        judged = kl.judged()
-        before, after = (kl.held_out(strength, judged)[0] for strength in (math.inf, chosen))
+        if per_class >= self.many:
+            return self._better(problem, kl)
+        before, after = (kl.held_out(strength)[0] for strength in (math.inf, DEFAULT))
         worse = after - before
-        allowed = _DOUBT * float(worse.std()) / math.sqrt(len(worse)) if per_class < self.few else 0.0
+        allowed = _DOUBT * float(worse.std()) / math.sqrt(len(worse))
         if per_class >= _PAIR and float(worse.mean()) > allowed:
             return self._judged(problem, Alignment(problem.head), "kl-map", kept=False)
-        return self._judged(problem, KlMap(strength=chosen).align(problem), "kl-map", kept=True)
+        return self._judged(problem, KlMap(DEFAULT).align(problem), "kl-map", kept=True)
+
+    def _better(self, problem: Problem, kl: KlProblem) -> Alignment:
+        """`kl-map` or, where it lowers the divergence of held-out inputs more, by a standard error, `ridge`."""
+        chosen = kl.chosen()
+        none, ours, ridge = kl.rivals(chosen)
+        gain = ours - ridge
+        if float(gain.mean()) > float(gain.std()) / math.sqrt(len(gain)):
+            return self._judged(problem, Ridge().align(problem), "ridge", kept=float((ridge - none).mean()) <= 0)
+        return self._judged(problem, KlMap(chosen).align(problem), "kl-map", kept=float((ours - none).mean()) <= 0)
 
     def _judged(self, problem: Problem, found: Alignment, aligner: str, *, kept: bool) -> Alignment:
         if kept:

@@ -14,7 +14,7 @@ import torch
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import folded
-from orthomerge.alignment.least_squares import map_from, strength_from_sums
+from orthomerge.alignment.least_squares import linear_map, strength_from_sums
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.sums import Sums
 from orthomerge.errors import RecipeError
@@ -46,7 +46,7 @@ class Invertible:
         return self._with(strength_from_sums(sums, head) if self.strength == "auto" else self.strength, sums, head)
 
     def _with(self, chosen: float, sums: Sums, head: Head) -> Alignment:
-        A, condition = lifted(map_from(sums, chosen, biased=False)[0], self.floor)
+        A, condition = lifted(linear_map(sums.total, chosen, biased=False)[0], self.floor)
         return Alignment(folded(head, A, task=sums.task), {"strength": chosen, "condition": condition})
 
 

@@ -3,17 +3,20 @@ rate.
 
     minimise over D    sum_i KL(softmax(z_i) || softmax(logits(x_i; W + D)))  +  lambda / 2 ||D||^2
 
-by L-BFGS, where D changes the head's first linear map (and its bias). For a head of one layer the problem is convex,
-and the result is the maximum a posteriori estimate. lambda = strength / (mean square of the head's own weights): the
-prior says how far the weights move, compared with how large they are, and a strength means the same for every encoder.
-It is chosen by cross-validation on at most `_JUDGED` inputs (a prior that is right for a part of them is right for
-all): of all within one standard error of the best, the one nearest to the default. Fewer than `_ENOUGH` inputs, two a
-fold, say nothing about a prior and leave the default alone.
+by Newton's method, where D changes the head's first linear map (and its bias). For a head of one layer the problem is
+convex, and the result is the maximum a posteriori estimate. lambda = strength / (mean square of the head's own
+weights): the prior says how far the weights move, compared with how large they are, and a strength means the same for
+every encoder. It is chosen by cross-validation on at most `_JUDGED` inputs (a prior that is right for a part of them is
+right for all), every fit starting where that under a stronger prior ended: of all within one standard error of the
+best, the one nearest to the default. Fewer than `_ENOUGH` inputs, two a fold, say nothing about a prior and leave the
+default alone.
 
-In the basis of X = [H, a 1] = U diag(s) V^T (see `least_squares`) the change is D = E diag(w) V^T with w = (s^2 / 4 +
-lambda)^-1/2, which makes the curvature about 1 in every direction: tens of iterations instead of hundreds.
+See `newton` for the method. It starts from the best of: no change; two least squares fits of the logits, in closed
+form in the basis of X = [H, a 1] = U diag(s) V^T (see `least_squares`), in which D = G V^T; for a head of one layer,
+the minimum of the objective's second-order expansion at the expert's own outputs. It ends when a step promises to lower
+the objective by less than a share `_SETTLED` of it.
 
-Letters: H [n, d] what the head reads, z [n, C] the expert's logits, D [m, d + 1], E [m, r].
+Letters: H [n, d] what the head reads, z [n, C] the expert's logits, D [m, d + 1], G [m, r].
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -29,6 +33,7 @@ from torch.nn.functional import linear, log_softmax
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
+from orthomerge.alignment.newton import Fit, Rows
 from orthomerge.alignment.problem import Problem
 from orthomerge.errors import NumericalError
 from orthomerge.features.features import FeaturePair
@@ -39,17 +44,21 @@ __all__ = ["DEFAULT", "STRENGTHS", "KlMap", "KlProblem"]
 STRENGTHS = (math.inf, 10.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 1e-4, 1e-5)
 DEFAULT = 0.03
 _JUDGED = 500
-_ROUGH = 20  # iterations for fits that are only judged
+_SETTLED = 1e-7  # share of the objective that a step must promise to be worth another
+_ROUGH = 1e-1  # the same for fits that are only judged
+_STEPS = 200
 _FOLDS = 5
 _ENOUGH = 2 * _FOLDS
 
 
 @dataclass(frozen=True)
 class KlMap:
-    """`strength` of the prior, auto for cross-validation; `steps`: most iterations of L-BFGS."""
+    """`strength` of the prior, auto for cross-validation; `steps`: most steps of Newton's method, of which few are
+    needed.
+    """
 
     strength: float | Literal["auto"] = "auto"
-    steps: int = 100
+    steps: int = _STEPS
 
     def __post_init__(self) -> None:
         strength("strength", self.strength)
@@ -58,111 +67,147 @@ class KlMap:
         return self.align(Problem.of(pair, head))
 
     def align(self, problem: Problem) -> Alignment:
+        """Facts: the strength, whether the tolerance was reached, and in how many steps."""
         kl = KlProblem(problem, steps=self.steps)
         chosen = kl.chosen() if self.strength == "auto" else self.strength
         if math.isinf(chosen):
-            return Alignment(problem.head, {"strength": chosen})
-        change = kl.solve(torch.arange(len(problem.H)), chosen) @ problem.spectrum.V.T
+            return Alignment(problem.head, {"strength": chosen, "converged": True, "steps": 0})
+        fit = kl.solve(torch.arange(len(problem.H)), chosen)
+        change = fit.G @ problem.spectrum.V.T
         first, d = first_map(problem.head), problem.head.width
         weight = first.weight.double() + change[:, :d]
         bias = None if first.bias is None else first.bias.double() + problem.spectrum.a * change[:, d]
-        return Alignment(with_first_map(problem.head, weight, bias, task=problem.task), {"strength": chosen})
+        return Alignment(
+            with_first_map(problem.head, weight, bias, task=problem.task),
+            {"strength": chosen, "converged": fit.converged, "steps": fit.steps},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Fold:
+    """Inputs to fit to and inputs to judge by, in a basis [r, k] that the first do not leave."""
+
+    place: torch.Tensor
+    train: Rows
+    test: Rows
 
 
 class KlProblem:
     """The optimisation in the basis of the inputs; rows can be left out, for cross-validation."""
 
-    def __init__(self, problem: Problem, *, steps: int = 100) -> None:
-        self._head, self._task, self._steps = problem.head, problem.task, steps
-        self._spectrum = spectrum = problem.spectrum
-        self._scaled = spectrum.U * spectrum.s  # X V
+    def __init__(self, problem: Problem, *, steps: int = _STEPS) -> None:
+        self._problem, self._steps = problem, steps
+        spectrum = problem.spectrum
         first = first_map(problem.head)
         bias = None if first.bias is None else first.bias.double()
-        self._start = linear(problem.H, first.weight.double(), bias)
-        self._target = log_softmax(problem.Z, 1)
+        start = linear(problem.H, first.weight.double(), bias)
+        self._all = Rows(spectrum.U * spectrum.s, start, log_softmax(problem.Z, 1), problem.head)  # X V
         spread = float(centred_rows(problem.head).square().mean())
         self._unit = 1 / spread if spread > 0 else spectrum.unit / len(problem.H)
 
     def solve(
-        self, rows: torch.Tensor, strength: float, start: torch.Tensor | None = None, *, steps: int | None = None
-    ) -> torch.Tensor:
-        """G = E diag(w) [m, r] at the optimum over some rows, from `start`."""
-        prior, w = self._prior(strength), self._metric(strength)
-        if not len(w):  # features that are all zero: there is no direction in which a head could change
-            return self._start.new_zeros(self._start.shape[1], 0)
-        inputs, base, target = self._scaled[rows] * w, self._start[rows], self._target[rows]
-        E = (inputs.new_zeros(base.shape[1], len(w)) if start is None else start / w).requires_grad_()
-        optimiser = torch.optim.LBFGS(
-            [E],
-            max_iter=self._steps if steps is None else steps,
-            tolerance_grad=1e-5,
-            tolerance_change=1e-8 * len(rows),
-            line_search_fn="strong_wolfe",
-        )
-
-        def closure() -> torch.Tensor:
-            optimiser.zero_grad()
-            loss = self._divergence(base + inputs @ E.T, target).sum() + prior / 2 * (E * w).square().sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
-
-        optimiser.step(closure)  # type: ignore[no-untyped-call]
-        found = (E * w).detach()
-        if not found.isfinite().all():
-            raise NumericalError(f"kl-map diverged on {self._task!r}; raise its strength, or use 'ridge'")
-        return found
+        self, rows: torch.Tensor, strength: float, start: torch.Tensor | None = None, *, tolerance: float = _SETTLED
+    ) -> Fit:
+        """G [m, r] at the optimum over some rows, from `start`, or from the best start that costs next to nothing."""
+        mine, prior = self._all.take(rows), self._prior(strength)
+        if start is None:
+            start = mine.nearest([self._none(mine), *self._near(prior)], prior)
+            if mine.head.hidden is None:
+                start = mine.nearest([start, mine.expanded(prior, start)], prior)
+        return self._minimised(mine, prior, start, tolerance)
 
     def chosen(self) -> float:
         """The strength that held-out inputs ask for; with few, the default."""
-        judged = self.judged()
-        if len(judged) < _ENOUGH:
+        if len(self.judged) < _ENOUGH:
             return DEFAULT
         rows: list[torch.Tensor] = []
-        states: list[torch.Tensor | None] | None = None
+        states: list[torch.Tensor] | None = None
         for tried in STRENGTHS:
-            losses, states = self.held_out(tried, judged, states)
+            losses, states = self.held_out(tried, states)
             rows.append(losses)
             means = [float(row.mean()) for row in rows[-3:]]
             if len(rows) > 3 and means[2] > means[1] > means[0]:
                 break  # past the best: less prior only fits the noise better
         excess = torch.stack(rows)
         excess = excess - excess[int(excess.mean(1).argmin())]
-        spread = excess.std(1, correction=1) / math.sqrt(len(judged))
+        spread = excess.std(1, correction=1) / math.sqrt(excess.shape[1])
         good = (excess.mean(1) <= spread).nonzero().flatten().tolist()
         return STRENGTHS[min(good, key=lambda place: abs(place - STRENGTHS.index(DEFAULT)))]
 
+    def rivals(self, strength: float) -> torch.Tensor:
+        """The divergence [3, n] of `_JUDGED` inputs or, in folds, of all: unchanged, under this strength, and by ridge.
+
+        Fits are to the other inputs.
+        """
+        losses: list[torch.Tensor] = []
+        for fold in range(min(_FOLDS, len(self._order))):
+            mine = torch.arange(len(self._order)) % _FOLDS == fold
+            train, test = self._order[~mine], self._all.take(self._order[mine])
+            none = self._none(test)
+            ours = none if math.isinf(strength) else self.solve(train, strength, tolerance=_ROUGH).G
+            losses.append(torch.stack([test.divergence(G) for G in (none, ours, self._ridge(train))]))
+            if sum(each.shape[1] for each in losses) >= _JUDGED:
+                break
+        return torch.cat(losses, 1)
+
+    @cached_property
     def judged(self) -> torch.Tensor:
         """The inputs by which strengths are judged."""
-        return torch.randperm(len(self._start), generator=torch.Generator().manual_seed(0))[:_JUDGED]
+        return self._order[:_JUDGED]
+
+    @cached_property
+    def _order(self) -> torch.Tensor:
+        return torch.randperm(len(self._all.X), generator=torch.Generator().manual_seed(0))
 
     def held_out(
-        self, strength: float, judged: torch.Tensor, states: Sequence[torch.Tensor | None] | None = None
-    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        self, strength: float, states: Sequence[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The divergence [n] of every judged input under a fit without its fold, and where the fits ended."""
-        folds = min(_FOLDS, len(judged))
-        place = torch.arange(len(judged)) % folds
-        losses = torch.empty(len(judged), dtype=torch.float64)
-        found: list[torch.Tensor | None] = list(states or [None] * folds)
-        for fold in range(folds):
-            train, test = judged[place != fold], judged[place == fold]
-            first = self._start[test]
+        losses = torch.empty(len(self.judged), dtype=torch.float64)
+        found = list(states or [self._none(fold.train) for fold in self._folds])
+        for number, fold in enumerate(self._folds):
             if not math.isinf(strength):
-                found[fold] = G = self.solve(train, strength, found[fold], steps=_ROUGH)
-                first = first + self._scaled[test] @ G.T
-            losses[place == fold] = self._divergence(first, self._target[test])
+                found[number] = self._minimised(fold.train, self._prior(strength), found[number], _ROUGH).G
+            losses[fold.place] = fold.test.divergence(found[number])
         return losses, found
+
+    @cached_property
+    def _folds(self) -> list[_Fold]:
+        count = min(_FOLDS, len(self.judged))
+        number, made = torch.arange(len(self.judged)) % count, []
+        for each in range(count):
+            train, test = (self._all.take(self.judged[place]) for place in (number != each, number == each))
+            if len(train.X) < train.X.shape[1]:  # fewer inputs than directions: the others stay as they are
+                basis = torch.linalg.qr(train.X.T)[0]
+                train, test = train.through(basis), test.through(basis)
+            made.append(_Fold(number == each, train, test))
+        return made
+
+    def _ridge(self, rows: torch.Tensor) -> torch.Tensor:
+        """G of ridge, fitted to some rows with the strength that is right for all."""
+        problem, X = self._problem, self._all.X[rows]
+        if math.isinf(problem.strength):
+            return self._none(self._all)
+        A = X.T @ X
+        A.diagonal().add_(problem.strength * problem.spectrum.unit * len(rows) / len(self._order))
+        return torch.cholesky_solve(X.T @ problem.residual[rows], torch.linalg.cholesky(A)).T
+
+    def _minimised(self, rows: Rows, prior: float, start: torch.Tensor, tolerance: float) -> Fit:
+        fit = rows.minimised(prior, start, tolerance=tolerance, steps=self._steps)
+        if not math.isfinite(fit.value):
+            raise NumericalError(f"kl-map diverged on {self._problem.task!r}; raise its strength, or use 'ridge'")
+        return fit
+
+    def _none(self, rows: Rows) -> torch.Tensor:
+        return rows.X.new_zeros(rows.base.shape[1], rows.X.shape[1])
+
+    def _near(self, prior: float) -> list[torch.Tensor]:
+        """Least squares with a curvature for all inputs and classes in place of the divergence's."""
+        spectrum, R = self._problem.spectrum, self._problem.residual
+        seen = (spectrum.U.T @ R).T * spectrum.s
+        q = self._all.target.exp()
+        curvature = float((q - q.square()).mean())
+        return [seen / (spectrum.s.square() + prior / each) for each in (1.0, curvature) if each > 0]
 
     def _prior(self, strength: float) -> float:
         return max(strength, 1e-9) * self._unit
-
-    def _metric(self, strength: float) -> torch.Tensor:
-        return (self._spectrum.s.square() / 4 + self._prior(strength)).rsqrt()
-
-    def _divergence(self, first: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """KL [n] from the expert's outputs to those of the head whose first map gives `first` [n, m]."""
-        head = self._head
-        if head.hidden is not None and head.activation is not None:
-            values = getattr(torch.nn.functional, head.activation)(first)
-            bias = None if head.output.bias is None else head.output.bias.double()
-            first = linear(values, head.output.weight.double(), bias)
-        return (target.exp() * (target - log_softmax(first, 1))).sum(1)

@@ -17,6 +17,7 @@ Letters: H, T [n, d], W [m, d] as in `problem`; C = H^T H; lambda = strength tim
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,12 +35,12 @@ __all__ = [
     "chosen_strength",
     "leave_one_out",
     "linear_map",
-    "map_from",
     "ridge_change",
     "strength_from_sums",
 ]
 
 STRENGTHS = (math.inf, *(10 ** (power / 2) for power in range(8, -13, -1)))
+_STRIDE = 3
 _TINY = 1e-13  # share of the largest eigenvalue below which one is rounding
 _FAINT = 1e-8  # strength below which a solve would blow up that rounding: such directions are left out instead
 
@@ -55,12 +56,16 @@ class Spectrum:
     a: float
 
     @classmethod
-    def of(cls, H: torch.Tensor, *, biased: bool) -> Spectrum:
+    def of(cls, H: torch.Tensor, *, biased: bool, total: Moments | None = None) -> Spectrum:
+        """`total`: the sums over the same rows, where they are known."""
         n = len(H)
         a = float(H.square().mean().sqrt()) if biased else 0.0
         X = torch.cat([H, H.new_full((n, 1), a)], 1) if biased else H
         wide = n < X.shape[1]
-        values, vectors = torch.linalg.eigh(X @ X.T if wide else X.T @ X)
+        if wide or total is None:
+            values, vectors = torch.linalg.eigh(X @ X.T if wide else X.T @ X)
+        else:
+            values, vectors = torch.linalg.eigh(_augmented(total, a=a if biased else None))
         kept = values > _TINY * values[-1]
         s, vectors = values[kept].sqrt(), vectors[:, kept]
         U, V = (vectors, X.T @ vectors / s) if wide else (X @ vectors / s, vectors)
@@ -87,12 +92,29 @@ def leave_one_out(
 
 
 def chosen_strength(spectrum: Spectrum, R: torch.Tensor) -> float:
-    """By leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
+    """By leave-one-out; one input alone leaves nothing to judge by, and changes nothing.
+
+    Every `_STRIDE`-th strength is tried, then those next to the best, then those just above the largest that is near
+    it: as good as trying all of them where errors fall and rise once.
+    """
     if len(R) < 2:
         return math.inf
-    seen = spectrum.U.T @ R
-    losses = torch.stack([leave_one_out(spectrum, R, strength, seen=seen).square().sum(1) for strength in STRENGTHS])
-    return STRENGTHS[careful(losses)]
+    seen, known = spectrum.U.T @ R, dict[int, torch.Tensor]()
+    shrinkage = torch.stack([spectrum.shrinkage(strength) for strength in STRENGTHS])
+    left = (1 - spectrum.squares @ shrinkage.T).clamp_min(1e-9).square_().T
+
+    def chosen(places: Iterable[int]) -> tuple[int, int]:
+        """With some more strengths, the place of the best, and of the largest within one standard error of it."""
+        for place in {*places} & {*range(len(STRENGTHS))} - {*known}:
+            error = torch.addmm(R, spectrum.U, shrinkage[place][:, None] * seen, alpha=-1)
+            known[place] = error.square_().sum(1).div_(left[place])
+        tried = sorted(known)
+        losses = torch.stack([known[place] for place in tried])
+        return tried[int(losses.mean(1).argmin())], tried[careful(losses)]
+
+    best, _ = chosen(range(0, len(STRENGTHS), _STRIDE))
+    _, found = chosen(range(best - _STRIDE + 1, best + _STRIDE))
+    return STRENGTHS[chosen(range(found - _STRIDE + 1, found))[1]]
 
 
 def ridge_change(spectrum: Spectrum, R: torch.Tensor, strength: float) -> torch.Tensor:
@@ -101,28 +123,28 @@ def ridge_change(spectrum: Spectrum, R: torch.Tensor, strength: float) -> torch.
     return (spectrum.V @ (f[:, None] * (spectrum.U.T @ R))).T
 
 
-def linear_map(moments: Moments, strength: float, *, biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A [d, d] and, with a bias, the shift [d] of the ridge regression from H to T, shrunk towards (I, 0)."""
-    C, change = _augmented(moments, biased=biased)
+def linear_map(
+    moments: Moments, strength: float, W: torch.Tensor | None = None, *, biased: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """A [d, d] and, with a bias, the shift [d] of the ridge regression from H to T, shrunk towards (I, 0).
+
+    Of a head W [m, d], what it reads of them, W A and W shift, at the price of m right-hand sides instead of d.
+    """
+    a = _column(moments) if biased else None
+    C, change = _augmented(moments, a=a), _change(moments, W, a=a)
     d, size = moments.d, len(C)
-    eye = torch.eye(d, dtype=C.dtype, device=C.device)
+    start = torch.eye(d, dtype=C.dtype, device=C.device) if W is None else W
     if math.isinf(strength) or float(C.trace()) <= 0:
-        return eye, torch.zeros_like(moments.sum_h) if biased else None
+        return start, torch.zeros_like(change[:, 0]) if biased else None
     penalty = strength * float(C.trace()) / size
     if strength > _FAINT:
-        factor = torch.linalg.cholesky(C + penalty * torch.eye(size, dtype=C.dtype, device=C.device))
-        D = torch.cholesky_solve(change.T, factor).T
+        C.diagonal().add_(penalty)
+        D = torch.cholesky_solve(change.T, torch.linalg.cholesky(C)).T
     else:
         values, vectors = torch.linalg.eigh(C)
         kept = values > _TINY * values[-1]
         D = change @ vectors[:, kept] / (values[kept] + penalty) @ vectors[:, kept].T
-    a = _column(moments)
-    return eye + D[:, :d], a * D[:, d] if biased else None
-
-
-def map_from(sums: Sums, strength: float, *, biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`linear_map` of all inputs, solved once for all aligners that want it."""
-    return sums.once(("map", strength, biased), lambda: linear_map(sums.total, strength, biased=biased))
+    return start + D[:, :d], None if a is None else a * D[:, d]
 
 
 def strength_from_sums(sums: Sums, head: Head) -> float:
@@ -130,10 +152,10 @@ def strength_from_sums(sums: Sums, head: Head) -> float:
     W, biased = centred_rows(head), first_map(head).bias is not None
     rows: list[list[float]] = []
     for train, held_out in sums.splits():
-        C, change = _augmented(train, biased=biased)
+        a, losses = _column(train), list[float]()
+        C = _augmented(train, a=a if biased else None)
         values, vectors = torch.linalg.eigh(C)
-        seen = W @ change @ vectors
-        unit, a, losses = float(C.trace()) / len(C), _column(train), []
+        seen, unit = _change(train, W, a=a if biased else None) @ vectors, float(C.trace()) / len(C)
         for strength in STRENGTHS:
             none = math.isinf(strength) or unit <= 0
             weights = torch.zeros_like(values) if none else 1 / (values.clamp_min(0) + strength * unit)
@@ -149,12 +171,17 @@ def _column(moments: Moments) -> float:
     return math.sqrt(max(float(moments.C.trace()), 0.0) / (moments.n * moments.d))
 
 
-def _augmented(moments: Moments, *, biased: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """X^T X, and (T - H)^T X [d, .]."""
-    C, change = moments.C, moments.S - moments.C
-    if not biased:
-        return C, change
-    a = _column(moments)
-    side, corner = a * moments.sum_h[:, None], torch.full((1, 1), a * a * moments.n, dtype=C.dtype, device=C.device)
-    whole = torch.cat([torch.cat([C, side], 1), torch.cat([side.T, corner], 1)])
-    return whole, torch.cat([change, a * (moments.sum_t - moments.sum_h)[:, None]], 1)
+def _augmented(moments: Moments, *, a: float | None) -> torch.Tensor:
+    """X^T X, of which nobody else has a copy; `a`: the size of the ones, if there are any."""
+    if a is None:
+        return moments.C.clone()
+    side, corner = a * moments.sum_h[:, None], moments.C.new_full((1, 1), a * a * moments.n)
+    return torch.cat([torch.cat([moments.C, side], 1), torch.cat([side.T, corner], 1)])
+
+
+def _change(moments: Moments, W: torch.Tensor | None, *, a: float | None) -> torch.Tensor:
+    """(T - H)^T X [d, .] or W times it."""
+    inner, shift = moments.S - moments.C, moments.sum_t - moments.sum_h
+    if W is not None:
+        inner, shift = W @ inner, W @ shift
+    return inner if a is None else torch.cat([inner, a * shift[:, None]], 1)

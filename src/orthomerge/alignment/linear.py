@@ -15,8 +15,8 @@ from typing import Literal
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
-from orthomerge.alignment.folding import folded
-from orthomerge.alignment.least_squares import map_from, strength_from_sums
+from orthomerge.alignment.folding import first_map, with_first_map
+from orthomerge.alignment.least_squares import linear_map, strength_from_sums
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
@@ -44,5 +44,6 @@ class Linear:
         return self._with(strength_from_sums(sums, head) if self.strength == "auto" else self.strength, sums, head)
 
     def _with(self, chosen: float, sums: Sums, head: Head) -> Alignment:
-        A, _ = map_from(sums, chosen, biased=False)
-        return Alignment(folded(head, A, task=sums.task), {"strength": chosen})
+        first = first_map(head)
+        weight, _ = linear_map(sums.total, chosen, first.weight.double(), biased=False)
+        return Alignment(with_first_map(head, weight, first.bias, task=sums.task), {"strength": chosen})

@@ -52,7 +52,8 @@ class Problem:
     @cached_property
     def spectrum(self) -> Spectrum:
         """The decomposition that every linear aligner starts from."""
-        return Spectrum.of(self.H, biased=self.biased)
+        known = self.__dict__.get("sums")  # if somebody wanted them, so as not to sum twice
+        return Spectrum.of(self.H, biased=self.biased, total=known and known.total)
 
     @cached_property
     def strength(self) -> float:

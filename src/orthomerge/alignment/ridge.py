@@ -12,7 +12,7 @@ from typing import Literal
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
-from orthomerge.alignment.least_squares import map_from, ridge_change, strength_from_sums
+from orthomerge.alignment.least_squares import linear_map, ridge_change, strength_from_sums
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
@@ -45,7 +45,7 @@ class Ridge:
         """From sums alone; the strength is then chosen by folds."""
         chosen = strength_from_sums(sums, head) if self.strength == "auto" else self.strength
         first, W = first_map(head), centred_rows(head)
-        A, shift = map_from(sums, chosen, biased=first.bias is not None)
-        weight = first.weight.double() + (W @ A - W)  # in this order: no change is none to the last bit
-        bias = None if first.bias is None or shift is None else first.bias.double() + W @ shift
+        read, shift = linear_map(sums.total, chosen, W, biased=first.bias is not None)
+        weight = first.weight.double() + (read - W)  # in this order: no change is none to the last bit
+        bias = None if first.bias is None or shift is None else first.bias.double() + shift
         return Alignment(with_first_map(head, weight, bias, task=sums.task), {"strength": chosen})

@@ -35,6 +35,7 @@ __all__ = ["KAPPAS", "Rigid", "careful", "choose_rigid", "loss_of", "polar_facto
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)
 _LEADING = 96
+_SQUARED = 1e-8  # condition from which X^T X is enough for six digits
 _ROUNDING = 1e-12  # share of the sums below which what is left without the means is rounding
 
 
@@ -59,13 +60,19 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
     return factor
 
 
-def turn_of(moments: Moments, kappa: float, *, d: int, task: str) -> torch.Tensor:
-    """A [r, r] for sums over rows of width r, of features that are d wide."""
+def turn_of(moments: Moments, kappa: float, *, d: int, task: str, rough: bool = False) -> torch.Tensor:
+    """A [r, r] for sums over rows of width r, of features that are d wide; `rough`: to six digits or so."""
     C, energy = moments.C, float(moments.C.trace())
     eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
     if math.isinf(kappa) or energy <= 0:
         return eye
-    return polar_factor(moments.S + kappa * energy / d * eye, task=task)
+    X = moments.S + kappa * energy / d * eye
+    if rough:
+        values, V = torch.linalg.eigh(X.T @ X)
+        if float(values[0]) > _SQUARED * float(values[-1]):
+            near: torch.Tensor = (X @ V / values.sqrt()) @ V.T
+            return near
+    return polar_factor(X, task=task)
 
 
 def scale_of(A: torch.Tensor, moments: Moments, kappa: float) -> float:
@@ -123,13 +130,18 @@ def _cross_validated(
     losses: list[list[float]] = []
     for number, (train, held_out) in enumerate(part.splits()):
         moments = spread(train) if bias else train
-        row = []
-        for kappa, share in choices:
+        wanted, sum_t, mean_t = seen @ held_out.S, seen @ held_out.sum_t, seen @ train.mean_t
+        row = dict[tuple[float, float], float]()
+        for kappa in dict.fromkeys(each for each, _ in choices):
             A = _fold_turn(sums, moments, kappa, key=(number, bias))
-            scale = scale_of(A, moments, kappa) if scaled else 1.0
-            c = share * (seen @ (train.mean_t - scale * A @ train.mean_h))
-            row.append(loss_of(scale * seen @ A, c, seen, held_out) / held_out.n)
-        losses.append(row)
+            B = (scale_of(A, moments, kappa) if scaled else 1.0) * seen @ A
+            c, gap = mean_t - B @ train.mean_h, B @ held_out.sum_h - sum_t
+            # `loss_of`, whose shift is a share of c.
+            fixed, once, twice = (B @ held_out.C * B - 2 * B * wanted).sum(), 2 * c @ gap, held_out.n * c @ c
+            found = torch.stack([fixed, once, twice]).tolist()
+            for share in _SHIFTS:
+                row[kappa, share] = (found[0] + share * found[1] + share**2 * found[2]) / held_out.n
+        losses.append([row[choice] for choice in choices])
     if len(losses) < 2:  # one input: nothing to choose by
         return choices[0]
     return choices[careful(torch.tensor(losses, dtype=torch.float64).T)]
@@ -137,7 +149,7 @@ def _cross_validated(
 
 def _fold_turn(sums: Sums, moments: Moments, kappa: float, *, key: tuple[int, bool]) -> torch.Tensor:
     """A without one of the folds; aligners that differ in scale or shift share it."""
-    return sums.once(("fold", kappa, *key), lambda: turn_of(moments, kappa, d=sums.total.d, task=sums.task))
+    return sums.once(("fold", kappa, *key), lambda: turn_of(moments, kappa, d=sums.total.d, task=sums.task, rough=True))
 
 
 def careful(losses: torch.Tensor) -> int:

@@ -1,0 +1,225 @@
+"""Newton's method for the divergence from an expert's outputs with a Gaussian prior: see `kl_map`.
+
+    minimise over G    sum_i KL(q_i || softmax(logits(b_i + G x_i)))  +  lambda / 2 ||G||^2
+
+Steps solve (B + lambda I) d = -gradient by conjugate gradients, roughly, where B is the Gauss-Newton matrix: the
+Hessian itself for a head of one layer and never indefinite for one with a hidden layer, so that every step leads down.
+They are halved until the objective falls by a fair share of what was promised.
+
+Inputs of which the expert is sure have next to no curvature, and every class has its own that it is not sure of. So the
+gradients are preconditioned class by class (or hidden unit by hidden unit): the `_PAIRS` largest curvatures w_ij of
+input i at class j count with their input, M_j = diag(D_j) + sum_i w_ij x_i x_i^T, and the others along the axes of the
+basis alone, D_j = lambda + sum of what is left of w_j times the mean square of x along each axis.
+
+Letters: X [n, r] inputs x_i, b [n, m] what the head's first map gives for them, q [n, C] the expert's probabilities, G
+[m, r]; p [n, C] the head's probabilities, a [n, m] slopes of its activation, w [n, m].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear, log_softmax
+
+from orthomerge.heads import Head
+
+__all__ = ["Fit", "Rows"]
+
+_PAIRS = 4  # an input
+_FAINT = 1e-7  # curvatures below this are never counted with their input
+_INNER = 0.3  # share of the gradient, in the preconditioner's norm, that a step may leave
+_MOST = 500  # inner iterations
+_STALE = 15  # inner iterations from which the next step gets a preconditioner of its own
+_NOTHING = 1e-14  # of divergence an input: rounding
+
+_Preconditioner = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """G where the method ended, and the objective there; `converged`: by its tolerance; `steps` that it took."""
+
+    G: torch.Tensor
+    value: float
+    converged: bool
+    steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Inputs X, what the first map gives for them, and `target`: the logarithms of q."""
+
+    X: torch.Tensor
+    base: torch.Tensor
+    target: torch.Tensor
+    head: Head
+
+    def take(self, rows: torch.Tensor) -> Rows:
+        return Rows(self.X[rows], self.base[rows], self.target[rows], self.head)
+
+    def through(self, basis: torch.Tensor) -> Rows:
+        """The same in another basis [r, k] of the inputs."""
+        return Rows(self.X @ basis, self.base, self.target, self.head)
+
+    def divergence(self, G: torch.Tensor) -> torch.Tensor:
+        """KL [n] from the expert's outputs."""
+        return self._divergence(self.base + self.X @ G.T)
+
+    def nearest(self, starts: Sequence[torch.Tensor], prior: float) -> torch.Tensor:
+        """That with the least objective."""
+        return min(starts, key=lambda G: float(self.divergence(G).sum()) + prior / 2 * float(G.square().sum()))
+
+    def expanded(self, prior: float, start: torch.Tensor) -> torch.Tensor:
+        """About where the objective's second-order expansion at the expert's own outputs is least; of one layer."""
+        local = _Local(self, self.target, prior)
+        gap = self.base + self.X @ start.T - self.target
+        gradient = local.bent(gap).T @ self.X + prior * start
+        return start + _conjugate(local.times, local.preconditioner(), gradient, share=_INNER / 3).d
+
+    def minimised(self, prior: float, start: torch.Tensor, *, tolerance: float, steps: int) -> Fit:
+        """Until a step promises less than a share `tolerance` of the objective."""
+        # Softmax does not see what is common to all classes, and the best change has none of it.
+        G = start if self.head.hidden is not None else start - start.mean(0)
+        first = self.base + self.X @ G.T
+        value, q = self._value(first, G, prior), self.target.exp()
+        solve: _Preconditioner | None = None
+        for done in range(steps):
+            local = _Local(self, first, prior)
+            gradient = local.pulled(local.p - q).T @ self.X + prior * G
+            solve = solve or local.preconditioner()
+            found = _conjugate(local.times, solve, gradient)
+            promised = -float((gradient * found.d).sum())
+            if not promised > 2 * _NOTHING * len(first):
+                return Fit(G, value, True, done)
+            size, moved = 1.0, self.X @ found.d.T
+            while not (new := self._value(first + size * moved, G + size * found.d, prior)) <= (
+                value - 1e-4 * size * promised
+            ):
+                size /= 2
+                if size < 1e-9:  # rounding
+                    return Fit(G, value, promised <= 2 * tolerance * value, done)
+            G, first, value = G + size * found.d, first + size * moved, new
+            if promised <= 2 * tolerance * value:
+                return Fit(G, value, True, done + 1)
+            if found.iterations > _STALE:
+                solve = None
+        return Fit(G, value, False, steps)
+
+    def _value(self, first: torch.Tensor, G: torch.Tensor, prior: float) -> float:
+        return float(self._divergence(first).sum()) + prior / 2 * float(G.square().sum())
+
+    def _divergence(self, first: torch.Tensor) -> torch.Tensor:
+        return (self.target.exp() * (self.target - log_softmax(self.logits(first), 1))).sum(1)
+
+    def logits(self, first: torch.Tensor) -> torch.Tensor:
+        """Of the head whose first map gives `first` [n, m]."""
+        head = self.head
+        if head.hidden is None or head.activation is None:
+            return first
+        values = getattr(torch.nn.functional, head.activation)(first)
+        bias = None if head.output.bias is None else head.output.bias.double()
+        return linear(values, head.output.weight.double(), bias)
+
+
+class _Local:
+    """The objective's curvature at one point."""
+
+    def __init__(self, rows: Rows, first: torch.Tensor, prior: float) -> None:
+        self._rows, self._prior = rows, prior
+        self.p = rows.logits(first).softmax(1)
+        head = rows.head
+        self._slopes: torch.Tensor | None = None
+        if head.hidden is not None and head.activation is not None:
+            at = first.detach().requires_grad_()
+            values = getattr(torch.nn.functional, head.activation)(at)
+            (self._slopes,) = torch.autograd.grad(values.sum(), at)
+            self._output = head.output.weight.double()
+
+    def pulled(self, error: torch.Tensor) -> torch.Tensor:
+        """From logits [n, C] back to what the first map gives [n, m]."""
+        return error if self._slopes is None else error @ self._output * self._slopes
+
+    def times(self, v: torch.Tensor) -> torch.Tensor:
+        """(B + lambda I) v, [m, r]."""
+        z = (v @ self._rows.X.T).T
+        if self._slopes is not None:
+            z = (z * self._slopes) @ self._output.T
+        return torch.addmm(v, self.pulled(self.bent(z)).T, self._rows.X, beta=self._prior)
+
+    def bent(self, z: torch.Tensor) -> torch.Tensor:
+        """The divergence's curvature times a change of logits [n, C]."""
+        z = self.p * z
+        return z.sub_(self.p * z.sum(1, keepdim=True))
+
+    def curvatures(self) -> torch.Tensor:
+        """W [n, m]."""
+        if self._slopes is None:
+            return self.p - self.p.square()
+        spread = self.p @ self._output.square() - (self.p @ self._output).square()
+        return spread.clamp_min(0) * self._slopes.square()
+
+    def preconditioner(self) -> _Preconditioner:
+        """Gradients [m, r] times the inverses of M_j."""
+        X, w, most = self._rows.X, self.curvatures(), _PAIRS * len(self._rows.X)
+        counted = w > (max(_FAINT, float(w.flatten().topk(most).values[-1])) if w.numel() > most else _FAINT)
+        left = torch.where(counted, 0.0, w).sum(0)
+        D = (self._prior + left[:, None] * X.square().mean(0)).sqrt()
+        places = [rows.nonzero().flatten() for rows in counted.T]
+        blocks = [_block(X[rows] * w[rows, j, None].sqrt() / D[j]) for j, rows in enumerate(places)]
+
+        def solve(gradient: torch.Tensor) -> torch.Tensor:
+            scaled = gradient / D
+            for (L, whole), row in zip(blocks, scaled, strict=True):
+                seen = torch.mv(L, row)
+                if whole:
+                    row.copy_(seen)
+                else:
+                    row.sub_(torch.mv(L.T, seen))
+            scaled /= D
+            return scaled if self._slopes is not None else scaled - scaled.mean(0)
+
+        return solve
+
+
+@dataclass(frozen=True)
+class _Step:
+    d: torch.Tensor
+    iterations: int
+
+
+def _conjugate(
+    times: Callable[[torch.Tensor], torch.Tensor],
+    solve: _Preconditioner,
+    gradient: torch.Tensor,
+    *,
+    share: float = _INNER,
+) -> _Step:
+    """The d with (B + lambda I) d = -gradient, but for a share of it."""
+    d, r = torch.zeros_like(gradient), -gradient
+    v = y = solve(r)
+    size = enough = float((r * y).sum())
+    done = 0
+    while done < _MOST and size > share**2 * enough:
+        Bv = times(v)
+        curvature = float((v * Bv).sum())
+        if not curvature > 0:  # rounding
+            break
+        d, r = d + size / curvature * v, r - size / curvature * Bv
+        y = solve(r)
+        size, before = float((r * y).sum()), size
+        v = y + size / before * v
+        done += 1
+    return _Step(d, done)
+
+
+def _block(Y: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """L such that the inverse of I + Y^T Y is I - L^T L or, where Y has more rows than columns, L itself (true)."""
+    whole = len(Y) > Y.shape[1]
+    A = Y.T @ Y if whole else Y @ Y.T
+    A.diagonal().add_(1.0)
+    factor = torch.linalg.cholesky(A)
+    if whole:
+        return torch.cholesky_inverse(factor), True
+    return torch.linalg.solve_triangular(factor, Y, upper=False), False
