@@ -52,7 +52,9 @@ def main(name: str) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=5, help="draws of few inputs for the protocols (5)")
     parser.add_argument("--draws", type=int, default=20, help="draws of few inputs for the main aligners (20)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes for fits (all cores)")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="processes for fits (all cores); at most 4 train"
+    )
     parser.add_argument("--scale", action="append", default=[], metavar="METHOD=SCALE", help="instead of a search")
     parser.add_argument(
         "--support", choices=["train", "val"], default="train", help="where inductive inputs come from (train)"
@@ -65,7 +67,15 @@ def main(name: str) -> None:
     def say(text: str) -> None:
         print(f"[{time.perf_counter() - started:6.1f} s] {text}", flush=True)
 
-    suite = build_suite(name, folder=given.folder, data=given.data, base=given.base, device=given.device, say=say)
+    suite = build_suite(
+        name,
+        folder=given.folder,
+        data=given.data,
+        base=given.base,
+        device=given.device,
+        say=say,
+        workers=min(given.workers, 4),
+    )
     references = suite.references()
     bench = Bench(
         suite.tasks,

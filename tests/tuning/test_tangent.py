@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from benchmarks import tangent
-from benchmarks.tangent import SCALES, Outcome, claim, curve_table, result_table
+from benchmarks.tangent import (
+    SCALES,
+    TITLES,
+    Outcome,
+    claim,
+    curve_table,
+    digits_study,
+    result_table,
+    run,
+    shared_texts,
+    text8_study,
+)
 
-from orthomerge.data.task import Examples
-from orthomerge.suites import digits
+from orthomerge.data.task import Examples, Task
+from orthomerge.suites import digits, text8
 from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Mode, Tuning
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from orthomerge.data.task import Task
 
 COUNT = 400
 
@@ -64,6 +75,14 @@ def test_differences_in_words() -> None:
     assert verdicts == ["not told apart", "above", "above", "below", "below", "below"]
 
 
+def test_some_modes_alone() -> None:
+    found = outcomes(0.2, 0.2, 0.9)
+    some = claim({mode: found[mode] for mode in ("full", "tau_jp")})
+    assert some.endswith("The claim: tau-Jp: holds.")
+    assert "linearised" not in some
+    assert claim({"tau_jp": found["tau_jp"][:1]}).endswith("The claim: not tested.")
+
+
 def test_tables() -> None:
     found = outcomes(0.25, 0.5, 0.75)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result_table(found).splitlines()]
@@ -89,7 +108,9 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in list(vars(digits).items()):
         if isinstance(value, Tuning):
             monkeypatch.setattr(digits, name, replace(value, steps=1))
-    found = tangent.run(tmp_path, 1, lambda text: None)
+    study = digits_study(folder=tmp_path, workers=1, say=lambda text: None)
+    assert "these seven share their images" in study.about
+    found = run(study, [*TITLES], 1, lambda text: None)
     names = {"experts", "experts-linearised", "experts-tau_jp"}
     assert {path.name for path in tmp_path.iterdir()} == {"base", "mtl", *names}  # no merge is left
     for (outcome,) in found.values():
@@ -97,3 +118,42 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert set(outcome.val) == {0.3, 1.0}
         assert {len(right) for scored in outcome.merged.values() for right in scored.values()} == {32}
     assert "tau-Jp against linearised" in claim(found)
+
+
+def texts(name: str, **splits: list[str]) -> Task:
+    parts = {split: Examples(inputs, None, "train") for split, inputs in splits.items()}
+    return Task(name, ("a", "b"), "text", parts)
+
+
+def test_texts_that_tasks_share() -> None:
+    tasks = {"a": texts("a", train=["One", "two"], test=["x"]), "b": texts("b", train=["y"], test=["one ", "three"])}
+    assert shared_texts(tasks) == (
+        "texts that two of them share: a and b 1. Of the test inputs 1 are training inputs of another task."
+    )
+    assert shared_texts({"a": tasks["a"]}) == "no two have a text in common."
+
+
+def test_a_small_run_on_texts(berts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for task in SUITES["text8"].tasks:
+        with (tmp_path / f"{task}.jsonl").open("w") as file:
+            for split in ("train", "val", "test"):
+                for word, label in (("good", "yes"), ("bad", "no"), ("very good", "yes"), ("not bad", "no")):
+                    row = {"split": split, "text": f"a {word} film", "label": int(label == "yes"), "label_name": label}
+                    file.write(f"{json.dumps(row)}\n")
+    monkeypatch.setattr(text8, "TUNING", replace(text8.TUNING, lr=1e-3, head_lr=0.1, epochs=8, batch=4))
+    monkeypatch.setattr(tangent, "SCALES", (0.5, 1.0))
+    study = text8_study(
+        folder=tmp_path / "suite",
+        data=tmp_path,
+        base=str(berts / "base"),
+        device="cpu",
+        batch=3,
+        workers=1,
+        say=lambda text: None,
+    )
+    assert "texts that two of them share: ag_news and yelp5 4, " in study.about
+    assert "share their images" not in study.about
+    found = run(study, ["full", "tau_jp"], 1, lambda text: None)
+    assert {path.name for path in study.suite.folder.iterdir()} == {"base", "experts", "experts-tau_jp"}
+    assert all(len(outcome.merged[0.5]["subj"]) == 4 for (outcome,) in found.values())
+    assert "The claim: tau-Jp: " in claim(found)

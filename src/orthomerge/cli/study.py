@@ -1,5 +1,6 @@
 """The commands that make experts, measure models and edit them: parse, call the library."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,12 +41,23 @@ def suite_build(
     data: Annotated[str | None, typer.Option("--data", help="The folder that holds the suite's data.")] = None,
     base: Base = None,
     device: Device = "auto",
+    workers: Annotated[int, typer.Option("--workers", help="Processes that train side by side.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Make a suite: fetch or train its base and experts. What is there already is kept."""
     from orthomerge.cli import measuring
+    from orthomerge.suites.suite import suite_root
+    from orthomerge.suites.table import build_suite
 
-    suite = measuring.open_suite(name, folder=folder, data=data, base=base, device=device)
+    suite = build_suite(
+        name,
+        folder=Path(folder) if folder else suite_root() / name,
+        data=Path(data) if data else None,
+        base=base,
+        device=device,
+        say=measuring.say,
+        workers=workers,
+    )
     measuring.show_suite(suite, as_json=as_json)
 
 

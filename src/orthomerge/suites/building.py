@@ -10,32 +10,30 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.checkpoints.publish import publish
 from orthomerge.errors import CheckpointError
 from orthomerge.models.load import quiet
-from orthomerge.tuning.finetune import finetune
-from orthomerge.tuning.multitask import finetune_jointly
+from orthomerge.suites.training import Training, train_missing
 
 if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
     from orthomerge.data.task import Task
     from orthomerge.suites.suite import Say
-    from orthomerge.tuning.settings import Tuning
+    from orthomerge.tuning.settings import Mode, Tuning
 
-__all__ = ["data_file", "make_experts", "make_jointly", "pretrained_vit"]
+__all__ = ["data_file", "experts_root", "make_both", "make_experts", "make_jointly", "pretrained_vit"]
 
 
 def make_experts(
-    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
+    tasks: Mapping[str, Task],
+    *,
+    base: Path,
+    root: Path,
+    settings: Tuning,
+    processor: Processor,
+    say: Say,
+    workers: int = 1,
 ) -> dict[str, Path]:
-    """One expert a task in `root`; for `tau_jp` the other tasks' training inputs come along, unlabelled."""
-    for name, task in tasks.items():
-        if (root / name / "config.json").is_file():
-            continue
-        others = [other["train"].unlabelled() for key, other in tasks.items() if key != name]
-        kept = others if settings.mode == "tau_jp" else []
-        # One expert takes minutes at most, and those that are done are kept: no state within one.
-        metrics = finetune(
-            task, base=base, out=root / name, settings=settings, processor=processor, others=kept, resume=False
-        )
-        say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
+    """One expert a task in `root`, in `workers` processes; those that are there already are kept."""
+    trainings = _experts(tasks, base=base, root=root, settings=settings, processor=processor)
+    train_missing(trainings, workers=workers, say=say)
     return {name: root / name for name in tasks}
 
 
@@ -43,12 +41,49 @@ def make_jointly(
     tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
 ) -> dict[str, Path]:
     """One encoder for all tasks, with a head each."""
-    if not all((root / name / "config.json").is_file() for name in tasks):
-        finetune_jointly(
-            tasks, base=base, out_root=root, settings=settings, processor=processor, force=True, resume=False
-        )
-        say("trained on all tasks together")
+    train_missing([Training(tasks, base, root, settings, processor, jointly=True)], workers=1, say=say)
     return {name: root / name for name in tasks}
+
+
+def make_both(
+    tasks: Mapping[str, Task],
+    *,
+    folder: Path,
+    settings: Tuning,
+    joint: Tuning,
+    processor: Processor,
+    say: Say,
+    workers: int = 1,
+) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Ordinary experts in FOLDER/experts and the joint model in FOLDER/mtl, side by side if there are workers."""
+    base, experts, mtl = (folder / name for name in ("base", "experts", "mtl"))
+    trainings = _experts(tasks, base=base, root=experts, settings=settings, processor=processor)
+    together = Training(tasks, base, mtl, joint, processor, jointly=True)
+    train_missing([*trainings, together], workers=workers, say=say)
+    return {name: experts / name for name in tasks}, {name: mtl / name for name in tasks}
+
+
+def experts_root(folder: Path, mode: Mode, seed: int) -> Path:
+    """Where the experts of a mode and seed lie: FOLDER/experts[-MODE][-SEED], those of the usual mode without it."""
+    parts = ("experts", *([] if mode == "full" else [mode]), *([] if seed == 0 else [str(seed)]))
+    return folder / "-".join(parts)
+
+
+def _experts(
+    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor
+) -> list[Training]:
+    """One training a task; for `tau_jp` the other tasks' training inputs come along, unlabelled."""
+    return [
+        Training(
+            {name: task},
+            base,
+            root,
+            settings,
+            processor,
+            [other["train"].unlabelled() for key, other in tasks.items() if key != name and settings.mode == "tau_jp"],
+        )
+        for name, task in tasks.items()
+    ]
 
 
 def pretrained_vit(

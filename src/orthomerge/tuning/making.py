@@ -12,12 +12,13 @@ from orthomerge.data.task import Examples
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.tuning.batches import Feed, check_labelled
 from orthomerge.tuning.linearised import LinearisedEncoder
-from orthomerge.tuning.loop import Outcome, Progress, Run, fit_head, train
+from orthomerge.tuning.loop import Outcome, Progress, Run, count_steps, fit_head, train
 from orthomerge.tuning.lora import add_adapter
 from orthomerge.tuning.model import Model, OrdinaryEncoder, choose_family, load_base, start_head
 from orthomerge.tuning.saving import write_adapter, write_expert
 from orthomerge.tuning.settings import LINEARISED, PROBED, Tuning, choose_device, derive
 from orthomerge.tuning.state import RunState, fingerprint
+from orthomerge.tuning.store import Room
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from orthomerge.models.family import Family
 
 __all__ = ["Making"]
+
+_ROOM = 2 << 30  # bytes for processed inputs
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Making:
             raise RecipeError("mode 'frozen_head' needs the head that is kept: give `head` (CLIP: zero_shot_head)")
         if mode == "tau_jp" and not any(len(part) for part in self.others):
             raise RecipeError("mode 'tau_jp' needs inputs of other tasks to keep still on: give `others`")
+        if self.settings.augment != "none" and family.modality != "image":
+            raise RecipeError(
+                f"'augment' must be none for a family that reads {family.modality!r}, got {self.settings.augment!r}: "
+                "only images can be moved; leave it out"
+            )
         choose_device(self.settings.device)
         return family
 
@@ -101,16 +109,21 @@ class Making:
         nothing = Examples([], None, "val")
         val = [check_labelled(task, "val") if "val" in task.splits else nothing for task in self.tasks]
         others = [part for part in self.others if len(part)] if self.settings.mode == "tau_jp" else []
+        sizes, other_sizes = tuple(map(len, parts)), tuple(map(len, others))
+        steps, room = count_steps(self.settings, sizes), _room(device)
+        # What is not read once through is cheaper to process as it comes.
+        kept = room if steps * self.settings.batch >= sum(sizes) else None
+        kept_others = room if steps * self.settings.penalty_batch >= sum(other_sizes) else None
         return Run(
             title=self.title,
             settings=self.settings,
             device=device,
-            train=Feed(parts, self.processor, device),
-            sizes=tuple(map(len, parts)),
-            val=Feed(val, self.processor, device),
+            train=Feed(parts, self.processor, device, room=kept),
+            sizes=sizes,
+            val=Feed(val, self.processor, device, room=kept),
             val_sizes=tuple(map(len, val)),
-            others=Feed(others, self.processor, device),
-            other_sizes=tuple(map(len, others)),
+            others=Feed(others, self.processor, device, room=kept_others),
+            other_sizes=other_sizes,
             progress=self.progress,
             state=state,
         )
@@ -183,6 +196,11 @@ class Making:
             others=self.others,
             head=self.head,
         )
+
+
+def _room(device: torch.device) -> Room:
+    """For processed inputs; on a GPU no more than a quarter of what is free."""
+    return Room(_ROOM if device.type != "cuda" else min(_ROOM, torch.cuda.mem_get_info(device)[0] // 4))
 
 
 def _numbers(device: torch.device) -> list[int]:

@@ -16,9 +16,10 @@ from orthomerge.errors import RecipeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LINEARISED", "PROBED", "Mode", "Tuning", "choose_device", "derive"]
+__all__ = ["LINEARISED", "PROBED", "Augment", "Mode", "Tuning", "choose_device", "derive"]
 
 Mode = Literal["full", "head_first", "frozen_head", "lora", "linearised", "tau_jp"]
+Augment = Literal["none", "shift"]
 LINEARISED: tuple[Mode, ...] = ("linearised", "tau_jp")  # trained, and to be evaluated, as f_lin
 PROBED: tuple[Mode, ...] = ("head_first", *LINEARISED)  # `head_epochs` of the head alone come first
 _FASTEST = 1000.0  # a learning rate; far below where torch overflows, far above any use
@@ -33,8 +34,9 @@ class Tuning:
     falls as a cosine. `clip`: the largest norm of a gradient, 0 for no limit. `head_epochs`: of `head_first`,
     `linearised` and `tau_jp`. `rank`, `alpha`, `lora_dropout`: of `lora`. `penalty` weighs ||J(x') tau|| of
     `penalty_batch` inputs of another task a step: of `tau_jp`. `pooling`: None for the family's own. `max_length`:
-    tokens of a text, for whoever makes the processor. `precision`: bfloat16 is autocast on a GPU; a CPU computes in
-    float32 all the same.
+    tokens of a text, for whoever makes the processor. `augment`: shift moves every training image by up to an eighth of
+    its side, but not in a head's own phase. `precision`: bfloat16 is autocast on a GPU; a CPU computes in float32 all
+    the same.
     """
 
     mode: Mode = "full"
@@ -54,6 +56,7 @@ class Tuning:
     penalty: float = 0.1
     penalty_batch: int = 16
     pooling: str | None = None
+    augment: Augment = "none"
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     steps: int | None = None
