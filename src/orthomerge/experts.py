@@ -48,6 +48,7 @@ def write_expert(
         family=family.name,
         pooling=pooling,
         align=None,
+        fit=None,
     )
     found: dict[str, Any] = merge(alone, out=out).manifest["inputs"]["experts"][task]
     return found

@@ -83,8 +83,9 @@ def manifest_family(manifest: dict[str, Any], folder: Path) -> Family:
 
 
 def access_class(manifest: dict[str, Any]) -> Access:
-    """Which inputs the making of an output saw: none, unless its heads were aligned."""
-    found: Access = manifest["alignment"]["access"] if "alignment" in manifest else "data-free"
+    """Which inputs the making of an output saw: none, unless it was fitted or its heads were aligned."""
+    seen = [manifest[block]["access"] for block in ("fit", "alignment") if block in manifest]
+    found: Access = "transductive" if "transductive" in seen else seen[0] if seen else "data-free"
     return found
 
 

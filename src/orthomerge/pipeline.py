@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from orthomerge.checkpoints.checkpoint import Checkpoint, is_float, torch_dtype
 from orthomerge.checkpoints.lora import Adapter, AdapterSource
@@ -24,9 +24,9 @@ from orthomerge.recipe import HeadNames, Recipe
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.merging.kinds import Block
+    from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 
-__all__ = ["Progress", "Result", "merge", "task_vectors"]
+__all__ = ["Progress", "Result", "copied_tensor", "merge", "task_vectors"]
 
 # Fine-tuning moves weights little: experts of one base stay within a few degrees of it, strangers are at right angles.
 _LEAST_COSINE = 0.3
@@ -65,6 +65,10 @@ def merge(
         from orthomerge.aligning import merge_aligned
 
         return merge_aligned(recipe, to=target, force=force, progress=progress)
+    if recipe.fit is not None:
+        from orthomerge.fitted import merge_fitted
+
+        return merge_fitted(recipe, to=target, force=force, progress=progress)
     job = make_plan(replace(recipe, out=str(target))).check()
     check_target(Path(target), force=force, inputs=[source.path for source in job.sources.values()])  # before any work
     reporter = progress or _Silent()
@@ -77,14 +81,14 @@ def merge(
 
     if hasattr(job.method, "survey"):
         reporter.stage("surveying", None)
-    method = prepare(job.method, vectors)
+    method = prepare(cast("TensorMethod | SurveyMethod", job.method), vectors)
     reporter.stage("merging", job.bytes_to_write)
 
     def blocks() -> Generator[tuple[str, torch.Tensor], None, None]:
         with closing(merge_blocks(vectors, method, lambda block, weights: _cast(job, block, weights))) as merged:
             for key in job.specs:
                 if key in job.copied:
-                    yield key, _copy(job, key)
+                    yield key, copied_tensor(job, key)
                     continue
                 left = job.specs[key].numel
                 while left:
@@ -232,7 +236,7 @@ def _cast(job: Job, block: Block, weights: torch.Tensor) -> tuple[str, torch.Ten
     return key, cast.reshape(-1)
 
 
-def _copy(job: Job, key: str) -> torch.Tensor:
+def copied_tensor(job: Job, key: str) -> torch.Tensor:
     """A tensor of the base as it is; integer buffers must be the same in every expert that has them."""
     import torch
 

@@ -21,10 +21,11 @@ from orthomerge.models.families import family_for
 from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.generic import generic
 from orthomerge.models.split import Split, split_base, split_expert
-from orthomerge.problems import Problem, alignment_problems, base_problems, expert_problems
+from orthomerge.problems import Problem, alignment_problems, base_problems, expert_problems, fit_problems
 from orthomerge.recipe import DTYPE_NAMES, Expert, Recipe
 
 if TYPE_CHECKING:
+    from orthomerge.fitting.kinds import FittedMethod
     from orthomerge.merging.kinds import SurveyMethod, TensorMethod
 
 __all__ = ["ExpertPlan", "Job", "Plan", "make_plan"]
@@ -48,7 +49,7 @@ class Job:
     """A merge that can be carried out. `merged` and `copied` are the encoder's tensors by canonical name."""
 
     recipe: Recipe
-    method: TensorMethod | SurveyMethod
+    method: TensorMethod | SurveyMethod | FittedMethod
     family: Family
     pooling: str
     base: Checkpoint
@@ -127,6 +128,7 @@ def make_plan(recipe: Recipe) -> Plan:
         "method", lambda: make_method(recipe.method, recipe.parameters, tasks=tasks, seed=recipe.seed)
     )
     plan.problems += alignment_problems(recipe)
+    plan.problems += fit_problems(recipe)
     opened: dict[str, Checkpoint | Adapter] = {}
     for task, given in recipe.tasks.items():
         found = plan.attempt(f"expert {task!r}", lambda path=given.path: open_expert(path))  # type: ignore[misc]
@@ -141,6 +143,9 @@ def make_plan(recipe: Recipe) -> Plan:
     if recipe.align is not None and not family.encoder_class:
         what = f"inputs cannot be encoded here by {family.title}, which is built elsewhere"
         plan.problems.append(Problem("align", what, "leave the block out", RecipeError))
+    if recipe.fit is not None and not family.encoder_class:
+        what = f"inputs cannot be encoded here by {family.title}, which is built elsewhere"
+        plan.problems.append(Problem("fit", what, "use a method that needs no inputs", RecipeError))
     base = _adapted(found_base, family)
     if linear := _linearised(opened):
         plan.notes.append(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orthomerge.planning import ExpertPlan
     from orthomerge.recipe import Recipe
 
-__all__ = ["Problem", "alignment_problems", "base_problems", "expert_problems"]
+__all__ = ["Problem", "alignment_problems", "base_problems", "expert_problems", "fit_problems"]
 
 _SAID = "as it says"  # the way out is within the message
 _SAME_BASE = "all must come from the same base model"
@@ -47,14 +47,43 @@ def alignment_problems(recipe: Recipe) -> Iterator[Problem]:
     if block is None:
         return
     from orthomerge.aligning import chosen_aligner
-    from orthomerge.data.reading import may_be_read
 
     try:
         chosen_aligner(block.aligner, block.options, seed=recipe.seed, stream=block.stream)
     except OrthomergeError as error:
         yield Problem.of("align", error)
-    for task, source in block.data.items():
-        where = f"align: data of {task!r}"
+    yield from _data_problems(recipe, "align", block.data)
+
+
+def fit_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What is wrong with a recipe's block `fit`, or with there being none; inputs are not read."""
+    from orthomerge.merging.methods import find_method
+
+    block, way_out = recipe.fit, "give the inputs of every expert as 'fit' (--data TASK=PATH)"
+    try:
+        fitted = find_method(recipe.method).fitted
+    except OrthomergeError:  # which is a problem of the method
+        return
+    if fitted and block is None:
+        yield Problem("fit", f"{recipe.method} looks at unlabelled inputs, and none are given", way_out, RecipeError)
+    if block is None:
+        return
+    if not fitted:
+        what = f"{recipe.method} looks at no inputs"
+        yield Problem("fit", what, "leave the block out, or use a fitted method such as realign", RecipeError)
+    if recipe.vector is not None:
+        yield Problem("fit", "a 'vector' cannot be fitted", "leave one of both out", RecipeError)
+    for task in recipe.experts:
+        if task not in block.data:
+            yield Problem("fit", f"there are no inputs of {task!r}", way_out, RecipeError)
+    yield from _data_problems(recipe, "fit", block.data)
+
+
+def _data_problems(recipe: Recipe, block: str, data: Mapping[str, str]) -> Iterator[Problem]:
+    from orthomerge.data.reading import may_be_read
+
+    for task, source in data.items():
+        where = f"{block}: data of {task!r}"
         if task not in recipe.experts:
             yield Problem(where, "there is no such expert", nearest(task, recipe.experts), RecipeError)
         if not may_be_read(source):

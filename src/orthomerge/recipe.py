@@ -18,6 +18,7 @@ __all__ = [
     "DTYPE_NAMES",
     "Align",
     "Expert",
+    "Fit",
     "HeadNames",
     "Recipe",
     "load_recipe_mapping",
@@ -105,12 +106,39 @@ class Align:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """The inputs that a fitted method looks at, and what computes; labels that inputs have are not looked at.
+
+    `data`, `split`, `limit`: as of `align`. `precision`: of the forward passes; auto is bfloat16 on a GPU, float32 on a
+    CPU. `resume`: keep the state of a long fit beside the output now and then, and go on from it after a kill.
+    """
+
+    data: Mapping[str, str]
+    split: Literal["train", "val", "test"] = "train"
+    limit: int | None = None
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise RecipeError("nothing to fit to: give the inputs of every task as 'data'")
+        if self.split not in ("train", "val", "test"):
+            raise RecipeError(f"'split' must be train, val or test, got {self.split!r}")
+        if self.limit is not None and self.limit < 1:
+            raise RecipeError(f"'limit' must be at least 1, got {self.limit}")
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """What to merge, how, and where to. Relative paths are relative to the recipe's own folder."""
+    """What to merge, how, and where to. Relative paths are relative to the recipe's own folder.
+
+    `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
+    """
 
     experts: Mapping[str, Expert | str]
     base: str | None = None
-    method: str = "task_arithmetic"
+    method: str = "auto"
     parameters: dict[str, Any] = field(default_factory=dict)
     vector: str | None = None
     out: str | None = None
@@ -125,8 +153,11 @@ class Recipe:
     missing: Literal["error", "base"] = "error"
     check_base: bool = True
     align: Align | None = None
+    fit: Fit | None = None
 
     def __post_init__(self) -> None:
+        if self.method == "auto":
+            object.__setattr__(self, "method", "task_arithmetic" if self.fit is None else "realign")
         if not self.experts:
             raise RecipeError("'experts' is empty: name at least one")
         for task in self.experts:
@@ -253,10 +284,11 @@ def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         changed["base"] = anchor(document["base"])
     if isinstance(document.get("out"), str):
         changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
-    block = document.get("align")
-    if isinstance(block, dict) and isinstance(block.get("data"), dict):
-        from orthomerge.data.reading import names_dataset
+    for name in ("align", "fit"):
+        block = document.get(name)
+        if isinstance(block, dict) and isinstance(block.get("data"), dict):
+            from orthomerge.data.reading import names_dataset
 
-        data = {task: anchor(source, names_dataset) for task, source in block["data"].items()}
-        changed["align"] = {**block, "data": data}
+            data = {task: anchor(source, names_dataset) for task, source in block["data"].items()}
+            changed[name] = {**block, "data": data}
     return changed

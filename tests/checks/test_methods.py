@@ -1,7 +1,7 @@
 """Contracts that every row of the method table keeps, whatever it computes."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -89,8 +89,9 @@ def merged(method: TensorMethod | SurveyMethod, vectors: TaskVectors, *, workers
     return {key: torch.cat(parts[key] or [torch.empty(0)]).reshape(shape) for key, shape in vectors.shapes.items()}
 
 
-def make(name: str, count: int, **options: Any) -> TensorMethod | SurveyMethod:
-    return make_method(name, {**QUICK.get(name, {}), **options}, tasks=("ann", "bob", "eve")[:count])
+def make(name: str, count: int, seed: int = 0, **options: Any) -> TensorMethod | SurveyMethod:
+    made = make_method(name, {**QUICK.get(name, {}), **options}, tasks=("ann", "bob", "eve")[:count], seed=seed)
+    return cast("TensorMethod | SurveyMethod", made)
 
 
 def count_for(name: str) -> int:
@@ -190,8 +191,7 @@ def test_the_seed_decides(name: str) -> None:
     experts = experts_of(base, count)
 
     def run(seed: int) -> State:
-        tasks = ("ann", "bob", "eve")[:count]
-        return merged(make_method(name, QUICK.get(name, {}), tasks=tasks, seed=seed), vectors_of(base, experts))
+        return merged(make(name, count, seed), vectors_of(base, experts))
 
     assert same(run(0), run(0))
     random = hasattr(method_class(find_method(name)), "seed")

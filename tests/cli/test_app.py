@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import orthomerge
 from orthomerge.cli.app import app
 from orthomerge.errors import OrthomergeError
-from orthomerge.merging.methods import METHODS
+from orthomerge.merging.methods import FITTED, METHODS
 
 HEAVY = ("torch", "transformers", "numpy", "yaml", "huggingface_hub", "safetensors", "rich.progress")
 
@@ -115,7 +115,8 @@ def test_inspect(berts: Path) -> None:
 
 def test_methods() -> None:
     documents = json.loads(call("methods", "--json"))
-    assert [document["name"] for document in documents] == list(METHODS)
+    assert [document["name"] for document in documents] == [*METHODS, *FITTED]
+    assert [document["name"] for document in documents if document["fitted"]] == list(FITTED)
     shown = call("methods", "ties")
     assert "density = 0.2" in shown
     assert "did you mean 'ties'" in call("methods", "tiess", code=2)

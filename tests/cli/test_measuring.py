@@ -359,4 +359,4 @@ def test_merge_chooses_its_scale(berts: Path, made: Path, tables: Path, tmp_path
     assert "accuracy on validation data, by scale" in result.stderr
     scale = json.loads((tmp_path / "out/orthomerge.json").read_text())["method"]["parameters"]["scale"]
     assert f"{scale:5.2f}" in next(line for line in result.stderr.splitlines() if line.endswith(" <"))
-    assert "add --set scale=auto" in refused(*given, "--set", "scale=0.3", *data, "--out", tmp_path / "x", code=2)
+    assert "looks at no inputs" in refused(*given, "--set", "scale=0.3", *data, "--out", tmp_path / "x", code=2)

@@ -60,8 +60,17 @@ def merge(
     max_shard_size: ShardSize = None,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", metavar="TASK=PATH", help="A task's data, for --set scale=auto; repeat for each."),
+        typer.Option(
+            "--data",
+            metavar="TASK=PATH",
+            help="A task's inputs, for a fitted method (realign if none is named) or --set scale=auto; repeat.",
+        ),
     ] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Which split of --data a fitted method sees: train, val or test.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="At most so many inputs a task for the fit.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Of a fit: auto, cpu, cuda, ...")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and stop.")] = False,
     force: Force = False,
     as_json: Json = False,
@@ -79,6 +88,7 @@ def merge(
         out=out,
         dtype=dtype,
         max_shard_size=max_shard_size,
+        fit=commands.fit_block(data, split=split, limit=limit, device=device),
     )
     if dry_run:
         commands.plan(given, as_json=as_json)

@@ -15,7 +15,7 @@ from orthomerge.strict import describe, schema
 
 __all__ = ["aligners", "methods"]
 
-_MARKS = {"streams": "streams", "extra": "adds parameters"}
+_MARKS = {"streams": "streams", "extra": "adds parameters", "fitted": "needs inputs"}
 
 
 class _Row(Protocol):
@@ -37,7 +37,10 @@ def methods(name: str | None, *, as_json: bool) -> None:
 
     rows = [find_method(name)] if name is not None else table().values()
     _show(
-        "method", [(row, method_class(row), {"base": row.base}) for row in rows], one=name is not None, as_json=as_json
+        "method",
+        [(row, method_class(row), {"base": row.base, "fitted": row.fitted}) for row in rows],
+        one=name is not None,
+        as_json=as_json,
     )
 
 

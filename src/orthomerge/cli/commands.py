@@ -28,7 +28,7 @@ AUTO = "auto"  # a scale that is chosen on validation data
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-__all__ = ["gather", "inspect", "merge", "pair", "pairs", "plan", "print_json", "verify"]
+__all__ = ["fit_block", "gather", "inspect", "merge", "pair", "pairs", "plan", "print_json", "verify"]
 
 
 def gather(
@@ -42,8 +42,12 @@ def gather(
     dtype: str | None,
     max_shard_size: str | None,
     aligning: bool = True,
+    fit: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """One recipe from a file and the command line, which wins. `aligning`: whether it may have a block `align`."""
+    """One recipe from a file and the command line, which wins.
+
+    `aligning`: whether it may have the blocks `align` and `fit`. `fit`: what the command line says of a fit's inputs.
+    """
     document: dict[str, Any] = dict(load_recipe_mapping(Path(recipe))) if recipe is not None else {}
     if method is not None and method != document.get("method"):
         document["parameters"] = {}  # options of another method mean nothing to this one
@@ -64,9 +68,40 @@ def gather(
             document["parameters"] = {**parameters, key: parsed}
     if "align" in document and not aligning:
         raise RecipeError("this command does not align heads; leave 'align' out of the recipe, and align its output")
+    if "fit" in document and not aligning:
+        raise RecipeError("this command fits nothing; leave 'fit' out of the recipe, and use a method without inputs")
+    document |= _fit_given(document, fit or {})
     if "experts" not in document:
         raise RecipeError("nothing to merge: give a recipe, or --base and one --expert NAME=PATH for each expert")
     return build(Recipe, document, where=recipe or "the command line")
+
+
+def fit_block(data: list[str] | None, **options: Any) -> dict[str, Any]:
+    """What the command line says of the inputs of a fit."""
+    given = {key: value for key, value in options.items() if value is not None}
+    return ({"data": pairs(data, "--data TASK=PATH", "tasks")} if data else {}) | given
+
+
+def _fit_given(document: Mapping[str, Any], fit: Mapping[str, Any]) -> dict[str, Any]:
+    """The block `fit` with what the command line says of it; nothing where the method looks at no inputs."""
+    alone = set(fit) - {"data"}
+    if not fit or not _is_fitted(document):
+        if alone:
+            raise RecipeError(f"--{min(alone)} is for a method that is fitted to inputs (--data); leave it out")
+        return {}
+    block = document.get("fit") or {}
+    return {"fit": {**block, **fit} if isinstance(block, dict) else block}
+
+
+def _is_fitted(document: Mapping[str, Any]) -> bool:
+    """Whether inputs on the command line are for a fitted method: it is one, or none is named."""
+    from orthomerge.merging.methods import find_method
+
+    parameters = document.get("parameters") or {}
+    if isinstance(parameters, Mapping) and parameters.get("scale") == AUTO:
+        return False
+    method = document.get("method", AUTO)
+    return method == AUTO or find_method(str(method)).fitted
 
 
 def merge(recipe: Recipe, *, data: list[str], force: bool, as_json: bool, quiet: bool) -> None:
@@ -80,13 +115,17 @@ def merge(recipe: Recipe, *, data: list[str], force: bool, as_json: bool, quiet:
 
         chosen = choose_scale(replace(recipe, align=None), data, quiet=quiet or as_json)
         recipe = replace(chosen, align=recipe.align)
-    elif data:
-        raise RecipeError("--data is for choosing a scale: add --set scale=auto, or leave it out")
+    elif data and recipe.fit is None:
+        raise RecipeError(
+            f"{recipe.method!r} looks at no inputs: --data is for fitted methods and --set scale=auto; leave it out"
+        )
     with shown(quiet=quiet or as_json) as progress:
         result = run(recipe, force=force, progress=progress)
     if as_json:
         print_json({"out": str(result.out), "manifest": result.manifest})
         return
+    if "fit" in result.manifest:
+        _print_fit(result.manifest)
     if "alignment" in result.manifest:
         from orthomerge.cli.aligning import print_alignment
 
@@ -96,6 +135,17 @@ def merge(recipe: Recipe, *, data: list[str], force: bool, as_json: bool, quiet:
     typer.echo(
         f"wrote {result.out}: {size / 1e6:,.1f} MB in {time.perf_counter() - started:.1f} s, verified; heads: {tasks}"
     )
+
+
+def _print_fit(manifest: Mapping[str, Any]) -> None:
+    """What was fitted on which inputs, what came of it, and that nothing was added."""
+    about = manifest["fit"]
+    inputs = ", ".join(f"{task} {found['inputs']}" for task, found in about["tasks"].items())
+    typer.echo(f"{manifest['method']['name']} on unlabelled inputs of {about['split']} ({about['access']}): {inputs}")
+    for name, value in about["facts"].items():
+        if isinstance(value, Mapping) and any(isinstance(item, Mapping) for item in value.values()):
+            continue  # a table: it is in the manifest
+        typer.echo(f"  {name}: {value if not isinstance(value, float) else format(value, '.4g')}")
 
 
 def _keep_freed_memory() -> None:
@@ -141,6 +191,8 @@ def _plan_document(made: Plan) -> dict[str, Any]:
             "heads": {task: list(expert.labels) for task, expert in job.experts.items()},
             "bytes": {"read": job.bytes_to_read, "write": job.bytes_to_write, "memory": job.peak_memory},
         }
+        if (fit := made.recipe.fit) is not None:
+            document["fit"] = {"split": fit.split, "limit": fit.limit, "tasks": list(fit.data)}
         if (block := made.recipe.align) is not None:
             document["align"] = {"aligner": block.aligner, "split": block.split, "tasks": list(block.data)}
     return document
@@ -181,6 +233,9 @@ def _print_job(console: Console, job: Job) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if (fit := job.recipe.fit) is not None:
+        where = f"inputs of the {fit.split} split" + (f", at most {fit.limit} a task" if fit.limit else "")
+        console.print(f"fitted to {where} of {', '.join(fit.data)}", markup=False)
     if (block := job.recipe.align) is not None:
         where = f"inputs of the {block.split} split" + (f", at most {block.limit} a task" if block.limit else "")
         console.print(f"then the heads of {', '.join(block.data)} aligned by {block.aligner} on {where}", markup=False)

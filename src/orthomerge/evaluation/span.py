@@ -66,7 +66,7 @@ def span_of(folder: Path, origin: Recipe, *ends: Recipe) -> Span:
     """
     outs = [folder / ORIGIN, *(folder / f"end-{number}" for number in range(len(ends)))]
     for recipe, out in zip((origin, *ends), outs, strict=True):
-        merge(replace(recipe, dtype="float32", align=None), out=out)
+        merge(replace(recipe, dtype="float32", align=None, fit=None), out=out)
     model = load(outs[0])
     start = {key: t.clone() for key, t in model.encoder.state_dict().items() if t.is_floating_point()}
     directions = []
@@ -84,7 +84,7 @@ def arithmetic(recipe: Recipe, coefficients: Mapping[str, float]) -> Recipe:
                 f"the task vector of {task!r} is wanted, but its expert was not given; {nearest(task, recipe.experts)}"
             )
     scale = {task: coefficients.get(task, 0.0) for task in recipe.experts}
-    return replace(recipe, method="task_arithmetic", parameters={"scale": scale}, vector=None, align=None)
+    return replace(recipe, method="task_arithmetic", parameters={"scale": scale}, vector=None, align=None, fit=None)
 
 
 def scales(grid: Sequence[float]) -> tuple[float, ...]:

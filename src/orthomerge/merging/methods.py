@@ -1,4 +1,6 @@
-"""The table of merging methods, written by hand: name, maker, title, reference.
+"""The tables of merging methods, written by hand: name, maker, title, reference.
+
+`METHODS` need the weights alone; those of `FITTED` look at unlabelled inputs too (see `orthomerge.fitting`).
 
 Third parties add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`.
 """
@@ -8,19 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from orthomerge.errors import RecipeError, nearest, some
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
 from orthomerge.rows import class_of, find_row, with_plugins
 from orthomerge.strict import build, schema
 
-__all__ = ["METHODS", "Row", "find_method", "make_method", "method_class", "methods"]
+if TYPE_CHECKING:
+    from orthomerge.fitting.kinds import FittedMethod
+
+__all__ = ["FITTED", "METHODS", "Row", "find_method", "make_method", "method_class", "methods"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method. `maker` is `module:Class`, imported when first used; `base` says whether a base must be given."""
+    """One method. `maker` is `module:Class`, imported when first used.
+
+    `base`: whether a base must be given; `fitted`: whether inputs must.
+    """
 
     name: str
     maker: str
@@ -28,6 +36,7 @@ class Row:
     reference: str
     base: bool = True
     experts: tuple[int, int | None] = (1, None)
+    fitted: bool = False
 
 
 _HERE = "orthomerge.merging"
@@ -75,11 +84,37 @@ METHODS: Mapping[str, Row] = dict(
     )
 )
 
+_MOMA = "Kong et al. 2026, arXiv 2412.13526 v3"
+_ADA = "Yang et al. 2024, arXiv 2310.02575"
+_CONCRETE = "Tang et al. 2023, arXiv 2312.06173"
+
+
+def _fitted(name: str, maker: str, title: str, reference: str) -> tuple[str, Row]:
+    return name, Row(name, f"orthomerge.fitting.{maker}", title, reference, fitted=True)
+
+
+FITTED: Mapping[str, Row] = dict(
+    (
+        _fitted("realign", "realign:Realign", "Distilled into one encoder, heads solved; adds nothing", "orthomerge"),
+        _fitted("moma", "moma:Moma", "A mask over the merge and an orthogonal map a task", _MOMA),
+        _fitted("adamerging", "adamerging:AdaMerging", "Coefficients a task or layer by least entropy", _ADA),
+        _fitted("concrete_ta", "concrete_ta:ConcreteTa", "A shared random mask by least entropy", _CONCRETE),
+        _fitted("concrete_am", "concrete_am:ConcreteAm", "Mask, then coefficients, by least entropy", _CONCRETE),
+        _fitted("fisher", "fisher:Fisher", "Average weighted by Fisher", "Matena and Raffel 2022, arXiv 2111.09832"),
+        _fitted("regmean", "regmean:RegMean", "Least squares a layer", "Jin et al. 2023, arXiv 2212.09849"),
+        _fitted(
+            "regmean_pp", "regmean_pp:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121"
+        ),
+        _fitted("lm_cocktail", "lm_cocktail:LmCocktail", "Average by loss", "Xiao et al. 2023, arXiv 2311.13534"),
+        _fitted("model_tailor", "model_tailor:ModelTailor", "Sparse patches", "Zhu et al. 2024, arXiv 2402.12048"),
+    )
+)
+
 
 @cache
 def methods() -> Mapping[str, Row]:
     """Our rows, then those of installed plug-ins."""
-    return with_plugins(METHODS, Row, group="orthomerge.methods")
+    return with_plugins({**METHODS, **FITTED}, Row, group="orthomerge.methods")
 
 
 def find_method(name: str) -> Row:
@@ -94,7 +129,7 @@ def method_class(row: Row) -> type:
 
 def make_method(
     name: str, parameters: Mapping[str, Any], *, tasks: tuple[str, ...], seed: int = 0
-) -> TensorMethod | SurveyMethod:
+) -> TensorMethod | SurveyMethod | FittedMethod:
     """A method from its name and options; options may give numbers by task name."""
     row = find_method(name)
     fewest, most = row.experts
@@ -111,7 +146,7 @@ def make_method(
             raise RecipeError(f"{name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
     if "seed" in known:
         given.setdefault("seed", seed)
-    return cast("TensorMethod | SurveyMethod", build(cls, given, where=f"method {name}"))
+    return cast("TensorMethod | SurveyMethod | FittedMethod", build(cls, given, where=f"method {name}"))
 
 
 def _per_task(kind: Any) -> bool:

@@ -1,0 +1,53 @@
+"""The entropy of the predictions, summed over tasks: small where the model is sure of itself, rightly or wrongly.
+
+Yang et al. 2024 (AdaMerging), arXiv 2310.02575; heads are the experts' own and stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import log_softmax
+
+from orthomerge.fitting.divergence import on_device
+from orthomerge.heads import Classifier, Head
+
+if TYPE_CHECKING:
+    from orthomerge.fitting.inputs import Inputs
+
+__all__ = ["Entropy"]
+
+
+class Entropy:
+    """There is nothing to train but the encoder."""
+
+    lr = 0.0
+
+    def __init__(self, heads: Mapping[str, Head], inputs: Inputs) -> None:
+        self._given = dict(heads)
+        self._heads = {task: on_device(head, inputs.device) for task, head in heads.items()}
+        self.parameters: list[torch.Tensor] = []
+
+    def loss(self, features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        parts = [_entropy(head(features[number])).mean() for number, head in enumerate(self._heads.values())]
+        return torch.stack(parts).sum()
+
+    def penalty(self) -> torch.Tensor | None:
+        return None
+
+    def judge(self, features: torch.Tensor, rows: torch.Tensor, task: str) -> torch.Tensor:
+        return _entropy(self._heads[task](features))
+
+    def classifiers(self) -> Mapping[str, Classifier]:
+        return self._given
+
+    def measures(self) -> dict[str, float]:
+        return {}
+
+
+def _entropy(logits: torch.Tensor) -> torch.Tensor:
+    """In nats, [n]."""
+    logs = log_softmax(logits, -1)
+    return -(logs.exp() * logs).sum(-1)

@@ -1,0 +1,127 @@
+"""Fisher merging: every weight as the experts' mean, weighted by how much each one's predictions hang on it.
+
+Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", 2022, arXiv 2111.09832.
+
+    theta = sum_t c_t F_t theta_t / sum_t c_t F_t,    F_t = E_x E_{y ~ p_t(y|x)} (d log p_t(y|x) / d theta)^2
+
+element by element, over the expert's own predictions: no label is needed. With the logits z of one input, the inner
+mean is sum_k (d <v_k, z> / d theta)^2 for any v_k with sum_k v_k v_k^T = diag(p) - p p^T. Its eigenvectors make that
+exact in C - 1 backward passes; a task with more classes than that gets v_k = (e_y - p) / sqrt(samples), y ~ p.
+
+Letters: T experts; theta, F_t [P]; C classes; p, z, v_k [C].
+Differs from the paper: where the sum of all Fishers is below `floor` times its mean, the plain average (tokens that
+no input has). An absolute floor, as in the paper's code, can exceed every Fisher of a confident expert. Gradients are
+taken input by input; to square the gradient of a batch, as some do, is another quantity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.fitting.drawing import at_least_one, drawn, heads_on_device
+from orthomerge.fitting.kinds import Fitted
+from orthomerge.merging.options import finite, per_expert
+
+if TYPE_CHECKING:
+    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.kinds import Setting
+    from orthomerge.heads import Head
+
+__all__ = ["Fisher", "directions", "fisher_of"]
+
+_NOTHING = 1e-9  # share of the largest eigenvalue that is left out
+
+
+@dataclass(frozen=True)
+class Fisher:
+    """`inputs`: how many of each task are looked at. `samples`: backward passes for each of them, at most.
+
+    `floor`: share of the mean Fisher below which a weight is averaged. `normalise`: every F_t to length one first.
+    `weights`: c, one number an expert; equal when not given.
+    """
+
+    inputs: int = 256
+    samples: int = 8
+    floor: float = 1e-6
+    normalise: bool = True
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        at_least_one("inputs", self.inputs)
+        at_least_one("samples", self.samples)
+        finite("floor", self.floor)
+        if self.floor < 0:
+            raise RecipeError(f"'floor' must be at least 0, got {self.floor}")
+        if self.weights is not None:
+            finite("weights", self.weights)
+            if min(self.weights, default=0.0) < 0 or not any(self.weights):
+                raise RecipeError(f"'weights' must be at least 0 and not all 0, got {list(self.weights)}")
+
+    def fit(self, setting: Setting) -> Fitted:
+        shares = per_expert(1.0 if self.weights is None else self.weights, len(setting.tasks))
+        few, heads = drawn(setting, self.inputs), heads_on_device(setting)
+        # Measured from the first expert, so that equal experts come out to the bit.
+        first = setting.tuned(setting.tasks[0])
+        total, moved, mean = torch.zeros_like(first), torch.zeros_like(first), torch.zeros_like(first)
+        norms = {}
+        for task, share in zip(setting.tasks, shares, strict=True):
+            setting.say(f"Fisher information: {task}")
+            expert = setting.tuned(task)
+            F = fisher_of(setting, few, task, expert, heads[task], self.samples).cpu()
+            norms[task] = float(torch.linalg.vector_norm(F, dtype=torch.float64))
+            F *= share / norms[task] if self.normalise and norms[task] > 0 else share
+            expert -= first
+            total += F
+            moved.addcmul_(F, expert)
+            mean.add_(expert, alpha=1 / len(setting.tasks))
+        elements = sum(math.prod(shape) for shape in setting.layout.shapes.values())
+        floor = self.floor * float(total.double().sum()) / elements
+        known = total > floor
+        weights = first + torch.where(known, moved / total, mean)
+        averaged = 1 - int(known.sum()) / elements
+        return Fitted(weights, setting.heads, {"norms": norms, "averaged": averaged})
+
+
+def fisher_of(
+    setting: Setting, inputs: Inputs, task: str, weights: torch.Tensor, head: Head, samples: int
+) -> torch.Tensor:
+    """The diagonal of the Fisher information of an expert on a task's inputs, [P] on the device."""
+    encoder, random = setting.encoder, torch.Generator().manual_seed(setting.seed)
+    encoder.load(weights)
+    encoder.gradient.zero_()
+    total = torch.zeros_like(encoder.gradient)
+    with torch.enable_grad():
+        for _, batch in inputs.batches(task, 1):
+            logits = head(encoder.features(batch))[0]
+            rows = directions(logits.detach(), samples, random).to(logits)
+            for left, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
+                torch.autograd.backward(logits, row, retain_graph=left > 0)
+                total.addcmul_(encoder.gradient, encoder.gradient)
+                encoder.gradient.zero_()
+    total /= len(inputs.rows[task])
+    if not torch.isfinite(total).all():
+        strange = next(name for name, view in setting.layout.views(total) if not torch.isfinite(view).all())
+        raise NumericalError(
+            f"the Fisher information of task {task!r} is not finite in {strange!r}; look at that expert"
+        )
+    return total
+
+
+def directions(logits: torch.Tensor, samples: int, random: torch.Generator) -> torch.Tensor:
+    """Rows v_k [r, C] with sum_k v_k v_k^T = diag(p) - p p^T, on the CPU; in the mean where they are drawn."""
+    p = logits.double().cpu().softmax(0)
+    if not torch.isfinite(p).all():
+        return p[None]  # makes the gradient what it is, which is refused there
+    if len(p) - 1 <= samples:
+        values, vectors = torch.linalg.eigh(torch.diag(p) - torch.outer(p, p))
+        kept = values > _NOTHING * values[-1].clamp_min(0)
+        exact: torch.Tensor = (vectors[:, kept] * values[kept].sqrt()).T
+        return exact
+    labels = torch.multinomial(p, samples, replacement=True, generator=random)
+    found: torch.Tensor = (torch.eye(len(p), dtype=p.dtype)[labels] - p) / math.sqrt(samples)
+    return found

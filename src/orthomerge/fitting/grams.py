@@ -1,0 +1,159 @@
+"""Second moments of what each linear layer of an encoder reads, and the least squares that is solved with them.
+
+A layer is a weight [m, k] of one or more `nn.Linear`; layers that share it are one. It reads rows x [k]: every token of
+every input, padding left out. G = mean over rows of x x^T, [k, k] in float64 on the device.
+
+What is seen is what passes through `nn.Linear.forward`. Weights that a module uses by itself are no layers here: the
+fused `in_proj_weight` and the output projection of `nn.MultiheadAttention`, convolutions, tables of embeddings, and a
+linear weight that another kind of module shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from orthomerge.errors import IncompatibleError, NumericalError
+
+if TYPE_CHECKING:
+    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.kinds import Setting
+
+__all__ = ["called", "grams", "least_squares", "linear_layers", "shrunk", "watching"]
+
+Layers = Mapping[str, Sequence[nn.Linear]]
+
+_SIZE = 64  # inputs in a batch
+_SINGULAR = 1e-12  # share of the largest eigenvalue below which rounding has the say
+
+
+class _Enough(Exception):  # noqa: N818 - no error: everything was seen
+    """Ends a forward pass early."""
+
+
+def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
+    """The modules of every linear weight, by the weight's name."""
+    names = {id(parameter): name for name, parameter in encoder.named_parameters()}
+    found: dict[str, tuple[nn.Linear, ...]] = {}
+    others: set[str] = set()
+    for module in encoder.modules():
+        if isinstance(module, nn.Linear):
+            name = names[id(module.weight)]
+            found[name] = (*found.get(name, ()), module)
+        else:
+            others |= {names[id(parameter)] for parameter in module.parameters(recurse=False)}
+    return {name: modules for name, modules in found.items() if name not in others}
+
+
+@contextmanager
+def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
+    """Inside, `see` is told of every layer that is called and what it reads."""
+    handles = [
+        module.register_forward_pre_hook(partial(_tell, see, name), with_kwargs=True)
+        for name, modules in layers.items()
+        for module in modules
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
+    """The layers in the order in which a forward pass calls them, as often as it does."""
+    found: list[str] = []
+    first = inputs.rows[setting.tasks[0]][:1]
+    with watching(linear_layers(setting.encoder.module), lambda name, _: found.append(name)):
+        setting.encoder.features(inputs.batch(first))
+    if not found:
+        raise IncompatibleError(
+            "the encoder calls no nn.Linear, so there is nothing to solve for; merge it with 'average' or 'fisher'"
+        )
+    return tuple(found)
+
+
+@torch.no_grad()
+def grams(
+    setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None = None, calls: int | None = None
+) -> dict[str, torch.Tensor]:
+    """G of every layer (or of `layers`) that is called, on a task's inputs under the encoder's present weights.
+
+    `calls`: how many calls of these layers a forward pass makes; it ends after the last. In float32 even where bfloat16
+    would do for features: small eigenvalues are what the solution hangs on.
+    """
+    sums: dict[str, torch.Tensor] = {}
+    counts: dict[str, int] = {}
+    batch: dict[str, torch.Tensor] = {}
+    seen = 0
+
+    def see(name: str, values: torch.Tensor) -> None:
+        nonlocal seen
+        rows = _real(values, batch)
+        if rows is not None:
+            rows = rows.double()
+            product = rows.T @ rows
+            counts[name] = counts.get(name, 0) + len(rows)
+            sums[name] = sums[name].add_(product) if name in sums else product
+        seen += 1
+        if seen == calls:
+            raise _Enough
+
+    with watching(linear_layers(setting.encoder.module) if layers is None else layers, see):
+        for _, batch in inputs.batches(task, _SIZE):
+            seen = 0
+            try:
+                setting.encoder.features(batch)
+            except _Enough:
+                continue
+    for name, total in sums.items():
+        total.div_(max(counts[name], 1))
+        if not torch.isfinite(total).all():
+            raise NumericalError(
+                f"what {name!r} reads is not finite under the weights of task {task!r}; look at that expert"
+            )
+    return sums
+
+
+def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:
+    """G with everything off its diagonal times `alpha`."""
+    return gram * alpha + torch.diag(gram.diagonal() * (1 - alpha))
+
+
+def least_squares(total: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """X [k, m] with total X = moments, in float64, and the condition number of `total` in the 1-norm.
+
+    A singular `total` gets the least X: zero in directions that no input has. Its condition number is infinite.
+    """
+    factor, failed = torch.linalg.cholesky_ex(total)
+    if not int(failed):
+        condition = float(torch.linalg.norm(total, 1) * torch.linalg.norm(torch.cholesky_inverse(factor), 1))
+        if condition < 1 / _SINGULAR:
+            return torch.cholesky_solve(moments, factor), condition
+    values, vectors = torch.linalg.eigh(total)
+    kept = values > _SINGULAR * values[-1]
+    vectors = vectors[:, kept]
+    return vectors @ ((vectors.T @ moments) / values[kept, None]), float("inf")
+
+
+def _tell(
+    see: Callable[[str, torch.Tensor], None], name: str, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    see(name, args[0] if args else named["input"])
+
+
+def _real(values: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The rows [r, k] of a layer's input that come from an input and are no padding; None where it holds no inputs."""
+    size = len(next(iter(batch.values())))
+    if values.ndim > 2 and len(values) % size:
+        return None  # a table, such as DeBERTa's of relative positions
+    mask = batch.get("attention_mask")
+    if mask is not None and values.shape[:-1] == mask.shape:
+        return values[mask != 0]
+    return values.reshape(-1, values.shape[-1])

@@ -1,0 +1,96 @@
+"""All weights of an encoder in one flat tensor, so that a step over them is a few operations however many there are.
+
+Letters: P elements; a tensor starts at a multiple of `_ALIGNED` elements, so that kernels find it aligned. The gaps
+hold zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from orthomerge.errors import IncompatibleError, some
+
+__all__ = ["FlatEncoder", "Layout"]
+
+_ALIGNED = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of an encoder's floating-point parameters, in order."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, encoder: nn.Module) -> Layout:
+        return cls({name: tuple(parameter.shape) for name, parameter in encoder.named_parameters()})
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where each tensor lies."""
+        found, start = {}, 0
+        for name, shape in self.shapes.items():
+            size = math.prod(shape)
+            found[name] = slice(start, start + size)
+            start += -(-size // _ALIGNED) * _ALIGNED
+        return found
+
+    @property
+    def size(self) -> int:
+        """P, gaps and all."""
+        last = max((place.stop for place in self.places.values()), default=0)
+        return -(-last // _ALIGNED) * _ALIGNED
+
+    def flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Tensors by name as one, [P] in float32 on the CPU; those that have no place here are left out."""
+        missing = [name for name in self.shapes if name not in tensors]
+        if missing:
+            raise IncompatibleError(f"weights are missing for {some(missing)}; all experts must be of one architecture")
+        found = torch.zeros(self.size)
+        for name, place in self.places.items():
+            found[place] = tensors[name].detach().reshape(-1).float().cpu()
+        return found
+
+    def views(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors inside a flat one, with which they share memory; leading dimensions of `flat` are kept."""
+        for name, place in self.places.items():
+            yield name, flat[..., place].view((*flat.shape[:-1], *self.shapes[name]))
+
+
+class FlatEncoder:
+    """An encoder whose parameters are views of `weights` [P], and their gradients views of `gradient` [P].
+
+    It is run in eval mode: no dropout, so that a teacher and its student see the same network.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        pool: Callable[[nn.Module, Mapping[str, torch.Tensor]], torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        self.module, self.device, self._pool = encoder.to(device, torch.float32).eval(), device, pool
+        self.layout = Layout.of(encoder)
+        self.weights = self.layout.flat(dict(encoder.named_parameters())).to(device)
+        self.gradient = torch.zeros_like(self.weights)
+        views = zip(self.layout.views(self.weights), self.layout.views(self.gradient), strict=True)
+        parameters = dict(encoder.named_parameters())
+        for (name, value), (_, gradient) in views:
+            parameter = parameters[name]
+            parameter.data, parameter.grad = value, gradient
+            parameter.requires_grad_(True)
+
+    def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What the heads read, [B, d]."""
+        return self._pool(self.module, batch)
+
+    def load(self, weights: torch.Tensor) -> None:
+        """Other weights, [P]."""
+        with torch.no_grad():
+            self.weights.copy_(weights)

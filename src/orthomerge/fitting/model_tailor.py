@@ -1,0 +1,148 @@
+"""Model Tailor: of each expert only a patch, the rest of its linear layers back to the base, and the patch made up.
+
+Zhu et al., "Model Tailor: Mitigating Catastrophic Forgetting in Multi-modal Large Language Models", 2024, arXiv
+2402.12048. Code: didizhu-zju/Model-Tailor.
+
+Per expert and linear layer, with W_b of the base, W_t of the expert, and U the upper Cholesky factor of H^-1, H = G +
+damping * mean(diag G) * I, from left to right in blocks of `block` columns:
+
+    score = balance * z(|W_t - W_b|) + (1 - balance) * z(W^2 / diag(U)^2),    z: standardised in each row of the block.
+
+The lowest `sparsity` share of a block reverts to W_b. Each column j that does leaves an error e = (W - W_b)[:, j] /
+U[j, j], and all columns to its right get sign * e U[j, :]: with -1, what makes up for it in the least squares of W x
+(SparseGPT, Frantar and Alistarh 2023). What then differs from W_b is the patch; several are added up, times `scale`.
+
+Letters: W, W_b, W_t [m, k]; G, H, U [k, k]; see `grams` for G and for which weights are linear layers.
+Differs from the paper: made for one expert of a multi-modal language model, there only for its decoder layers from the
+20th on. Here every linear layer is patched. G comes from the expert as it is; the paper's code patches from the first
+layer to the last and reads inputs after the patched ones. That code *adds* the compensation (`sign` 1), which makes the
+error larger. Its evaluation has balance 0.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from orthomerge.errors import NumericalError, RecipeError, nearest
+from orthomerge.fitting.drawing import at_least_one, drawn
+from orthomerge.fitting.grams import called, grams
+from orthomerge.fitting.kinds import Fitted
+from orthomerge.merging.options import finite, fraction
+
+if TYPE_CHECKING:
+    from orthomerge.fitting.kinds import Setting
+
+__all__ = ["ModelTailor", "Rest"]
+
+Rest = Literal["base", "mean"]
+
+
+@dataclass(frozen=True)
+class ModelTailor:
+    """`sparsity`: share of each linear layer that reverts to the base. `balance`: how much the change counts.
+
+    `sign`: of the compensation; -1 is consistent, 1 as released, 0 none. `scale`: of the patches and of the rest.
+    `rest`: tensors that are no linear layers get the mean of the experts, or stay at the base.
+    `inputs`: how many of each task are looked at, drawn by the seed.
+    """
+
+    sparsity: float = 0.9
+    balance: float = 0.8
+    sign: int = -1
+    scale: float = 1.0
+    rest: Rest = "mean"
+    damping: float = 0.01
+    block: int = 128
+    inputs: int = 128
+
+    def __post_init__(self) -> None:
+        fraction("sparsity", self.sparsity, zero=True)
+        fraction("balance", self.balance, zero=True)
+        finite("scale", self.scale)
+        finite("damping", self.damping)
+        if self.damping <= 0:
+            raise RecipeError(f"'damping' must be positive, got {self.damping}")
+        if self.sign not in (-1, 0, 1):
+            raise RecipeError(f"'sign' must be -1 (consistent), 1 (as released) or 0 (none), got {self.sign}")
+        if self.rest not in get_args(Rest):
+            raise RecipeError(
+                f"'rest' must be 'base' or 'mean', got {self.rest!r}; {nearest(self.rest, get_args(Rest))}"
+            )
+        at_least_one("block", self.block)
+        at_least_one("inputs", self.inputs)
+
+    def fit(self, setting: Setting) -> Fitted:
+        few = drawn(setting, self.inputs)
+        called(setting, few)  # refuses an encoder without linear layers before any work is done
+        base, weights = dict(setting.layout.views(setting.base)), setting.base.clone()
+        merged = dict(setting.layout.views(weights))
+        kept, layers = {}, 0
+        for task in setting.tasks:
+            setting.say(f"patch: {task}")
+            flat = setting.tuned(task)
+            setting.encoder.load(flat)
+            seen = grams(setting, few, task)
+            changed, entries, layers = 0, 0, len(seen)
+            for name, expert in setting.layout.views(flat):
+                if name in seen:
+                    H, W_t, W_b = seen[name], expert.to(setting.device).double(), base[name].to(setting.device).double()
+                    delta, count = self.patch(W_t, W_b, H, what=f"{name!r} of task {task!r}")
+                    merged[name].add_(delta.float().cpu(), alpha=self.scale)
+                    changed, entries = changed + count, entries + expert.numel()
+                elif self.rest == "mean":
+                    merged[name].add_(expert - base[name], alpha=self.scale / len(setting.tasks))
+            kept[task] = changed / entries
+        return Fitted(weights, setting.heads, {"layers": layers, "kept": kept})
+
+    def patch(
+        self, tuned: torch.Tensor, base: torch.Tensor, gram: torch.Tensor, *, what: str
+    ) -> tuple[torch.Tensor, int]:
+        """What one layer's patch adds to the base, [m, k], and how many entries it keeps."""
+        U = self._factor(gram, what)
+        W, kept = tuned.clone(), 0
+        for start in range(0, W.shape[1], self.block):
+            columns = slice(start, min(start + self.block, W.shape[1]))
+            reverted = self._lowest(tuned[:, columns], base[:, columns], W[:, columns], U.diagonal()[columns])
+            kept += reverted.numel() - int(reverted.sum())
+            errors = torch.zeros_like(W[:, columns])
+            for place in range(errors.shape[1]):
+                j = start + place
+                w, b = W[:, j], base[:, j]
+                errors[:, place] = torch.where(reverted[:, place], w - b, 0.0) / U[j, j]
+                W[:, j] = torch.where(reverted[:, place], b, w)
+                W[:, j + 1 : columns.stop].addr_(errors[:, place], U[j, j + 1 : columns.stop], alpha=self.sign)
+            W[:, columns.stop :].addmm_(errors, U[columns, columns.stop :], alpha=self.sign)
+        if not torch.isfinite(W).all():
+            raise NumericalError(f"the patch of {what} is not finite; raise 'damping'")
+        return W - base, kept
+
+    def _factor(self, gram: torch.Tensor, what: str) -> torch.Tensor:
+        """U with H^-1 = U^T U; an input that is always zero gets a one on the diagonal, as in SparseGPT."""
+        H = gram + torch.diag((gram.diagonal() == 0).to(gram))
+        H = H + self.damping * H.diagonal().mean() * torch.eye(len(H), dtype=H.dtype, device=H.device)
+        factor, failed = torch.linalg.cholesky_ex(H)
+        if not int(failed):
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+            if not int(failed):
+                return torch.triu(upper)
+        raise NumericalError(f"the inputs of {what} give no definite matrix; raise 'damping'")
+
+    def _lowest(
+        self, tuned: torch.Tensor, base: torch.Tensor, weight: torch.Tensor, diagonal: torch.Tensor
+    ) -> torch.Tensor:
+        """Which entries of a block revert: exactly int(sparsity * count), those of equal score from the front on."""
+        score = self.balance * _standard((tuned - base).abs())
+        score = score + (1 - self.balance) * _standard((weight / diagonal).square())
+        found = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
+        found[score.flatten().argsort(stable=True)[: int(self.sparsity * score.numel())]] = True
+        return found.view_as(score)
+
+
+def _standard(values: torch.Tensor) -> torch.Tensor:
+    """Every row with mean 0 and deviation 1; a row of equal numbers becomes zero."""
+    centred = values - values.mean(1, keepdim=True)
+    deviation = centred.square().mean(1, keepdim=True).sqrt()
+    return torch.where(deviation > 0, centred / deviation, 0.0)

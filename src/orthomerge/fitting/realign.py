@@ -1,0 +1,233 @@
+"""Realign: one encoder that says what the experts say, and heads solved for it; nothing is added to the model.
+
+From a merge without data, in stages; what is kept in the end is the stage whose loss on held-out inputs is least:
+
+1. heads: solved for the merged encoder by an aligner (`solver`), as `orthomerge align` does;
+2. encoder: trained so that under those heads its outputs are the experts', by KL(expert || merged), all tasks in one
+   pass. What is trained (`gates`) is every weight (free), a mask over the merged vector that is not capped at the
+   merge (mask), or a coefficient a task and row (row), which is far fewer numbers;
+3. heads: solved again, for the encoder as it now is.
+
+With few inputs, mixtures of them are added (`copies`), which cost a pass through the experts but no data.
+
+MOMA (`moma`) has the first idea, to train a mask along with a map a task. What is different here: outputs instead of
+features are compared, so that nothing is spent on directions that no head reads; weights may go beyond the merge; heads
+are solved instead of rotated; and held-out inputs decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from orthomerge.alignment.aligners import find_aligner, make_aligner
+from orthomerge.errors import RecipeError
+from orthomerge.features.features import FeaturePair, Features
+from orthomerge.fitting.adam import Moments
+from orthomerge.fitting.coefficients import Coefficients
+from orthomerge.fitting.copies import with_mixtures
+from orthomerge.fitting.divergence import Divergence
+from orthomerge.fitting.free import Free
+from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.kinds import Fitted
+from orthomerge.fitting.loop import Loop, check_loop, divided, held_out_loss
+from orthomerge.fitting.mask import Mask
+from orthomerge.fitting.starts import start_vector, task_vectors
+from orthomerge.heads import Head
+
+if TYPE_CHECKING:
+    from orthomerge.fitting.gates import Gates
+    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.kinds import Setting
+
+__all__ = ["Realign", "solve_heads"]
+
+Heads = Mapping[str, Head]
+
+_RATES = {"mask": 0.1, "row": 0.03}
+_STEP = 0.15  # of the root mean square by which fine-tuning moved a weight: the rate of free weights
+_ENOUGH = 2000  # inputs of a task, with mixtures
+_MIXTURES = 100  # of one input at the most
+_FEW = 100  # inputs of a task below which none is held out
+_JUDGED = 200  # mixtures that are then held out instead
+_PER_CLASS = 4  # inputs from which heads are solved on mixtures too
+_MANY = 10  # inputs a class from which every weight is trained
+_NONE = torch.zeros(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Realign:
+    """See the module. `start`, `options`: the merge to start from. `cap`: of the mask, in multiples of that merge.
+
+    `gates`: auto is free, or mask with fewer than 10 inputs a class. `lr`: of the gates; auto is 0.1 for a mask, 0.03
+    for rows, and for free weights 0.15 of how far (root mean square) the experts' weights are from the base. `read_by`:
+    the heads of stage 2, the solved ones or the experts' own; `head_lr`: train them along. `copies`: mixtures are
+    added until a task has so many inputs; auto is 2000, at most 100 of an input. `patience`: looks without a better
+    held-out loss that end stage 2; 0 for none.
+    """
+
+    start: str = "task_arithmetic"
+    options: dict[str, Any] = field(default_factory=dict)
+    gates: Literal["auto", "free", "mask", "row"] = "auto"
+    read_by: Literal["solved", "expert"] = "solved"
+    solver: str = "auto"
+    steps: int = 1000
+    batch: int = 16
+    lr: float | Literal["auto"] = "auto"
+    head_lr: float = 0.0
+    decay: float = 0.0
+    cap: float = 4.0
+    copies: int | Literal["auto"] = "auto"
+    hold_out: float = 0.1
+    look: int = 100
+    patience: int = 0
+    moments: Moments = "float32"
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        check_loop(steps=self.steps, batch=self.batch, lr=1.0 if self.lr == "auto" else self.lr, hold_out=self.hold_out)
+        if self.cap <= 1:
+            raise RecipeError(f"'cap' must be above 1, got {self.cap}; the mask starts at 1")
+        if min(self.head_lr, self.decay) < 0 or (self.copies != "auto" and self.copies < 0):
+            raise RecipeError("'head_lr', 'decay' and 'copies' must be at least 0")
+        if find_aligner(self.solver).extra:
+            raise RecipeError(f"{self.solver!r} adds parameters to a head; name an aligner that does not, such as auto")
+
+    def fit(self, setting: Setting) -> Fitted:
+        encoder = setting.encoder
+        merged = setting.base.to(setting.device) + start_vector(setting, self.start, self.options)
+        known, held, solvable = self._inputs(setting)
+        stages = _Stages(setting, held)
+
+        encoder.load(merged)
+        solved = solve_heads(setting, solvable, self.solver)
+        stages.judge("merged", setting.heads)
+        stages.judge("solved", solved)
+
+        first = solved if self.read_by == "solved" and stages.best == "solved" else setting.heads
+        objective = Divergence(first, setting.heads, known, lr=self.head_lr)
+        gates = self._gates(setting, merged)
+        course = self._loop(held).run(setting, gates, objective, known, held)
+        trained = cast("Heads", objective.classifiers())
+        stages.judge("trained", trained)
+        again = solve_heads(setting, solvable, self.solver)
+        stages.judge("solved again", again)
+
+        if stages.best in ("merged", "solved"):
+            encoder.load(merged)
+        ends: dict[str, Heads] = {"merged": setting.heads, "solved": solved, "trained": trained, "solved again": again}
+        facts = {
+            "kept": stages.best,
+            "held_out": stages.losses,
+            "best_step": course.best_step,
+            "trained": gates.size,
+            "mixtures": sum(map(len, known.rows.values())) - sum(map(len, setting.inputs.rows.values())),
+            **gates.measures(),
+        }
+        return Fitted(encoder.weights.cpu().clone(), ends[stages.best], facts, tuple(course.rows))
+
+    def _inputs(self, setting: Setting) -> tuple[Inputs, Inputs | None, Inputs]:
+        """What stage 2 sees, what is held out, and what heads are solved on.
+
+        Of a task with few inputs none is held out: it is judged by mixtures of which training sees none. Its heads are
+        solved on mixtures too, unless there are so few inputs that mixtures of them say little of others.
+        """
+        inputs, held = divided(setting.inputs, self.hold_out, seed=setting.seed, fewest=_FEW)
+        counts = {task: self._mixtures(len(rows)) for task, rows in inputs.rows.items()}
+        if not any(counts.values()):
+            return inputs, held, inputs
+        judged = {task: 0 if len(rows) >= _FEW else _JUDGED for task, rows in inputs.rows.items()}
+        both = {task: counts[task] + judged[task] for task in counts}
+        known, held = with_mixtures(setting, inputs, both, held or inputs.only(dict.fromkeys(inputs.rows, _NONE)))
+        if held is None:
+            raise AssertionError("something was given to hold out")
+        fitted, apart, solvable = {}, {}, {}
+        for task, rows in known.rows.items():
+            end = len(rows) - judged[task]
+            fitted[task], apart[task] = rows[:end], torch.cat([held.rows[task], rows[end:]])
+            own = len(inputs.rows[task])
+            solvable[task] = rows[:end] if own >= _PER_CLASS * len(setting.heads[task].labels) else rows[:own]
+        return known.only(fitted), known.only(apart) if self.hold_out else None, known.only(solvable)
+
+    def _mixtures(self, count: int) -> int:
+        if self.copies == "auto":
+            return min(max(_ENOUGH - count, 0), _MIXTURES * count)
+        return max(self.copies - count, 0)
+
+    def _loop(self, held: Inputs | None) -> Loop:
+        return Loop(
+            steps=self.steps,
+            batch=self.batch,
+            warmup=0.05,
+            look=self.look,
+            best=held is not None,
+            patience=self.patience,
+            checkpointing=self.checkpointing,
+        )
+
+    def _gates(self, setting: Setting, merged: torch.Tensor) -> Gates:
+        inputs, classes = (sum(map(len, some)) for some in (setting.inputs.rows.values(), _labels(setting)))
+        kind = ("free" if inputs >= _MANY * classes else "mask") if self.gates == "auto" else self.gates
+        if kind == "free":
+            rate = _STEP * _moved(setting) if self.lr == "auto" else self.lr
+            return Free(merged, lr=rate, decay=self.decay, moments=self.moments, seed=setting.seed)
+        rate = _RATES[kind] if self.lr == "auto" else self.lr
+        if kind == "row":
+            return Coefficients(merged, task_vectors(setting), setting.layout, groups="row", lr=rate)
+        base = setting.base.to(setting.device)
+        return Mask(
+            base,
+            merged - base,
+            cap=self.cap,
+            start=1 / self.cap,
+            lr=rate,
+            decay=self.decay,
+            moments=self.moments,
+            seed=setting.seed,
+        )
+
+
+class _Stages:
+    """The held-out loss of every stage, with the weights that the encoder has at the time; the last where none is."""
+
+    def __init__(self, setting: Setting, held: Inputs | None) -> None:
+        self._setting, self._held = setting, held
+        self.losses: dict[str, float] = {}
+        self._last = "merged"
+
+    @property
+    def best(self) -> str:
+        return min(self.losses, key=lambda name: self.losses[name]) if self.losses else self._last
+
+    def judge(self, name: str, heads: Heads) -> None:
+        self._last = name
+        if self._held is not None:
+            objective = Divergence(heads, self._setting.heads, self._held)
+            self.losses[name] = held_out_loss(self._setting, objective, self._held)
+
+
+def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head]:
+    """The heads that an aligner finds for the encoder's present weights."""
+    found = {}
+    for task in setting.tasks:
+        features = encoded(setting.encoder, inputs, task).cpu()
+        teacher = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
+        pair = FeaturePair(Features(features, task, "train"), Features(teacher, task, "train"))
+        found[task] = cast("Head", make_aligner(solver, {}).fit(pair, setting.heads[task]).classifier)
+    return found
+
+
+def _labels(setting: Setting) -> list[tuple[str, ...]]:
+    return [head.labels for head in setting.heads.values()]
+
+
+def _moved(setting: Setting) -> float:
+    """By how much fine-tuning moved a weight: the root mean square over all weights that it moved, mean of tasks."""
+    found = []
+    for task in setting.tasks:
+        vector = setting.tuned(task) - setting.base
+        found.append(float(vector[vector != 0].square().mean().sqrt()) if vector.any() else 0.0)
+    return max(sum(found) / len(found), 1e-8)

@@ -1,0 +1,95 @@
+"""AdaMerging: from task arithmetic at 0.3 to less entropy, a coefficient a task or a tensor, and trimmed vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.fitting.making import Kind, make_setting
+
+from orthomerge.errors import RecipeError
+from orthomerge.fitting.adamerging import AdaMerging
+from orthomerge.fitting.kinds import Setting
+from orthomerge.fitting.starts import elected_vectors, start_vector, summed_vectors, task_vectors
+
+
+def by_hand(setting: Setting, table: dict[str, Any], vectors: torch.Tensor) -> torch.Tensor:
+    """The base plus the vectors times the coefficients that were reported."""
+    total = setting.base.clone()
+    for task, vector in zip(setting.tasks, vectors, strict=True):
+        for name, place in setting.layout.places.items():
+            total[place] += (table[task] if isinstance(table[task], float) else table[task][name]) * vector[place]
+    return total
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize("by", ["layer", "task"])
+def test_entropy_falls_from_task_arithmetic(kind: Kind, by: str) -> None:
+    setting = make_setting(kind)
+    fitted = AdaMerging(by=by, steps=12, batch=8, lr=0.01, look=4, hold_out=0.2).fit(setting)  # type: ignore[arg-type]
+    first, last = fitted.curve[0], fitted.curve[-1]
+    assert first["least"] == first["most"] == pytest.approx(0.3)
+    assert last["held_out"] < first["held_out"]
+    assert last["loss"] < fitted.curve[1]["loss"]
+    table = fitted.facts["coefficients"]
+    assert set(table) == set(setting.tasks)
+    assert fitted.facts["trained"] == 3 * (1 if by == "task" else len(setting.layout.shapes))
+    torch.testing.assert_close(fitted.weights, by_hand(setting, table, task_vectors(setting)), rtol=1e-5, atol=1e-6)
+    assert fitted.classifiers is setting.heads
+
+
+def test_before_its_first_step_it_is_task_arithmetic() -> None:
+    setting = make_setting("bert")
+    fitted = AdaMerging(steps=1, lr=1e-12).fit(setting)
+    torch.testing.assert_close(fitted.weights, setting.merged("task_arithmetic", {"scale": 0.3}), rtol=1e-5, atol=1e-6)
+
+
+def test_clamped_or_not() -> None:
+    setting = make_setting("bert")
+    options: dict[str, Any] = {"by": "task", "start": 0.9, "steps": 8, "batch": 8, "lr": 0.3}
+    clamped = AdaMerging(**options).fit(setting).facts["coefficients"]
+    free = AdaMerging(**options, clamp=False).fit(setting).facts["coefficients"]
+    assert all(0 <= value <= 1 for value in clamped.values())
+    assert any(not 0 <= value <= 1 for value in free.values())
+
+
+def test_the_trimmed_vectors_are_those_of_ties() -> None:
+    setting = make_setting("bert")
+    vectors = task_vectors(setting)
+    elected = elected_vectors(setting, vectors, 0.2)
+    count = sum(place.stop - place.start for place in setting.layout.places.values())
+    trimmed = torch.zeros_like(vectors)
+    for number, vector in enumerate(vectors):
+        kept = vector.abs().topk(int(0.2 * count)).indices
+        trimmed[number, kept] = vector[kept]
+    sign = trimmed.sum(0).sign()
+    torch.testing.assert_close(elected, torch.where(trimmed.sign() == sign, trimmed, torch.zeros(())))
+    merged = setting.merged("ties_sum", {"scale": 0.4, "density": 0.2}) - setting.base
+    torch.testing.assert_close(0.4 * elected.sum(0), merged, rtol=1e-4, atol=1e-6)
+    everything = elected_vectors(setting, vectors[:1], 1.0)
+    assert torch.equal(everything, vectors[:1])
+
+
+def test_plus_plus() -> None:
+    setting = make_setting("bert")
+    fitted = AdaMerging(vectors="ties", density=0.5, steps=4, batch=8, lr=0.01).fit(setting)
+    vectors = elected_vectors(setting, task_vectors(setting), 0.5)
+    expected = by_hand(setting, fitted.facts["coefficients"], vectors)
+    torch.testing.assert_close(fitted.weights, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_starts() -> None:
+    setting = make_setting("bert")
+    torch.testing.assert_close(summed_vectors(setting), task_vectors(setting).sum(0))
+    start = start_vector(setting, "average", {})
+    torch.testing.assert_close(start, task_vectors(setting).mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_seeds_and_refusals() -> None:
+    once, again = (AdaMerging(steps=3, batch=4).fit(make_setting("bert")).weights for _ in range(2))
+    assert torch.equal(once, again)
+    with pytest.raises(RecipeError, match="'density' must be above 0 and at most 1, got 0"):
+        AdaMerging(density=0.0)
+    with pytest.raises(RecipeError, match="'lr' must be positive, got 0"):
+        AdaMerging(lr=0.0)

@@ -1,0 +1,207 @@
+"""Fisher merging: the linear softmax by hand, gradients input by input, equal experts, equal Fishers, the floor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tests.fitting.making import Kind, make_setting
+from torch import nn
+
+from orthomerge.data.task import Examples, Modality
+from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.fitting.drawing import drawn
+from orthomerge.fitting.fisher import Fisher, directions, fisher_of
+from orthomerge.fitting.inputs import encoded, prepare
+from orthomerge.fitting.kinds import Setting
+from orthomerge.fitting.layout import FlatEncoder
+from orthomerge.heads import Head, Linear
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Inputs that are vectors already."""
+
+    modality: ClassVar[Modality] = "text"
+
+    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return {"x": torch.stack(list(inputs))}
+
+    def digest(self) -> str:
+        return "numbers"
+
+
+def project(encoder: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    found: torch.Tensor = encoder(batch["x"])
+    return found
+
+
+def softmax_setting(experts: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> Setting:
+    """log p(y|x) = log softmax(W x): the encoder is W [C, k], and the heads do nothing."""
+    classes, width = next(iter(experts.values())).shape
+    encoder = FlatEncoder(nn.Linear(width, classes, bias=False), project, torch.device("cpu"))
+    flat = {task: encoder.layout.flat({"weight": weight}) for task, weight in experts.items()}
+    labels = tuple(map(str, range(classes)))
+    examples = {task: Examples(list(rows), None, "train") for task, rows in inputs.items()}
+    blank = {task: torch.zeros(len(rows), classes) for task, rows in inputs.items()}
+    prepared = prepare(examples, Numbers(), blank, device=encoder.device)
+    teacher = {}
+    for task, weights in flat.items():
+        encoder.load(weights)
+        teacher[task] = encoded(encoder, prepared, task).detach()
+    return Setting(
+        encoder=encoder,
+        base=torch.zeros(encoder.layout.size),
+        tuned=lambda task: flat[task].clone(),
+        merged=lambda method, options: torch.zeros(encoder.layout.size),
+        heads={task: Head(Linear(torch.eye(classes)), labels) for task in experts},
+        inputs=prepare(examples, Numbers(), teacher, device=encoder.device),
+    )
+
+
+def by_hand(weight: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """E_x sum_y p_y (e_y - p)^2 (x) x^2."""
+    total = torch.zeros_like(weight, dtype=torch.float64)
+    for x in inputs.double():
+        p = (weight.double() @ x).softmax(0)
+        for y, share in enumerate(p):
+            error = torch.eye(len(p), dtype=torch.float64)[y] - p
+            total += share * torch.outer(error, x).square()
+    return total / len(inputs)
+
+
+def matrix(setting: Setting, weights: torch.Tensor) -> torch.Tensor:
+    return next(view for _, view in setting.layout.views(weights))
+
+
+def test_the_linear_softmax_by_hand() -> None:
+    random = torch.Generator().manual_seed(0)
+    experts = {task: torch.randn(3, 5, generator=random) for task in ("a", "b")}
+    inputs = {task: torch.randn(7, 5, generator=random) for task in ("a", "b")}
+    setting = softmax_setting(experts, inputs)
+    F = {task: by_hand(experts[task], inputs[task]) for task in experts}
+    found = matrix(setting, Fisher(normalise=False, floor=0.0).fit(setting).weights)
+    expected = sum(F[task] * experts[task] for task in F) / (F["a"] + F["b"])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+    unit = {task: fisher / fisher.norm() for task, fisher in F.items()}
+    fitted = Fisher(floor=0.0, weights=(1.0, 3.0)).fit(setting)
+    expected = (unit["a"] * experts["a"] + 3 * unit["b"] * experts["b"]) / (unit["a"] + 3 * unit["b"])
+    torch.testing.assert_close(matrix(setting, fitted.weights).double(), expected, rtol=1e-5, atol=1e-5)
+    assert fitted.facts["norms"]["a"] == pytest.approx(float(F["a"].norm()), rel=1e-5)
+    assert fitted.facts["averaged"] == 0
+
+
+def test_equal_fishers_give_the_average() -> None:
+    """One more for every class changes no prediction, so the Fishers are the same though the weights are not."""
+    random = torch.Generator().manual_seed(1)
+    weight, inputs = torch.randn(4, 6, generator=random), torch.randn(9, 6, generator=random)
+    experts = {"a": weight, "b": weight + torch.randn(6, generator=random)}
+    setting = softmax_setting(experts, {"a": inputs, "b": inputs})
+    found = matrix(setting, Fisher().fit(setting).weights)
+    torch.testing.assert_close(found, (experts["a"] + experts["b"]) / 2, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_gradients_are_squared_input_by_input_and_class_by_class(kind: Kind) -> None:
+    setting = make_setting(kind, inputs=4)
+    head, encoder = setting.heads["five"], setting.encoder
+    found = fisher_of(setting, drawn(setting, 4), "five", setting.tuned("five"), head, samples=8)
+    assert not encoder.gradient.any()
+    expected = torch.zeros_like(found)
+    parameters = list(encoder.module.parameters())
+    for row in setting.inputs.rows["five"]:
+        scores = head(encoder.features(setting.inputs.batch(row[None])))[0].log_softmax(0)
+        for score in scores:
+            gradients = torch.autograd.grad(score, parameters, retain_graph=True, allow_unused=True)
+            named = dict(zip(setting.layout.shapes, gradients, strict=True))
+            flat = setting.layout.flat(
+                {
+                    name: torch.zeros(setting.layout.shapes[name]) if gradient is None else gradient
+                    for name, gradient in named.items()
+                }
+            )
+            expected += float(score.detach().exp()) * flat.square() / 4
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
+
+
+def test_drawn_labels_are_right_in_the_mean() -> None:
+    logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
+    p = logits.double().softmax(0)
+    expected = torch.diag(p) - torch.outer(p, p)
+    random = torch.Generator().manual_seed(0)
+    exact = directions(logits, 3, random)
+    assert exact.shape == (3, 4)
+    torch.testing.assert_close(exact.T @ exact, expected)
+    rough = directions(logits, 2, random)
+    assert rough.shape == (2, 4)
+    mean = sum(v.T @ v for v in (directions(logits, 2, random) for _ in range(4000))) / 4000
+    torch.testing.assert_close(mean, expected, atol=0.02, rtol=0.0)
+    assert not len(directions(torch.tensor([0.0, 2000.0]), 3, random))
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_equal_experts_come_out_to_the_bit(kind: Kind) -> None:
+    setting = make_setting(kind, inputs=6)
+    expert = setting.tuned("three")
+    same = replace(setting, tuned=lambda task: expert.clone())
+    assert torch.equal(Fisher().fit(same).weights, expert)
+
+
+def test_what_no_input_reaches_is_averaged_and_all_lies_between_the_experts() -> None:
+    setting = make_setting("bert", inputs=8)
+    fitted = Fisher(floor=1e-9).fit(setting)
+    experts = torch.stack([setting.tuned(task) for task in setting.tasks])
+    assert (fitted.weights <= experts.amax(0) + 1e-6).all()
+    assert (fitted.weights >= experts.amin(0) - 1e-6).all()
+    tables = dict(setting.layout.views(fitted.weights)), dict(setting.layout.views(experts.mean(0)))
+    rows, means = (table["embeddings.word_embeddings.weight"] for table in tables)
+    torch.testing.assert_close(rows[92:], means[92:])
+    assert not torch.allclose(rows[1], means[1], atol=1e-3)
+    assert 92 * 32 / 20000 > fitted.facts["averaged"] > 7 * 32 / 20000
+    plain = Fisher(floor=1e30).fit(setting)
+    torch.testing.assert_close(plain.weights, experts.mean(0))
+    assert plain.facts["averaged"] == 1
+
+
+def test_a_weight_of_zero_leaves_an_expert_out() -> None:
+    setting = make_setting("vit", inputs=6)
+    fitted = Fisher(floor=0.0, weights=(0.0, 1.0, 0.0), samples=1).fit(setting)
+    name = "layers.0.attention.v_proj.weight"
+    torch.testing.assert_close(
+        dict(setting.layout.views(fitted.weights))[name], dict(setting.layout.views(setting.tuned("three")))[name]
+    )
+    assert fitted.classifiers == setting.heads
+
+
+def test_same_seed_same_bits_and_few_inputs_are_drawn_by_it() -> None:
+    setting = make_setting("bert", inputs=24)
+    method = Fisher(inputs=5, samples=2)
+    once = method.fit(setting).weights
+    assert torch.equal(method.fit(setting).weights, once)
+    assert not torch.equal(method.fit(replace(setting, seed=1)).weights, once)
+
+
+def test_refusals() -> None:
+    with pytest.raises(RecipeError, match="'inputs' must be at least 1, got 0"):
+        Fisher(inputs=0)
+    with pytest.raises(RecipeError, match="'samples' must be at least 1"):
+        Fisher(samples=0)
+    with pytest.raises(RecipeError, match="'floor' must be at least 0"):
+        Fisher(floor=-1.0)
+    with pytest.raises(RecipeError, match="'weights' must be at least 0 and not all 0"):
+        Fisher(weights=(0.0, 0.0))
+    with pytest.raises(RecipeError, match="'weights' must be at least 0 and not all 0"):
+        Fisher(weights=(1.0, -1.0))
+    setting = make_setting("vit", inputs=3)
+    with pytest.raises(RecipeError, match="2 numbers were given for 3 experts"):
+        Fisher(weights=(1.0, 1.0)).fit(setting)
+    broken = replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
+    with pytest.raises(NumericalError, match=r"task 'five' is not finite in 'embeddings.cls_token'; look at"):
+        Fisher().fit(broken)
+    empty = replace(setting, inputs=setting.inputs.only({**setting.inputs.rows, "two": torch.arange(0)}))
+    with pytest.raises(RecipeError, match="task 'two' has no inputs to look at"):
+        Fisher().fit(empty)

@@ -1,0 +1,114 @@
+"""An encoder in one flat tensor: memory that is shared, gradients that add up, and the features of the plain module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+import pytest
+import torch
+from tests.fitting.making import Kind, make_setting
+from torch import nn
+
+from orthomerge.errors import IncompatibleError
+from orthomerge.fitting.layout import FlatEncoder, Layout
+
+
+class Tied(nn.Module):
+    """A table whose weight is read a second time, a scalar, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+        self.out = nn.Linear(5, 7, bias=False)
+        self.out.weight = self.table.weight
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.dropout = nn.Dropout(0.9)
+        self.register_buffer("shift", torch.ones(7))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.dropout(self.out(self.table(ids))) * self.scale + self.shift
+        return found
+
+
+def pool(encoder: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    found: torch.Tensor = encoder(batch["ids"])
+    return found
+
+
+def test_tensors_lie_apart_and_aligned() -> None:
+    layout = Layout({"a": (3, 5), "b": (), "c": (64,), "d": (0, 2), "e": (65,)})
+    assert {name: (place.start, place.stop) for name, place in layout.places.items()} == {
+        "a": (0, 15),
+        "b": (64, 65),
+        "c": (128, 192),
+        "d": (192, 192),
+        "e": (192, 257),
+    }
+    assert layout.size == 320
+    assert Layout({}).size == 0
+    tensors = {name: torch.randn(shape, dtype=torch.float64) for name, shape in layout.shapes.items()}
+    flat = layout.flat({**tensors, "other": torch.ones(3)})
+    assert flat.dtype == torch.float32
+    for name, view in layout.views(flat):
+        assert view.shape == layout.shapes[name]
+        assert torch.equal(view, tensors[name].float())
+        view.zero_()
+    assert torch.equal(flat, torch.zeros(320))
+    stacked = dict(layout.views(torch.arange(640.0).view(2, 320)))
+    assert stacked["a"].shape == (2, 3, 5)
+    assert stacked["b"].tolist() == [64, 320 + 64]
+    with pytest.raises(
+        IncompatibleError, match=r"weights are missing for .*c.*; all experts must be of one architecture"
+    ):
+        layout.flat({name: tensor for name, tensor in tensors.items() if name != "c"})
+
+
+def test_tied_parameters_scalars_and_gradients() -> None:
+    torch.manual_seed(0)
+    plain = Tied()
+    encoder = FlatEncoder(deepcopy(plain), pool, torch.device("cpu"))
+    assert list(encoder.layout.shapes) == ["scale", "table.weight"] or list(encoder.layout.shapes) == [
+        "table.weight",
+        "scale",
+    ]
+    batch = {"ids": torch.tensor([0, 3, 3])}
+    plain.eval()
+    assert torch.equal(encoder.features(batch), pool(plain, batch))
+    for _ in range(2):
+        encoder.features(batch).square().sum().backward()  # type: ignore[no-untyped-call]
+        pool(plain, batch).square().sum().backward()  # type: ignore[no-untyped-call]
+    expected = encoder.layout.flat({name: p.grad for name, p in plain.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(encoder.gradient, expected)
+    assert expected.count_nonzero() > 8
+    encoder.load(torch.zeros(encoder.layout.size))
+    assert torch.equal(encoder.features(batch), torch.ones(3, 7))
+    module = encoder.module
+    assert isinstance(module, Tied)
+    assert module.out.weight is module.table.weight
+    with torch.no_grad():
+        module.scale.fill_(5)
+    assert encoder.weights[encoder.layout.places["scale"]].tolist() == [5.0]
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_a_transformer(kind: Kind) -> None:
+    setting = make_setting(kind)
+    encoder, expert = setting.encoder, setting.tuned("three")
+    plain = deepcopy(encoder.module)
+    for parameter, (_, view) in zip(plain.parameters(), setting.layout.views(expert), strict=True):
+        parameter.data = view.clone()
+        parameter.grad = None
+    encoder.load(expert)
+    for parameter, (_, view) in zip(encoder.module.parameters(), setting.layout.views(encoder.weights), strict=True):
+        assert parameter.data_ptr() == view.data_ptr()
+    batch = setting.inputs.batch(torch.arange(5))
+    features = encoder.features(batch)
+    assert torch.equal(features, encoder._pool(plain, batch))
+    encoder.gradient.zero_()
+    features.sum().backward()  # type: ignore[no-untyped-call]
+    encoder._pool(plain, batch).sum().backward()  # type: ignore[no-untyped-call]
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in plain.named_parameters()}
+    torch.testing.assert_close(encoder.gradient, setting.layout.flat(grads))
+    encoder.gradient.zero_()
+    assert all(p.grad is not None and not p.grad.any() for p in encoder.module.parameters())

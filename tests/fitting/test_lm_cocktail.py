@@ -1,0 +1,87 @@
+"""LM-Cocktail: weights from losses by hand, lower losses count more, temperatures, with the base and without."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.fitting.making import Kind, make_setting
+
+from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.lm_cocktail import LmCocktail
+
+KINDS = ["bert", "vit"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_follow_from_the_losses(kind: Kind) -> None:
+    setting = make_setting(kind)
+    fitted = LmCocktail(temperature=0.5).fit(setting)
+    shares, losses = fitted.facts["weights"], fitted.facts["losses"]
+    assert sum(shares.values()) + fitted.facts["base"] == pytest.approx(1)
+    order = sorted(setting.tasks, key=losses.__getitem__)
+    assert order == sorted(setting.tasks, key=shares.__getitem__, reverse=True)
+    ratio = shares["two"] / fitted.facts["base"]
+    assert ratio == pytest.approx(math.exp((fitted.facts["base_loss"] - losses["two"]) / 0.5))
+    expected = fitted.facts["base"] * setting.base
+    for task, share in shares.items():
+        expected = expected + share * setting.tuned(task)
+    torch.testing.assert_close(fitted.weights, expected)
+    assert fitted.classifiers == setting.heads
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_by_hand(kind: Kind) -> None:
+    setting = make_setting(kind, inputs=12)
+    setting.encoder.load(setting.tuned("three"))
+    terms = []
+    for task, head in setting.heads.items():
+        target = head(setting.inputs.teacher[setting.inputs.rows[task]]).softmax(1)
+        terms.append(torch.nn.functional.cross_entropy(head(encoded(setting.encoder, setting.inputs, task)), target))
+    assert LmCocktail().fit(setting).facts["losses"]["three"] == pytest.approx(float(sum(terms)) / 3, rel=1e-5)
+
+
+def test_a_single_expert_is_its_own_best() -> None:
+    setting = make_setting("bert")
+    alone = replace(
+        setting, heads={"two": setting.heads["two"]}, inputs=setting.inputs.only({"two": setting.inputs.rows["two"]})
+    )
+    fitted = LmCocktail(base=False).fit(alone)
+    torch.testing.assert_close(fitted.weights, setting.tuned("two"))
+    assert fitted.facts["weights"] == {"two": 1.0}
+    assert "base" not in fitted.facts
+    cold = LmCocktail(temperature=1e-4).fit(alone)
+    torch.testing.assert_close(cold.weights, setting.tuned("two"))
+    assert cold.facts["losses"]["two"] < cold.facts["base_loss"]
+
+
+def test_a_high_temperature_gives_the_average() -> None:
+    setting = make_setting("vit")
+    experts = torch.stack([setting.tuned(task) for task in setting.tasks])
+    fitted = LmCocktail(temperature=1e9, base=False).fit(setting)
+    torch.testing.assert_close(fitted.weights, experts.mean(0), rtol=1e-5, atol=1e-6)
+    fitted = LmCocktail(temperature=1e9).fit(setting)
+    torch.testing.assert_close(fitted.weights, (experts.sum(0) + setting.base) / 4, rtol=1e-5, atol=1e-6)
+
+
+def test_same_seed_same_bits() -> None:
+    setting = make_setting("bert")
+    once = LmCocktail(inputs=4).fit(setting)
+    assert torch.equal(LmCocktail(inputs=4).fit(setting).weights, once.weights)
+    assert LmCocktail(inputs=4).fit(replace(setting, seed=1)).facts != once.facts
+
+
+def test_refusals() -> None:
+    with pytest.raises(RecipeError, match="'temperature' must be positive, got 0"):
+        LmCocktail(temperature=0.0)
+    with pytest.raises(RecipeError, match="'temperature' must be a finite number"):
+        LmCocktail(temperature=math.inf)
+    with pytest.raises(RecipeError, match="'inputs' must be at least 1, got 0"):
+        LmCocktail(inputs=0)
+    setting = make_setting("vit")
+    broken = replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
+    with pytest.raises(NumericalError, match="the loss of 'five' on task 'two' is nan"):
+        LmCocktail().fit(broken)

@@ -1,0 +1,247 @@
+"""The loop: every input once an epoch, a killed run that ends as if it had not been, the best kept, refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.fitting.making import Kind, make_setting
+
+from orthomerge.errors import NumericalError, OrthomergeError, RecipeError
+from orthomerge.fitting import loop as module
+from orthomerge.fitting.distance import FeatureDistance
+from orthomerge.fitting.divergence import Divergence
+from orthomerge.fitting.free import Free
+from orthomerge.fitting.gates import Gates
+from orthomerge.fitting.kinds import Setting
+from orthomerge.fitting.loop import Course, Loop, _Order, check_loop, divided, held_out_loss
+from orthomerge.fitting.mask import Mask
+from orthomerge.fitting.objective import Objective
+from orthomerge.tuning.state import RunState
+
+Pair = Callable[[Setting], tuple[Gates, Objective]]
+
+
+def distilled(setting: Setting, *, lr: float = 1e-3, head_lr: float = 0.0) -> tuple[Gates, Objective]:
+    merged = setting.merged("task_arithmetic", {})
+    return Free(merged, lr=lr), Divergence(setting.heads, setting.heads, setting.inputs, lr=head_lr)
+
+
+def masked(setting: Setting, **options: Any) -> tuple[Gates, Objective]:
+    delta = setting.merged("task_arithmetic", {}) - setting.base
+    chosen: dict[str, Any] = {"transform": "similarity", "norm": "l2", "penalty": "fro", "alpha": 1.0, "lr": 1e-3}
+    return Mask(setting.base, delta, **options), FeatureDistance(setting.heads, setting.inputs, **chosen)
+
+
+class KilledError(Exception):
+    """What a test ends a run with."""
+
+
+def run(loop: Loop, setting: Setting, pair: Pair) -> tuple[torch.Tensor, list[torch.Tensor], Course]:
+    inputs, held = divided(setting.inputs, 0.2, seed=setting.seed)
+    gates, objective = pair(setting)
+    course = loop.run(setting, gates, objective, inputs, held)
+    return setting.encoder.weights.clone(), [p.detach().clone() for p in objective.parameters], course
+
+
+def test_every_input_once_an_epoch() -> None:
+    order = _Order([10, 7, 3], 4, seed=0)
+    steps = [order.at(step) for step in range(35)]
+    assert all(len(part) == 4 for step in steps for part in step)
+    for number, size in enumerate((10, 7, 3)):
+        seen = torch.cat([step[number] for step in steps])
+        epochs = torch.split(seen[: len(seen) // size * size], size)
+        assert all(epoch.sort().values.tolist() == list(range(size)) for epoch in epochs)
+        assert len({tuple(epoch.tolist()) for epoch in epochs}) > 1
+    # By seed and step alone, not by which steps were asked for before.
+    late = _Order([10, 7, 3], 4, seed=0)
+    assert all(torch.equal(a, b) for a, b in zip(late.at(30), steps[30], strict=True))
+    other = _Order([10, 7, 3], 4, seed=1)
+    assert not torch.equal(other.at(0)[0], steps[0][0])
+
+
+def test_rates() -> None:
+    loop = Loop(steps=100, batch=1, warmup=0.1)
+    shares = [loop._share(step) for step in range(100)]
+    assert shares[:10] == pytest.approx([n / 10 for n in range(1, 11)])
+    assert shares[10] == 1.0
+    assert all(late < early for early, late in pairwise(shares[10:]))
+    assert shares[55] == pytest.approx(0.5)
+    assert 0 < shares[-1] < 1e-3
+    assert {Loop(steps=9, batch=1, cosine=False)._share(step) for step in range(9)} == {1.0}
+
+
+def test_held_out_inputs() -> None:
+    inputs = make_setting("bert", inputs=30).inputs
+    fitted, held = divided(inputs, 0.1, seed=0)
+    assert held is not None
+    for task, rows in inputs.rows.items():
+        assert len(held.rows[task]) == 3
+        assert sorted([*fitted.rows[task].tolist(), *held.rows[task].tolist()]) == rows.tolist()
+        assert held.rows[task].tolist() == sorted(held.rows[task].tolist())
+    again, other = divided(inputs, 0.1, seed=0)[1], divided(inputs, 0.1, seed=1)[1]
+    assert again is not None
+    assert other is not None
+    assert torch.equal(again.rows["five"], held.rows["five"])
+    assert any(not torch.equal(other.rows[task], held.rows[task]) for task in inputs.rows)
+    assert divided(inputs, 0.0, seed=0) == (inputs, None)
+    few = inputs.only({**inputs.rows, "two": inputs.rows["two"][:9]})
+    kept, apart = divided(few, 0.1, seed=0)
+    assert apart is not None
+    assert [len(rows) for rows in apart.rows.values()] == [0, 3, 3]
+    assert len(kept.rows["two"]) == 9
+    assert divided(few, 0.1, seed=0, fewest=31) == (few, None)
+    least = divided(inputs.only({task: rows[:10] for task, rows in inputs.rows.items()}), 0.1, seed=0)[1]
+    assert least is not None
+    assert [len(rows) for rows in least.rows.values()] == [2, 2, 2]
+
+
+def test_the_loss_falls_and_the_course_is_told() -> None:
+    setting = make_setting("bert")
+    said: list[str] = []
+    weights, _, course = run(Loop(steps=40, batch=8, look=15), replace(setting, say=said.append), distilled)
+    assert [row["step"] for row in course.rows] == [0, 15, 30, 40]
+    assert course.rows[-1]["held_out"] < 0.7 * course.rows[0]["held_out"]
+    assert "loss" not in course.rows[0]
+    assert course.rows[-1]["loss"] < course.rows[1]["loss"]
+    assert "moved" in course.rows[-1]
+    assert len(said) == 4
+    assert said[-1].startswith("step 40 of 40: loss ")
+    _, held = divided(setting.inputs, 0.2, seed=0)
+    assert held is not None
+    objective = distilled(setting)[1]
+    setting.encoder.load(weights)
+    assert held_out_loss(setting, objective, held) == pytest.approx(course.rows[-1]["held_out"])
+    again, _, _ = run(Loop(steps=40, batch=8, look=15), make_setting("bert"), distilled)
+    assert torch.equal(again, weights)
+    other, _, _ = run(Loop(steps=40, batch=8, look=15), replace(make_setting("bert"), seed=1), distilled)
+    assert not torch.equal(other, weights)
+
+
+def test_half_precision_is_near() -> None:
+    loop = Loop(steps=20, batch=8, look=20)
+    whole, half = (run(loop, replace(make_setting("bert"), half=each), distilled)[2] for each in (False, True))
+    assert half.rows[-1]["held_out"] < 0.8 * half.rows[0]["held_out"]
+    assert half.rows[-1]["held_out"] == pytest.approx(whole.rows[-1]["held_out"], rel=0.1)
+    assert half.rows[-1]["held_out"] != whole.rows[-1]["held_out"]
+
+
+@pytest.mark.parametrize("moments", ["float32", "int8"])
+def test_a_killed_run_ends_as_one_that_was_not(moments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BETWEEN", 0.0)
+    loop = Loop(steps=9, batch=12, look=3, best=True)
+
+    def pair(setting: Setting) -> tuple[Gates, Objective]:
+        return masked(setting, moments=moments, decay=1e-4)
+
+    whole = run(loop, make_setting("bert"), pair)
+    state = RunState(tmp_path / "state", "this run")
+
+    def kill(text: str) -> None:
+        if text.startswith("step 6"):
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run(loop, replace(make_setting("bert"), state=state, say=kill), pair)
+    found = state.read()
+    assert found is not None
+    assert found["step"] == 3
+    said: list[str] = []
+    resumed = run(loop, replace(make_setting("bert"), state=state, say=said.append), pair)
+    assert len(said) == 2
+    assert torch.equal(resumed[0], whole[0])
+    assert all(torch.equal(a, b) for a, b in zip(resumed[1], whole[1], strict=True))
+    drop = ("seconds",)
+    rows = [[{k: v for k, v in row.items() if k not in drop} for row in each[2].rows] for each in (resumed, whole)]
+    assert rows[0] == rows[1]
+    # The state of a run that ended is one, too: nothing is left to do.
+    over = run(loop, replace(make_setting("bert"), state=state), pair)
+    assert torch.equal(over[0], whole[0])
+
+
+def test_the_best_is_kept() -> None:
+    """A rate so high that the start is better than whatever follows."""
+    setting = make_setting("bert")
+    start = setting.merged("task_arithmetic", {})
+    head = setting.heads["two"].output.weight.clone()
+
+    def wild(setting: Setting) -> tuple[Gates, Objective]:
+        return distilled(setting, lr=3.0, head_lr=3.0)
+
+    weights, parameters, course = run(Loop(steps=6, batch=4, look=2, best=True), setting, wild)
+    assert course.best_step == 0
+    assert course.waited == 3
+    assert torch.equal(weights, start)
+    assert torch.equal(parameters[0], head)
+    weights, _, course = run(Loop(steps=6, batch=4, look=2), setting, wild)
+    assert not torch.equal(weights, start)
+    _, _, course = run(Loop(steps=6, batch=4, look=2, patience=2), setting, wild)
+    assert [row["step"] for row in course.rows] == [0, 2, 4]
+
+
+def test_a_loss_that_is_no_number() -> None:
+    setting = make_setting("bert")
+    setting.inputs.teacher[3] = math.nan
+    with pytest.raises(NumericalError, match=r"the loss is nan at step 4 of 8; lower 'lr'"):
+        run(Loop(steps=8, batch=26, look=4), setting, distilled)
+
+
+def dropping(setting: Setting) -> Setting:
+    """With dropout wherever transformers looks for it, in eval mode."""
+    for part in setting.encoder.module.modules():
+        for name in ("p", "dropout", "dropout_prob", "attention_dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.5)
+    return setting
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_checkpointing_changes_memory_only(kind: Kind) -> None:
+    plain, _, _ = run(Loop(steps=3, batch=4, look=3), make_setting(kind), distilled)
+    setting = dropping(make_setting(kind))
+    calls = []
+    layer = next(
+        part for name, part in setting.encoder.module.named_modules() if name.endswith(("layer.0", "layers.0"))
+    )
+    handle = layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    found, _, _ = run(Loop(steps=3, batch=4, look=3, checkpointing=True), setting, distilled)
+    handle.remove()
+    torch.testing.assert_close(found, plain, rtol=1e-3, atol=2e-4)
+    looks = 2 * len(setting.tasks)
+    assert len(calls) == looks + 2 * 3
+    assert not any(part.training for part in setting.encoder.module.modules())
+    assert not any(getattr(part, "gradient_checkpointing", False) for part in setting.encoder.module.modules())
+
+
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    good: dict[str, Any] = {"steps": 1, "batch": 1, "lr": 0.1, "hold_out": 0.1}
+    check_loop(**good)
+    for name in ("steps", "batch"):
+        with pytest.raises(RecipeError, match=f"'{name}' must be at least 1, got 0"):
+            check_loop(**{**good, name: 0})
+    for lr in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(RecipeError, match=f"'lr' must be positive, got {lr}"):
+            check_loop(**{**good, "lr": lr})
+    with pytest.raises(RecipeError, match=r"'hold_out' must be from 0 to 0\.5, got 0\.6"):
+        check_loop(**{**good, "hold_out": 0.6})
+    setting = make_setting("bert")
+
+    def full(batch: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    class Bare(torch.nn.Module):
+        """No encoder of transformers."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setting.encoder, "module", Bare())
+        with pytest.raises(RecipeError, match=r"no gradient checkpointing; set 'checkpointing' to false"):
+            Loop(steps=1, batch=1, checkpointing=True).run(setting, *distilled(setting), setting.inputs, None)
+    monkeypatch.setattr(setting.encoder, "features", full)
+    with pytest.raises(OrthomergeError, match=r"with batches of 7 a task; lower 'batch', or set 'checkpointing: true'"):
+        Loop(steps=1, batch=7).run(setting, *distilled(setting), setting.inputs, None)

@@ -1,0 +1,165 @@
+"""MOMA: a planted mask and planted rotations are found, maps go into the heads, and every variant runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.fitting.making import WIDTH, make_setting
+
+from orthomerge.errors import RecipeError
+from orthomerge.fitting.distance import FeatureDistance
+from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.kinds import Setting
+from orthomerge.fitting.loop import divided
+from orthomerge.fitting.moma import Moma
+from orthomerge.heads import Head
+
+SOFT_AND_HARD = {"soft", "hard", "soft, projected", "hard, projected"}
+
+
+def planted() -> tuple[Setting, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """A merge with noise where there should be nothing, and experts that are the right encoder, each one turned.
+
+    Setting; the merge's vector; which of its elements are noise; the rotations.
+    """
+    setting = make_setting("vit", inputs=200, layers=1)
+    random = torch.Generator().manual_seed(11)
+    delta, wrong = torch.zeros_like(setting.base), torch.zeros_like(setting.base, dtype=torch.bool)
+    for name, place in setting.layout.places.items():
+        if name.endswith(("v_proj.weight", "fc1.weight")):
+            count = place.stop - place.start
+            delta[place] = 0.2 * torch.randn(count, generator=random)
+            wrong[place] = torch.rand(count, generator=random) < 0.3
+    setting.encoder.load(setting.base + delta * ~wrong)
+    teacher, turns = setting.inputs.teacher.clone(), {}
+    for task in setting.tasks:
+        X = torch.randn(WIDTH, WIDTH, generator=random)
+        turns[task] = torch.matrix_exp(0.05 * (X - X.T))
+        teacher[setting.inputs.rows[task]] = encoded(setting.encoder, setting.inputs, task) @ turns[task].T
+    merged = setting.base + delta
+    inputs = replace(setting.inputs, teacher=teacher)
+    return replace(setting, merged=lambda method, options: merged.clone(), inputs=inputs), delta, wrong, turns
+
+
+def test_a_planted_problem_is_solved() -> None:
+    setting, delta, wrong, turns = planted()
+    fitted = Moma(steps=600, map_lr=1e-2, look=200).fit(setting)
+    ends = fitted.facts["ends"]
+    assert fitted.curve[0]["held_out"] > 20 * ends["soft, projected"]
+    assert set(ends) == SOFT_AND_HARD
+    live = delta != 0
+    off = (fitted.weights - setting.base)[live] / delta[live] < 0.5
+    assert float(off[wrong[live]].float().mean()) > 0.85
+    assert float(off[~wrong[live]].float().mean()) < 0.15
+    assert fitted.facts["masked"] == pytest.approx(float(off.float().mean()), abs=0.01)
+    assert fitted.facts["trained"] == len(delta) + 3 * WIDTH**2
+    for task, turn in turns.items():
+        head, given = fitted.classifiers[task], setting.heads[task]
+        assert isinstance(head, Head)
+        W = given.output.weight
+        assert float((head.output.weight - W @ turn).norm()) < 0.1 * float((W @ turn - W).norm())
+        torch.testing.assert_close(head.output.weight @ head.output.weight.T, W @ W.T, rtol=1e-4, atol=1e-4)
+        assert given.output.bias is not None
+        assert head.output.bias is not None
+        assert torch.equal(head.output.bias, given.output.bias)
+
+
+def test_without_a_mask_the_encoder_stays_and_the_maps_are_found() -> None:
+    setting, delta, wrong, turns = planted()
+    right = setting.base + delta * ~wrong
+    known = replace(setting, merged=lambda method, options: right.clone())
+    fitted = Moma(mask="none", steps=300, map_lr=1e-2, hold_out=0.0).fit(known)
+    assert torch.equal(fitted.weights, right)
+    assert fitted.facts["ends"] == {}
+    for task, turn in turns.items():
+        head = fitted.classifiers[task]
+        assert isinstance(head, Head)
+        W = setting.heads[task].output.weight
+        assert float((head.output.weight - W @ turn).norm()) < 0.05 * float((W @ turn - W).norm())
+
+
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ({}, SOFT_AND_HARD),
+        ({"transform": "none"}, {"soft", "hard"}),
+        ({"transform": "similarity"}, SOFT_AND_HARD),
+        ({"transform": "linear"}, {"soft", "hard"}),
+        ({"mask": "hard"}, SOFT_AND_HARD),
+        ({"mask": "none"}, {"unmasked", "unmasked, projected"}),
+        ({"mask": "none", "transform": "linear"}, {"unmasked"}),
+        ({"project": False, "moments": "int8", "cap": 2.0}, SOFT_AND_HARD),
+        ({"start": "ties_sum", "options": {"scale": 0.5}, "moments": "bfloat16", "norm": "l1"}, SOFT_AND_HARD),
+    ],
+)
+def test_variants(options: dict[str, Any], ends: set[str]) -> None:
+    setting = make_setting("bert")
+    fitted = Moma(**{"steps": 12, "batch": 8, "look": 6, **options}).fit(setting)
+    assert [row["step"] for row in fitted.curve] == [0, 6, 12]
+    assert fitted.curve[-1]["held_out"] < fitted.curve[0]["held_out"]
+    assert set(fitted.facts["ends"]) == ends
+    last = "hard" if options.get("mask") == "hard" else "unmasked" if options.get("mask") == "none" else "soft"
+    assert fitted.facts["ends"][last] == pytest.approx(fitted.curve[-1]["held_out"], rel=1e-6)
+    assert torch.equal(setting.encoder.weights, fitted.weights)
+    for task, head in fitted.classifiers.items():
+        assert isinstance(head, Head)
+        W, given = head.output.weight, setting.heads[task].output.weight
+        assert torch.equal(W, given) == (options.get("transform") == "none")
+        grams = torch.allclose(W @ W.T, given @ given.T, rtol=1e-4, atol=1e-4)
+        assert grams == (options.get("transform") in (None, "none") and options.get("project", True))
+    if options.get("mask") == "hard":
+        delta = setting.merged("task_arithmetic", {}) - setting.base
+        moved = (fitted.weights - setting.base).abs()
+        assert torch.all((moved < 1e-6) | ((moved - delta.abs()).abs() < 1e-6))
+        assert 0 < int((moved > 1e-6).sum()) < int((delta.abs() > 1e-6).sum())
+    again = Moma(**{"steps": 12, "batch": 8, "look": 6, **options}).fit(make_setting("bert"))
+    assert torch.equal(again.weights, fitted.weights)
+
+
+def test_the_absorbed_model_is_the_trained_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FeatureDistance] = []
+    before = FeatureDistance.__init__
+
+    def keep(self: FeatureDistance, *args: Any, **options: Any) -> None:
+        before(self, *args, **options)
+        made.append(self)
+
+    monkeypatch.setattr(FeatureDistance, "__init__", keep)
+    setting = make_setting("vit")
+    fitted = Moma(steps=10, batch=8, map_lr=0.02).fit(setting)
+    A = made[0].A.detach()
+    torch.testing.assert_close(A.mT @ A, torch.eye(WIDTH).repeat(3, 1, 1), rtol=1e-5, atol=1e-5)
+    for number, task in enumerate(setting.tasks):
+        features = encoded(setting.encoder, setting.inputs, task)
+        expected = setting.heads[task](features @ A[number].T)
+        torch.testing.assert_close(fitted.classifiers[task](features), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_seeds() -> None:
+    moma = Moma(steps=5, batch=8, look=5)
+    once = moma.fit(make_setting("bert"))
+    other = moma.fit(replace(make_setting("bert"), seed=1))
+    assert not torch.equal(once.weights, other.weights)
+    setting = make_setting("bert")
+    few, held = divided(setting.inputs, 0.1, seed=0)
+    assert held is not None
+    nothing = moma.fit(replace(setting, inputs=few.only({task: rows[:9] for task, rows in few.rows.items()})))
+    assert "held_out" not in nothing.curve[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cap": 0.5}, "'cap' must be at least 1, got 0.5; a mask below it is what is trained"),
+        ({"alpha": -1.0}, "'alpha' and 'decay' must be at least 0, and 'map_lr' positive"),
+        ({"map_lr": 0.0}, "'alpha' and 'decay' must be at least 0, and 'map_lr' positive"),
+        ({"mask": "none", "transform": "none"}, "there is nothing to fit; set one of them"),
+        ({"steps": 0}, "'steps' must be at least 1, got 0"),
+    ],
+)
+def test_refusals(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        Moma(**options)

@@ -1,0 +1,110 @@
+"""Realign: stages that held-out inputs choose among, mixtures where inputs are few, and nothing added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.fitting.making import make_setting
+
+from orthomerge.errors import RecipeError
+from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.kinds import Fitted, Setting
+from orthomerge.fitting.realign import Realign
+from orthomerge.heads import Head
+
+QUICK: dict[str, Any] = {"steps": 30, "look": 10, "batch": 8, "options": {"scale": 0.3}}
+
+
+@pytest.fixture(scope="module")
+def setting() -> Setting:
+    return make_setting("bert", inputs=120)
+
+
+def loss(setting: Setting, weights: torch.Tensor, heads: Any) -> float:
+    """The mean divergence from the experts over all inputs."""
+    setting.encoder.load(weights)
+    found = []
+    for task in setting.tasks:
+        teacher = setting.heads[task](setting.inputs.teacher[setting.inputs.rows[task]]).log_softmax(1)
+        student = heads[task](encoded(setting.encoder, setting.inputs, task)).log_softmax(1)
+        found.append((teacher.exp() * (teacher - student)).sum(1).mean())
+    return float(torch.stack(found).mean())
+
+
+@pytest.mark.parametrize("gates", ["auto", "free", "mask", "row"])
+@pytest.mark.parametrize("read_by", ["solved", "expert"])
+def test_it_comes_nearer_to_the_experts(setting: Setting, gates: Any, read_by: Any) -> None:
+    made = Realign(gates=gates, read_by=read_by, **QUICK).fit(setting)
+    merged = setting.merged("task_arithmetic", {"scale": 0.3})
+    assert loss(setting, made.weights, made.classifiers) < loss(setting, merged, setting.heads)
+    assert made.facts["kept"] in made.facts["held_out"]
+    assert made.facts["held_out"][made.facts["kept"]] == min(made.facts["held_out"].values())
+
+
+def test_heads_keep_shape_and_dtype(setting: Setting) -> None:
+    made = Realign(**QUICK).fit(setting)
+    for task, head in made.classifiers.items():
+        assert isinstance(head, Head)
+        assert {name: (t.shape, t.dtype, t.device) for name, t in head.tensors().items()} == {
+            name: (t.shape, t.dtype, t.device) for name, t in setting.heads[task].tensors().items()
+        }
+
+
+def test_what_held_out_inputs_do_not_like_is_not_kept(setting: Setting) -> None:
+    """A rate at which training only destroys: the merge with solved heads stays, to the bit."""
+    made = Realign(lr=1.0, gates="free", **QUICK).fit(setting)
+    merged = setting.merged("task_arithmetic", {"scale": 0.3})
+    assert made.facts["kept"] in ("solved", "merged", "trained")
+    assert torch.equal(made.weights, merged)
+
+
+def test_few_inputs_are_mixed_and_many_are_not(setting: Setting) -> None:
+    few = replace(setting, inputs=setting.inputs.only({t: rows[:6] for t, rows in setting.inputs.rows.items()}))
+    made = Realign(copies=50, **QUICK).fit(few)
+    assert made.facts["mixtures"] == 3 * (50 - 6)
+    assert Realign(copies=0, **QUICK).fit(setting).facts["mixtures"] == -sum(
+        len(rows) // 10 for rows in setting.inputs.rows.values()
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_inputs_a_task(setting: Setting, count: int) -> None:
+    few = replace(setting, inputs=setting.inputs.only({t: rows[:count] for t, rows in setting.inputs.rows.items()}))
+    made = Realign(**QUICK).fit(few)
+    assert made.weights.isfinite().all()
+    made = Realign(copies=0, **QUICK).fit(few)
+    assert made.weights.isfinite().all()
+
+
+def test_the_seed_decides(setting: Setting) -> None:
+    def run(seed: int) -> Fitted:
+        return Realign(copies=150, hold_out=0.0, **QUICK).fit(replace(setting, seed=seed))
+
+    first, second, third = run(0), run(0), run(1)
+    assert torch.equal(first.weights, second.weights)
+    assert not torch.equal(first.weights, third.weights)
+
+
+def test_pictures() -> None:
+    made = Realign(copies=60, **QUICK).fit(make_setting("vit", inputs=20))
+    assert made.facts["mixtures"] > 0
+    assert made.weights.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"solver": "surgery"}, "adds parameters"),
+        ({"solver": "rigde"}, "did you mean 'ridge'"),
+        ({"cap": 1.0}, "'cap' must be above 1"),
+        ({"copies": -1}, "at least 0"),
+        ({"lr": 0.0}, "'lr' must be positive"),
+        ({"hold_out": 0.9}, "'hold_out'"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Realign(**options)

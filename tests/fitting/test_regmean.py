@@ -1,0 +1,215 @@
+"""RegMean: the normal equations, better than the average, padding, shared weights, and what is left behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.fitting.making import Kind, Words, has_hooks, make_setting
+from torch import nn
+
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.fitting.drawing import drawn
+from orthomerge.fitting.grams import grams, least_squares, linear_layers
+from orthomerge.fitting.kinds import Setting
+from orthomerge.fitting.layout import FlatEncoder
+from orthomerge.fitting.regmean import RegMean
+
+KINDS = ["bert", "vit"]
+
+
+def read_by(setting: Setting, task: str) -> dict[str, torch.Tensor]:
+    """X [rows, k] of every linear layer in an expert on its own task, input by input, so that nothing is padded."""
+    found: dict[str, list[torch.Tensor]] = {}
+    weights = {id(parameter): name for name, parameter in setting.encoder.module.named_parameters()}
+
+    def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
+        found.setdefault(weights[id(module.weight)], []).append(args[0].detach().reshape(-1, args[0].shape[-1]))
+
+    layers = [module for module in setting.encoder.module.modules() if isinstance(module, nn.Linear)]
+    handles = [layer.register_forward_pre_hook(keep) for layer in layers]
+    setting.encoder.load(setting.tuned(task))
+    for _, batch in setting.inputs.batches(task, 1):
+        setting.encoder.features(batch)
+    for handle in handles:
+        handle.remove()
+    return {name: torch.cat(parts).double() for name, parts in found.items()}
+
+
+def views(setting: Setting, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {name: view.double() for name, view in setting.layout.views(weights)}
+
+
+def average(setting: Setting) -> torch.Tensor:
+    return torch.stack([setting.tuned(task) for task in setting.tasks]).mean(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_residual_is_orthogonal_to_the_inputs_and_smaller_than_the_averages(kind: Kind) -> None:
+    setting = make_setting(kind)
+    merged = views(setting, RegMean(alpha=1.0).fit(setting).weights)
+    plain = views(setting, average(setting))
+    inputs = {task: read_by(setting, task) for task in setting.tasks}
+    experts = {task: views(setting, setting.tuned(task)) for task in setting.tasks}
+    names = linear_layers(setting.encoder.module)
+    assert len(names) == 12
+    for name in names:
+
+        def residual(weight: torch.Tensor, task: str, name: str = name) -> torch.Tensor:
+            X = inputs[task][name]
+            return (X / math.sqrt(len(X))) @ (weight - experts[task][name]).T
+
+        products = [
+            inputs[task][name].T @ residual(merged[name], task) / len(inputs[task][name]) ** 0.5 for task in experts
+        ]
+        scale = sum(float(product.norm()) for product in products)
+        assert float(sum(products, torch.zeros(1)).norm()) < 1e-3 * scale
+        mine, other = (sum(float(residual(w[name], t).square().sum()) for t in experts) for w in (merged, plain))
+        assert mine < other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_else_is_averaged(kind: Kind) -> None:
+    setting = make_setting(kind)
+    fitted = RegMean().fit(setting)
+    merged, plain = views(setting, fitted.weights), views(setting, average(setting))
+    layers = linear_layers(setting.encoder.module)
+    for name in merged:
+        assert torch.allclose(merged[name], plain[name], atol=1e-6) == (name not in layers)
+    assert fitted.facts["layers"] == 12
+    assert fitted.facts["averaged"] == len(merged) - 12
+    assert fitted.facts["singular"] == 0
+    assert 1 < fitted.facts["condition"] <= fitted.facts["worst"]
+    assert fitted.classifiers == setting.heads
+    assert not has_hooks(setting)
+
+
+def test_alpha_shrinks_towards_one_weight_for_each_input() -> None:
+    setting = make_setting("bert")
+    merged = views(setting, RegMean(alpha=0.0).fit(setting).weights)
+    name = "encoder.layer.1.output.dense.weight"
+    squares = {task: read_by(setting, task)[name].square().mean(0) for task in setting.tasks}
+    experts = {task: views(setting, setting.tuned(task))[name] for task in setting.tasks}
+    expected = sum(squares[task] * experts[task] for task in squares) / sum(squares.values())
+    torch.testing.assert_close(merged[name], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_padded_positions_do_not_count() -> None:
+    setting = make_setting("bert")
+    once = RegMean().fit(setting).weights
+    # Prepared batch by batch, as where memory is short, every text with seven more empty places.
+    longer = replace(setting, inputs=replace(setting.inputs, _tensors=None, _processor=Words(padding=7)))
+    assert longer.inputs.batch(torch.arange(3))["input_ids"].shape[1] > 7
+    torch.testing.assert_close(RegMean().fit(longer).weights, once, rtol=1e-4, atol=1e-4)
+    setting.encoder.load(setting.tuned("two"))
+    mine = grams(setting, setting.inputs, "two")
+    exact = read_by(setting, "two")
+    for name, X in exact.items():
+        torch.testing.assert_close(mine[name], X.T @ X / len(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_experts_come_out_to_the_bit(kind: Kind) -> None:
+    setting = make_setting(kind)
+    expert = setting.tuned("three")
+    assert torch.equal(RegMean().fit(replace(setting, tuned=lambda task: expert.clone())).weights, expert)
+
+
+def test_same_seed_same_bits_and_few_inputs_are_drawn_by_it() -> None:
+    setting = make_setting("vit")
+    once = RegMean(inputs=7).fit(setting).weights
+    assert torch.equal(RegMean(inputs=7).fit(setting).weights, once)
+    assert not torch.equal(RegMean(inputs=7).fit(replace(setting, seed=1)).weights, once)
+    few = drawn(setting, 7)
+    assert [len(rows) for rows in few.rows.values()] == [7, 7, 7]
+    assert torch.equal(drawn(setting, 99).rows["five"], setting.inputs.rows["five"])
+
+
+def test_a_direction_that_no_input_has_keeps_the_average() -> None:
+    """Three texts have fewer tokens than the 48 numbers that a layer reads."""
+    setting = make_setting("bert", inputs=1)
+    fitted = RegMean(alpha=1.0).fit(setting)
+    assert fitted.facts["singular"] > 0
+    name = "encoder.layer.1.output.dense.weight"
+    change = views(setting, fitted.weights)[name] - views(setting, average(setting))[name]
+    X = torch.cat([read_by(setting, task)[name] for task in setting.tasks])
+    assert len(X) < 48
+    unseen = torch.linalg.svd(X).Vh[len(X) :].T
+    assert float((change @ unseen).norm()) < 1e-4 * float(change.norm())
+    total = torch.diag(torch.tensor([2.0, 0.0], dtype=torch.float64))
+    found, condition = least_squares(total, torch.tensor([[4.0], [0.0]], dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([[2.0], [0.0]], dtype=torch.float64))
+    assert condition == float("inf")
+
+
+class Shared(nn.Module):
+    """Two linear layers with one weight, one that is never called, and one whose weight is a table's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(99, 8)
+        self.first, self.second, self.spare = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.decoder = nn.Linear(8, 99, bias=False)
+        self.decoder.weight = self.table.weight
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = (self.table(input_ids) * (input_ids > 0).unsqueeze(-1)).sum(1)
+        found: torch.Tensor = self.decoder(self.second(torch.relu(self.first(hidden))))
+        return found[:, :32]
+
+
+def ids_only(encoder: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    found: torch.Tensor = encoder(batch["input_ids"])
+    return found
+
+
+def with_module(setting: Setting, module: nn.Module) -> Setting:
+    """The tasks of a setting for another encoder with random experts."""
+    encoder = FlatEncoder(module, ids_only, torch.device("cpu"))
+    random = torch.Generator().manual_seed(0)
+    experts = {
+        task: encoder.layout.flat(
+            {name: torch.randn(shape, generator=random) for name, shape in encoder.layout.shapes.items()}
+        )
+        for task in setting.tasks
+    }
+    return replace(setting, encoder=encoder, base=encoder.weights.clone(), tuned=lambda task: experts[task].clone())
+
+
+def test_shared_weights_are_solved_once_from_all_that_reads_them() -> None:
+    setting = with_module(make_setting("bert"), Shared())
+    assert {name: len(modules) for name, modules in linear_layers(setting.encoder.module).items()} == {
+        "first.weight": 2,
+        "spare.weight": 1,
+    }
+    fitted = RegMean(alpha=1.0).fit(setting)
+    assert fitted.facts["layers"] == 1
+    merged, plain = views(setting, fitted.weights), views(setting, average(setting))
+    torch.testing.assert_close(merged["spare.weight"], plain["spare.weight"])
+    torch.testing.assert_close(merged["table.weight"], plain["table.weight"])
+    total, moments = torch.zeros(8, 8).double(), torch.zeros(8, 8).double()
+    for task in setting.tasks:
+        X = read_by(setting, task)["first.weight"]
+        assert len(X) == 2 * 32
+        total += X.T @ X
+        moments += X.T @ X @ views(setting, setting.tuned(task))["first.weight"].T
+    torch.testing.assert_close(merged["first.weight"], torch.linalg.solve(total, moments).T, rtol=1e-3, atol=1e-3)
+
+
+def test_refusals_leave_no_hooks() -> None:
+    with pytest.raises(RecipeError, match=r"'alpha' must be in \[0, 1\], got 1.5"):
+        RegMean(alpha=1.5)
+    with pytest.raises(RecipeError, match="'inputs' must be at least 1, got 0"):
+        RegMean(inputs=0)
+    setting = make_setting("bert")
+    broken = replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
+    with pytest.raises(NumericalError, match=r"'encoder.layer.0.attention.self.query.weight' reads .* task 'five'"):
+        RegMean().fit(broken)
+    assert not has_hooks(setting)
+    with pytest.raises(IncompatibleError, match=r"calls no nn.Linear.*; merge it with 'average'"):
+        RegMean().fit(with_module(setting, nn.EmbeddingBag(99, 32)))
