@@ -10,7 +10,7 @@ import hashlib
 import shutil
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -200,6 +200,7 @@ def _state(recipe: Recipe, job: Job, stage: Stage, out: Path) -> RunState:
     files = [file.path for source in job.sources.values() for file in source.files]
     seen = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     inputs = [task[stage.split].digest() for task in stage.tasks.values()]
-    digest = hashlib.sha256(repr((VERSION, replace(recipe, out=None), seen, inputs)).encode()).hexdigest()
+    about = asdict(replace(recipe, out=None, fit=None)), stage.split, stage.half
+    digest = hashlib.sha256(repr((VERSION, about, seen, inputs)).encode()).hexdigest()
     out = out.expanduser().absolute()
     return RunState(out.parent / f".{out.name}.fitting", digest)

@@ -86,7 +86,7 @@ def _data_problems(recipe: Recipe, block: str, data: Mapping[str, str]) -> Itera
         where = f"{block}: data of {task!r}"
         if task not in recipe.experts:
             yield Problem(where, "there is no such expert", nearest(task, recipe.experts), RecipeError)
-        if not may_be_read(source):
+        if isinstance(source, str) and not may_be_read(source):  # else it is a task in memory
             fix = "give a file, a folder, or a dataset of Hugging Face"
             yield Problem(where, f"{source} does not exist", fix, CheckpointError)
 

@@ -109,8 +109,9 @@ class Align:
 class Fit:
     """The inputs that a fitted method looks at, and what computes; labels that inputs have are not looked at.
 
-    `data`, `split`, `limit`: as of `align`. `precision`: of the forward passes; auto is bfloat16 on a GPU, float32 on a
-    CPU. `resume`: keep the state of a long fit beside the output now and then, and go on from it after a kill.
+    `data`, `split`, `limit`: as of `align`; in Python, a `Task` may be in the place of a path. `precision`: of the
+    forward passes; auto is bfloat16 on a GPU, float32 on a CPU. `resume`: keep the state of a long fit beside the
+    output now and then, and go on from it after a kill.
     """
 
     data: Mapping[str, str]

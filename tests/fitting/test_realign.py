@@ -34,7 +34,7 @@ def loss(setting: Setting, weights: torch.Tensor, heads: Any) -> float:
     return float(torch.stack(found).mean())
 
 
-@pytest.mark.parametrize("gates", ["auto", "free", "mask", "row"])
+@pytest.mark.parametrize("gates", ["auto", "free", "mask", "row", "component"])
 @pytest.mark.parametrize("read_by", ["solved", "expert"])
 def test_it_comes_nearer_to_the_experts(setting: Setting, gates: Any, read_by: Any) -> None:
     made = Realign(gates=gates, read_by=read_by, **QUICK).fit(setting)

@@ -173,3 +173,11 @@ def test_where_suites_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.delenv("ORTHOMERGE_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert suite_root() == tmp_path / ".cache" / "orthomerge" / "suites"
+
+
+def test_a_fitted_merge_says_what_it_has_seen(suite: Suite) -> None:
+    made = suite.fitted("moma", {"steps": 2, "batch": 4, "look": 2}, device="cpu")
+    assert (made.name, made.access, set(made.models)) == ("moma", "inductive", set(suite.tasks))
+    (out,) = set(made.models.values())
+    assert read_manifest(out)["fit"]["access"] == "inductive"
+    assert suite.fitted("lm_cocktail", {"inputs": 4}, split="test", device="cpu").access == "transductive"

@@ -5,7 +5,7 @@ From a merge without data, in stages; what is kept in the end is the stage whose
 1. heads: solved for the merged encoder by an aligner (`solver`), as `orthomerge align` does;
 2. encoder: trained so that under those heads its outputs are the experts', by KL(expert || merged), all tasks in one
    pass. What is trained (`gates`) is every weight (free), a mask over the merged vector that is not capped at the
-   merge (mask), or a coefficient a task and row (row), which is far fewer numbers;
+   merge (mask), or a coefficient a task and row (row) or singular component (component): far fewer numbers;
 3. heads: solved again, for the encoder as it now is.
 
 With few inputs, mixtures of them are added (`copies`), which cost a pass through the experts but no data.
@@ -28,6 +28,7 @@ from orthomerge.errors import RecipeError
 from orthomerge.features.features import FeaturePair, Features
 from orthomerge.fitting.adam import Moments
 from orthomerge.fitting.coefficients import Coefficients
+from orthomerge.fitting.components import Components
 from orthomerge.fitting.copies import with_mixtures
 from orthomerge.fitting.divergence import Divergence
 from orthomerge.fitting.free import Free
@@ -47,7 +48,7 @@ __all__ = ["Realign", "solve_heads"]
 
 Heads = Mapping[str, Head]
 
-_RATES = {"mask": 0.1, "row": 0.03}
+_RATES = {"mask": 0.1, "row": 0.03, "component": 0.03}
 _STEP = 0.15  # of the root mean square by which fine-tuning moved a weight: the rate of free weights
 _ENOUGH = 2000  # inputs of a task, with mixtures
 _MIXTURES = 100  # of one input at the most
@@ -63,15 +64,16 @@ class Realign:
     """See the module. `start`, `options`: the merge to start from. `cap`: of the mask, in multiples of that merge.
 
     `gates`: auto is free, or mask with fewer than 10 inputs a class. `lr`: of the gates; auto is 0.1 for a mask, 0.03
-    for rows, and for free weights 0.15 of how far (root mean square) the experts' weights are from the base. `read_by`:
-    the heads of stage 2, the solved ones or the experts' own; `head_lr`: train them along. `copies`: mixtures are
-    added until a task has so many inputs; auto is 2000, at most 100 of an input. `patience`: looks without a better
-    held-out loss that end stage 2; 0 for none.
+    for rows and components, and for free weights 0.15 of how far (root mean square) the experts' weights are from the
+    base. `read_by`: the heads of stage 2, the solved ones or the experts' own; `head_lr`: train them along. `decay`: of
+    free weights towards the merge, or of the squared mask. `copies`: mixtures are added until a task has so many
+    inputs; auto is 2000, at most 100 of an input. `patience`: looks without a better held-out loss that end stage 2; 0
+    for none.
     """
 
     start: str = "task_arithmetic"
     options: dict[str, Any] = field(default_factory=dict)
-    gates: Literal["auto", "free", "mask", "row"] = "auto"
+    gates: Literal["auto", "free", "mask", "row", "component"] = "auto"
     read_by: Literal["solved", "expert"] = "solved"
     solver: str = "auto"
     steps: int = 1000
@@ -177,6 +179,8 @@ class Realign:
         rate = _RATES[kind] if self.lr == "auto" else self.lr
         if kind == "row":
             return Coefficients(merged, task_vectors(setting), setting.layout, groups="row", lr=rate)
+        if kind == "component":
+            return Components(merged, task_vectors(setting), setting.layout, lr=rate)
         base = setting.base.to(setting.device)
         return Mask(
             base,

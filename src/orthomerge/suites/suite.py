@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from orthomerge.checkpoints.publish import MANIFEST
 from orthomerge.errors import CheckpointError, RecipeError, nearest
@@ -22,14 +22,15 @@ from orthomerge.evaluation.evaluate import Subject
 from orthomerge.manifest import read_manifest
 from orthomerge.pipeline import merge
 from orthomerge.planning import make_plan
-from orthomerge.recipe import Expert, Recipe
+from orthomerge.recipe import Expert, Fit, Recipe
 
 if TYPE_CHECKING:
     from orthomerge.checkpoints.checkpoint import Checkpoint
     from orthomerge.checkpoints.lora import Adapter
     from orthomerge.data.processing import Processor
-    from orthomerge.data.task import Task
+    from orthomerge.data.task import Split, Task
     from orthomerge.planning import Job
+    from orthomerge.records import Access
 
 __all__ = ["Say", "Suite", "output_name", "suite_root"]
 
@@ -82,6 +83,26 @@ class Suite:
         given = dict(parameters or {})
         out = self._made(output_name(method, given), self.recipe(method, given))
         return Subject(method, dict.fromkeys(self.tasks, out), given)
+
+    def fitted(
+        self, method: str, parameters: Mapping[str, Any] | None = None, *, split: Split = "train", device: str = "auto"
+    ) -> Subject:
+        """A merge fitted to the unlabelled inputs of one split of all tasks, made now."""
+        from orthomerge.features.cache import FeatureCache
+        from orthomerge.fitted import merge_fitted
+
+        given = dict(parameters or {})
+        fit = Fit(cast("dict[str, str]", dict(self.tasks)), split=split, device=device, resume=False)
+        out = self.folder / "models" / f"{output_name(method, given)}-{split}"
+        merge_fitted(
+            self.recipe(method, given, fit=fit),
+            to=out,
+            force=True,
+            processor=self.processor,
+            cache=FeatureCache(self.folder / "features"),
+        )
+        access: Access = "transductive" if split == "test" else "inductive"
+        return Subject(method, dict.fromkeys(self.tasks, out), given, access=access)
 
     def references(self) -> dict[str, Subject]:
         """What every table starts with: the base under the experts' heads, the experts, and multi-task training."""
