@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 parity clean
+.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 fitted moma parity clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -68,6 +68,12 @@ text8: $(STAMP)  ## eight real text tasks from ../shared/data (a GPU, or hours)
 
 vision8: $(STAMP)  ## eight real image tasks from ../shared/data (a GPU, or hours)
 	$(BIN)/python benchmarks/vision8.py
+
+fitted: $(STAMP)  ## every fitted merge on the embedded suite, as in MOMA's tables (hours on 2 cores; less with --parts)
+	$(BIN)/python benchmarks/fitted.py --suite digits --steps 300
+
+moma: $(STAMP)  ## what a step of MOMA costs beside plain fine-tuning (a GPU)
+	$(BIN)/python benchmarks/moma.py
 
 parity: $(STAMP)  ## compare with mergekit tensor by tensor (installs it in .venv-mergekit)
 	$(BIN)/python benchmarks/parity.py
