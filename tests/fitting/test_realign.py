@@ -103,6 +103,8 @@ def test_pictures() -> None:
         ({"copies": -1}, "at least 0"),
         ({"lr": 0.0}, "'lr' must be positive"),
         ({"hold_out": 0.9}, "'hold_out'"),
+        ({"gates": "row", "decay": 0.1}, "for free weights and masks"),
+        ({"gates": "component", "moments": "int8"}, "for free weights and masks"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from orthomerge.errors import RecipeError
+from orthomerge.fitting.divergence import on_device
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
@@ -43,7 +44,4 @@ def mean_expert(setting: Setting) -> torch.Tensor:
 
 def heads_on_device(setting: Setting) -> dict[str, Head]:
     """The experts' heads in float32 where the encoder is."""
-    return {
-        task: head.with_tensors({name: tensor.to(setting.device).float() for name, tensor in head.tensors().items()})
-        for task, head in setting.heads.items()
-    }
+    return {task: on_device(head, setting.device) for task, head in setting.heads.items()}

@@ -95,6 +95,8 @@ class Realign:
             raise RecipeError(f"'cap' must be above 1, got {self.cap}; the mask starts at 1")
         if min(self.head_lr, self.decay) < 0 or (self.copies != "auto" and self.copies < 0):
             raise RecipeError("'head_lr', 'decay' and 'copies' must be at least 0")
+        if self.gates in ("row", "component") and (self.decay or self.moments != "float32"):
+            raise RecipeError(f"'decay' and 'moments' are for free weights and masks; leave them out of {self.gates!r}")
         if find_aligner(self.solver).extra:
             raise RecipeError(f"{self.solver!r} adds parameters to a head; name an aligner that does not, such as auto")
 
