@@ -57,7 +57,7 @@ align: $(STAMP)  ## CPU time of aligners in closed form, and the papers' gradien
 arithmetic: $(STAMP)  ## task negation and analogies on the digits suite (a quarter of an hour, then minutes)
 	$(BIN)/python benchmarks/arithmetic.py
 
-tangent: $(STAMP)  ## ordinary, linearised and tau-Jp experts of the digits suite, merged at every lambda (40 minutes)
+tangent: $(STAMP)  ## ordinary, linearised and tau-Jp experts of the digits suite, merged at every lambda (90 minutes)
 	$(BIN)/python benchmarks/tangent.py
 
 digits: $(STAMP)  ## every protocol and aligner on the embedded suite (half an hour on 2 cores)

@@ -525,7 +525,7 @@ def main() -> None:
     tables = sheets([*rows, *done], list(suite.tasks))
     about = (
         f"Accuracy in percent on the test split; mean ± standard deviation over seeds (order of inputs, draws of few, "
-        f"and whatever a method draws). Scales chosen on validation data: "
+        f"and whatever a method draws). Scales {'given' if given.scale else 'chosen on validation data'}: "
         f"{', '.join(f'{method} {scale:g}' for method, scale in scales.items())}; average has none. Loss curves: "
         f"`fitted-{given.suite}.jsonl` of the run."
     )
