@@ -5,6 +5,7 @@ python examples/demo.py [FOLDER]        (default: runs/demo; experts are kept th
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -40,7 +41,7 @@ def main() -> None:
         print(f"[{time.monotonic() - started:5.0f} s] {text}", flush=True)
 
     say("building the suite 'digits': a tiny ViT and an expert for each of seven tasks (minutes, the first time)")
-    suite = build_suite("digits", folder=folder / "suite", say=say)
+    suite = build_suite("digits", folder=folder / "suite", say=say, workers=min(os.cpu_count() or 1, 4))
     references = suite.references()
     bench = Bench(
         suite.tasks,
