@@ -15,178 +15,36 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from benchmarks.environments import describe_run, table  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orthomerge.alignment.aligners import make_aligner  # noqa: E402
-from orthomerge.data.sampling import few_shot, share  # noqa: E402
-from orthomerge.evaluation.evaluate import Bench  # noqa: E402
-from orthomerge.evaluation.scale import search_scale  # noqa: E402
-from orthomerge.features.cache import FeatureCache  # noqa: E402
-from orthomerge.features.features import FeaturePair, Features  # noqa: E402
-from orthomerge.fitting.inputs import Inputs, encoded, prepare  # noqa: E402
-from orthomerge.fitting.stage import Stage  # noqa: E402
-from orthomerge.heads import Classifier, Head  # noqa: E402
-from orthomerge.merged import load, load_head  # noqa: E402
-from orthomerge.merging.methods import make_method  # noqa: E402
-from orthomerge.suites.suite import Suite  # noqa: E402
-from orthomerge.suites.table import build_suite  # noqa: E402
+from benchmarks.environments import ROOT, describe_run
+from benchmarks.fitted_jobs import PARTS, SPLITS, STARTS, Job, jobs_of
+from benchmarks.fitted_sheets import sheets
+from benchmarks.suite_table import GRIDS
 
-STARTS = ("average", "task_arithmetic", "ties")
-GRIDS = {
-    "task_arithmetic": [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5],
-    "ties": [0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0],
-}
-SPLITS = {"inductive": "train", "transductive": "test"}
-PARTS = ("inductive", "transductive", "few", "ablation", "masking", "efficiency")
-
-
-@dataclass(frozen=True)
-class Job:
-    """One row and seed. `what`: alone, an aligner, or a fitted method; `shots`: inputs a class, or a share, or all."""
-
-    part: str
-    row: str
-    what: str
-    access: str = "inductive"
-    start: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    shots: float | None = None
-    seed: int = 0
-
-    @property
-    def key(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-
-def jobs_of(parts: Sequence[str], seeds: int, steps: int | None) -> list[Job]:
-    """All jobs of some parts, one with each seed; `steps`: of every loop."""
-    quick = {} if steps is None else {"steps": steps}
-    wanted: list[Job] = []
-    for part in parts:
-        wanted += _main(part) if part in SPLITS else {"few": _few, **_ANALYSES}[part]()
-    found = {}
-    for job in wanted:
-        options = {**_SHORTER.get(job.what, {}), **(quick if job.what in _LOOPS else {}), **job.options}
-        for seed in range(1 if job.what in ("alone", "align:auto") and job.shots is None else seeds):
-            made = replace(job, options=options, seed=seed)
-            found[made.key] = made
-    return list(found.values())
-
-
-_LOOPS = ("concrete_am", "concrete_ta", "adamerging", "moma", "realign")
-_SHORTER: dict[str, dict[str, Any]] = {  # than published, for there are many rows
-    "concrete_ta": {"steps": 500},
-    "concrete_am": {"steps": 250},
-    "fisher": {"inputs": 64},
-}
-
-
-def _main(access: str) -> list[Job]:
-    """Tables 2 and 3 of the paper; the long ones first."""
-    found = [
-        Job(access, f"{start} w/ {title}", what, access=access, start=start)
-        for start in STARTS
-        for what, title in (("realign", "realign"), ("moma", "MOMA"))
-    ]
-    others: tuple[tuple[str, str, dict[str, Any]], ...] = (
-        ("Concrete AdaMerging", "concrete_am", {}),
-        ("Concrete TA", "concrete_ta", {}),
-        ("Fisher", "fisher", {}),
-        ("AdaMerging TW", "adamerging", {"by": "task"}),
-        ("AdaMerging LW", "adamerging", {}),
-        ("AdaMerging++ LW", "adamerging", {"vectors": "ties"}),
-        ("RegMean", "regmean", {}),
-        ("RegMean++", "regmean_pp", {}),
-        ("LM-Cocktail", "lm_cocktail", {}),
-        ("Model Tailor", "model_tailor", {"scale": 0.3}),
-    )
-    found += [Job(access, row, what, access=access, options=options) for row, what, options in others]
-    for start in STARTS:
-        found.append(Job(access, start, "alone", access=access, start=start))
-        for aligner, title in (("surgery", "Surgery"), ("probsurgery", "ProbSurgery"), ("auto", "heads by auto")):
-            found.append(Job(access, f"{start} w/ {title}", f"align:{aligner}", access=access, start=start))
-    return found
-
-
-def _few() -> list[Job]:
-    ways = {
-        "realign": "realign",
-        "MOMA": "moma",
-        "heads by auto": "align:auto",
-        "Surgery": "align:surgery",
-        "aligned-c": "align:aligned-c",
-    }
-    start, found = "task_arithmetic", []
-    for shots in (20.0, 5.0, 1.0):
-        found += [Job("few", f"{start} w/ {title}", what, start=start, shots=shots) for title, what in ways.items()]
-        found += [Job("few", "AdaMerging LW", "adamerging", shots=shots), Job("few", "RegMean", "regmean", shots=shots)]
-    variants: dict[str, dict[str, Any]] = {
-        "no mixtures": {"copies": 0},
-        "mask": {"gates": "mask"},
-        "row": {"gates": "row"},
-        "component": {"gates": "component"},
-    }
-    for title, options in variants.items():
-        found.append(Job("few", f"{start} w/ realign: {title}", "realign", start=start, options=options, shots=20.0))
-    return found
-
-
-def _ablation() -> list[Job]:
-    ours = {
-        "realign: free": {"gates": "free"},
-        "realign: mask": {"gates": "mask"},
-        "realign: row": {"gates": "row"},
-        "realign: component": {"gates": "component"},
-        "realign: free, the experts' heads": {"read_by": "expert"},
-    }
-    theirs: dict[str, dict[str, Any]] = {
-        "orthogonal": {"mask": "none"},
-        "mask": {"transform": "none"},
-        "orthogonal + mask (MOMA)": {},
-        "similarity + mask": {"transform": "similarity"},
-        "linear": {"mask": "none", "transform": "linear"},
-        "linear + mask": {"transform": "linear"},
-        "orthogonal + mask, not projected": {"project": False},
-        "orthogonal + hard mask": {"mask": "hard"},
-        "orthogonal + mask, cap 4": {"cap": 4.0},
-    }
-    found = [Job("ablation", row, "realign", start="task_arithmetic", options=dict(each)) for row, each in ours.items()]
-    return found + [
-        Job("ablation", row, "moma", access=access, start="task_arithmetic", options=dict(each))
-        for row, each in theirs.items()
-        for access in SPLITS
-    ]
-
-
-def _masking() -> list[Job]:
-    return [
-        Job("masking", f"{decay:g}", "moma", start="task_arithmetic", options={"decay": decay})
-        for decay in (0.0, 5e-9, 5e-8, 1e-7, 3e-7, 1e-6, 3e-6)
-    ]
-
-
-def _efficiency() -> list[Job]:
-    return [
-        Job("efficiency", what, what, access=access, start="task_arithmetic", shots=shots)
-        for shots in (None, 0.5, 0.1)
-        for access in SPLITS
-        for what in ("realign", "moma")
-    ]
-
-
-_ANALYSES = {"ablation": _ablation, "masking": _masking, "efficiency": _efficiency}
+from orthomerge.alignment.aligners import make_aligner
+from orthomerge.data.sampling import few_shot, share
+from orthomerge.evaluation.evaluate import Bench
+from orthomerge.evaluation.scale import search_scale
+from orthomerge.features.cache import FeatureCache
+from orthomerge.features.features import FeaturePair, Features
+from orthomerge.fitting.inputs import Inputs, encoded, prepare
+from orthomerge.fitting.stage import Stage
+from orthomerge.heads import Classifier, Head
+from orthomerge.merged import load, load_head
+from orthomerge.merging.methods import make_method
+from orthomerge.suites.suite import Suite
+from orthomerge.suites.table import build_suite
 
 
 @dataclass(frozen=True)
@@ -384,70 +242,6 @@ def spread(
                 future.cancel()
             for process in list((pool._processes or {}).values()):  # noqa: SLF001
                 process.kill()
-
-
-def sheets(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
-    """The tables of all parts."""
-    titles = {
-        "references": "References",
-        "inductive": "Inductive: all unlabelled training inputs, scored on test",
-        "transductive": "Transductive: the unlabelled test inputs themselves, as the papers do",
-        "few": "Inductive, few inputs a class",
-        "ablation": "Ablation (Table 4 of the paper)",
-        "masking": "Masking rate against accuracy (Figure 8): by the weight of the mask's penalty",
-        "efficiency": "Data efficiency (Table 5)",
-    }
-    parts = []
-    for part, title in titles.items():
-        mine = [row for row in rows if row["part"] == part]
-        if mine:
-            parts.append(f"### {title}\n\n{_sheet(part, mine, tasks)}")
-    return "\n\n".join(parts)
-
-
-def _sheet(part: str, rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["row"], row.get("access"), row.get("shots")), []).append(row)
-    lines = []
-    for (name, access, shots), same in sorted(groups.items(), key=lambda item: _order(part, item[0])):
-        means = [row["mean"] for row in same]
-        spread_ = f" ± {stdev(means):.1f}" if len(means) > 1 else ""
-        cells = [f"{fmean(row['scores'][task] for row in same):.1f}" for task in tasks]
-        line = [name]
-        if part in ("ablation", "efficiency"):
-            line.append(str(access))
-        if part in ("few", "efficiency"):
-            line.append("all" if shots is None else f"{shots:.0%}" if shots < 1 else f"{shots:g} a class")
-        if part in ("masking", "ablation"):
-            masked = [row["facts"]["masked"] for row in same if "masked" in row.get("facts", {})]
-            line.append(f"{100 * fmean(masked):.0f} %" if masked else "")
-        line += [*cells, f"**{fmean(means):.1f}**{spread_}", str(len(same)), f"{same[0]['extra']:,}"]
-        seconds = [row["seconds"] for row in same if "seconds" in row]
-        line.append(f"{fmean(seconds):.0f}" if seconds else "")
-        lines.append(line)
-    heads = [{"masking": "penalty"}.get(part, "method")]
-    if part in ("ablation", "efficiency"):
-        heads.append("access")
-    if part in ("few", "efficiency"):
-        heads.append("inputs")
-    if part in ("masking", "ablation"):
-        heads.append("masked")
-    return table([*heads, *tasks, "mean", "seeds", "extra parameters", "s"], lines)
-
-
-def _order(part: str, key: tuple[Any, ...]) -> tuple[Any, ...]:
-    name, access, shots = key
-    first = [
-        "pre-trained", "fine-tuned", "MTL", "LM-Cocktail", "Model Tailor", "Fisher", "RegMean", "RegMean++",
-        "Concrete TA", "Concrete AdaMerging", "AdaMerging TW", "AdaMerging LW", "AdaMerging++ LW",
-    ]  # fmt: skip
-    size = 1e9 if shots is None else float(shots)
-    if part in ("few", "efficiency"):
-        return (access or "", size, name)
-    if part == "masking":
-        return (float(name),)
-    return (access or "", first.index(name) if name in first else len(first), 0 if part == "ablation" else name)
 
 
 def main() -> None:

@@ -20,21 +20,20 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.environments import describe_run, table  # noqa: E402
+from benchmarks.environments import ROOT, describe_run, table
 
-from orthomerge.data.task import Examples  # noqa: E402
-from orthomerge.fitting.distance import FeatureDistance  # noqa: E402
-from orthomerge.fitting.inputs import prepare  # noqa: E402
-from orthomerge.fitting.kinds import Setting  # noqa: E402
-from orthomerge.fitting.layout import FlatEncoder  # noqa: E402
-from orthomerge.fitting.loop import Loop  # noqa: E402
-from orthomerge.fitting.mask import Mask  # noqa: E402
-from orthomerge.heads import Head, Linear  # noqa: E402
-from orthomerge.models.load import quiet  # noqa: E402
-from orthomerge.models.pooling import cls, mean  # noqa: E402
+from orthomerge.data.task import Examples
+from orthomerge.fitting.distance import FeatureDistance
+from orthomerge.fitting.inputs import prepare
+from orthomerge.fitting.kinds import Setting
+from orthomerge.fitting.layout import FlatEncoder
+from orthomerge.fitting.loop import Loop
+from orthomerge.fitting.mask import Mask
+from orthomerge.heads import Head, Linear
+from orthomerge.models.load import quiet
+from orthomerge.models.pooling import cls, mean
 
 TASKS, CLASSES, LENGTH = 8, 10, 128
 BARS = {"plain": 1.25, "straightforward": 4.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -43,7 +44,9 @@ def test_values_that_make_no_sense(wrong: dict[str, Any], message: str) -> None:
 
 
 def test_zero_turns_things_off() -> None:
-    Tuning(clip=0.0, warmup=0.0, weight_decay=0.0, head_epochs=0.0, penalty=0.0)
+    off = dict.fromkeys(("clip", "warmup", "weight_decay", "head_epochs", "penalty"), 0.0)
+    made = asdict(Tuning(**off))  # type: ignore[arg-type]
+    assert {name: made[name] for name in off} == off
 
 
 def test_devices() -> None:

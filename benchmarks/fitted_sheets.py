@@ -1,0 +1,75 @@
+"""The tables of `fitted.py`, from the records of its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.environments import table
+
+__all__ = ["sheets"]
+
+
+def sheets(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
+    """The tables of all parts."""
+    titles = {
+        "references": "References",
+        "inductive": "Inductive: all unlabelled training inputs, scored on test",
+        "transductive": "Transductive: the unlabelled test inputs themselves, as the papers do",
+        "few": "Inductive, few inputs a class",
+        "ablation": "Ablation (Table 4 of the paper)",
+        "masking": "Masking rate against accuracy (Figure 8): by the weight of the mask's penalty",
+        "efficiency": "Data efficiency (Table 5)",
+    }
+    parts = []
+    for part, title in titles.items():
+        mine = [row for row in rows if row["part"] == part]
+        if mine:
+            parts.append(f"### {title}\n\n{_sheet(part, mine, tasks)}")
+    return "\n\n".join(parts)
+
+
+def _sheet(part: str, rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["row"], row.get("access"), row.get("shots")), []).append(row)
+    lines = []
+    for (name, access, shots), same in sorted(groups.items(), key=lambda item: _order(part, item[0])):
+        means = [row["mean"] for row in same]
+        spread_ = f" ± {stdev(means):.1f}" if len(means) > 1 else ""
+        cells = [f"{fmean(row['scores'][task] for row in same):.1f}" for task in tasks]
+        line = [name]
+        if part in ("ablation", "efficiency"):
+            line.append(str(access))
+        if part in ("few", "efficiency"):
+            line.append("all" if shots is None else f"{shots:.0%}" if shots < 1 else f"{shots:g} a class")
+        if part in ("masking", "ablation"):
+            masked = [row["facts"]["masked"] for row in same if "masked" in row.get("facts", {})]
+            line.append(f"{100 * fmean(masked):.0f} %" if masked else "")
+        line += [*cells, f"**{fmean(means):.1f}**{spread_}", str(len(same)), f"{same[0]['extra']:,}"]
+        seconds = [row["seconds"] for row in same if "seconds" in row]
+        line.append(f"{fmean(seconds):.0f}" if seconds else "")
+        lines.append(line)
+    heads = [{"masking": "penalty"}.get(part, "method")]
+    if part in ("ablation", "efficiency"):
+        heads.append("access")
+    if part in ("few", "efficiency"):
+        heads.append("inputs")
+    if part in ("masking", "ablation"):
+        heads.append("masked")
+    return table([*heads, *tasks, "mean", "seeds", "extra parameters", "s"], lines)
+
+
+def _order(part: str, key: tuple[Any, ...]) -> tuple[Any, ...]:
+    name, access, shots = key
+    first = [
+        "pre-trained", "fine-tuned", "MTL", "LM-Cocktail", "Model Tailor", "Fisher", "RegMean", "RegMean++",
+        "Concrete TA", "Concrete AdaMerging", "AdaMerging TW", "AdaMerging LW", "AdaMerging++ LW",
+    ]  # fmt: skip
+    size = 1e9 if shots is None else float(shots)
+    if part in ("few", "efficiency"):
+        return (access or "", size, name)
+    if part == "masking":
+        return (float(name),)
+    return (access or "", first.index(name) if name in first else len(first), 0 if part == "ablation" else name)
