@@ -145,7 +145,6 @@ def measure(case: Case, device: torch.device, precision: Precision, runs: int, c
         order.sort(key=lambda place: -len(examples.inputs[place]))
     made = list(batches(examples, processor, BATCH, order=order))
     there = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in made]
-    pinned = [{name: t.pin_memory() if device.type == "cuda" else t for name, t in batch.items()} for batch in made]
 
     def ours(given: Processor, *, by_length: bool = True) -> Callable[[], object]:
         options: dict[str, Any] = {"batch": BATCH, "device": str(device), "autocast": precision}
@@ -155,7 +154,7 @@ def measure(case: Case, device: torch.device, precision: Precision, runs: int, c
 
     ways: dict[str, Callable[[], object]] = {
         "bare": lambda: bare(encoder, family, case, there, precision),
-        "ready": ours(Ready(pinned, processor.modality)),
+        "ready": ours(Ready(made, processor.modality)),
         "raw": ours(processor),
         "preparing": lambda: [None for _ in batches(examples, processor, BATCH, order=order)],
     }

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchmarks.environments import table
+from benchmarks.fitted_jobs import SPLITS
 
 __all__ = ["sheets"]
 
@@ -25,9 +26,17 @@ def sheets(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
     parts = []
     for part, title in titles.items():
         mine = [row for row in rows if row["part"] == part]
+        if mine and part == "efficiency":
+            mine += [{**row, "row": row["what"]} for row in rows if _whole(row)]
         if mine:
             parts.append(f"### {title}\n\n{_sheet(part, mine, tasks)}")
     return "\n\n".join(parts)
+
+
+def _whole(row: Mapping[str, Any]) -> bool:
+    """Whether it stands for all of the inputs in the table of data efficiency."""
+    part, way = row["part"], (row.get("what"), row.get("start"))
+    return part in SPLITS and way in (("realign", "task_arithmetic"), ("moma", "task_arithmetic"))
 
 
 def _sheet(part: str, rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:

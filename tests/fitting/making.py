@@ -53,10 +53,12 @@ class Words:
         return f"words {self.padding}"
 
 
-def make_setting(kind: Kind = "bert", inputs: int = 32, seed: int = 0, *, layers: int = 2) -> Setting:
+def make_setting(
+    kind: Kind = "bert", inputs: int = 32, seed: int = 0, *, layers: int = 2, device: str = "cpu"
+) -> Setting:
     """Experts `two`, `three` and `five`, named for their classes: the base plus random deltas, and random heads."""
-    encoder = make_encoder(kind, seed=seed, layers=layers)
-    base = encoder.weights.clone()
+    encoder = make_encoder(kind, seed=seed, layers=layers, device=device)
+    base = encoder.weights.cpu().clone()
     random = torch.Generator().manual_seed(seed)
     experts, heads = {}, {}
     for task, classes in CLASSES.items():
@@ -66,7 +68,7 @@ def make_setting(kind: Kind = "bert", inputs: int = 32, seed: int = 0, *, layers
     return assemble(kind, encoder, base, experts, heads, make_tasks(kind, inputs, seed), seed=seed)
 
 
-def make_encoder(kind: Kind, *, seed: int = 0, layers: int = 2) -> FlatEncoder:
+def make_encoder(kind: Kind, *, seed: int = 0, layers: int = 2, device: str = "cpu") -> FlatEncoder:
     sizes: dict[str, Any] = {
         "hidden_size": WIDTH,
         "num_hidden_layers": layers,
@@ -84,7 +86,7 @@ def make_encoder(kind: Kind, *, seed: int = 0, layers: int = 2) -> FlatEncoder:
         else:
             config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4)
             module = transformers.ViTModel(config, add_pooling_layer=False)
-    return FlatEncoder(module, family(kind).poolings[POOLINGS[kind]], torch.device("cpu"))
+    return FlatEncoder(module, family(kind).poolings[POOLINGS[kind]], torch.device(device))
 
 
 def make_head(task: str, classes: int, random: torch.Generator) -> Head:

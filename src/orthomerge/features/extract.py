@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.data.processing import batches
@@ -31,7 +32,8 @@ __all__ = ["Precision", "device_of", "encode", "extract"]
 # What the encoder computes in; float32: as its weights are, without autocast.
 Precision = Literal["float32", "bfloat16", "float16"]
 
-_GROUP = 8  # batches whose features an accelerator sends back together
+_GROUP = 8  # batches that an accelerator gets, and whose features it sends back, together
+_MOST = 1 << 24  # bytes of inputs that are sent together; what is larger is worth a transfer of its own
 
 
 def device_of(name: str) -> torch.device:
@@ -85,7 +87,7 @@ def extract(
         for places, part in parts:
             if values is None:
                 values = torch.empty(len(examples), part.shape[1], dtype=torch.float32)
-            values[places] = part
+            values.index_copy_(0, places, part)
             filled += len(places)
             if progress is not None:
                 progress(len(places))
@@ -122,7 +124,7 @@ def encode(
         raise RecipeError(f"the {examples.split} split of {task!r} is empty; there is nothing to encode")
     places = _order(examples, processor, by_length=by_length)
     reader = _Reader(encoder, family.poolings[pooling], task, device_of(device), autocast)
-    return reader.run(_prepared(places, examples, processor, batch, reader.device))
+    return reader.run(_prepared(places, examples, processor, batch))
 
 
 def _order(examples: Examples, processor: Processor, *, by_length: bool) -> list[int]:
@@ -137,9 +139,9 @@ _Batch = Mapping[str, "torch.Tensor"]
 
 
 def _prepared(
-    places: list[int], examples: Examples, processor: Processor, size: int, device: torch.device
+    places: list[int], examples: Examples, processor: Processor, size: int
 ) -> Iterator[tuple[torch.Tensor, _Batch]]:
-    """Places and inputs batch by batch, in memory from which the device can fetch them by itself."""
+    """Places and inputs batch by batch."""
     import torch
 
     parts = torch.split(torch.tensor(places), size)
@@ -147,9 +149,38 @@ def _prepared(
     for part in parts:
         with torch.autocast("cpu", enabled=False):  # it is for the encoder, not for resizing images
             inputs = next(made)
-        if device.type == "cuda":
-            inputs = {name: tensor.pin_memory() for name, tensor in inputs.items()}
         yield part, inputs
+
+
+def _flat(tensors: list[torch.Tensor]) -> torch.Tensor | None:
+    """Small tensors of one kind behind each other, in memory that a GPU can fetch them from by itself."""
+    import torch
+
+    size = sum(tensor.numel() for tensor in tensors)
+    kind = tensors[0].dtype
+    if size * kind.itemsize > _MOST or not all(tensor.is_cpu and tensor.dtype == kind for tensor in tensors):
+        return None
+    found = torch.empty(size, dtype=kind, pin_memory=True)
+    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=found)
+
+
+def _moved(group: list[_Batch], device: torch.device) -> Iterator[_Batch]:
+    """Batches on the device: small ones by one transfer."""
+    if (
+        device.type == "cuda"
+        and (flat := _flat([tensor for inputs in group for tensor in inputs.values()])) is not None
+    ):
+        there, start = flat.to(device, non_blocking=True), 0
+        for inputs in group:
+            found = {}
+            for name, tensor in inputs.items():
+                found[name] = there[start : start + tensor.numel()].view(tensor.shape)
+                start += tensor.numel()
+            yield found
+        return
+    for inputs in group:
+        ready = {name: t.pin_memory() if device.type == "cuda" and t.is_cpu else t for name, t in inputs.items()}
+        yield {name: tensor.to(device, non_blocking=True) for name, tensor in ready.items()}
 
 
 @dataclass(frozen=True)
@@ -168,48 +199,42 @@ class _Reader:
         return self.device.type == "cuda"
 
     def run(self, prepared: Iterator[tuple[torch.Tensor, _Batch]]) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
-        group = _GROUP if self._late else 1
-        parts: list[torch.Tensor] = []
-        there: list[torch.Tensor] = []
         width: int | None = None
         late: deque[tuple[torch.Tensor, torch.Tensor, torch.Event | None]] = deque()
         with _evaluating(self.encoder, self.device):
-            for places, inputs in prepared:
-                values = self._forward(inputs)
-                if values.ndim != 2 or len(values) != len(places) or values.shape[1] != (width or values.shape[1]):
-                    raise IncompatibleError(
-                        f"the encoder must give features ({len(places)}, {width or 'd'}) for {len(places)} inputs of "
-                        f"{self.task!r}, got {tuple(values.shape)}; choose another pooling, or correct the encoder"
-                    )
-                width = values.shape[1]
-                parts.append(places)
-                there.append(values)
-                if len(there) == group:
-                    late.append(self._fetch(parts, there))
-                    parts, there = [], []
-                    if len(late) > self._late:
-                        yield self._landed(*late.popleft())
-            if there:
-                late.append(self._fetch(parts, there))
+            while group := list(islice(prepared, _GROUP if self._late else 1)):
+                values = self._forward([inputs for _, inputs in group])
+                for (places, _), found in zip(group, values, strict=True):
+                    if found.ndim != 2 or len(found) != len(places) or found.shape[1] != (width or found.shape[1]):
+                        raise IncompatibleError(
+                            f"the encoder must give features ({len(places)}, {width or 'd'}) for {len(places)} inputs "
+                            f"of {self.task!r}, got {tuple(found.shape)}; choose another pooling, or correct the "
+                            "encoder"
+                        )
+                    width = found.shape[1]
+                late.append(self._fetch([places for places, _ in group], values))
+                if len(late) > self._late:
+                    yield self._landed(*late.popleft())
             while late:
                 yield self._landed(*late.popleft())
 
-    def _forward(self, inputs: _Batch) -> torch.Tensor:
+    def _forward(self, group: list[_Batch]) -> list[torch.Tensor]:
+        """What the encoder makes of each batch of a group."""
         import torch
 
-        if "input_ids" in inputs and "attention_mask" not in inputs:
-            raise RecipeError(
-                f"a batch of {self.task!r} has 'input_ids' without 'attention_mask', so padding would count as text; "
-                "let the tokenizer return the mask"
-            )
+        for inputs in group:
+            if "input_ids" in inputs and "attention_mask" not in inputs:
+                raise RecipeError(
+                    f"a batch of {self.task!r} has 'input_ids' without 'attention_mask', so padding would count as "
+                    "text; let the tokenizer return the mask"
+                )
         # In inference mode autocast would cast the weights anew for each batch.
         mode = torch.inference_mode if self.autocast == "float32" else torch.no_grad
         try:
             with mode(), _autocast(self.device, self.autocast):
-                moved = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
-                return self.read(self.encoder, moved)
+                return [self.read(self.encoder, moved) for moved in _moved(group, self.device)]
         except torch.OutOfMemoryError as error:
-            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in group[0].items())
             raise OrthomergeError(
                 f"{self.device} ran out of memory on inputs of {self.task!r} ({shapes}); give a smaller batch"
             ) from error

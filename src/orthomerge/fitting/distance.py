@@ -58,7 +58,8 @@ class FeatureDistance:
             if head.normalise:
                 rows = inputs.rows[task].to(device)
                 self._scales[number] = self._teacher[rows].norm(dim=1).mean()
-        self._unit = [head.normalise for head in heads.values()]
+        unit = [head.normalise for head in heads.values()]
+        self._unit = torch.tensor(unit, device=device)[:, None, None] if any(unit) else None
         self.A = self._eye.repeat(len(heads), 1, 1).requires_grad_(transform != "none")
         self.factors = torch.zeros(len(heads), device=device).requires_grad_(transform == "similarity")  # logarithms
         self.parameters = [] if transform == "none" else [self.A]
@@ -104,12 +105,10 @@ class FeatureDistance:
 
     def _read(self, features: torch.Tensor, number: int | None = None) -> torch.Tensor:
         """What the heads read of features [T, B, d], or of one task's [1, B, d]."""
-        unit = self._unit if number is None else [self._unit[number]]
-        if not any(unit):
+        if self._unit is None:
             return features
-        scales = self._scales if number is None else self._scales[number]
-        chosen = torch.tensor(unit, device=features.device)[:, None, None]
-        return torch.where(chosen, normalize(features, dim=-1) * scales, features)
+        unit, scales = (self._unit, self._scales) if number is None else (self._unit[number], self._scales[number])
+        return torch.where(unit, normalize(features, dim=-1) * scales, features)
 
     def _mapped(self, seen: torch.Tensor, number: int | None = None) -> torch.Tensor:
         if self._transform == "none":

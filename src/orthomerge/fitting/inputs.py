@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples
     from orthomerge.fitting.layout import FlatEncoder
 
-__all__ = ["Inputs", "encoded", "features_of", "prepare"]
+__all__ = ["Groups", "Inputs", "encoded", "features_of", "prepare"]
+
+Groups = tuple[tuple[int, int | None], ...]  # where each ends, and to how many tokens it is padded
 
 _CHUNK = 512
 _SHARE = 3  # of free memory, what prepared inputs may take
 _PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens that a pass more costs as much as
+_STEP = 16  # tokens that lengths differ by where few shapes are wanted
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,18 @@ class Inputs:
     _tensors: Mapping[str, torch.Tensor] | None
     _lengths: torch.Tensor | None  # of texts, on the CPU: to ask the GPU would be to wait for it
 
-    def batch(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inputs of some rows (on the CPU), in that order, on the device."""
+    @property
+    def ready(self) -> bool:
+        """Whether all inputs lie prepared on the device."""
+        return self._tensors is not None
+
+    def batch(self, rows: torch.Tensor, longest: int | None = None) -> dict[str, torch.Tensor]:
+        """The inputs of some rows, in that order, on the device; rows on the CPU need no `longest` text."""
         if self._tensors is None:
-            return self._made(rows)
+            return self._made(rows.cpu())
+        if longest is None and self._lengths is not None:
+            longest = int(self._lengths[rows].max())
         places = rows.to(self.device, non_blocking=True)
-        longest = None if self._lengths is None else int(self._lengths[rows].max())
         return {name: tensor[places, :longest] for name, tensor in self._tensors.items()}
 
     def batches(self, task: str, size: int = 256) -> Iterator[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
@@ -66,17 +75,20 @@ class Inputs:
             return torch.arange(len(rows))
         return self._lengths[rows].argsort(stable=True)
 
-    def groups(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """Places of some rows, in the groups that are cheapest to encode one by one.
+    def grouped(self, rows: torch.Tensor, *, few: bool = False) -> tuple[Groups, torch.Tensor]:
+        """The groups that are cheapest to encode one by one, and the places of some rows in their order.
 
         A short text beside a long one is padded to its length; a group more is a pass more. So the cheapest of one, two
-        or three groups of texts from short to long is taken, a pass being worth `_PASS` tokens.
+        or three groups of texts from short to long is taken, a pass being worth `_PASS` tokens. `few`: of all shapes
+        that groups could have, use few.
         """
         if self._lengths is None:
-            return [torch.arange(len(rows))]
+            return ((len(rows), None),), torch.arange(len(rows))
         order = self.by_length(rows)
         lengths: list[int] = self._lengths[rows][order].tolist()
-        cuts = sorted({len(rows) * part // 8 for part in range(1, 8)} - {0})
+        if few:
+            lengths = [min(-(-length // _STEP) * _STEP, self._width) for length in lengths]
+        cuts = sorted({len(rows) * part // 8 for part in ((4, 6, 7) if few else range(1, 8))} - {0})
         overhead = _PASS.get(self.device.type, _LONG_PASS)
 
         def cost(*ends: int) -> int:
@@ -87,7 +99,12 @@ class Inputs:
         choices = [(last,), *((cut, last) for cut in cuts)]
         choices += [(one, two, last) for one in cuts for two in cuts if one < two]
         best = min(choices, key=lambda ends: cost(*ends))
-        return [order[start:end] for start, end in zip((0, *best[:-1]), best, strict=True)]
+        return tuple((end, lengths[end - 1]) for end in best), order
+
+    @property
+    def _width(self) -> int:
+        """Tokens of the longest text of all."""
+        return 0 if self._tensors is None else next(iter(self._tensors.values())).shape[1]
 
     def raw(self, task: str) -> Sequence[Any]:
         """The inputs of a task as they were read: texts, or pictures as arrays."""
@@ -151,13 +168,17 @@ def prepare(
     return Inputs(rows, features, device, dict(examples), processor, tensors, lengths)
 
 
-def features_of(encoder: FlatEncoder, inputs: Inputs, rows: torch.Tensor) -> torch.Tensor:
-    """The features of some rows, [B, d], under autograd; see `Inputs.groups`."""
-    groups = inputs.groups(rows)
+def features_of(
+    encoder: FlatEncoder, inputs: Inputs, rows: torch.Tensor, groups: Groups, order: torch.Tensor
+) -> torch.Tensor:
+    """The features of some rows, [B, d], under autograd, group by group; see `Inputs.grouped`."""
     if len(groups) == 1:
-        return encoder.features(inputs.batch(rows))
-    found = torch.cat([encoder.features(inputs.batch(rows[places])) for places in groups])
-    return found[torch.cat(groups).argsort().to(encoder.device, non_blocking=True)]
+        return encoder.features(inputs.batch(rows, groups[0][1]))
+    found, start = [], 0
+    for end, longest in groups:
+        found.append(encoder.features(inputs.batch(rows[order[start:end]], longest)))
+        start = end
+    return torch.cat(found)[order.argsort()]
 
 
 @torch.no_grad()

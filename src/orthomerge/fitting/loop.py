@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.errors import NumericalError, OrthomergeError, RecipeError
-from orthomerge.fitting.inputs import encoded, features_of
+from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.passes import Passes
 from orthomerge.tuning.settings import derive
 
 if TYPE_CHECKING:
@@ -64,25 +65,18 @@ class Loop:
         first = self._resumed(setting, gates, objective, optimiser, course)
         if not first:
             self._look(0, None, setting, gates, objective, held, course)
-        with _memory(self.batch), self._checkpointed(setting):
+        passes = Passes(setting, objective, inputs, recorded=not self.checkpointing)
+        with _memory(self.batch), self._checkpointed(setting), passes.stream():
             for step in range(first, self.steps):
                 share = self._share(step)
                 picked = torch.stack([own[places] for own, places in zip(rows, order.at(step), strict=True)])
-                encoder.gradient.zero_()
-                with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=setting.half):
-                    features = features_of(encoder, inputs, picked.view(-1))
-                loss = objective.loss(features.float().view(*picked.shape, -1), picked)
-                penalty = objective.penalty()
-                whole = loss if penalty is None else loss + penalty
-                if optimiser is not None:
-                    optimiser.param_groups[0]["lr"] = objective.lr * share
-                    optimiser.zero_grad(set_to_none=True)
-                whole.backward()  # type: ignore[no-untyped-call]
+                loss = passes(picked)
                 with torch.no_grad():
                     gates.step(encoder.gradient, encoder.weights, share)
                 if optimiser is not None:
+                    optimiser.param_groups[0]["lr"] = objective.lr * share
                     optimiser.step()
-                course.losses.append(loss.detach())
+                course.losses.append(loss)
                 done = step + 1
                 if done % self.look == 0 or done == self.steps:
                     self._look(done, course.mean_loss(), setting, gates, objective, held, course)
