@@ -6,42 +6,60 @@ python examples/demo.py [FOLDER]        (default: runs/demo; experts are kept th
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
+from orthomerge.analysis.diagnosis import write_diagnosis
 from orthomerge.cli.scoring import print_records
+from orthomerge.diagnosing import Looks, diagnose
 from orthomerge.evaluation.evaluate import Bench, Question
 from orthomerge.evaluation.running import run_evaluation
 from orthomerge.evaluation.tables import lines
 from orthomerge.features.cache import FeatureCache
+from orthomerge.report.report import report
+from orthomerge.runinfo import FILE as RUN
+from orthomerge.runinfo import RunInfo, write_info
+from orthomerge.suites.fits import Fitting, fit_all
 from orthomerge.suites.table import build_suite
 
-MERGES = {"average": {}, "task_arithmetic": {"scale": 0.3}, "ties": {}}
-START: dict[str, Any] = {"options": MERGES["task_arithmetic"]}
-FITS: dict[str, dict[str, Any]] = {  # fewer steps than by default: two minutes are soon over
-    "fisher": {"inputs": 16},
-    "regmean": {},
-    "adamerging": {"steps": 100},
-    "concrete_ta": {"steps": 100},
-    "moma": {"steps": 200, **START},
-    "realign": {"steps": 200, **START},
-}
+MERGES: dict[str, dict[str, Any]] = {"average": {}, "task_arithmetic": {"scale": 0.3}, "ties": {}}
+STEPS = {"realign": 200, "moma": 150}  # fewer than by default: minutes are soon over
+FITS = [  # the longest first
+    *(
+        Fitting(method, {"steps": steps, "start": start, "options": options}, f"{method} from {start}")
+        for method, steps in STEPS.items()
+        for start, options in MERGES.items()
+    ),
+    Fitting("adamerging", {"steps": 60}, "adamerging by layer"),
+    Fitting("adamerging", {"steps": 60, "by": "task"}, "adamerging by task"),
+    Fitting("concrete_am", {"steps": 30, "adapt_steps": 30}),
+    Fitting("concrete_ta", {"steps": 60}),
+    Fitting("fisher", {"inputs": 16}),
+    Fitting("regmean"),
+]
 
 
 def main() -> None:
     torch.set_num_threads(1)  # the models are so small that a second thread only gets in the way
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
-    started = time.monotonic()
+    workers, begun, started = min(os.cpu_count() or 1, 4), datetime.now(UTC), time.monotonic()
+    seconds: dict[str, float] = {}
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:5.0f} s] {text}", flush=True)
 
+    def done(stage: str) -> None:
+        seconds[stage] = round(time.monotonic() - started - sum(seconds.values()), 1)
+
     say("building the suite 'digits': a tiny ViT and an expert for each of seven tasks (minutes, the first time)")
-    suite = build_suite("digits", folder=folder / "suite", say=say, workers=min(os.cpu_count() or 1, 4))
+    suite = build_suite("digits", folder=folder / "suite", say=say, workers=workers)
     references = suite.references()
     bench = Bench(
         suite.tasks,
@@ -50,23 +68,29 @@ def main() -> None:
         cache=FeatureCache(folder / "suite" / "features"),
         device="cpu",
     )
+    done("build")
     say("merging the seven encoders into one, three ways; every task keeps its own head")
     merged = [suite.merged(method, options) for method, options in MERGES.items()]
-    say(f"fitting merges to unlabelled training inputs: {', '.join(FITS)}")
-    merged += [suite.fitted(method, options, device="cpu") for method, options in FITS.items()]
+    say("fitting merges to unlabelled training inputs: MOMA, its rivals and realign, with few steps")
+    merged += fit_all(suite, FITS, workers=workers, device="cpu", say=say)
+    done("merge and fit")
     say("scoring: experts, merges as they are, and merges whose heads were aligned without a single label")
     questions = [
         Question("current"),
         Question("knn", shots=5, seeds=5, access="inductive", subjects=tuple(MERGES)),
         Question("aligned-c", access="inductive", subjects=("base", *MERGES)),
         Question("current", aligner="auto", access="inductive", subjects=("base", *MERGES)),
+        Question("current", aligner="surgery", access="inductive", subjects=tuple(MERGES)),
+        Question("current", aligner="probsurgery", access="inductive", subjects=tuple(MERGES)),
     ]
-    records = run_evaluation(bench, [*references.values(), *merged], questions, out=folder, suite="digits")
+    subjects = [*references.values(), *merged]
+    records = run_evaluation(bench, subjects, questions, out=folder, suite="digits", workers=workers)
     print_records(records)
+    done("evaluate")
     means = {(line.method, line.title): line.mean for line in lines(records)}
     expert, plain = means["expert", "current"], means["task_arithmetic", "current"]
     paper, ours = means["task_arithmetic", "aligned-c"], means["task_arithmetic", "aligner auto"]
-    moma, realign = means["moma", "current"], means["realign", "current"]
+    moma, realign = (means[f"{method} from task_arithmetic", "current"] for method in ("moma", "realign"))
     print(
         f"\nSeven experts reach {expert:.1f}. One merged encoder (task arithmetic) under their heads: {plain:.1f}.\n"
         "The same encoder with its heads aligned to the experts' outputs on unlabelled training inputs: "
@@ -74,7 +98,18 @@ def main() -> None:
         "Fitted to the same inputs, encoder and heads: "
         f"{moma:.1f} with MOMA, {realign:.1f} with 'realign'. Not one parameter was added."
     )
-    say(f"records, predictions and tables are in {folder}")
+    say("looking into the merge by task arithmetic: what was lost, and what was only out of line")
+    origin = next(iter(references["base"].models.values()))
+    looks = Looks(points=250, layers=256)
+    chosen = next(subject for subject in merged if subject.name == "task_arithmetic")
+    write_diagnosis(folder / DIAGNOSIS, diagnose(bench, chosen, base=origin, records=records, looks=looks))
+    done("diagnose")
+    outputs = tuple(str(next(iter(subject.models.values())).relative_to(folder)) for subject in merged)
+    start = begun.isoformat(timespec="seconds")
+    info = RunInfo(command="make demo", started=start, seconds=seconds, machine=platform.platform(), manifests=outputs)
+    write_info(folder / RUN, info)
+    page = report(folder, folder / "report.html").page
+    say(f"records, predictions and tables are in {folder}; open {page} in a browser")
     print(
         "\nTry next:\n"
         f"  orthomerge evaluate --suite digits --folder {folder / 'suite'} --method tsv_m --aligner auto --shots 5\n"

@@ -122,7 +122,7 @@ class Fatal(PixelProcessor):
 
 def test_a_process_that_dies(base: Path, tmp_path: Path) -> None:
     trainings = [Training({name: task}, base, tmp_path, TUNING, Fatal(8, channels=1)) for name, task in TASKS.items()]
-    with pytest.raises(OrthomergeError, match=r"a process that trained ended without a word, .*; use fewer workers"):
+    with pytest.raises(OrthomergeError, match=r"a process at work ended without a word, .*; use fewer workers"):
         train_missing(trainings, workers=2, say=lambda text: None)
 
 

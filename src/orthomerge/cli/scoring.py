@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orthomerge.records import Record
     from orthomerge.suites.suite import Suite
 
-__all__ = ["evaluate", "print_records"]
+__all__ = ["evaluate", "merges_of", "output_subject", "own_subjects", "print_records", "suite_subjects"]
 
 _REFERENCES = ("base", "expert", "mtl")
 
@@ -62,12 +62,12 @@ def evaluate(
     if not margin > 0:
         raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
     if suite is not None:
-        merges = _merges(suite, methods)
+        merges = merges_of(suite, methods)
         _check_against(against, merges)
         built = open_suite(suite, folder=folder, data=data[0] if data else None, base=None, device=device)
-        bench, subjects = _suite_subjects(built, merges, device, batch)
+        bench, subjects = suite_subjects(built, merges, device, batch)
     else:
-        bench, subjects = _own_subjects(models, data, experts, device, batch, Path(out))
+        bench, subjects = own_subjects(models, data, experts, device, batch, Path(out))
     run_evaluation(
         bench,
         subjects,
@@ -115,7 +115,7 @@ def _print_sheets(found: Iterable[Sheet]) -> None:
             console.print(sheet.note, markup=False)
 
 
-def _merges(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]]:
+def merges_of(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """Methods with their options, all of which must exist."""
     from orthomerge.merging.methods import make_method
     from orthomerge.suites.table import find_suite
@@ -140,7 +140,7 @@ def _check_against(against: str | None, merges: Sequence[tuple[str, dict[str, An
         raise RecipeError(f"--against {against}: there is no such method here; {nearest(against, known)}")
 
 
-def _suite_subjects(
+def suite_subjects(
     suite: Suite, merges: Sequence[tuple[str, dict[str, Any]]], device: str, batch: int
 ) -> tuple[Bench, list[Subject]]:
     from orthomerge.evaluation.evaluate import Bench
@@ -158,7 +158,7 @@ def _suite_subjects(
     return bench, _told_apart([*references.values(), *(suite.merged(name, given) for name, given in merges)])
 
 
-def _own_subjects(
+def own_subjects(
     models: list[str], data: list[str], experts: list[str], device: str, batch: int, out: Path
 ) -> tuple[Bench, list[Subject]]:
     """Output folders of `merge`, the user's data, and the experts as references and teachers."""
@@ -166,7 +166,7 @@ def _own_subjects(
     from orthomerge.data.processing import load_processor
     from orthomerge.data.reading import read_task
     from orthomerge.evaluation.evaluate import Bench, Subject
-    from orthomerge.manifest import access_class, read_manifest
+    from orthomerge.manifest import read_manifest
     from orthomerge.pipeline import merge
     from orthomerge.recipe import Recipe
 
@@ -193,13 +193,19 @@ def _own_subjects(
         merge(Recipe(experts={task: path}, method="average"), out=teachers[task], force=True)
     bench = Bench(tasks, processor, teachers=teachers, device=device, batch=batch)
     subjects = [Subject("expert", teachers)] if teachers else []
-    for folder in folders:
-        manifest = read_manifest(folder)
-        method, aligned = manifest["method"], manifest.get("alignment")
-        name = f"{method['name']} + {aligned['aligner']}" if aligned else method["name"]
-        everywhere = dict.fromkeys(tasks, folder)
-        subjects.append(Subject(name, everywhere, method["parameters"], access=access_class(manifest)))
+    subjects += [output_subject(folder, tasks) for folder in folders]
     return bench, _told_apart(subjects)
+
+
+def output_subject(folder: Path, tasks: Iterable[str]) -> Subject:
+    """An output folder as what is scored: its method's name, with its aligner's where it has one."""
+    from orthomerge.evaluation.evaluate import Subject
+    from orthomerge.manifest import access_class, read_manifest
+
+    manifest = read_manifest(folder)
+    method, aligned = manifest["method"], manifest.get("alignment")
+    name = f"{method['name']} + {aligned['aligner']}" if aligned else method["name"]
+    return Subject(name, dict.fromkeys(tasks, folder), method["parameters"], access=access_class(manifest))
 
 
 def _told_apart(subjects: list[Subject]) -> list[Subject]:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from orthomerge.cli.diagnosing import diagnose
 from orthomerge.cli.options import (
     Base,
     Batch,
@@ -265,4 +266,16 @@ def analogy(
     )
 
 
-COMMANDS = (finetune, evaluate, negate, analogy)
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder: what `evaluate` and `diagnose` wrote.")],
+    out: Annotated[str, typer.Option("--out", help="The page; its figures and tables go into a folder beside it.")],
+    title: Annotated[str | None, typer.Option("--title", help="The heading, instead of the suite's name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make one page of a run that opens anywhere, and its figures and tables as files. No model is needed."""
+    from orthomerge.cli import reporting
+
+    reporting.report(run, out=out, title=title, as_json=as_json)
+
+
+COMMANDS = (finetune, evaluate, negate, analogy, diagnose, report)

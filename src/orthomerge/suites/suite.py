@@ -85,9 +85,15 @@ class Suite:
         return Subject(method, dict.fromkeys(self.tasks, out), given)
 
     def fitted(
-        self, method: str, parameters: Mapping[str, Any] | None = None, *, split: Split = "train", device: str = "auto"
+        self,
+        method: str,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        split: Split = "train",
+        device: str = "auto",
+        name: str | None = None,
     ) -> Subject:
-        """A merge fitted to the unlabelled inputs of one split of all tasks, made now."""
+        """A merge fitted to the unlabelled inputs of one split of all tasks, made now; `name`: in tables."""
         from orthomerge.features.cache import FeatureCache
         from orthomerge.fitted import merge_fitted
 
@@ -102,7 +108,7 @@ class Suite:
             cache=FeatureCache(self.folder / "features"),
         )
         access: Access = "transductive" if split == "test" else "inductive"
-        return Subject(method, dict.fromkeys(self.tasks, out), given, access=access)
+        return Subject(name or method, dict.fromkeys(self.tasks, out), given, access=access)
 
     def references(self) -> dict[str, Subject]:
         """What every table starts with: the base under the experts' heads, the experts, and multi-task training."""

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import OrthomergeError
+from orthomerge.suites.processes import side_by_side
 from orthomerge.tuning.finetune import finetune
 from orthomerge.tuning.multitask import finetune_jointly
 from orthomerge.tuning.settings import choose_device
@@ -86,17 +83,10 @@ def train_missing(trainings: Sequence[Training], *, workers: int, say: Say) -> N
         for training in missing:
             say(training.run())
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (_threads(missing, workers),))
-    try:
-        ordered = sorted(missing, key=lambda training: -training.size)
-        for future in as_completed([pool.submit(training.run) for training in ordered]):
-            say(future.result())
-    except BrokenProcessPool as error:
-        raise OrthomergeError(
-            "a process that trained ended without a word, perhaps for want of memory; use fewer workers"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    ordered = sorted(missing, key=lambda training: -training.size)
+    threads = _threads(missing, workers)
+    for _, told in side_by_side([training.run for training in ordered], workers=workers, threads=threads):
+        say(told)
 
 
 def _threads(trainings: Sequence[Training], workers: int) -> int:

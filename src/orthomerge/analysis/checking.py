@@ -1,0 +1,37 @@
+"""Checks that several measures share: rows that belong together, and numbers that are numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+
+__all__ = ["matched", "whole"]
+
+
+def whole(values: torch.Tensor, *, what: str, least: int = 1) -> torch.Tensor:
+    """Features [n, d] in float64: a matrix of at least `least` rows, all finite."""
+    if values.ndim != 2 or not values.shape[1]:
+        raise IncompatibleError(f"{what} must be [n, d], got {list(values.shape)}")
+    if len(values) < least:
+        raise RecipeError(f"{what} must have at least {least} rows, got {len(values)}; give more inputs")
+    finite = values.isfinite().all(1)
+    if not finite.all():
+        raise NumericalError(
+            f"{int((~finite).sum())} of {len(values)} rows of {what} are NaN or infinite; "
+            "check the encoder that made them"
+        )
+    return values.double()
+
+
+def matched(
+    one: torch.Tensor, other: torch.Tensor, *, what: str, least: int = 1, same_width: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in float64, a row of each for every input."""
+    first, second = whole(one, what=what, least=least), whole(other, what=what, least=least)
+    if len(first) != len(second) or (same_width and first.shape != second.shape):
+        raise IncompatibleError(
+            f"{what} must be of the same inputs{' and as wide' if same_width else ''}, "
+            f"got {list(one.shape)} and {list(other.shape)}"
+        )
+    return first, second

@@ -1,0 +1,85 @@
+"""What was found out about a merge: a verdict in words, numbers, and figures; one JSON file of a run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
+from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.records import write_whole
+from orthomerge.strict import build
+
+__all__ = ["FILE", "Diagnosis", "Finding", "read_diagnosis", "write_diagnosis"]
+
+FILE = "diagnosis.json"
+_KINDS: Mapping[str, type[Any]] = {"lines": Lines, "heat": Heat, "bars": Bars, "points": Points}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence or two in plain words, and the numbers that it rests on. `title`: a few words."""
+
+    title: str
+    text: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`method`: the merge that was looked at. `facts`: how it was done (inputs, split, seed, aligner, subsamples)."""
+
+    method: str
+    tasks: tuple[str, ...]
+    verdict: tuple[Finding, ...]
+    figures: tuple[Figure, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
+    """Whole or not at all. JSON has no NaN: a missing number is null."""
+    kinds = {kind: name for name, kind in _KINDS.items()}
+    document = asdict(diagnosis)
+    for figure, plain in zip(diagnosis.figures, document["figures"], strict=True):
+        plain["kind"] = kinds[type(figure)]
+    write_whole(path, json.dumps(_plain(document), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_diagnosis(path: Path) -> Diagnosis:
+    """Read it back; what does not fit is an error that names the file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RecipeError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("figures"), list):
+        raise RecipeError(f"{path} is not a diagnosis: it has no list of 'figures'")
+    figures = []
+    for number, plain in enumerate(document.pop("figures")):
+        kind = _KINDS.get(plain.pop("kind", "")) if isinstance(plain, dict) else None
+        if kind is None:
+            raise RecipeError(f"{path}: figure {number} must have a 'kind' of {', '.join(_KINDS)}")
+        figures.append(build(kind, _numbers(plain), where=f"{path}: figure {number}"))
+    return build(Diagnosis, {**document, "figures": tuple(figures)}, where=str(path))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _numbers(value: Any) -> Any:
+    """Nothing inside a list of numbers is a number that is missing."""
+    if isinstance(value, Mapping):
+        return {name: _numbers(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [math.nan if inner is None else _numbers(inner) for inner in value]
+    return value

@@ -1,0 +1,104 @@
+"""Figures as data: what is drawn, in words and numbers; who draws it knows nothing of where it came from.
+
+Every kind can be drawn by matplotlib, shown on a page and written as CSV (`report`), and goes into JSON and back whole.
+`key` names its files: lower-case letters, digits and dashes, unique within a diagnosis. Missing values are NaN.
+Texts, labels and names may come from anywhere: they are never markup.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Bars", "Curve", "Figure", "Heat", "Lines", "Points", "Series", "View"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y over x; `low` and `high` are the edges of a band, where there is one."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over one axis: densities, sensitivity, accuracy by shots, losses."""
+
+    key: str
+    title: str
+    caption: str
+    x: str
+    y: str
+    curves: tuple[Curve, ...]
+    log_x: bool = False
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A number for every row and column: CKA, cosines, coefficients by layer. `diverging`: zero is the middle."""
+
+    key: str
+    title: str
+    caption: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    unit: str
+    diverging: bool = False
+
+
+@dataclass(frozen=True)
+class Series:
+    """A value for every group of `Bars`, with its interval where there is one."""
+
+    name: str
+    values: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    high: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Groups side by side: accuracy or loss by task under each family of maps, norms by layer."""
+
+    key: str
+    title: str
+    caption: str
+    groups: tuple[str, ...]
+    unit: str
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True)
+class View:
+    """The same inputs as one encoder sees them, in the plane. `predicted`: class numbers, -1 for none."""
+
+    name: str
+    title: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    predicted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Points:
+    """t-SNE of one task's inputs: expert, merged, aligned. `true`: class numbers, -1 where unknown.
+
+    `texts` or `images` (PNG as a data URI) show an input; at most one of them is not empty.
+    """
+
+    key: str
+    title: str
+    caption: str
+    task: str
+    classes: tuple[str, ...]
+    true: tuple[int, ...]
+    views: tuple[View, ...]
+    texts: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+
+
+Figure = Lines | Heat | Bars | Points

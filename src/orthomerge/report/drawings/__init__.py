@@ -1,0 +1,1 @@
+"""One drawing for each kind of figure."""

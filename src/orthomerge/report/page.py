@@ -1,0 +1,203 @@
+"""One HTML file that holds everything: styles, script, tables, figures and what can be downloaded.
+
+The page asks nothing of the network and its policy forbids it to. Every text goes through the template's escaping;
+what is marked as safe here was written by this package (styles, script, drawings made of known elements alone).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from orthomerge.analysis.figures import Figure, Points
+from orthomerge.errors import RecipeError
+from orthomerge.evaluation.comparisons import comparison_sheets
+from orthomerge.report.cells import figure_csv
+from orthomerge.report.drawing import Drawn
+from orthomerge.report.facts import listed, numbers_of, size_of, sources, time_of, versions_of
+from orthomerge.report.formats import encoded
+from orthomerge.report.inline import inline_svg
+from orthomerge.report.payload import json_block, points_payload
+from orthomerge.report.reading import Material
+from orthomerge.report.story import Story
+from orthomerge.report.tables import Board, Cell, Row, legend, mark
+from orthomerge.version import VERSION
+
+__all__ = ["Plate", "page"]
+
+_SCRIPTS = ("page.js", "tables.js", "points.js")
+
+
+@dataclass(frozen=True)
+class Plate:
+    """A figure and its drawings."""
+
+    figure: Figure
+    drawn: Drawn
+
+    @property
+    def kind(self) -> str:
+        return type(self.figure).__name__.lower()
+
+
+def page(
+    material: Material,
+    *,
+    title: str,
+    boards: Sequence[Board],
+    told: Story,
+    plates: Sequence[Plate],
+    files: dict[str, str],
+) -> str:
+    """`files`: the tables in their forms, by name, to be downloaded from the page."""
+    style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
+    shown_plates = [_plate(plate, f"f{number}-") for number, plate in enumerate(plates)]
+    points = [plate.figure for plate in plates if isinstance(plate.figure, Points)]
+    context = {
+        "title": title,
+        "version": VERSION,
+        "policy": _policy(style, head, script),
+        "style": _safe(style),
+        "head": _safe(head),
+        "script": _safe(script),
+        "story": told,
+        "diagnosis": material.diagnosis,
+        "notes": material.notes,
+        "boards": boards,
+        "comparisons": comparison_sheets(material.comparisons),
+        "gallery": [shown for shown in shown_plates if shown["kind"] != "points"],
+        "static_points": [shown for shown in shown_plates if shown["kind"] == "points"],
+        "points": _safe(json_block(points_payload(points))) if points else None,
+        "sources": sources(material),
+        "absent": material.absent,
+        "info": material.info,
+        "stages": _stages(material),
+        "memory": size_of(material.info.memory) if material.info else "",
+        "versions": versions_of(material),
+        "files": {name: _data_uri(text) for name, text in files.items()},
+        "suite": next((record.suite for record in material.records if record.suite), ""),
+        "records": len(material.records),
+        "floor": _floor(boards),
+        "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
+    }
+    return str(_environment().get_template("page.html").render(context))
+
+
+def _plate(plate: Plate, prefix: str) -> dict[str, Any]:
+    figure = plate.figure
+    label = f"{figure.title}. {figure.caption}"
+    downloads = {f"{figure.key}.csv": _data_uri(figure_csv(figure), kind="text/csv")}
+    if not isinstance(figure, Points):  # thousands of marks: the file beside the page has them
+        downloads[f"{figure.key}.svg"] = _data_uri(plate.drawn.svg, kind="image/svg+xml")
+    return {
+        "key": figure.key,
+        "kind": plate.kind,
+        "title": figure.title,
+        "caption": figure.caption,
+        "wide": plate.drawn.wide,
+        "svg": _safe(inline_svg(plate.drawn.text_svg, prefix=prefix, label=label)),
+        "downloads": downloads,
+    }
+
+
+def _stages(material: Material) -> list[tuple[str, str, float]]:
+    """Stage, time in words, share of the longest."""
+    seconds = material.info.seconds if material.info else {}
+    most = max(seconds.values(), default=0.0) or 1.0
+    return [(stage, time_of(value), value / most) for stage, value in seconds.items()]
+
+
+def _floor(boards: Sequence[Board]) -> float:
+    """Where the scale of intervals begins: below all rows but those of a joint label space."""
+    lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
+    return min(90.0, 10 * (min(lows, default=0.0) // 10))
+
+
+def _on_scale(value: float, floor: float) -> str:
+    return f"{100 * (value - floor) / (100 - floor):.1f}"
+
+
+def _cell_title(cell: Cell, row: Row) -> str:
+    told = f"{cell.value:.1f} % ({cell.low:.1f} to {cell.high:.1f}), {cell.examples:,} inputs"
+    told += f", {row.line.seeds} seeds" if row.line.seeds > 1 else ""
+    return f"{told}. Here {cell.told} than {row.against} (McNemar, Holm)." if cell.told else f"{told}."
+
+
+def _mean_title(row: Row) -> str:
+    line = row.line
+    told = f"Mean {line.mean:.1f} % ({line.low:.1f} to {line.high:.1f}) over {len(row.cells)} tasks."
+    if row.verdict == "reference":
+        return f"{told} What the others are compared with."
+    return f"{told} Against {row.against}: {row.verdict}." if row.verdict else told
+
+
+@cache
+def _environment() -> Any:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise RecipeError("a report needs jinja2; pip install 'orthomerge[report]'") from error
+    environment = Environment(
+        loader=PackageLoader("orthomerge.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(cell_title=_cell_title, mean_title=_mean_title, mark=mark, legend=legend)
+    environment.globals.update(on_scale=_on_scale)
+    environment.globals.update(time_of=time_of)
+    environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, day=_day)
+    return environment
+
+
+def _prose(text: str) -> Any:
+    """Escaped; what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    parts = text.replace(" %", "\u00a0%").split("`")
+    if len(parts) % 2 == 0:
+        return escape("`".join(parts))
+    made = [Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)]
+    return Markup("").join(made)
+
+
+def _day(text: str) -> str:
+    """A moment as a person writes it; what is none stays as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{moment:%-d %B %Y, %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
+
+
+def _safe(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)  # noqa: S704 - styles, script and drawings of ours, JSON with its brackets escaped
+
+
+def _asset(name: str) -> str:
+    return (resources.files("orthomerge.report") / "templates" / name).read_text(encoding="utf-8").strip()
+
+
+def _policy(style: str, *scripts: str) -> str:
+    return (
+        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _data_uri(text: str, *, kind: str = "text/plain") -> str:
+    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(encoded(text)).decode()}"

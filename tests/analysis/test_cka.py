@@ -1,0 +1,90 @@
+"""CKA: blind to rotation, shift and scale; by hand; and without bias where inputs are few."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.alignment.toys import random, rotation
+
+from orthomerge.analysis.cka import cka_matrix, layer_figure, linear_cka, pair_figure
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+
+BOTH = pytest.mark.parametrize("unbiased", [False, True])
+
+
+@BOTH
+@pytest.mark.parametrize("shape", [(60, 8), (10, 40)])
+def test_rotation_shift_and_scale_change_nothing(shape: tuple[int, int], unbiased: bool) -> None:
+    X, Y = random(*shape, seed=1), random(shape[0], 5, seed=2)
+    turned = 0.01 * X @ rotation(shape[1]).T + 5 * random(shape[1], seed=3)
+    assert linear_cka(X, turned, unbiased=unbiased) == pytest.approx(1, abs=1e-5)
+    assert linear_cka(turned, Y, unbiased=unbiased) == pytest.approx(linear_cka(X, Y, unbiased=unbiased), abs=1e-5)
+    assert linear_cka(X, Y, unbiased=unbiased) == pytest.approx(linear_cka(Y, X, unbiased=unbiased))
+
+
+def test_a_general_linear_map_is_seen() -> None:
+    X = random(200, 6)
+    assert linear_cka(X, X @ torch.diag(torch.tensor([10.0, 1, 1, 1, 1, 1]))) < 0.9
+
+
+def test_by_hand() -> None:
+    X = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    Y = torch.tensor([[1.0], [-1.0], [0.0], [0.0]])
+    # |X^T Y|^2 = 4, |X^T X| = sqrt 8, |Y^T Y| = 2.
+    assert linear_cka(X, Y) == pytest.approx(4 / (math.sqrt(8) * 2))
+
+
+def test_unbiased_by_the_sum_over_four_inputs() -> None:
+    """HSIC_1 is the mean over all quadruples of different inputs (Song et al. 2012, Eq. 3)."""
+    from itertools import permutations
+
+    X, Y = random(6, 3, seed=1).double(), random(6, 2, seed=2).double()
+
+    def hsic(A: torch.Tensor, B: torch.Tensor) -> float:
+        K, L = A @ A.T, B @ B.T
+        every = list(permutations(range(6), 4))
+        return sum(float(K[i, j] * (L[i, j] + L[q, r] - 2 * L[i, q])) for i, j, q, r in every) / len(every)
+
+    assert linear_cka(X, Y, unbiased=True) == pytest.approx(hsic(X, Y) / math.sqrt(hsic(X, X) * hsic(Y, Y)))
+
+
+def test_strangers_with_few_inputs() -> None:
+    X, Y = random(30, 400, seed=1), random(30, 400, seed=2)
+    assert linear_cka(X, Y) > 0.8
+    assert abs(linear_cka(X, Y, unbiased=True)) < 0.1
+
+
+@BOTH
+def test_constant_features_are_like_nothing(unbiased: bool) -> None:
+    constant = torch.full((8, 3), 0.1) + 1e-8 * random(8, 3)
+    assert math.isnan(linear_cka(constant, random(8, 3), unbiased=unbiased))
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(RecipeError, match="at least 4 rows, got 3"):
+        linear_cka(random(3, 2), random(3, 2), unbiased=True)
+    with pytest.raises(RecipeError, match="at least 2 rows, got 1"):
+        linear_cka(random(1, 2), random(1, 2))
+    with pytest.raises(IncompatibleError, match="same inputs"):
+        linear_cka(random(5, 2), random(6, 2))
+    with pytest.raises(NumericalError, match="NaN or infinite"):
+        linear_cka(torch.full((5, 2), math.inf), random(5, 2))
+    with pytest.raises(RecipeError, match="CKA of no views"):
+        cka_matrix([])
+
+
+def test_all_pairs() -> None:
+    found = cka_matrix([random(20, 3, seed=seed) for seed in range(3)])
+    assert [found[i][i] for i in range(3)] == pytest.approx([1, 1, 1])
+    assert found[0][2] == found[2][0]
+    figure = pair_figure(("a", "b", "c"), found, inputs=20)
+    assert figure.rows == figure.columns == ("a", "b", "c")
+
+
+def test_layers_by_task() -> None:
+    figure = layer_figure({"a": {"layer 0": 0.5, "features": 0.4}, "b": {"layer 0": 0.3}}, inputs=512, pooling="cls")
+    assert figure.rows == ("layer 0", "features")
+    assert figure.values[0] == (0.5, 0.3)
+    assert math.isnan(figure.values[1][1])

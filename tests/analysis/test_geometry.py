@@ -1,0 +1,90 @@
+"""Cosine, coefficient and Procrustes distance: 1, 1 and 0 of identical features, and what rotations leave alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.alignment.toys import random, rotation
+
+from orthomerge.analysis.figures import Bars, Lines
+from orthomerge.analysis.geometry import Geometry, coefficient, cosine, geometry_figures, measure, procrustes_distance
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+
+
+def test_identical_features() -> None:
+    X = random(20, 6)
+    torch.testing.assert_close(cosine(X, X), torch.ones(20, dtype=torch.float64))
+    torch.testing.assert_close(coefficient(X, X), torch.ones(20, dtype=torch.float64))
+    assert procrustes_distance(X, X) == pytest.approx(0, abs=1e-9)
+
+
+def test_by_hand() -> None:
+    merged, expert = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[5.0, 0.0], [0.0, 4.0]])
+    assert cosine(merged, expert).tolist() == pytest.approx([0.6, 1.0])
+    assert coefficient(merged, expert).tolist() == pytest.approx([15 / 25, 8 / 16])
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (5, 12)])
+def test_procrustes_distance_does_not_see_rotation_scale_or_shift(shape: tuple[int, int]) -> None:
+    X, Y = random(*shape, seed=1), random(*shape, seed=2)
+    turned = 3.7 * Y @ rotation(shape[1]).T + random(shape[1], seed=3)
+    assert procrustes_distance(X, turned) == pytest.approx(procrustes_distance(X, Y), abs=1e-6)
+    assert procrustes_distance(Y, turned) == pytest.approx(0, abs=1e-6)
+    assert 0 < procrustes_distance(X, Y) <= 1
+
+
+def test_procrustes_distance_by_hand() -> None:
+    one = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    other = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    # The singular values of one^T other are 2 and 0, the norms 2 and sqrt 2.
+    assert procrustes_distance(one, other) == pytest.approx(1 - (2 / (2 * math.sqrt(2))) ** 2)
+
+
+def test_what_has_no_direction() -> None:
+    X = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    assert cosine(X, torch.ones(2, 2)).isnan().tolist() == [True, False]
+    assert math.isnan(procrustes_distance(torch.ones(3, 2), random(3, 2)))
+
+
+def test_one_input_can_be_measured_and_drawn() -> None:
+    found = measure(random(1, 4), random(1, 4, seed=1))
+    figures = geometry_figures({"a": dict.fromkeys(("none", "orthogonal", "linear"), found)}, fitted="train")
+    assert [figure.key for figure in figures] == ["cosine", "coefficient", "cosine-by-task"]
+
+
+def test_bad_features_are_refused() -> None:
+    bad = random(3, 2)
+    bad[1, 0] = math.nan
+    with pytest.raises(NumericalError, match="1 of 3 rows of two sets of features are NaN"):
+        cosine(bad, random(3, 2))
+    with pytest.raises(IncompatibleError, match="must be of the same inputs and as wide"):
+        coefficient(random(3, 2), random(3, 3))
+    with pytest.raises(IncompatibleError, match=r"must be \[n, d\], got \[3\]"):
+        cosine(random(3), random(3))
+    with pytest.raises(RecipeError, match="at least 1 rows, got 0"):
+        cosine(random(0, 2), random(0, 2))
+    with pytest.raises(RecipeError, match="at least 2 rows, got 1"):
+        procrustes_distance(random(1, 2), random(1, 2))
+    with pytest.raises(RecipeError, match="geometry of no task"):
+        geometry_figures({}, fitted="train")
+
+
+def test_every_task_counts_alike_in_a_density() -> None:
+    many = Geometry(np.full(1000, 0.2), np.full(1000, 1.0))
+    few = Geometry(np.full(10, 0.8), np.full(10, 1.0))
+    kinds = ("none", "orthogonal", "linear")
+    lines, _, bars = geometry_figures(
+        {"many": dict.fromkeys(kinds, many), "few": dict.fromkeys(kinds, few)}, fitted="train"
+    )
+    assert isinstance(lines, Lines)
+    assert isinstance(bars, Bars)
+    curve = lines.curves[0]
+    middle = [x < 0.5 for x in curve.x]
+    below = np.trapezoid([y for y, low in zip(curve.y, middle, strict=True) if low], [x for x in curve.x if x < 0.5])
+    assert [curve.name for curve in lines.curves] == ["raw", "orthogonal", "linear"]
+    assert "fitted on train inputs" in lines.caption
+    assert bars.series[0].values == (0.2, 0.8)
+    assert below == pytest.approx(0.5, abs=0.01)

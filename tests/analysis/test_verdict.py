@@ -1,0 +1,275 @@
+"""The verdict on planted cases: a rotation is called one, lost information too, and a tie is called a tie."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.alignment.toys import linear_head, random, rotation
+
+from orthomerge.analysis.conflict import Conflict
+from orthomerge.analysis.diagnosis import Finding
+from orthomerge.analysis.families import Reading
+from orthomerge.analysis.look import Look, look
+from orthomerge.analysis.recovery import difference, recovery
+from orthomerge.analysis.verdict import Case, Witness, verdict
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.features.features import FeaturePair, Features
+from orthomerge.heads import Head
+
+Hits = NDArray[np.bool_]
+D, CLASSES = 12, 4
+COMMANDS = {
+    "align": "orthomerge align OUT",
+    "refit": "orthomerge merge --method realign",
+    "probe": "orthomerge evaluate",
+}
+
+
+def planted(change: torch.Tensor, *, count: int = 600, seed: int = 0) -> tuple[FeaturePair, FeaturePair, Head]:
+    """Train and test features of classes that the expert tells apart; the merge sees `change` of them."""
+    means = 4.0 * random(CLASSES, D, seed=100)
+    head = linear_head(means, -0.5 * means.square().sum(1))
+
+    def pair(split: Any, seed: int) -> FeaturePair:
+        labels = torch.arange(count) % CLASSES
+        T = means[labels] + random(count, D, seed=seed)
+        return FeaturePair(Features(T @ change.T, "toy", split, labels), Features(T, "toy", split, labels))
+
+    return pair("train", seed), pair("test", seed + 1), head
+
+
+def looked(change: torch.Tensor, *, count: int = 600, **more: Any) -> Look:
+    seen, test, head = planted(change, count=count)
+    given: dict[str, Any] = {"aligner": "auto", "most": 4096, "probe": True, "seed": 0, **more}
+    return look(seen, test, head=head, classifier=head, **given)
+
+
+def case_of(found: Look, **more: Any) -> Case:
+    hits = {name: {"toy": found.hits[name]} for name in ("expert", "merged", "aligned")}
+    readings = {name: {"toy": reading} for name, reading in found.readings.items()}
+    given: dict[str, Any] = {"per_class": found.fitted / CLASSES, "commands": COMMANDS, **more}
+    return Case("average", "auto", hits["expert"], hits["merged"], hits["aligned"], readings, **given)
+
+
+def titled(findings: tuple[Finding, ...]) -> dict[str, Finding]:
+    return {finding.title: finding for finding in findings}
+
+
+def shares(expert: float, merged: float, aligned: float, *, n: int = 1000) -> tuple[Hits, Hits, Hits]:
+    """Hits whose shares are exact, nested in each other."""
+    expert_hits, merged_hits, aligned_hits = (np.arange(n) < round(n * share) for share in (expert, merged, aligned))
+    return expert_hits, merged_hits, aligned_hits
+
+
+def simple(expert: float, merged: float, aligned: float, *, n: int = 1000, **more: Any) -> tuple[Finding, ...]:
+    hits = [{"toy": each} for each in shares(expert, merged, aligned, n=n)]
+    given: dict[str, Any] = {"per_class": 100.0, "commands": COMMANDS, **more}
+    return verdict(Case("ties", "auto", hits[0], hits[1], hits[2], {}, **given))
+
+
+def test_a_planted_rotation_is_won_back_and_called_one() -> None:
+    found = looked(rotation(D, angle=3.0))
+    assert found.hits["expert"].mean() > 0.99
+    assert found.hits["merged"].mean() < 0.8
+    findings = titled(verdict(case_of(found)))
+    won = findings["Misaligned, not lost"]
+    assert won.numbers["share"] > 97
+    assert "no new parameter" in won.text
+    assert "Nothing certain remains" in findings
+    turned = findings["It is a rotation"]
+    assert "the orthogonal map suffices" in turned.text
+    assert turned.numbers["orthogonal"] < 0.01
+    assert turned.numbers["raw"] > 0.5
+    assert "`orthomerge align OUT`" in findings["What to try next"].text
+    assert "realign" not in findings["What to try next"].text
+
+
+def test_planted_loss_of_information() -> None:
+    kept = torch.eye(D)
+    kept[1:] = 0  # one of twelve directions is left
+    found = looked(kept)
+    probe = 100 * float(found.hits["probe"].mean())
+    witness = Witness("a probe", probe, probe - 2, probe + 2)
+    findings = titled(verdict(case_of(found, witnesses=(witness,))))
+    lost = findings["Likely lost information"]
+    assert lost.numbers["left"] > 5
+    assert "more than the aligner does" in lost.text
+    assert "realign" in findings["What to try next"].text
+
+
+def test_with_few_inputs_nobody_knows() -> None:
+    kept = torch.eye(D)
+    kept[1:] = 0
+    findings = titled(verdict(case_of(looked(kept, count=400), per_class=3.0)))
+    assert "lost information, or too few inputs" in findings["What remains"].text
+
+
+def test_a_stretch_is_no_rotation() -> None:
+    stretch = torch.diag(torch.tensor([0.02] * 6 + [3.0] * 6))
+    findings = titled(verdict(case_of(looked(rotation(D) @ stretch))))
+    assert findings["More than a rotation"].numbers["linear"] < 0.2
+
+
+def test_identical_features_need_nothing() -> None:
+    findings = titled(verdict(case_of(looked(torch.eye(D)))))
+    assert "That is a tie" in findings["Accuracy"].text
+    assert "share" not in findings["Little to win back"].numbers
+    assert "Nothing has to be done" in findings["What to try next"].text
+    assert "The features agree" in findings
+
+
+def test_a_witness_that_reads_more() -> None:
+    findings = titled(simple(0.95, 0.5, 0.7, witnesses=(Witness("knn", 60, 55, 65), Witness("probe", 90, 88, 92))))
+    remains = findings["Not all of it is lost"]
+    assert "probe" in remains.text
+    assert remains.numbers["knn"] == 60
+    assert "Mostly misaligned" not in findings
+    assert findings["Partly misaligned"].numbers["share"] == pytest.approx(100 * 0.2 / 0.45)
+
+
+def test_an_aligner_that_does_harm() -> None:
+    findings = titled(simple(0.9, 0.6, 0.4))
+    assert "makes it worse by 20.0 points" in findings["Not a matter of alignment"].text
+    assert "wins nothing back for certain" in titled(simple(0.9, 0.6, 0.6))["Not a matter of alignment"].text
+
+
+def test_a_merge_better_than_its_experts() -> None:
+    findings = titled(simple(0.7, 0.9, 0.9))
+    assert "20.0 points (17.5 to 22.5) more than the experts" in findings["Accuracy"].text
+
+
+def test_a_small_loss_of_few_inputs_has_no_share() -> None:
+    findings = titled(simple(1.0, 0.95, 1.0, n=20))
+    assert "That is a tie" in findings["Accuracy"].text
+    assert "What remains" not in findings
+
+
+def test_the_base() -> None:
+    n = 1000
+    for base, words in (
+        (0.8, "more than the merge"),
+        (0.5, "less than the merge"),
+        (0.6, "a tie: the merge differs by 0.0 points"),
+    ):
+        findings = titled(simple(0.9, 0.6, 0.7, base={"toy": np.arange(n) < n * base}))
+        assert words in findings["Accuracy"].text
+    assert "The base under the experts' heads has 61.5 %." in titled(simple(0.9, 0.6, 0.7, base=61.5))["Accuracy"].text
+
+
+def test_a_scale_that_is_better() -> None:
+    text = titled(simple(0.9, 0.6, 0.7, scales={0.1: 80.0, 0.3: 70.0}, scale=0.3))["Scale"].text
+    assert "0.1 is the best (80.0 in the mean); at 0.3, as merged, it is 70.0" in text
+    assert "the end of what was tried" in text
+    assert "as merged" not in titled(simple(0.9, 0.6, 0.7, scales={0.1: 80.0}))["Scale"].text
+
+
+def test_which_task_suffers_and_which_experts_conflict() -> None:
+    hits = {"a": shares(0.9, 0.3, 0.8), "b": shares(0.9, 0.8, 0.9), "c": shares(0.9, 0.9, 0.9)}
+    parts: list[dict[str, Hits]] = [{task: each[place] for task, each in hits.items()} for place in range(3)]
+    signs = ((0, 0.45, 0.5), (0.45, 0, 0.6), (0.5, 0.6, 0))
+    conflict = Conflict(("a", "b", "c"), (), (), (), ((1, 0.2, 0.1), (0.2, 1, -0.3), (0.1, -0.3, 1)), signs)
+    findings = titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=conflict)))
+    worst = findings["Which task suffers"]
+    assert "'a' loses the most: 60.0 points" in worst.text
+    assert "clearly more than the next, 'b' (10.0)" in worst.text
+    assert "No loss is certain on 'c'" in worst.text
+    pair = findings["Which experts conflict"]
+    assert "'b' and 'c' pull against each other the most" in pair.text
+    assert pair.numbers["sign conflict, %"] == pytest.approx(60)
+    assert pair.numbers["cosine"] == -0.3
+
+
+def test_tasks_and_pairs_that_cannot_be_told_apart() -> None:
+    hits = {"a": shares(0.9, 0.60, 0.8, n=100), "b": shares(0.9, 0.62, 0.9, n=100)}
+    parts: list[dict[str, Hits]] = [{task: each[place] for task, each in hits.items()} for place in range(3)]
+    nothing = ((0, math.nan), (math.nan, 0))
+    conflict = Conflict(("a", "b"), (), (), (), nothing, nothing)
+    findings = titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=conflict)))
+    assert "'b' may lose as much (the intervals overlap)" in findings["Which task suffers"].text
+    assert "Which experts conflict" not in findings
+    near = ((0, 0.5, 0.51), (0.5, 0, 0.495), (0.51, 0.495, 0))
+    tie = Conflict(("a", "b", "c"), (), (), (), ((0.0,) * 3,) * 3, near)
+    found = titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=tie)))
+    assert "no pair stands out" in found["Which experts conflict"].text
+
+
+def test_numbers_are_numbers_and_the_same_every_time() -> None:
+    case = case_of(looked(rotation(D)))
+    findings = verdict(case)
+    assert verdict(case) == findings
+    assert all(math.isfinite(value) for finding in findings for value in finding.numbers.values())
+
+
+def test_cases_that_do_not_fit_together() -> None:
+    expert, merged, aligned = ({"toy": each} for each in shares(0.9, 0.5, 0.6))
+    with pytest.raises(RecipeError, match="at least one task"):
+        Case("ties", "auto", {}, {}, {}, {}, per_class=1)
+    with pytest.raises(IncompatibleError, match="on the same tasks"):
+        Case("ties", "auto", expert, merged, {"other": aligned["toy"]}, {}, per_class=1)
+
+
+def test_recovery_by_hand() -> None:
+    expert, merged, aligned = ({"toy": each} for each in shares(0.9, 0.5, 0.8))
+    found = recovery(expert, merged, aligned)
+    assert (found.lost.value, found.won.value, found.left.value) == pytest.approx((40, 30, 10))
+    assert found.share is not None
+    assert found.share.value == pytest.approx(0.75)
+    assert found.share.low < 0.75 < found.share.high
+    assert found.share.high - found.share.low < 0.15
+    assert recovery(expert, expert, expert).share is None
+
+
+def test_two_that_never_differ_still_have_an_interval() -> None:
+    same = {"toy": np.ones(20, bool)}
+    found = difference(same, same)
+    assert found.value == 0
+    assert found.low < 0 < found.high
+
+
+def test_few_inputs_one_class_and_constant_features() -> None:
+    seen, test, head = planted(torch.eye(D), count=1)
+    given: dict[str, Any] = {"head": head, "classifier": head, "aligner": "auto", "most": 10, "probe": True, "seed": 0}
+    found = look(seen, test, **given)
+    assert found.hits["aligned"].shape == (1,)
+    assert math.isnan(found.readings["none"].distance)
+    verdict(case_of(found))
+
+    def constant(pair: FeaturePair) -> FeaturePair:
+        flat = Features(torch.ones(len(pair.merged), D), "toy", pair.merged.split, pair.merged.labels)
+        return FeaturePair(flat, pair.expert)
+
+    seen, test, head = planted(torch.eye(D), count=60)
+    found = look(constant(seen), constant(test), **given)
+    assert found.hits["aligned"].mean() <= 0.5
+    verdict(case_of(found))
+
+
+def test_an_aligner_that_is_no_head() -> None:
+    found = looked(rotation(D, angle=3.0), count=60, aligner="surgery")
+    finding = titled(verdict(case_of(found, free=False)))
+    assert not any("no new parameter" in each.text for each in finding.values())
+
+
+def test_bad_features_and_missing_labels_are_refused() -> None:
+    seen, test, head = planted(torch.eye(D), count=20)
+    given: dict[str, Any] = {"head": head, "classifier": head, "aligner": "auto", "most": 10, "probe": False, "seed": 0}
+    bad = FeaturePair(Features(torch.full((20, D), math.nan), "toy", "train"), seen.expert)
+    with pytest.raises(NumericalError, match="merged features of 'toy' are NaN"):
+        look(bad, test, **given)
+    with pytest.raises(RecipeError, match="test split of 'toy' has no labels"):
+        look(seen, FeaturePair(test.merged.unlabelled(), test.expert), **given)
+
+
+def test_a_head_of_its_own_is_told_apart() -> None:
+    seen, test, head = planted(rotation(D), count=200)
+    given: dict[str, Any] = {"aligner": "ridge", "most": 50, "probe": False, "seed": 0}
+    found = look(seen, test, head=head, classifier=linear_head(random(CLASSES, D)), **given)
+    assert list(found.readings)[-2:] == ["as it is", "aligner ridge"]
+    assert (found.mapped, found.fitted) == (50, 200)
+    assert isinstance(found.readings["none"], Reading)
+    assert "probe" not in found.hits

@@ -1,0 +1,227 @@
+"""Runs made by hand for tests and benchmarks of reports."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from orthomerge.analysis.diagnosis import Diagnosis, Finding, write_diagnosis
+from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Lines, Points, Series, View
+from orthomerge.evaluation.compare import Difference, Equivalence
+from orthomerge.evaluation.comparisons import Comparison, TaskDifference
+from orthomerge.records import Access, Record, write_records
+from orthomerge.runinfo import RunInfo, write_info
+
+__all__ = [
+    "ALERT",
+    "BREAK_OUT",
+    "MANIFEST",
+    "comparison",
+    "figures",
+    "full_run",
+    "large_run",
+    "points",
+    "record",
+    "small_run",
+    "write_run",
+]
+
+ALERT = "<script>alert(1)</script>"
+BREAK_OUT = '"><img src=x onerror="document.title=\'broken\'">'
+DOT = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5Er"
+    "kJggg=="
+)
+
+
+def record(
+    task: str, method: str, value: float, *, protocol: str = "current", access: Access = "data-free", **more: object
+) -> Record:
+    low, high = value - 0.02, value + 0.02
+    given = {"examples": 100, "metric": "accuracy", "suite": "toy", "versions": {"orthomerge": "0.1.0"}, **more}
+    return Record(task=task, method=method, protocol=protocol, value=value, low=low, high=high, access=access, **given)  # type: ignore[arg-type]
+
+
+def comparison(
+    one: Record, other: Record, *, verdict: str, tasks: Sequence[str], worse: Sequence[str] = ()
+) -> Comparison:
+    """`one` against `other`, with numbers that say no more than the verdict does."""
+    gap = one.value - other.value
+    return Comparison(
+        one.method,
+        other.method,
+        one.way,
+        1,
+        Difference(gap, gap - 0.01, gap + 0.01, 0.005, 0.001),
+        0.002,
+        Equivalence(0.01, 0.05, 1.0, 0.0),
+        "comparable" in verdict,
+        {task: TaskDifference(gap, gap - 0.02, gap + 0.02, 0.001, 0.004, 100) for task in tasks},
+        better=(),
+        worse=tuple(worse),
+        verdict=verdict,
+    )
+
+
+def small_run(tasks: Sequence[str] = ("a", "b"), *, method: str = "ties") -> list[Record]:
+    """Experts 90, merged 60, aligned 84, and a classifier with parameters of its own at 86, transductively."""
+    found = []
+    for number, task in enumerate(tasks):
+        shift = 0.02 * (-1) ** number
+        found += [
+            record(task, "expert", 0.90 + shift),
+            record(task, method, 0.60 + shift),
+            record(task, method, 0.84 + shift, access="inductive", aligner="auto", support="train"),
+            record(task, "average", 0.80 + shift, access="inductive", aligner="auto", support="train"),
+            record(
+                task,
+                method,
+                0.86 + shift,
+                access="transductive",
+                aligner="surgery",
+                support="test",
+                extra_parameters=1234,
+            ),
+        ]
+    return found
+
+
+def write_run(
+    folder: Path,
+    records: Sequence[Record],
+    *,
+    comparisons: Sequence[Comparison] = (),
+    notes: Sequence[str] = (),
+    diagnosis: Diagnosis | None = None,
+    info: RunInfo | None = None,
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_records(folder / "records.jsonl", records)
+    if comparisons:
+        (folder / "comparisons.json").write_text(json.dumps([asdict(item) for item in comparisons]))
+    if notes:
+        (folder / "notes.json").write_text(json.dumps(list(notes)))
+    if diagnosis:
+        write_diagnosis(folder / "diagnosis.json", diagnosis)
+    if info:
+        write_info(folder / "run.json", info)
+    return folder
+
+
+def points(
+    task: str, *, count: int = 30, classes: Sequence[str] = ("cat", "dog"), seed: int = 0, images: bool = False
+) -> Points:
+    """Three views; the expert is always right, the merge on every second input, aligned on all but one."""
+    draw = random.Random(seed)
+    true = tuple(number % len(classes) for number in range(count))
+    views = []
+    for place, name in enumerate(("expert", "merged", "aligned")):
+        wrong = {1: set(range(0, count, 2)), 2: {0}}.get(place, set())
+        predicted = tuple((kind + (number in wrong)) % len(classes) for number, kind in enumerate(true))
+        x = tuple(10 * math.cos(6.3 * kind / len(classes)) + draw.gauss(0, 1 + place) for kind in true)
+        y = tuple(10 * math.sin(6.3 * kind / len(classes)) + draw.gauss(0, 1 + place) for kind in true)
+        right = 100 * sum(one == other for one, other in zip(predicted, true, strict=True)) / count
+        views.append(View(name, f"{name} ({right:.1f} %)", x, y, predicted))
+    texts = (
+        () if images else tuple(f"input {number} of {task}: a sentence that somebody wrote" for number in range(count))
+    )
+    return Points(
+        f"points-{seed}", f"{task}: what the encoders see", "t-SNE, seeded.", task, tuple(classes), true, tuple(views),
+        texts=texts, images=(DOT,) * count if images else (),
+    )  # fmt: skip
+
+
+def figures(tasks: Sequence[str] = ("a", "b")) -> list[Figure]:
+    """One of each kind but points, with a hole in each."""
+    nan = math.nan
+    return [
+        Lines(
+            "shots", "By shots", "With bands.", "inputs a class", "accuracy, %",
+            (Curve("one", (1.0, 5.0, 20.0), (50.0, 60.0, nan), (45.0, 55.0, nan), (55.0, 65.0, nan)),
+             Curve("two", (1.0, 5.0, 20.0), (40.0, 41.5, 42.25))), log_x=True,
+        ),
+        Heat("cka", "CKA", "Between experts.", tuple(tasks), ("x", "y", "z"), ((1.0, 0.5, nan),) * len(tasks), "CKA"),
+        Heat("cosines", "Cosines", "Of task vectors.", ("r",), ("x", "y"), ((-0.25, 0.5),), "cosine", diverging=True),
+        Bars(
+            "families", "Families", "By task.", tuple(tasks), "accuracy, %",
+            (Series("raw", tuple(50.0 for _ in tasks), tuple(45.0 for _ in tasks), tuple(55.0 for _ in tasks)),
+             Series("linear", tuple(nan for _ in tasks))),
+        ),
+    ]  # fmt: skip
+
+
+def large_run(folder: Path, *, tasks: int = 8, methods: int = 20, inputs: int = 400) -> Path:
+    """8 tasks x 20 methods x 4 protocols, compared, and a diagnosis with points for each task."""
+    draw = random.Random(0)
+    names = [f"task-{number}" for number in range(tasks)]
+    ways: list[dict[str, object]] = [
+        {"protocol": "current", "access": "data-free"},
+        {"protocol": "knn", "access": "inductive", "support": "train", "shots": 5},
+        {"protocol": "aligned-c", "access": "inductive", "support": "train"},
+        {
+            "protocol": "current",
+            "access": "transductive",
+            "support": "test",
+            "aligner": "surgery",
+            "extra_parameters": 4096,
+        },
+    ]
+    records: list[Record] = []
+    comparisons = []
+    for way in ways:
+        rows = []
+        for number in range(methods):
+            kind = "expert" if number == 0 else f"method-{number:02d}"
+            own = [record(task, kind, min(0.97, 0.55 + 0.02 * number + draw.random() / 10), **way) for task in names]  # type: ignore[arg-type]
+            rows.append(own)
+            records += own
+        best = rows[-1][0]
+        comparisons += [comparison(own[0], best, verdict="worse", tasks=names, worse=names[:3]) for own in rows[:-1]]
+    text = " ".join(("it", "was", "neither", "good", "nor", "bad", "and", "nobody", "knew", "why") * 3)
+    drawn: list[Figure] = [*figures(names)]
+    labels = [f"class {number}" for number in range(6)]
+    for number, task in enumerate(names):
+        plain = points(task, count=inputs, classes=labels, seed=number)
+        drawn.append(
+            Points(
+                plain.key, plain.title, plain.caption, task, plain.classes, plain.true, plain.views,
+                texts=tuple(f"{place}: {text}" for place in range(inputs)),
+            )
+        )  # fmt: skip
+    verdict = tuple(Finding(f"Finding {number}", "Something was found out.", {"points": 1.5}) for number in range(5))
+    diagnosis = Diagnosis("method-05", tuple(names), verdict, tuple(drawn), {"seed": 0})
+    return write_run(folder, records, comparisons=comparisons, notes=["a note"], diagnosis=diagnosis)
+
+
+MANIFEST = {
+    "family": "bert",
+    "method": {"name": "ties", "parameters": {"density": 0.2, "weights": None}},
+    "inputs": {
+        "base": {"name": "base", "files": [{"name": "m", "size": 1500, "hash": "blake3:" + "ab" * 32}]},
+        "experts": {
+            "a": {"name": "./a", "revision": "main", "files": [{"name": "m", "size": 2000, "hash": "blake3:ff00"}]}
+        },
+    },
+    "heads": {"a": {"labels": ["no", "yes"]}},
+    "alignment": {"aligner": "auto", "access": "inductive", "split": "train", "tasks": {"a": {"inputs": 50}}},
+}
+
+
+def full_run(folder: Path) -> Path:
+    """A run folder that has every file a report reads."""
+    records = small_run()
+    by = {(item.method, item.access): item for item in records if item.task == "a"}
+    diagnosis = Diagnosis(
+        "ties", ("a", "b"), (Finding("Mostly misalignment", "Try `auto`.", {"won back": 24.0}),),
+        (*figures(), points("a"), points("b", seed=1)), {"seed": 0, "t-SNE": {"perplexity": 30}},
+    )  # fmt: skip
+    info = RunInfo(
+        "orthomerge run r.yaml", "method: ties\n", "2026-11-15T18:41:07+00:00", {"merge": 1.5, "evaluate": 125.0},
+        812_000_000, "2 cores", {"torch": "2.13.0"}, (MANIFEST, "gone"),
+    )  # fmt: skip
+    compared = [comparison(by["ties", "data-free"], by["expert", "data-free"], verdict="worse", tasks=("a", "b"))]
+    return write_run(folder, records, comparisons=compared, notes=["a doubt"], diagnosis=diagnosis, info=info)

@@ -1,0 +1,138 @@
+"""Drawings: every kind, the same bytes twice, and nothing of a label but its text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import matplotlib as mpl
+import pytest
+from tests.report.making import ALERT, figures, points
+
+from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
+from orthomerge.report.cells import figure_csv
+from orthomerge.report.drawing import draw
+from orthomerge.report.drawings.style import class_colours, shown
+from orthomerge.report.inline import inline_svg
+
+ALL: list[Figure] = [*figures(), points("a"), points("b", images=True)]
+
+
+@pytest.mark.parametrize("figure", ALL, ids=lambda figure: figure.key + type(figure).__name__)
+def test_the_same_bytes_twice_and_nothing_global(figure: Figure) -> None:
+    before = dict(mpl.rcParams)
+    first, second = draw(figure), draw(figure)
+    assert first == second
+    assert first.png.startswith(b"\x89PNG")
+    assert "<dc:date>" not in first.svg
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("kind", [Lines, Heat, Bars, Points])
+@pytest.mark.parametrize("label", [ALERT, "$\\frac{", "_hidden", "日本", "a\nb", "", "x" * 400, "%s {0} \\"])
+def test_any_label_can_be_drawn(kind: type, label: str) -> None:
+    made = draw(_named(next(figure for figure in ALL if isinstance(figure, kind)), label))
+    inline = inline_svg(made.text_svg, prefix="p-", label=label)
+    for text in (made.svg, inline):
+        root = ET.fromstring(
+            text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) if text is inline else text
+        )
+        assert not [element for element in root.iter() if str(element.tag).lower().endswith("script")]
+
+
+def _named(figure: Figure, label: str) -> Figure:
+    if isinstance(figure, Lines):
+        return replace(
+            figure, title=label, x=label, curves=tuple(replace(curve, name=label) for curve in figure.curves)
+        )
+    if isinstance(figure, Heat):
+        return replace(figure, rows=(label,) * len(figure.rows), columns=(label,) * len(figure.columns), unit=label)
+    if isinstance(figure, Bars):
+        series = tuple(replace(one, name=label) for one in figure.series)
+        return replace(figure, groups=(label,) * len(figure.groups), series=series)
+    views = tuple(replace(view, name=label, title=label) for view in figure.views)
+    return replace(figure, classes=(label,) * len(figure.classes), views=views)
+
+
+def test_a_label_shows_as_text_in_a_page() -> None:
+    figure = next(figure for figure in ALL if isinstance(figure, Lines))
+    inline = inline_svg(draw(replace(figure, x=ALERT)).text_svg, prefix="p-", label=ALERT)
+    assert "<script" not in inline
+    assert "&lt;script&gt;alert(1)" in inline
+    assert "style=" not in inline
+    assert inline.startswith("<svg ")
+
+
+def test_ids_of_two_drawings_do_not_clash() -> None:
+    drawn = draw(figures()[0]).text_svg
+    one, two = (ET.fromstring(inline_svg(drawn, prefix=prefix, label="")) for prefix in ("a-", "b-"))
+    ids = [{element.get("id") for element in root.iter() if element.get("id")} for root in (one, two)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    links = {element.get("href", "#")[1:] for element in one.iter("use")}
+    assert links <= ids[0]
+
+
+def test_few_classes_by_hue_many_by_shade() -> None:
+    assert len(set(class_colours(10))) == 10
+    assert len(set(class_colours(37))) == 37
+
+
+def test_labels_are_cut() -> None:
+    assert shown("a" * 50) == "a" * 27 + "…"
+    assert not shown("_x").startswith("_")
+
+
+def test_lines_as_csv_and_back() -> None:
+    figure = figures()[0]
+    assert isinstance(figure, Lines)
+    rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
+    for curve in figure.curves:
+        own = [row for row in rows if row["curve"] == curve.name]
+        assert [float(row["x"]) for row in own] == list(curve.x)
+        assert [float(row["y"] or "nan") for row in own] == pytest.approx(list(curve.y), nan_ok=True)
+        if curve.low is not None:
+            assert [float(row["low"] or "nan") for row in own] == pytest.approx(list(curve.low), nan_ok=True)
+
+
+def test_heat_as_csv_and_back() -> None:
+    figure = figures()[1]
+    assert isinstance(figure, Heat)
+    head, *rows = csv.reader(io.StringIO(figure_csv(figure)))
+    assert tuple(head[1:]) == figure.columns
+    assert tuple(row[0] for row in rows) == figure.rows
+    for row, values in zip(rows, figure.values, strict=True):
+        assert [float(cell or "nan") for cell in row[1:]] == pytest.approx(list(values), nan_ok=True)
+
+
+def test_bars_as_csv_and_back() -> None:
+    figure = figures()[3]
+    assert isinstance(figure, Bars)
+    rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
+    for series in figure.series:
+        own = [float(row["value"] or "nan") for row in rows if row["series"] == series.name]
+        assert own == pytest.approx(list(series.values), nan_ok=True)
+
+
+def test_points_as_csv_and_back() -> None:
+    figure = points("a")
+    rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
+    assert [row["true"] for row in rows] == [figure.classes[kind] for kind in figure.true]
+    assert [row["text"] for row in rows] == list(figure.texts)
+    for view in figure.views:
+        assert [float(row[f"{view.name} x"]) for row in rows] == list(view.x)
+        assert [row[f"{view.name} predicted"] for row in rows] == [figure.classes[kind] for kind in view.predicted]
+
+
+def test_unknown_classes_and_missing_places() -> None:
+    figure = points("a", count=4)
+    views = tuple(
+        replace(view, x=(math.nan, *view.x[1:]), predicted=(-1, *view.predicted[1:])) for view in figure.views
+    )
+    figure = replace(figure, true=(-1, *figure.true[1:]), views=views)
+    assert draw(figure).png
+    first = next(csv.DictReader(io.StringIO(figure_csv(figure))))
+    assert (first["true"], first["expert x"], first["expert predicted"]) == ("", "", "")

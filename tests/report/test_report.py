@@ -1,0 +1,221 @@
+"""A report from a run folder: what is there is shown, what is absent is left out, and nothing is half-written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.report.making import ALERT, BREAK_OUT, MANIFEST, full_run, points, record, small_run, write_run
+
+from orthomerge.analysis.diagnosis import Diagnosis, Finding
+from orthomerge.errors import CheckpointError
+from orthomerge.records import Record
+from orthomerge.report.facts import numbers_of
+from orthomerge.report.payload import json_block, points_payload
+from orthomerge.report.report import report
+from orthomerge.report.story import story
+from orthomerge.report.tables import boards
+from orthomerge.runinfo import RunInfo, read_info, write_info
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read(page: Path) -> _Reader:
+    reader = _Reader()
+    reader.feed(page.read_text(encoding="utf-8"))
+    return reader
+
+
+def test_everything_is_there(tmp_path: Path) -> None:
+    done = report(full_run(tmp_path / "run"), tmp_path / "out" / "report.html")
+    text = " ".join(" ".join(read(done.page).text).split())
+    for wanted in (
+        "The experts score 90.0 % over 2 tasks. Merged into one encoder by ties, the model keeps 60.0 %.",
+        "With its heads aligned it reaches 84.0 %: 80 % of what merging had lost is won back, without a single new",
+        "Mostly misalignment",
+        "a doubt",
+        "aligned by auto on 50 inputs a task from train (inductive)",
+        "density = 0.2",
+        "abababababab",
+        "no, yes",
+        "2 min 05 s",
+        "812 MB",
+        "orthomerge run r.yaml",
+        "method: ties",
+        "15 November 2026, 18:41 UTC",
+        "No longer there: gone",
+        "perplexity = 30",
+        "1,234",
+    ):
+        assert wanted in text, wanted
+    assert "weights" not in text
+    names = sorted(path.relative_to(done.files).as_posix() for path in done.files.rglob("*") if path.is_file())
+    assert [name for name in names if name.startswith("figures/shots")] == [
+        f"figures/shots.{form}" for form in ("csv", "png", "svg")
+    ]
+    assert {"tables/inductive.tex", "tables/transductive.md", "tables/comparisons.csv"} <= set(names)
+    assert done.figures == ["accuracy-by-task", "shots", "cka", "cosines", "families", "points-0", "points-1"]
+
+
+def test_the_same_bytes_twice(tmp_path: Path) -> None:
+    run = full_run(tmp_path / "run")
+    one, two = report(run, tmp_path / "one" / "r.html"), report(run, tmp_path / "two" / "r.html")
+    assert one.page.read_bytes() == two.page.read_bytes()
+    for path in one.files.rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (two.files / path.relative_to(one.files)).read_bytes()
+
+
+def test_records_alone_are_enough(tmp_path: Path) -> None:
+    done = report(write_run(tmp_path / "run", small_run()), tmp_path / "report.html", title="Mine")
+    page = read(done.page)
+    ids = {attributes.get("id") for _, attributes in page.tags}
+    assert {"accuracy", "merged", "reproduce", "figures"} <= ids
+    assert not {"verdict", "notes", "points", "comparisons", "cost"} & ids
+    assert "Mine" in page.text
+    assert done.tables == ["data-free", "inductive", "transductive"]
+
+
+def test_a_run_with_one_row_has_no_story_to_draw(tmp_path: Path) -> None:
+    done = report(write_run(tmp_path / "run", [record("a", "ties", 0.5)]), tmp_path / "report.html")
+    assert done.figures == []
+    assert "the model reaches 50.0\u00a0% on one task." in done.page.read_text()
+
+
+def test_the_policy_forbids_everything_else(tmp_path: Path) -> None:
+    done = report(full_run(tmp_path / "run"), tmp_path / "report.html")
+    page = read(done.page)
+    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'sha256-")
+    assert "unsafe" not in policy
+    for tag, attributes in page.tags:
+        assert "style" not in attributes, tag
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name in ("src", "href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:")), (tag, attributes)
+
+
+def test_what_a_name_says_is_never_markup(tmp_path: Path) -> None:
+    records = small_run((ALERT, BREAK_OUT), method=ALERT)
+    figure = replace(points(BREAK_OUT, classes=(ALERT, BREAK_OUT)), title=ALERT, caption=BREAK_OUT)
+    texts = (ALERT,) * len(figure.true)
+    verdict = (Finding(ALERT, f"`{ALERT}` {BREAK_OUT}", {BREAK_OUT: 1.0}),)
+    diagnosis = Diagnosis(ALERT, (ALERT,), verdict, (replace(figure, texts=texts),), {ALERT: BREAK_OUT})
+    block = json.loads(json.dumps(MANIFEST).replace("ties", "<b>").replace("./a", "<i>"))
+    info = RunInfo(ALERT, BREAK_OUT, ALERT, {ALERT: 1.0}, 1, ALERT, {ALERT: ALERT}, (block, ALERT))
+    run = write_run(tmp_path / "run", records, notes=[ALERT], diagnosis=diagnosis, info=info)
+    done = report(run, tmp_path / "report.html", title=BREAK_OUT)
+    page = read(done.page)
+    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert not {"img", "i"} & {tag for tag, _ in page.tags}
+    assert any(ALERT in text for text in page.text)
+    assert "<script" not in (done.files / "tables" / "inductive.md").read_text()
+    assert "<script" not in (done.files / "figures" / "points-0.svg").read_text()
+
+
+def test_a_number_and_its_interval_are_one() -> None:
+    given = {
+        "won": 23.13,
+        "won, low": 21.67,
+        "won, high": 24.6,
+        "cosine": -0.0927,
+        "alone, low": 1.0,
+        "n": 1168,
+        "0": 0,
+    }
+    told = {"won": "23.1 (21.7 to 24.6)", "cosine": "-0.0927", "alone, low": "1.00", "n": "1,168", "0": "0"}
+    assert dict(numbers_of(given)) == told
+
+
+def test_half_a_character_is_no_reason_to_fail(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", small_run(), diagnosis=Diagnosis("ties", ("a",), (), (points("a"),)))
+    for name in ("records.jsonl", "diagnosis.json"):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace("toy", "\\ud83d").replace("cat", "\\ud83d").replace("somebody", "\\ud83d"))
+    done = report(run, tmp_path / "report.html")
+    assert "?: one model from many" in done.page.read_text(encoding="utf-8")
+
+
+def test_json_cannot_leave_its_element() -> None:
+    text = json_block({"a": "</script><!--", "b": "&\u2028"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--", "b": "&\u2028"}
+
+
+def test_only_png_is_shown_and_only_so_much() -> None:
+    figure = points("a", count=3, images=True)
+    images = ("data:image/svg+xml;base64,AAAA", "javascript:alert(1)", figure.images[0])
+    (found,) = points_payload([replace(figure, images=images)])
+    assert found["images"] == ["", "", figure.images[0]]
+    large = "data:image/png;base64," + "A" * 3_000_000
+    (found,) = points_payload([replace(figure, images=(large, large, figure.images[0]))])
+    assert found["images"] == [large, "", figure.images[0]]
+
+
+def test_the_views_of_a_figure_share_a_frame() -> None:
+    figure = points("a", count=2)
+    near, far = (replace(figure.views[0], x=x, y=(0.0, 1.0)) for x in ((0.0, 1.0), (0.0, 10.0)))
+    (found,) = points_payload([replace(figure, views=(near, far))])
+    assert [view["x"] for view in found["views"]] == [[0, 400], [0, 4000]]
+    assert [view["y"] for view in found["views"]] == [[400, 0], [400, 0]]
+    assert found["size"] == [4000, 400]
+
+
+def test_the_story_speaks_of_the_diagnosed_method() -> None:
+    found = boards(small_run() + [record(task, "average", 0.5) for task in ("a", "b")])
+    assert [step.row.line.method for step in story(found).steps] == ["expert", "ties", "ties"]
+    assert [step.row.line.method for step in story(found, method="average").steps] == ["expert", "average", "average"]
+
+
+def test_a_transductive_end_is_called_one() -> None:
+    records = [item for item in small_run() if item.access != "inductive"]
+    told = story(boards(records))
+    assert told.sentence.endswith("is won back (aligned on the test inputs themselves).")
+    assert "parameter" not in told.sentence
+
+
+def test_a_story_without_alignment_or_experts() -> None:
+    merged = [record("a", "ties", 0.6), record("a", "average", 0.7)]
+    told = story(boards(merged))
+    assert told.sentence == "Merged into one encoder by average, the model reaches 70.0 % on one task."
+    assert story(boards([record("a", "ties", 0.6, protocol="knn")])).sentence == "Accuracy on one task."
+
+
+def test_run_info_goes_to_disk_and_back(tmp_path: Path) -> None:
+    info = RunInfo("c", "r", "now", {"merge": 1.0}, 5, "m", {"torch": "2"}, ("out", {"method": {"name": "ties"}}))
+    write_info(tmp_path / "run.json", info)
+    assert read_info(tmp_path / "run.json") == info
+    with pytest.raises(CheckpointError, match="cannot read"):
+        read_info(tmp_path / "none.json")
+
+
+def test_an_output_that_is_there_is_read(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", small_run(), info=RunInfo(manifests=("merged",)))
+    (run / "merged").mkdir()
+    with pytest.raises(CheckpointError, match="is not an orthomerge output"):
+        report(run, tmp_path / "r.html")
+
+
+def test_merges_without_manifests_are_told_from_the_records(tmp_path: Path) -> None:
+    records: list[Record] = [
+        replace(item, parameters={"density": 0.2}, inputs={"model": "cd" * 32}) for item in small_run()
+    ]
+    done = report(write_run(tmp_path / "run", records), tmp_path / "r.html")
+    text = done.page.read_text()
+    assert "density = 0.2" in text
+    assert "cdcdcdcdcdcd" in text

@@ -1,0 +1,171 @@
+"""The accuracy tables of a report, by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from tests.report.making import ALERT, comparison, record, small_run
+
+from orthomerge.evaluation.tables import Sheet
+from orthomerge.report.cells import board_csv, comparisons_csv
+from orthomerge.report.formats import csv_text, latex, latex_escape, markdown
+from orthomerge.report.tables import boards, legend, mark, sheet
+
+RUN = small_run()
+TASKS = ("a", "b")
+
+
+def compared() -> list:  # type: ignore[type-arg]
+    rows = {(item.method, item.access, item.aligner): item for item in RUN if item.task == "a"}
+    ties, average = rows["ties", "inductive", "auto"], rows["average", "inductive", "auto"]
+    plain, expert = rows["ties", "data-free", None], rows["expert", "data-free", None]
+    return [
+        comparison(average, ties, verdict="worse, but comparable", tasks=TASKS),
+        comparison(plain, expert, verdict="worse", tasks=TASKS, worse=("b",)),
+    ]
+
+
+def test_access_classes_are_never_mixed_and_inductive_comes_first() -> None:
+    found = boards(RUN, compared())
+    assert [board.key for board in found] == ["inductive", "data-free", "transductive"]
+    assert all({row.line.access for row in board.rows} == {board.key} for board in found)
+
+
+def test_numbers_of_a_row() -> None:
+    inductive, free, transductive = boards(RUN, compared())
+    row = inductive.rows[0]
+    assert (row.line.method, row.line.title) == ("ties", "aligner auto")
+    # 86 and 82; each interval reaches 2 points either way, so the mean's sqrt(4 + 4) / 2.
+    assert (row.line.mean, row.line.low) == pytest.approx((84, 84 - 2**0.5))
+    cell = row.cells["a"]
+    assert (cell.value, cell.low, cell.high) == pytest.approx((86, 84, 88))
+    assert cell.examples == 100
+    assert transductive.rows[0].extra == 1234
+    assert [row.extra for row in free.rows] == [0, 0]
+
+
+def test_the_best_adds_nothing_and_is_a_merge() -> None:
+    inductive, free, transductive = boards(RUN)
+    assert [row.best for row in inductive.rows] == [True, False]
+    assert [(row.line.method, row.best) for row in free.rows] == [("expert", False), ("ties", True)]
+    assert [row.best for row in transductive.rows] == [False]
+
+
+def test_a_probe_or_a_method_on_fewer_tasks_is_not_the_best() -> None:
+    found = [*RUN, *(record(task, "ties", 0.99, protocol="probe", access="inductive") for task in TASKS)]
+    found.append(record("a", "wudi", 0.99, access="inductive"))
+    assert [row.line.title for row in boards(found)[0].rows if row.best] == ["aligner auto"]
+
+
+def test_marks() -> None:
+    inductive, free, transductive = boards(RUN, compared())
+    assert [mark(row.verdict) for row in inductive.rows] == ["★", "↓≈"]
+    assert [mark(row.verdict) for row in free.rows] == ["★", "↓"]
+    assert free.rows[1].cells["a"].told == ""
+    assert free.rows[1].cells["b"].told == "worse"
+    assert "less than 1 point apart" in legend(inductive)
+    assert legend(transductive) == ""
+    assert "ref." not in sheet(transductive).columns
+
+
+def test_joint_rows_stand_together_at_the_end() -> None:
+    found = [*(record(task, "ties", 0.1, protocol="joint") for task in TASKS), *RUN]
+    free = next(board for board in boards(found) if board.key == "data-free")
+    assert [row.line.protocol for row in free.rows] == ["current", "current", "joint"]
+
+
+def test_controls_have_a_table_of_their_own() -> None:
+    spoilt = [record(t, "ties", 0.3, access="inductive", control="shuffled-teacher", bound=0.5) for t in TASKS]
+    found = boards([*RUN, *spoilt])
+    assert found[-1].key == "controls"
+    made = sheet(found[-1])
+    assert made.columns == ("method", "protocol", "control", "a", "b", "mean", "95 %", "extra", "no better than")
+    assert made.rows == (
+        ("ties", "current (inductive)", "shuffled-teacher", "30.0", "30.0", "30.0", "28.6-31.4", "0", "50.0"),
+    )
+
+
+def test_markdown() -> None:
+    board = boards(RUN, compared())[0]
+    text = markdown(sheet(board), bold=[0])
+    assert text.splitlines()[:6] == [
+        "### Inductive: inputs from train or val, scored on test",
+        "",
+        "| method | protocol | a | b | mean | 95 % | ref. | extra |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| ties | aligner auto | 86.0 | 82.0 | **84.0** | 82.6-85.4 | ★ | 0 |",
+        "| average | aligner auto | 82.0 | 78.0 | 80.0 | 78.6-81.4 | ↓≈ | 0 |",
+    ]
+
+
+def test_latex() -> None:
+    board = boards(RUN, compared())[1]
+    text = latex(sheet(board), label="Accuracy: data_free", bold=[1])
+    assert text.splitlines()[:12] == [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{No inputs used}",
+        r"\label{tab:accuracy-data-free}",
+        r"\begin{tabular}{llrrrrrr}",
+        r"\toprule",
+        r"method & protocol & a & b & mean & 95 \% & ref. & extra \\",
+        r"\midrule",
+        r"expert & current & 92.0 & 88.0 & 90.0 & 88.6--91.4 & $\star$ & 0 \\",
+        r"ties & current & 62.0 & 58.0 & \textbf{60.0} & 58.6--61.4 & $\downarrow$ & 0 \\",
+        r"\bottomrule",
+    ]
+
+
+def test_csv_has_numbers_and_the_intervals_of_every_task() -> None:
+    board = boards(RUN, compared())[1]
+    rows = list(csv.DictReader(io.StringIO(board_csv(board))))
+    assert float(rows[1]["mean"]) == pytest.approx(60)
+    assert (rows[1]["verdict"], rows[1]["against"], rows[0]["verdict"]) == ("worse", "expert", "reference")
+    assert float(rows[1]["b low"]) == pytest.approx(56)
+    assert rows[1]["b examples"] == "100"
+    assert rows[0]["sd"] == ""
+    (first, second) = csv.DictReader(io.StringIO(comparisons_csv(compared())))
+    assert (first["method"], first["against"], second["worse_on"]) == ("average", "ties", "b")
+    assert float(second["difference"]) == pytest.approx(-30)
+
+
+def test_several_seeds_have_their_columns() -> None:
+    found = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
+    made = sheet(boards(found)[0])
+    assert made.columns[-4:] == ("sd", "worst", "seeds", "extra")
+    assert made.rows[0][-4:] == ("14.1", "50.0", "2", "0")
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a_b & 50 %", r"a\_b \& 50 \%"),
+        (r"\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
+        ("$x^2$ ~ #1", r"\$x\textasciicircum{}2\$ \textasciitilde{} \#1"),
+        (ALERT, r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{}"),
+        ("two\nlines\t|", r"two lines \textbar{}"),
+        ("-19.7 to -16.8", "$-$19.7 to $-$16.8"),
+    ],
+)
+def test_latex_prints_what_is_written(text: str, escaped: str) -> None:
+    assert latex_escape(text) == escaped
+
+
+def test_markdown_shows_labels_as_text() -> None:
+    made = Sheet("t", ("method", "mean"), (("a|b `c` " + ALERT, "1.0"),), left=1)
+    row = markdown(made).splitlines()[-1]
+    assert row == r"| a\|b \`c\` &lt;script&gt;alert(1)&lt;/script&gt; | 1.0 |"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx"])
+def test_csv_computes_no_text(text: str) -> None:
+    (head, row) = csv.reader(io.StringIO(csv_text(["name", text], [[text, -1.5]])))
+    assert head[1] == f"'{text}"
+    assert row == [f"'{text}", "-1.5"]
+
+
+def test_csv_leaves_holes_for_what_is_missing() -> None:
+    assert csv_text(["a", "b"], [[float("nan"), None], [1, "x,y"]]) == 'a,b\n,\n1,"x,y"\n'
