@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 __all__ = ["Lazy", "pick"]
@@ -25,6 +26,9 @@ class Lazy(Sequence[Any]):
 
 def pick(inputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
     """The inputs at some places, in that order; lazy ones stay lazy."""
+    numbers = list(places)
     if isinstance(inputs, Lazy):
-        return Lazy([inputs.keys[int(place)] for place in places], inputs.load)
-    return [inputs[int(place)] for place in places]
+        return Lazy([inputs.keys[number] for number in numbers], inputs.load)
+    if len(numbers) < 2:  # of which `itemgetter` makes no tuple
+        return [inputs[number] for number in numbers]
+    return itemgetter(*numbers)(inputs)  # type: ignore[no-any-return]

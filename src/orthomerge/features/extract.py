@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from orthomerge.data.processing import batches
 from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError, nearest
 from orthomerge.features.features import Features
@@ -129,10 +131,11 @@ def encode(
 
 def _order(examples: Examples, processor: Processor, *, by_length: bool) -> list[int]:
     """Longest texts first, so that what does not fit into memory fails at once; images as they come."""
-    places = list(range(len(examples)))
-    if by_length and processor.modality == "text":
-        places.sort(key=lambda place: -len(examples.inputs[place]))
-    return places
+    if not by_length or processor.modality != "text":
+        return list(range(len(examples)))
+    lengths = np.fromiter(map(len, examples.inputs), np.int64, len(examples))
+    found: list[int] = np.argsort(-lengths, kind="stable").tolist()
+    return found
 
 
 _Batch = Mapping[str, "torch.Tensor"]
