@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 fitted moma parity clean
+.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 fitted moma parity docs fuzz crash soak lock audit sbom clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -75,8 +75,36 @@ fitted: $(STAMP)  ## every fitted merge on the embedded suite, as in MOMA's tabl
 moma: $(STAMP)  ## what a step of MOMA costs beside plain fine-tuning (a GPU)
 	$(BIN)/python benchmarks/moma.py
 
+COUNT ?= 120000
+SECONDS ?= 60
+fuzz: $(STAMP)  ## COUNT mutations of valid files (4 minutes), then SECONDS guided by coverage where atheris installs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count $(COUNT) --write
+	-$(BIN)/python -m pip --disable-pip-version-check install --quiet atheris
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.guided -max_total_time=$(SECONDS)
+
 parity: $(STAMP)  ## compare with mergekit tensor by tensor (installs it in .venv-mergekit)
 	$(BIN)/python benchmarks/parity.py
 
+docs: $(STAMP)  ## build the documentation into site/ (half a minute); open site/index.html
+	$(BIN)/python -m docs.generator build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -E -b html -c docs build/docs site
+
+crash: $(STAMP)  ## fail, kill and interrupt at every call that changes a file (an hour on 2 cores)
+	CRASH_POINTS=all OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load tests/faults/test_crash_points.py tests/faults/test_signals.py
+
+soak: $(STAMP)  ## 500 merges in a row with random kills, then 64 jobs at once (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
+
+lock: $(STAMP)  ## write requirements-dev.lock anew: constraints.txt with hashes (minutes; needs the package index)
+	$(BIN)/python -m tools.lock
+
+audit: $(STAMP)  ## known vulnerabilities of what is locked (needs the network; installs pip-audit in .venv-audit)
+	$(BIN)/python -m tools.lock --check
+	test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet pip-audit)
+	.venv-audit/bin/pip-audit --strict --requirement requirements-dev.lock --disable-pip --no-deps
+
+sbom: $(STAMP)  ## what users install, as CycloneDX: dist/orthomerge-VERSION.cdx.json (a part of every release)
+	$(BIN)/python -m tools.sbom
+
 clean:          ## remove environments and caches
-	rm -rf $(VENV) .venv-mergekit .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-mergekit .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -56,8 +56,8 @@ tasks.
 
 *alone*: each starts from the features. *together*: all closed forms of a task share one `Problem`: sums, decomposition
 and leave-one-out are done once, `similarity` takes over the maps that `orthogonal` found (and `logit-procrustes` its
-start); the column says what each adds in this order. The target is {TARGET:.0f} s for
-all of them together, on all tasks."""
+start), `invertible` the factor that `linear` made, `affine` and `logit-procrustes` the decomposition; the column says
+what each adds in this order. The target is {TARGET:.0f} s for all of them together, on all tasks."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,19 @@ def timed(act: Callable[[], Result], *, runs: int = 1) -> tuple[Result, float]:
     return result, min(times)
 
 
-SHARED = {"sums": "sums over the inputs", "spectrum": "one decomposition", "strength": "leave-one-out"}
+SHARED: Mapping[str, Callable[[Problem], object]] = {
+    "sums over the inputs": lambda problem: problem.sums.total,
+    "one decomposition": lambda problem: problem.spectrum,
+    "leave-one-out": lambda problem: problem.strength,
+}
 
 
 def together(toy: Toy) -> tuple[dict[str, Alignment], dict[str, float]]:
     """All closed forms from one problem, and the CPU seconds of what they share and of what each adds."""
     problem, spent = timed(lambda: Problem.of(toy.pair, toy.head))
     times, found = {"reading": spent}, {}
-    for name, shown in SHARED.items():
-        times[shown] = timed(partial(getattr, problem, name))[1]
+    for name, make in SHARED.items():
+        times[name] = timed(partial(make, problem))[1]
     for name in CLOSED:
         found[name], times[name] = timed(partial(cast("FromProblem", make_aligner(name)).align, problem))
     return found, times

@@ -64,6 +64,11 @@ class Place:
             self.suite, folder=self.folder, data=self.data, base=self.base, device=self.device, say=lambda text: None
         )
 
+    def start(self, method: str) -> tuple[str, dict[str, Any]]:
+        """A merge to start from, with the scale that was chosen."""
+        scale = self.scales.get(method)
+        return method, {} if scale is None else {"scale": scale}
+
 
 class Worker:
     """Does jobs, one after the other, in one process."""
@@ -100,8 +105,7 @@ class Worker:
         return prepare(examples, self.suite.processor, nothing, device=stage.encoder.device)
 
     def start(self, method: str) -> tuple[str, dict[str, Any]]:
-        scale = self.place.scales.get(method)
-        return method, {} if scale is None else {"scale": scale}
+        return self.place.start(method)
 
     def do(self, job: Job) -> dict[str, Any]:
         started = time.perf_counter()
@@ -174,7 +178,9 @@ class Worker:
             expert = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
             pair = FeaturePair(Features(merged, task, stage.split), Features(expert, task, stage.split))
             name = job.what.removeprefix("align:")
-            options = {"seed": job.seed} if name in ("surgery", "probsurgery") else {}
+            options: dict[str, Any] = {"seed": job.seed} if name in ("surgery", "probsurgery") else {}
+            if name == "auto":
+                options = {"device": self.place.device}
             found[task] = make_aligner(name, options).fit(pair, stage.heads[task]).classifier
         return found
 

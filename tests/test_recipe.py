@@ -159,7 +159,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "no date": (b"a: !!timestamp x", "recipe.yaml is not valid YAML"),
     "a day that never was": (b"a: 2020-13-45", "recipe.yaml is not valid YAML: month must be in"),
     "endless number": (b"a: " + b"1" * 9_999, "recipe.yaml is not valid YAML: .*4300"),
-    "deep": (b"a: " + b"[" * 50_000, "recipe.yaml is not valid YAML: maximum recursion"),
+    "deep": (b"a: " + b"[" * 50_000, "recipe.yaml is not valid YAML: it is nested more than 50 levels deep"),
     "large": (b"# " + b"x" * (1 << 20), "recipe.yaml is larger than 1048576 bytes; that is not a recipe"),
 }
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orthomerge.pipeline import merge, task_vectors
     from orthomerge.planning import Plan, make_plan
     from orthomerge.recipe import Recipe, read_recipe
+    from orthomerge.running.line import run
 
 __all__ = [
     "Head",
@@ -30,6 +31,7 @@ __all__ = [
     "make_plan",
     "merge",
     "read_recipe",
+    "run",
     "task_vectors",
     "verify",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "make_plan": "planning",
     "merge": "pipeline",
     "read_recipe": "recipe",
+    "run": "running.line",
     "task_vectors": "pipeline",
     "verify": "merged",
 }

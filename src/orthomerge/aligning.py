@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.models.family import Family
 
-__all__ = ["align", "chosen_aligner", "merge_aligned"]
+__all__ = ["align", "align_merge", "chosen_aligner", "merge_aligned"]
 
 _WORK = ".work"  # inside the folder that becomes the output: whatever clears that away clears this too
 
@@ -102,6 +102,18 @@ def merge_aligned(
     return Result(Path(to), made)
 
 
+def align_merge(
+    source: Path, recipe: Recipe, *, to: Path, force: bool = False, progress: Progress | None = None
+) -> Result:
+    """The second half of a recipe with a block `align`, from `source`, which the first half wrote."""
+    if recipe.align is None:
+        raise RecipeError("the recipe has no block 'align'; add one, or leave the merge as it is")
+    need = 2 * sum(file["size"] for file in read_manifest(source)["files"].values())
+    with publish(to, force=force, need=need, inputs=[source, *local_paths(recipe, recipe.align.data)]) as partial:
+        made = _Run(source, recipe, recipe.align, recipe.align.data, progress=progress).write(partial)
+    return Result(to, made)
+
+
 def chosen_aligner(name: str, options: Mapping[str, Any], *, seed: int, stream: bool = False) -> Aligner:
     """An aligner with its options; one that draws at random gets the seed, unless its options have one."""
     from orthomerge.alignment.aligners import aligner_class, aligners, find_aligner, make_aligner
@@ -160,7 +172,8 @@ class _Run:
         about = self._about(found)
         shutil.rmtree(folder / _WORK)
         notes = [*self.manifest["notes"], *self._notes(found)]
-        return finish_output(folder, {**self.manifest, "notes": notes, "alignment": about}, kept)
+        merged = {part: value for part, value in self.manifest.items() if part != "evaluation"}  # it was of other heads
+        return finish_output(folder, {**merged, "notes": notes, "alignment": about}, kept)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -228,13 +241,16 @@ class _Run:
 
     def _in_memory(self, task: str, expert: Path, head: Head) -> tuple[Alignment, torch.Tensor]:
         from orthomerge.features.features import FeaturePair
+        from orthomerge.merging.stream import single_threaded
 
         pair = FeaturePair(*(self.bench.features(each, task, self.settings.split) for each in (self.source, expert)))
-        return self.aligner.fit(pair, head), pair.merged.values
+        with single_threaded():  # what is summed up by several threads depends on their number
+            return self.aligner.fit(pair, head), pair.merged.values
 
     def _streamed(self, task: str, expert: Path, head: Head) -> tuple[Alignment, torch.Tensor]:
         from orthomerge.alignment.streaming import stream_sums
         from orthomerge.merged import load
+        from orthomerge.merging.stream import single_threaded
 
         seen: list[torch.Tensor] = []
         sums = stream_sums(
@@ -248,7 +264,8 @@ class _Run:
             device=self.device,
             watch=lambda features: None if seen else seen.append(features),
         )
-        return cast("SumAligner", self.aligner).solve(sums, head), seen[0]
+        with single_threaded():
+            return cast("SumAligner", self.aligner).solve(sums, head), seen[0]
 
     def _head(self, task: str, expert: Path, old: Head) -> Head:
         """The expert's own head, its rows named as those of the output."""

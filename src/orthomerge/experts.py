@@ -19,7 +19,7 @@ __all__ = ["is_zero_shot", "local_paths", "write_expert"]
 
 
 def write_expert(
-    like: Recipe, task: str, out: Path, *, family: Family, pooling: str, labels: tuple[str, ...]
+    like: Recipe, task: str, out: Path, *, family: Family, pooling: str, labels: tuple[str, ...], force: bool = False
 ) -> dict[str, Any]:
     """Write one expert of a recipe to `out` and give what identifies it, as in a manifest.
 
@@ -45,12 +45,13 @@ def write_expert(
         vector=None,
         dtype="keep",
         heads="separate",
+        adapter_rank=None,
         family=family.name,
         pooling=pooling,
         align=None,
         fit=None,
     )
-    found: dict[str, Any] = merge(alone, out=out).manifest["inputs"]["experts"][task]
+    found: dict[str, Any] = merge(alone, out=out, force=force).manifest["inputs"]["experts"][task]
     return found
 
 

@@ -7,9 +7,10 @@ classifier that is more than a head adds a file.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -30,10 +31,11 @@ from orthomerge.features.cache import FeatureCache
 from orthomerge.features.extract import device_of
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.stage import Stage
+from orthomerge.kinship import check_kinship
 from orthomerge.models.load import quiet
 from orthomerge.models.split import split_base
 from orthomerge.output import README, copy_files, finish_output, plain, versions, write_output
-from orthomerge.pipeline import Progress, Result, copied_tensor
+from orthomerge.pipeline import Progress, Result, copied_tensor, task_vectors
 from orthomerge.planning import make_plan
 from orthomerge.tuning.state import RunState
 from orthomerge.version import VERSION
@@ -45,7 +47,9 @@ if TYPE_CHECKING:
     from orthomerge.planning import Job
     from orthomerge.recipe import Fit, Recipe
 
-__all__ = ["merge_fitted", "write_fitted"]
+__all__ = ["THREADS", "merge_fitted", "write_fitted"]
+
+THREADS = "ORTHOMERGE_THREADS"
 
 _WORK = ".work"  # inside the folder that becomes the output: whatever clears that away clears this too
 
@@ -63,17 +67,37 @@ def merge_fitted(
     if recipe.fit is None:
         raise RecipeError(f"{recipe.method!r} is fitted to inputs: give --data TASK=PATH for every expert, or 'fit'")
     job = make_plan(replace(recipe, out=str(to))).check()
+    check_kinship(job, task_vectors(job))
     paths = [*(source.path for source in job.sources.values()), *local_paths(recipe, recipe.fit.data)]
     state: RunState | None = None
     with publish(Path(to), force=force, need=(len(job.experts) + 3) * job.bytes_to_write, inputs=paths) as partial:
         stage = _stage(recipe, recipe.fit, job, partial / _WORK, processor, cache, progress)
         state = _state(recipe, job, stage, Path(to)) if recipe.fit.resume else None
         method = cast("FittedMethod", job.method)
-        made = method.fit(stage.setting(state=state))
-        manifest = write_fitted(job, stage, made, partial)
+        with _threads():
+            made = method.fit(stage.setting(state=state))
+            manifest = write_fitted(job, stage, made, partial)
     if state is not None:
         state.remove()
     return Result(Path(to), manifest)
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    """Fit with one thread, or with as many as $ORTHOMERGE_THREADS says; a GPU does not care.
+
+    Gradients are sums that torch shares among its threads: with another number of them the last digits are others, and
+    so is the fit. One thread gives the same bytes on every machine of a kind.
+    """
+    given = os.environ.get(THREADS, "1")
+    if not given.isdecimal() or not int(given):
+        raise RecipeError(f"{THREADS} must be a number of threads, got {given!r}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(given))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def write_fitted(job: Job, stage: Stage, made: Fitted, folder: Path) -> dict[str, Any]:
@@ -94,7 +118,7 @@ def write_fitted(job: Job, stage: Stage, made: Fitted, folder: Path) -> dict[str
         extra[task] = save_fitted(folder / "heads" / task, fitted)["extra"]
     about = _about(job, stage, made, extra)
     if folder in stage.folder.parents:
-        stage.clear()
+        shutil.rmtree(stage.folder)  # whatever could not be removed would be a part of the output
     else:
         shutil.rmtree(result)
     return finish_output(folder, {**manifest, "fit": about}, kept)
@@ -182,7 +206,8 @@ def _about(job: Job, stage: Stage, made: Fitted, extra: dict[str, Any]) -> dict[
         "precision": "bfloat16" if stage.half else "float32",
         "device": stage.encoder.device.type,
         "facts": plain(made.facts),
-        "curve": plain(list(made.curve)),
+        # Without the clock: the same recipe gives the same bytes.
+        "curve": plain([{name: value for name, value in row.items() if name != "seconds"} for row in made.curve]),
         "tasks": {
             task: {
                 "inputs": len(stage.inputs.rows[task]),

@@ -60,11 +60,15 @@ class Merged:
 def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
     """Load an output folder. A `generic` family cannot build its module: give one, its weights are then filled in."""
     folder = Path(path)
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, adapter=True)
     family = manifest_family(manifest, folder)
     heads = {task: load_classifier(folder / "heads" / task) for task in manifest["heads"]}
     if encoder is not None:
         _fill(encoder, folder / "encoder")
+    elif "adapter" in manifest and family.encoder_class:
+        from orthomerge.adapter_output import load_adapted
+
+        encoder = load_adapted(folder, family)
     elif family.encoder_class:
         from orthomerge.models.load import load_encoder
 
@@ -79,7 +83,7 @@ def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
 def verify(path: str | Path) -> list[str]:
     """Re-derive every hash of an output folder; what is wrong, in words (empty: all is well)."""
     folder = Path(path)
-    files = read_manifest(folder, any_name=True)["files"]
+    files = read_manifest(folder, any_name=True, adapter=True)["files"]
     found = {name: _file_problem(folder, name, expected) for name, expected in files.items()}
     problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in found.items() if what]
     for file in sorted(file for file in folder.rglob("*") if file.is_symlink() or file.is_file()):
@@ -132,6 +136,9 @@ def export(path: str | Path, task: str, to: str | Path, *, force: bool = False) 
     need = sum(spec.nbytes for spec in specs.values())
     beside = companions(folder / "encoder", within=folder)
     config = read_json(contained(folder / "encoder" / "config.json", folder))
+    for name, expected in manifest["files"].items():  # an export has no manifest: what is damaged must not get there
+        if name.startswith(("encoder/", f"heads/{task}/")) and (what := _file_problem(folder, name, expected)):
+            raise CheckpointError(f"{folder / name} {what}; fetch the folder again, or merge again")
     origin = {"task": task, "manifest": RawFile(folder / MANIFEST).digest(), "orthomerge": VERSION}
     with publish(target, force=force, need=need, inputs=[folder], marker=EXPORT) as partial:
         write_shards(partial, specs, blocks(), most=parse_size("5GB"))

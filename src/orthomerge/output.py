@@ -9,6 +9,7 @@ OUT/orthomerge.json   manifest: inputs with hashes, recipe, versions, seed, and 
 from __future__ import annotations
 
 import math
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,8 @@ from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write
 from orthomerge.checkpoints.shards import write_shards
 from orthomerge.classifiers import write_classifier
 from orthomerge.errors import CheckpointError
-from orthomerge.manifest import FORMAT, contained
+from orthomerge.licences import licence_of
+from orthomerge.manifest import FORMAT, contained, read_manifest
 from orthomerge.models.config import encoder_config
 from orthomerge.recipe import parse_size
 from orthomerge.version import VERSION
@@ -36,7 +38,18 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.planning import Job
 
-__all__ = ["COMPANIONS", "README", "companions", "copy_files", "finish_output", "plain", "versions", "write_output"]
+__all__ = [
+    "COMPANIONS",
+    "README",
+    "companions",
+    "copy_files",
+    "finish_output",
+    "manifest_of",
+    "plain",
+    "rewrite_card",
+    "versions",
+    "write_output",
+]
 
 # Files beside the weights that the encoder is of no use without.
 COMPANIONS = (
@@ -72,7 +85,7 @@ def write_output(
             for file in source.files:
                 file.check_unchanged()
         known = {f"encoder/{shard.name}": {"size": shard.size, "hash": shard.digest} for shard in shards}
-        return finish_output(folder, _manifest(job, heads), known)
+        return finish_output(folder, manifest_of(job, heads), known)
 
 
 def copy_files(source: Path, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -96,6 +109,31 @@ def finish_output(folder: Path, manifest: dict[str, Any], known: Mapping[str, Ma
     manifest = {**manifest, "files": _file_table(folder, known)}
     write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
+    """Write card and manifest anew with what was measured since, in one step: the output verifies at any time.
+
+    All other files stay the very same (hard links, where the file system has them).
+    """
+    manifest = {name: value for name, value in read_manifest(folder, adapter=True).items() if name != "evaluation"}
+    if evaluation is not None:
+        manifest["evaluation"] = plain(evaluation)
+    with publish(folder, force=True) as partial:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            name = path.relative_to(folder).as_posix()
+            if name in (README, MANIFEST):
+                continue
+            target = partial / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(contained(path, folder), target)
+            except OSError:
+                shutil.copyfile(path, target)
+        card = partial / README
+        write_bytes(card, model_card(manifest).encode())
+        row = {README: {"size": card.stat().st_size, "hash": RawFile(card).digest()}}
+        write_json(partial / MANIFEST, {**manifest, "files": {**manifest["files"], **row}})
 
 
 def companions(*folders: Path | None, within: Path | None = None) -> list[Path]:
@@ -138,7 +176,8 @@ def _write_encoder_files(job: Job, encoder: Path, beside: Iterable[Path]) -> Non
         write_json(encoder / "config.json", encoder_config(config, job.family, dtype))
 
 
-def _manifest(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
+def manifest_of(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
+    """What an output says of how it was made; the table of its files comes last."""
     recipe, family = job.recipe, job.family
     method = {"name": recipe.method, "parameters": plain(vars(job.method))}
     return {
@@ -186,7 +225,8 @@ def _input(source: Checkpoint | Adapter, reference: str) -> dict[str, Any]:
     revision = getattr(source, "revision", None)
     name = reference if revision else Path(reference).name
     files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
-    return {"name": name, "revision": revision, "files": files}
+    licence = licence_of(source.path, reference=reference, revision=revision)
+    return {"name": name, "revision": revision, "license": licence, "files": files}
 
 
 def _file_table(folder: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from orthomerge.checkpoints.checkpoint import Checkpoint, is_float, torch_dtype
 from orthomerge.checkpoints.lora import Adapter, AdapterSource
 from orthomerge.checkpoints.publish import check_target
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.heads import Head, Linear
 from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "Result", "copied_tensor", "merge", "task_vectors"]
 
-# Fine-tuning moves weights little: experts of one base stay within a few degrees of it, strangers are at right angles.
-_LEAST_COSINE = 0.3
+_LESS = 8  # by how much blocks shrink when memory runs out
 
 
 class Progress(Protocol):
@@ -57,8 +56,8 @@ class Result:
 def merge(
     recipe: Recipe, *, out: str | Path | None = None, force: bool = False, progress: Progress | None = None
 ) -> Result:
-    """Carry out a recipe. Either the whole output folder is there afterwards, or nothing of it."""
-    target = out or recipe.out
+    """Carry out a recipe up to the model. Either the whole output folder is there afterwards, or nothing of it."""
+    target, recipe = out or recipe.out, recipe.merging
     if target is None:
         raise RecipeError("where to? Give 'out' in the recipe, or --out")
     if recipe.align is not None:
@@ -71,21 +70,52 @@ def merge(
         return merge_fitted(recipe, to=target, force=force, progress=progress)
     job = make_plan(replace(recipe, out=str(target))).check()
     check_target(Path(target), force=force, inputs=[source.path for source in job.sources.values()])  # before any work
-    reporter = progress or _Silent()
+    from orthomerge.kinship import check_kinship
+    from orthomerge.merging.stream import MEMORY, is_out_of_memory
+
     heads = _heads(job)
     _check_tied(job)
     vectors = task_vectors(job)
-    _check_base(job, vectors)
+    check_kinship(job, vectors)
+    reporter = progress or _Silent()
+    if recipe.adapter_rank is not None:
+        from orthomerge.adapter_output import write_adapter_output
 
-    from orthomerge.merging.stream import merge_blocks, prepare
+        reporter.stage("merging adapters", None)
+        method = cast("TensorMethod | SurveyMethod", job.method)
+        manifest = write_adapter_output(job, method, heads, vectors, out=Path(target), force=force)
+        return Result(Path(target), manifest)
+    # Tiles change no bit of the result; when memory runs out, smaller ones are tried once.
+    for share in (1, _LESS):
+        tiles = replace(vectors, tile=max(TILE // share, 1))
+        try:
+            return _carry_out(job, heads, tiles, Path(target), force=force, memory=MEMORY // share, reporter=reporter)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+    raise OrthomergeError(
+        f"there is not enough memory to merge {len(job.experts)} experts into {target}, even in blocks an eighth as "
+        "large; nothing was left behind: close other programs, or use a method that does not need whole matrices, "
+        "such as task_arithmetic"
+    )
+
+
+def _carry_out(
+    job: Job, heads: dict[str, Head], vectors: TaskVectors, out: Path, *, force: bool, memory: int, reporter: Progress
+) -> Result:
+    from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 
     if hasattr(job.method, "survey"):
         reporter.stage("surveying", None)
     method = prepare(cast("TensorMethod | SurveyMethod", job.method), vectors)
     reporter.stage("merging", job.bytes_to_write)
+    workers = None if memory == MEMORY else 1
+
+    def finish(block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
+        return _cast(job, block, weights)
 
     def blocks() -> Generator[tuple[str, torch.Tensor], None, None]:
-        with closing(merge_blocks(vectors, method, lambda block, weights: _cast(job, block, weights))) as merged:
+        with closing(merge_blocks(vectors, method, finish, workers=workers, memory=memory)) as merged:
             for key in job.specs:
                 if key in job.copied:
                     yield key, copied_tensor(job, key)
@@ -97,8 +127,8 @@ def merge(
                     yield found, weights
 
     with closing(blocks()) as stream:
-        manifest = write_output(job, heads, stream, out=Path(target), force=force, progress=reporter.advance)
-    return Result(Path(target), manifest)
+        manifest = write_output(job, heads, stream, out=out, force=force, progress=reporter.advance)
+    return Result(out, manifest)
 
 
 def task_vectors(job: Job) -> TaskVectors:
@@ -194,31 +224,6 @@ def _check_tied(job: Job) -> None:
                         f"{source.path}: {name!r} and {twin!r} must be one tensor and differ from element {start} on; "
                         "save the model again with the stock class, which ties them"
                     )
-
-
-def _check_base(job: Job, vectors: TaskVectors) -> None:
-    """Refuse experts that are not near the base: their task vectors mean nothing.
-
-    Looks at a sample of the matrices (norms and biases of strangers can be alike) and compares directions.
-    """
-    import torch
-
-    if job.recipe.base is None or job.recipe.vector is not None or not job.recipe.check_base:
-        return
-    dots = torch.zeros(3, len(vectors.tasks), dtype=torch.float64)
-    for block in vectors.sample_blocks(stride=1 << 21, dimensions=2):
-        base = block.base.double().reshape(-1)
-        tuned = block.deltas.double().reshape(len(vectors.tasks), -1) + base
-        dots += torch.stack((tuned @ base, (tuned * tuned).sum(1), (base * base).sum().expand(len(tuned))))
-    cosines = dots[0] / (dots[1] * dots[2]).sqrt().clamp_min(1e-300)
-    for task, cosine in zip(vectors.tasks, cosines.tolist(), strict=True):
-        if cosine < _LEAST_COSINE and dots[2].any():
-            expert = job.experts[task].source
-            raise IncompatibleError(
-                f"expert {task!r} ({expert.path}) was not fine-tuned from the base {job.base.path}: the cosine between "
-                f"their weights is {cosine:.3f}, and fine-tuning leaves it near 1; find the right base, "
-                "or set 'check_base: false' to merge all the same"
-            )
 
 
 def _cast(job: Job, block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from orthomerge.adapter_output import adapter_problems
 from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
+from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.lora import Adapter
 from orthomerge.checkpoints.opening import open_checkpoint, open_expert
 from orthomerge.errors import IncompatibleError, OrthomergeError, RecipeError, some
@@ -21,7 +23,16 @@ from orthomerge.models.families import family_for
 from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.generic import generic
 from orthomerge.models.split import Split, split_base, split_expert
-from orthomerge.problems import Problem, alignment_problems, base_problems, expert_problems, fit_problems
+from orthomerge.problems import (
+    Problem,
+    alignment_problems,
+    base_problems,
+    code_problems,
+    evaluation_problems,
+    expert_problems,
+    fit_problems,
+    unbuilt_problems,
+)
 from orthomerge.recipe import DTYPE_NAMES, Expert, Recipe
 
 if TYPE_CHECKING:
@@ -61,13 +72,16 @@ class Job:
 
     @cached_property
     def specs(self) -> dict[str, Spec]:
-        """Every tensor of the merged encoder in the order of writing: wide elements first, so that all are aligned."""
+        """Every tensor of the merged encoder in the order of writing: wide elements first, so that all are aligned.
+
+        Then by name, as safetensors itself writes them, so that the shards of the inputs make no difference.
+        """
         target = DTYPE_NAMES.get(self.recipe.dtype)
         everything = {
             key: Spec(spec.shape, target) if target and is_float(spec.dtype) else spec
             for key, spec in {**self.merged, **self.copied}.items()
         }
-        return dict(sorted(everything.items(), key=lambda item: -DTYPES[item[1].dtype][0]))
+        return dict(sorted(everything.items(), key=lambda item: (-DTYPES[item[1].dtype][0], item[0])))
 
     @property
     def sources(self) -> dict[str, Checkpoint | Adapter]:
@@ -129,23 +143,22 @@ def make_plan(recipe: Recipe) -> Plan:
     )
     plan.problems += alignment_problems(recipe)
     plan.problems += fit_problems(recipe)
+    plan.problems += evaluation_problems(recipe)
     opened: dict[str, Checkpoint | Adapter] = {}
     for task, given in recipe.tasks.items():
         found = plan.attempt(f"expert {task!r}", lambda path=given.path: open_expert(path))  # type: ignore[misc]
         if found is not None:
             opened[task] = found
     found_base = _open_base(plan, opened)
+    plan.notes += _given_twice({**opened, **({"the base": found_base} if found_base and recipe.base else {})})
     if found_base is None:
         return plan
+    for role, source in (("base", found_base), *((f"expert {task!r}", source) for task, source in opened.items())):
+        plan.problems += code_problems(f"{role} ({source.path})", source, recipe)
     family = plan.attempt("family", lambda: _choose_family(recipe, found_base, opened))
     if family is None:
         return plan
-    if recipe.align is not None and not family.encoder_class:
-        what = f"inputs cannot be encoded here by {family.title}, which is built elsewhere"
-        plan.problems.append(Problem("align", what, "leave the block out", RecipeError))
-    if recipe.fit is not None and not family.encoder_class:
-        what = f"inputs cannot be encoded here by {family.title}, which is built elsewhere"
-        plan.problems.append(Problem("fit", what, "use a method that needs no inputs", RecipeError))
+    plan.problems += unbuilt_problems(recipe, family)
     base = _adapted(found_base, family)
     if linear := _linearised(opened):
         plan.notes.append(
@@ -165,6 +178,7 @@ def make_plan(recipe: Recipe) -> Plan:
         task: _plan_expert(plan, task, source, family=family, pooling=pooling, base=base, reference=reference)
         for task, source in opened.items()
     }
+    plan.problems += adapter_problems(recipe, experts)
     if method is not None:
         merged, copied = _roles(plan, experts, reference)
         plan.job = Job(
@@ -206,16 +220,32 @@ def _choose_family(recipe: Recipe, base: Checkpoint, opened: Mapping[str, Checkp
     return family_for(str(configs[0]["model_type"]), keys or list(base))
 
 
+def _model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
+    """What a model says of itself; beside an adapter, its classifier's config.json may lie, as `finetune` writes it."""
+    if isinstance(source, Checkpoint):
+        return source.config or {}
+    path = source.path / "config.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def _told_pooling(opened: Mapping[str, Checkpoint | Adapter]) -> str | None:
     """How the experts say that their features are read; those that `orthomerge finetune` makes do say."""
     told: dict[str, str] = {}
     for task, source in opened.items():
-        about = (source.config or {}).get("orthomerge")
+        about = _model_config(source).get("orthomerge")
         if isinstance(about, dict) and isinstance(about.get("pooling"), str):
             told[task] = about["pooling"]
     if len(set(told.values())) > 1:
         raise RecipeError(f"the experts read their features in different ways ({told}); say which with 'pooling'")
     return next(iter(told.values()), None)
+
+
+def _given_twice(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
+    """Experts that are one and the same file: fine for a model of several heads, else a slip of the pen."""
+    tasks: dict[str, list[str]] = {}
+    for task, source in opened.items():
+        tasks.setdefault(str(source.path), []).append(task)
+    return [f"{some(same)} are one model, {path}" for path, same in tasks.items() if len(same) > 1]
 
 
 def _linearised(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
@@ -287,9 +317,10 @@ def _layout(given: Expert, family: Family) -> HeadLayout | None:
 def _labels(source: Checkpoint | Adapter, specs: Mapping[str, Spec], split: Split) -> tuple[str, ...]:
     """Class names in the order of the rows; numbered, as transformers does, when the checkpoint has none."""
     rows = next(iter(specs[split.head["weight"]].shape), 0) if "weight" in split.head else 0
-    named = (source.config or {}).get("id2label") if isinstance(source, Checkpoint) else None
+    named = _model_config(source).get("id2label")
     if named and (not isinstance(named, dict) or set(named) != {str(number) for number in range(len(named))}):
-        raise IncompatibleError(f"'id2label' must number the classes from 0 on, it has {some(named)}; give 'labels'")
+        found = some(named) if isinstance(named, dict | list) else repr(named)[:60]
+        raise IncompatibleError(f"'id2label' must number the classes from 0 on, it has {found}; give 'labels'")
     if named and (len(named) == rows or not _numbered(named)):
         return tuple(str(named[str(number)]) for number in range(len(named)))
     return tuple(f"LABEL_{number}" for number in range(rows))

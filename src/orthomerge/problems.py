@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.checkpoints.lora import Adapter
 from orthomerge.errors import CheckpointError, IncompatibleError, OrthomergeError, RecipeError, nearest, some
+from orthomerge.models.vocabulary import difference
 
 if TYPE_CHECKING:
     from orthomerge.models.family import Family
@@ -16,10 +18,20 @@ if TYPE_CHECKING:
     from orthomerge.planning import ExpertPlan
     from orthomerge.recipe import Recipe
 
-__all__ = ["Problem", "alignment_problems", "base_problems", "expert_problems", "fit_problems"]
+__all__ = [
+    "Problem",
+    "alignment_problems",
+    "base_problems",
+    "code_problems",
+    "evaluation_problems",
+    "expert_problems",
+    "fit_problems",
+    "unbuilt_problems",
+]
 
 _SAID = "as it says"  # the way out is within the message
 _SAME_BASE = "all must come from the same base model"
+_STATISTICS = (".running_mean", ".running_var")
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,31 @@ def fit_problems(recipe: Recipe) -> Iterator[Problem]:
     yield from _data_problems(recipe, "fit", block.data)
 
 
+def evaluation_problems(recipe: Recipe) -> Iterator[Problem]:
+    """What is wrong with a recipe's blocks `evaluate` and `diagnose`; inputs are not read."""
+    if recipe.evaluate is None:
+        return
+    from orthomerge.running.diagnosis import looks_of
+    from orthomerge.running.evaluation import questions_of
+
+    for where, check in (("evaluate", questions_of), ("diagnose", looks_of)):
+        try:
+            check(recipe)
+        except OrthomergeError as error:
+            yield Problem.of(where, error)
+    yield from _data_problems(recipe, "evaluate", recipe.evaluate.data)
+
+
+def unbuilt_problems(recipe: Recipe, family: Family) -> Iterator[Problem]:
+    """Blocks that encode inputs, for a module that is built elsewhere."""
+    out = "leave the block out"
+    ways = {"align": out, "fit": "use a method that needs no inputs", "evaluate": out}
+    for name, way_out in ways.items():
+        if getattr(recipe, name) is not None and not family.encoder_class:
+            what = f"inputs cannot be encoded here by {family.title}, which is built elsewhere"
+            yield Problem(name, what, way_out, RecipeError)
+
+
 def _data_problems(recipe: Recipe, block: str, data: Mapping[str, str]) -> Iterator[Problem]:
     from orthomerge.data.reading import may_be_read
 
@@ -92,8 +129,14 @@ def _data_problems(recipe: Recipe, block: str, data: Mapping[str, str]) -> Itera
 
 
 def base_problems(base: Checkpoint, split: Split) -> Iterator[Problem]:
-    """Tensors of the base that nobody can place."""
+    """Tensors of the base that nobody can place, or that no method can merge."""
     where = f"base ({base.path})"
+    counted = [key for key in split.names if key.endswith(_STATISTICS)]
+    if counted:
+        what = f"{some(counted)} is a statistic of BatchNorm, which is true of one model and of no mixture"
+        patterns = ", ".join(f"'*{name}'" for name in (*_STATISTICS, ".num_batches_tracked"))
+        fix = f"leave it out (ignore: [{patterns}]) and count anew: a pass over inputs in train mode"
+        yield Problem(where, what, fix)
     if split.unknown:
         yield Problem(
             where, f"{some(split.unknown)} is no part of the encoder", "list it under 'ignore' to leave it out"
@@ -119,6 +162,7 @@ def expert_problems(
     if foreign:  # everything else follows from that
         yield from foreign
         return
+    yield from _vocabulary(where, base.path, expert.source.path)
     if len(split.prefixes) > 1:
         yield Problem(where, f"the encoder is found under {some(split.prefixes)} alike", "say which with 'prefix'")
     if isinstance(expert.source, Adapter):
@@ -133,6 +177,19 @@ def expert_problems(
     yield from _head(where, expert, specs, family, base)
 
 
+def code_problems(where: str, source: Checkpoint | Adapter, recipe: Recipe) -> Iterator[Problem]:
+    """A model whose config asks for Python code of its own: it is never run, so the stock class may not be the model.
+
+    Whoever names the family in the recipe says that it is.
+    """
+    asked = (source.config or {}).get("auto_map") if isinstance(source, Checkpoint) else None
+    if asked and recipe.family is None:
+        classes = some(asked.values()) if isinstance(asked, dict) else repr(asked)[:80]
+        what = f"its config.json asks to run code that came with it ('auto_map': {classes}), which is never done"
+        fix = "if a stock class computes the same, name it as 'family'; else use 'family: generic'"
+        yield Problem(where, what, fix, CheckpointError)
+
+
 def _architecture(where: str, source: Checkpoint | Adapter, base: Checkpoint, family: Family) -> Iterator[Problem]:
     theirs = source.config if isinstance(source, Checkpoint) else None
     if theirs is None or base.config is None or "model_type" not in theirs or "model_type" not in base.config:
@@ -140,6 +197,21 @@ def _architecture(where: str, source: Checkpoint | Adapter, base: Checkpoint, fa
     ours, other = str(base.config.get("model_type")), str(theirs.get("model_type"))
     if other not in (ours, *family.model_types):
         yield Problem(where, f"it is a {other!r} model but the base is a {ours!r}", _SAME_BASE)
+
+
+def _vocabulary(where: str, base: Path, expert: Path) -> Iterator[Problem]:
+    """Tables of one size can still be of different words: the same row would then mean two things."""
+    try:
+        found = difference(base, expert)
+    except OSError as error:
+        yield Problem(where, f"a file of its tokenizer cannot be read: {error}", "fetch it again", CheckpointError)
+        return
+    except OrthomergeError as error:
+        yield Problem.of(where, error)
+        return
+    if found:
+        fix = f"{_SAME_BASE}, with its tokenizer; or remove the tokenizer that is not the model's"
+        yield Problem(where, found, fix)
 
 
 def _missing(
@@ -200,6 +272,10 @@ def _head(
         made = " or ".join(map(str, sorted(widths)))
         yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {made}", _SAME_BASE)
     rows = specs[head["weight"]].shape[0]
+    kind = (expert.source.config or {}).get("problem_type") if isinstance(expert.source, Checkpoint) else None
+    if rows == 1 or kind in ("regression", "multi_label_classification"):
+        what = f"{head['weight']!r} has {rows} rows, for {kind or 'a single number'}; heads here choose one class"
+        yield Problem(where, what, "give an expert with a softmax over two classes or more, or leave this one out")
     if rows != len(labels):
         yield Problem(where, f"{head['weight']!r} has {rows} rows but there are {len(labels)} labels", "give 'labels'")
     if len(set(labels)) < len(labels):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from orthomerge.blocks import Diagnose, Evaluate, Report
 from orthomerge.errors import RecipeError
 from orthomerge.strict import build
 
@@ -30,6 +31,7 @@ __all__ = [
 DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _MOST_BYTES = 1 << 20
 _MOST_SIZE = 1 << 62
+_MOST_DEPTH = 50  # of lists and mappings in each other
 # Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
@@ -135,6 +137,9 @@ class Recipe:
     """What to merge, how, and where to. Relative paths are relative to the recipe's own folder.
 
     `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
+    `adapter_rank`: write one adapter of that rank, not a full model; the experts must be adapters. `evaluate`,
+    `diagnose` and `report` are for `orthomerge.run`; the latter two are done wherever there is the first, unless they
+    are false.
     """
 
     experts: Mapping[str, Expert | str]
@@ -153,8 +158,12 @@ class Recipe:
     ignore: tuple[str, ...] = ()
     missing: Literal["error", "base"] = "error"
     check_base: bool = True
+    adapter_rank: int | None = None
     align: Align | None = None
     fit: Fit | None = None
+    evaluate: Evaluate | None = None
+    diagnose: bool | Diagnose | None = None
+    report: bool | Report | None = None
 
     def __post_init__(self) -> None:
         if self.method == "auto":
@@ -174,11 +183,31 @@ class Recipe:
         if not -(2**63) <= self.seed < 2**63:
             raise RecipeError("'seed' must be a whole number of at most 63 bits")
         parse_size(self.max_shard_size)
+        _check_adapter(self)
+        for name in ("diagnose", "report"):
+            if getattr(self, name) and self.evaluate is None:
+                raise RecipeError(f"{name!r} needs data: give a block 'evaluate' too, or leave {name!r} out")
 
     @property
     def tasks(self) -> dict[str, Expert]:
         """The experts by task name, short forms written out."""
         return {task: Expert(given) if isinstance(given, str) else given for task, given in self.experts.items()}
+
+    @property
+    def merging(self) -> Recipe:
+        """The part that a merge depends on, without what comes after it."""
+        return replace(self, evaluate=None, diagnose=None, report=None)
+
+
+def _check_adapter(recipe: Recipe) -> None:
+    """An adapter is written by a merge of weights alone; whatever needs a whole encoder comes after."""
+    if recipe.adapter_rank is None:
+        return
+    if recipe.adapter_rank < 1:
+        raise RecipeError(f"'adapter_rank' must be at least 1, got {recipe.adapter_rank}")
+    block = next((name for name in ("align", "fit", "evaluate") if getattr(recipe, name) is not None), None)
+    if block is not None:
+        raise RecipeError(f"{block!r} needs a whole encoder; leave 'adapter_rank' out, or {block!r}")
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -211,7 +240,11 @@ def load_yaml(path: Path) -> Mapping[str, Any]:
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader that allows less
     except _NOT_YAML as error:
-        raise RecipeError(f"{path} is not valid YAML: {error}") from error
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RecipeError(
+            f"{path} is not valid YAML: {why}\n"
+            "a recipe holds plain words, numbers, lists and mappings; see docs/recipes.md"
+        ) from error
     if not isinstance(document, dict):
         raise RecipeError(f"{path} must be a mapping of options, got {type(document).__name__}")
     return document
@@ -233,7 +266,12 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not allowed in a recipe; write the value out")
-        return super().compose_node(parent, index)
+        self._depth = getattr(self, "_depth", 0) + 1
+        if self._depth > _MOST_DEPTH:
+            raise yaml.YAMLError(f"it is nested more than {_MOST_DEPTH} levels deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         found = super().construct_mapping(node, deep)
@@ -285,7 +323,7 @@ def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         changed["base"] = anchor(document["base"])
     if isinstance(document.get("out"), str):
         changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
-    for name in ("align", "fit"):
+    for name in ("align", "fit", "evaluate"):
         block = document.get(name)
         if isinstance(block, dict) and isinstance(block.get("data"), dict):
             from orthomerge.data.reading import names_dataset

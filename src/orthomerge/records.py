@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from orthomerge.checkpoints.replacing import replace_file
 from orthomerge.errors import CheckpointError, RecipeError
 from orthomerge.strict import build
 
@@ -97,9 +98,7 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """A text file that is there whole, or as it was before."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, text.encode())
 
 
 def read_records(path: Path) -> list[Record]:

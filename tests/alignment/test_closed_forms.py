@@ -11,15 +11,17 @@ import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
 from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligner import Alignment, SumAligner
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.invertible import lifted
-from orthomerge.alignment.logit_procrustes import LogitProcrustes, descend
+from orthomerge.alignment.logit_procrustes import Basis, LogitProcrustes, descend
 from orthomerge.alignment.orthogonal import Orthogonal
-from orthomerge.alignment.rigid import careful, loss_of, polar_factor, scale_of, turn_of
+from orthomerge.alignment.problem import Problem
+from orthomerge.alignment.rigid import careful, loss_of, polar_factor, scale_of, seen_by, turn_of
 from orthomerge.alignment.scaling import Scaling
 from orthomerge.alignment.similarity import Similarity
+from orthomerge.alignment.sums import Sums
 from orthomerge.errors import NumericalError
 from orthomerge.features.features import FeaturePair
 from orthomerge.features.statistics import Moments
@@ -130,9 +132,10 @@ def test_a_scale_by_hand() -> None:
     """With kappa the scale is (tr A^T S + kappa tr C) / ((1 + kappa) tr C), here (3 + 1) / 2 and 3."""
     moments = Moments.of(torch.eye(2), 3 * torch.eye(2))
     for kappa, wanted in ((0.0, 3.0), (1.0, 2.0), (math.inf, 1.0)):
-        A = turn_of(moments, kappa, d=2, task="toy")
+        A = turn_of(moments, kappa, d=2, task="toy").A
         torch.testing.assert_close(A, torch.eye(2, dtype=torch.float64))
-        assert scale_of(A, moments, kappa) == pytest.approx(wanted)
+        along, energy = float((A * moments.S).sum()), float(moments.C.trace())
+        assert scale_of(along, energy, kappa) == pytest.approx(wanted)
 
 
 def test_the_loss_on_held_out_sums_is_that_of_their_rows() -> None:
@@ -158,6 +161,17 @@ def test_lifting_by_hand() -> None:
     same, bound = lifted(regular, 1e-6)
     assert same is regular
     assert bound >= float(torch.linalg.cond(regular)) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(("condition", "d"), [(1.0, 3), (1e3, 200), (1e5, 200), (1e3, 500)])
+def test_the_bound_of_a_condition(condition: float, d: int) -> None:
+    """Never below the condition, and the product of norms that it says it is; however wide, however near the floor."""
+    U, V = (torch.linalg.qr(doubles(d, d, seed=seed))[0] for seed in (1, 2))
+    A = U * torch.logspace(0, -math.log10(condition), d, dtype=torch.float64) @ V.T
+    same, bound = lifted(A, 1e-9)
+    assert same is A
+    assert bound >= condition * (1 - 1e-9)
+    assert bound == pytest.approx(float(A.norm() * torch.linalg.inv(A).norm()), rel=1e-7)
 
 
 # What is optimal beats all others.
@@ -215,7 +229,7 @@ def test_logit_procrustes_falls_and_ends_below_procrustes() -> None:
     H, W = doubles(40, D), doubles(3, D, seed=3)
     T = H @ turn(D).T + doubles(40, D, seed=1)
     moments = Moments.of(H, T)
-    start = W @ turn_of(moments, 0.0, d=D, task="toy")
+    start = W @ turn_of(moments, 0.0, d=D, task="toy").A
     losses = [
         logit_loss(descend(W, start, moments, 0.0, d=D, steps=steps, settled=0.0)[0], W, moments)
         for steps in (0, 1, 2, 3, 5, 10, 50, 2000)
@@ -247,7 +261,7 @@ def test_logit_procrustes_ends_below_200_plain_steps(kappa: float, classes: int)
     d, sizes = 40, torch.arange(1, 41).pow(-0.5).double()
     T, W = doubles(200, d) * sizes, doubles(classes, d, seed=3) * torch.arange(1, classes + 1)[:, None]
     moments = Moments.of(0.7 * T @ turn(d) + 0.3 * sizes * doubles(200, d, seed=1), T)
-    start = W @ turn_of(moments, kappa, d=d, task="toy")
+    start = W @ turn_of(moments, kappa, d=d, task="toy").A
 
     def objective(weight: torch.Tensor) -> float:
         pull = kappa * float(moments.C.trace()) / d * float((W * weight).sum())
@@ -265,7 +279,7 @@ def test_logit_procrustes_stops_where_no_turn_helps(kappa: float) -> None:
     """The printed objective at W' = K Q, and near it."""
     H, T, W = doubles(40, D), doubles(40, D, seed=1), doubles(3, D, seed=3)
     moments = Moments.of(H, T)
-    start = W @ turn_of(moments, kappa, d=D, task="toy")
+    start = W @ turn_of(moments, kappa, d=D, task="toy").A
     made, _ = descend(W, start, moments, kappa, d=D, steps=5000, settled=1e-12)
 
     def objective(weight: torch.Tensor) -> float:
@@ -277,3 +291,47 @@ def test_logit_procrustes_stops_where_no_turn_helps(kappa: float) -> None:
     turned = [made @ turn(D, angle=angle, seed=seed) for seed in range(50) for angle in (1e-3, 0.1)]
     assert all(objective(weight) >= least - 1e-6 for weight in turned)
     assert least <= objective(start)
+
+
+@pytest.mark.parametrize("kind", ["plain", "no bias"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_logit_procrustes_is_the_same_in_the_basis_of_the_decomposition(kind: str, bias: bool) -> None:
+    """With a bias C is not diagonal in it: there are the ones and, if these are taken off, the means."""
+    head, expert = exact(head_of(kind)), doubles(60, D, seed=1) + 3
+    pair = pair_of(0.7 * expert @ turn(D) + 0.3 * doubles(60, D), expert)
+    one, other = Problem.of(pair, head), Problem.of(pair, head)
+    assert one.spectrum is one.known_spectrum
+    assert other.known_spectrum is None
+    moments = seen_by(one.sums, bias=bias and one.biased)
+    basis = Basis.of(one.spectrum, one.sums.total, moments)
+    assert basis is not None
+    Q = doubles(3, D, seed=5)
+    torch.testing.assert_close(basis.times_c(Q @ basis.axes) @ basis.axes.T, Q @ moments.C, rtol=0, atol=1e-9)
+    assert basis.bound == pytest.approx(float((moments.C @ moments.C).norm()) ** 0.5)
+    aligner = LogitProcrustes(kappa=0.1, bias=bias)
+    ours, theirs = aligner.align(one), aligner.align(other)
+    assert ours.facts == theirs.facts
+    torch.testing.assert_close(weight_of(ours.classifier), weight_of(theirs.classifier), rtol=0, atol=1e-9)
+
+
+def test_no_basis_where_it_would_be_wrong() -> None:
+    """With fewer inputs than features, and where the mean is all that there is to see."""
+    for rows in (doubles(4, D), doubles(40, D) + 1e4):
+        problem = Problem.of(pair_of(rows, rows), exact(head_of("plain")))
+        assert Basis.of(problem.spectrum, problem.sums.total, seen_by(problem.sums, bias=True)) is None
+
+
+@pytest.mark.parametrize("name", RIGID)
+@pytest.mark.parametrize("classes", [2, 150])
+def test_wide_features_are_seen_alike_in_rows_and_in_sums(name: str, classes: int) -> None:
+    """Through their leading directions, roughly: the choice is the same, and the map in all digits."""
+    d = 120
+    sizes = torch.arange(1, d + 1).pow(-0.5)
+    expert = doubles(400, d, seed=1) * sizes + 2
+    merged = 0.7 * expert @ turn(d) + 0.2 * sizes * doubles(400, d)
+    head = exact(linear_head(doubles(classes, d, seed=3), doubles(classes, seed=4)))
+    problem, aligner = Problem.of(pair_of(merged, expert), head), cast("SumAligner", make_aligner(name))
+    ours, theirs = aligner.solve(problem.sums, head), aligner.solve(Sums(problem.sums.parts, "toy"), head)
+    assert {key: pytest.approx(value) for key, value in theirs.facts.items()} == ours.facts
+    assert 0 < cast("float", ours.facts["kappa"]) < math.inf
+    torch.testing.assert_close(weight_of(ours.classifier), weight_of(theirs.classifier), rtol=0, atol=1e-8)

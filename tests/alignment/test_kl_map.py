@@ -13,6 +13,7 @@ from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 from torch.nn.functional import kl_div
 
 from orthomerge.alignment import newton
+from orthomerge.alignment.auto import Auto
 from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import centred_rows, first_map, logits_from, with_first_map
 from orthomerge.alignment.kl_map import DEFAULT, STRENGTHS, KlMap, KlProblem
@@ -193,6 +194,33 @@ def test_a_preconditioner_changes_the_pace_alone(most: int, monkeypatch: pytest.
     found = KlProblem(problem).solve(rows, 1e-3)
     assert found.converged
     assert found.value == pytest.approx(wanted.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("count", [4, 40])
+def test_what_a_gpu_solves_with_is_the_same_matrix(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of(kind, count=count)
+    rows, first = KlProblem(problem)._all, KlProblem(problem)._all.base
+    local, most = newton._Local(rows, first, 0.1), newton._PAIRS * count
+    w = local.curvatures()
+    counted = w > (max(newton._FAINT, float(w.flatten().topk(most).values[-1])) if w.numel() > most else newton._FAINT)
+    D = 0.1 + torch.where(counted, 0.0, w).sum(0)[:, None] * rows.X.square().mean(0)
+    monkeypatch.setattr(newton, "_CLASSES", 2)
+    gradient = doubles(first.shape[1], rows.X.shape[1], seed=3)
+    expected = local.preconditioner()(gradient)
+    torch.testing.assert_close(local._whole(D, torch.where(counted, w, 0.0))(gradient), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("aligner", [KlMap, Auto])
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_gpu_finds_the_same(kind: str, aligner: type[KlMap] | type[Auto]) -> None:
+    problem = problem_of(kind, count=300)
+    here, there = (aligner(device=device).align(problem) for device in ("cpu", "cuda"))
+    fact = "kept" if aligner is Auto else "strength"
+    assert here.facts[fact] == there.facts[fact]
+    one, two = (logits_from(head_in(found.classifier), problem.H).softmax(1) for found in (here, there))
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-4)
 
 
 # The choice of a strength.

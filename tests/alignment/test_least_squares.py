@@ -128,6 +128,49 @@ def test_the_chosen_strength_is_the_largest_near_the_best(kind: str, noise: floa
     assert Ridge().align(problem).facts == {"strength": max(good)}
 
 
+def exhaustive(spectrum: Spectrum, R: torch.Tensor) -> float:
+    """The largest strength within one standard error of the best, of all of them, in full precision."""
+    losses = torch.stack([leave_one_out(spectrum, R, strength).square().sum(1) for strength in STRENGTHS])
+    return STRENGTHS[careful(losses)]
+
+
+@pytest.mark.parametrize("classes", [1, 3, 60])
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-3, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize(
+    ("n", "d", "mean"), [(300, 40, 0.0), (300, 40, 30.0), (60, 40, 1.0), (42, 40, 1.0), (30, 40, 1.0)]
+)
+def test_single_precision_chooses_as_double_does(n: int, d: int, mean: float, noise: float, classes: int) -> None:
+    """With many inputs, with hardly more than features, with fewer; where almost nothing is missed, or all is."""
+    H = doubles(n, d) * torch.arange(1, d + 1).pow(-1.0) + mean
+    R = H @ doubles(d, classes, seed=1) + noise * doubles(n, classes, seed=2)
+    spectrum = Spectrum.of(H, biased=True)
+    assert chosen_strength(spectrum, R) == exhaustive(spectrum, R)
+
+
+def test_when_single_precision_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its errors would be those of what is missed, or of what leverages leave."""
+    judged: list[bool] = []
+    tried = least_squares._tried
+
+    def watched(spectrum: Spectrum, U_t: torch.Tensor, R_t: torch.Tensor, seen_t: torch.Tensor) -> object:
+        found = tried(spectrum, U_t, R_t, seen_t)
+        judged.append(U_t.dtype == torch.float32 and found.sure)
+        return found
+
+    monkeypatch.setattr(least_squares, "_tried", watched)
+    for n, noise, wanted in (
+        (300, 1.0, [True]),
+        (300, 1e-6, [False, False]),
+        (42, 1.0, [False, False]),
+        (30, 1.0, [False]),
+    ):
+        H = doubles(n, 40)
+        spectrum = Spectrum.of(H, biased=False)
+        judged.clear()
+        chosen_strength(spectrum, H @ doubles(40, 3, seed=1) + noise * doubles(n, 3, seed=2))
+        assert judged == wanted
+
+
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """What the choice was made from."""
     seen: list[torch.Tensor] = []

@@ -16,8 +16,8 @@ from tests.alignment.toys import HEADS, head_of, pair_of
 from orthomerge.alignment.aligner import SumAligner
 from orthomerge.alignment.aligners import ALIGNERS, make_aligner
 from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.sums import FOLDS, Sums
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.alignment.sums import FOLDS, Sums, moments_of
+from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.features.statistics import Moments
 from orthomerge.heads import Head
 
@@ -90,6 +90,44 @@ def test_few_inputs_have_few_folds(count: int) -> None:
     sums = Sums.zero(2, "toy").add(doubles(count, 2), doubles(count, 2), first=8)
     assert len(list(sums.splits())) == (0 if count == 1 else count)
     assert sums.add(doubles(0, 2), doubles(0, 2), first=9).n == count
+
+
+@pytest.mark.parametrize(("count", "d"), [(1, 3), (4, 3), (13, 3), (40, 3), (40, 200)])
+def test_sums_of_rows_are_those_of_their_folds(count: int, d: int) -> None:
+    """To the last bit, whichever is asked for first."""
+    H, T = doubles(count, d) + 2, doubles(count, d, seed=1)
+    whole, parts = Sums.of(H, T, "toy"), Sums(Sums.of(H, T, "toy").parts, "toy")
+    same(whole, Sums.zero(d, "toy").add(H, T, first=0))
+    for name in ("n", "sum_h", "sum_t", "C", "S", "tt"):
+        one, other = (torch.as_tensor(getattr(each.total, name)) for each in (whole, parts))
+        assert torch.equal(one, other)
+    same(Sums.of(H, T, "toy") + Sums.zero(d, "toy"), whole)
+    assert (whole.n, Sums.of(H, T, "toy").n) == (count, count)
+    more = doubles(5, d, seed=2)
+    same(whole.add(more, more, first=count), Sums.of(torch.cat([H, more]), torch.cat([T, more]), "toy"))
+
+
+def test_few_directions_of_rows_are_those_of_their_sums() -> None:
+    """To six digits, around a mean that is ten times as large as the rest."""
+    H, T, Q = doubles(30, 8) + 10, doubles(30, 8, seed=1) - 10, torch.linalg.qr(doubles(8, 3, seed=2))[0]
+    ours, theirs = Sums.of(H, T, "toy"), Sums.zero(8, "toy").add(H, T, first=0)
+    for one, other in zip(ours.seen_through(Q).parts, theirs.seen_through(Q).parts, strict=True):
+        assert one.n == other.n
+        for name in ("sum_h", "sum_t", "C", "S"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=2e-6, atol=2e-4)
+
+
+def test_rows_that_no_sum_can_hold() -> None:
+    rows = doubles(7, 2)
+    spoiled = rows.clone()
+    spoiled[3, 1] = float("nan")
+    for pair in ((rows, spoiled), (spoiled, rows)):
+        with pytest.raises(NumericalError, match="is not finite; no sum can hold it"):
+            moments_of(*pair)
+        with pytest.raises(NumericalError, match="is not finite; no sum can hold it"):
+            _ = Sums.of(*pair, "toy").total
+    with pytest.raises(IncompatibleError, match="a row for each input"):
+        moments_of(rows, rows[:3])
 
 
 def test_mistakes() -> None:

@@ -226,9 +226,9 @@ def test_an_expert_that_knows_the_test_inputs(made: Path, tables: Path, tmp_path
     given = ["evaluate", made / "merged", "--data", f"mood={tmp_path / 'mood.csv'}", "--protocol", "current"]
     given += ["--expert", f"mood={tmp_path / 'expert'}", "--out", tmp_path / "run", "--device", "cpu"]
     warning = "scores 100.0 on test but 0.0 on validation data"
-    (note,) = json.loads(call(*given, "--json").stdout)["notes"]
-    assert warning in note
-    assert json.loads((tmp_path / "run" / "notes.json").read_text()) == [note]
+    notes = json.loads(call(*given, "--json").stdout)["notes"]
+    (note,) = (note for note in notes if warning in note)  # another one: the few words make the same text twice
+    assert json.loads((tmp_path / "run" / "notes.json").read_text()) == notes
     assert f"warning: {note}" in call(*given).stdout
 
 

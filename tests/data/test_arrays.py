@@ -78,5 +78,5 @@ def test_other_files(tmp_path: Path, arrays: Arrays, monkeypatch: pytest.MonkeyP
     with pytest.raises(CheckpointError, match=r"toy.npz cannot be read as .npz"):
         read_task(path)
     monkeypatch.setattr(module, "_MOST_BYTES", 10)
-    with pytest.raises(CheckpointError, match=r"unpacks to \d+ bytes; more than 10 is refused"):
+    with pytest.raises(CheckpointError, match=r"unpacks to \d+ bytes, but at most 10 are read"):
         read_task(arrays())

@@ -162,7 +162,8 @@ def test_bad_rows(line: object, message: str, tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has 5 bad rows: line 3 .*; line 4 .*; line 5 .*; and 2 more$"):
+    told = r"has 5 bad rows: line 3 .*; line 4 .*; line 5 .*; and 2 more; correct them"
+    with pytest.raises(CheckpointError, match=told):
         read_task(bad(tmp_path / "a.jsonl", *["{"] * 5))
 
 

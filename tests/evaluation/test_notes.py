@@ -43,6 +43,21 @@ def test_what_cannot_be_told_is_no_note(toy: Toy, tmp_path: Path) -> None:
     assert contamination_notes(replace(toy.bench(tmp_path), teachers={})) == []
 
 
+def test_inputs_that_two_splits_share(toy: Toy, tmp_path: Path) -> None:
+    task = toy.tasks["where"]
+    test = task["test"]
+    assert test.labels is not None
+    inputs, count = list(test.inputs), len(test)
+    assert contamination_notes(replace(toy.bench(tmp_path), teachers={})) == []
+    mixed = Examples([*(list(task["train"].inputs)[:2]), *inputs[2:]], test.labels, "test")
+    tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "test": mixed})}
+    (note,) = contamination_notes(replace(toy.bench(tmp_path), tasks=tasks, teachers={}))
+    assert note == (
+        f"2 of {count} test inputs of 'where' are among those for training or validation: what is fitted there has "
+        "seen them; take them out of one split"
+    )
+
+
 def record(value: float, *, task: str = "a", **more: object) -> Record:
     given = {"control": "shuffled-teacher", "bound": 0.5, **more}
     return Record(

@@ -74,7 +74,7 @@ class Ended:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[list[str]], Ended]]:
     """`run(words)`: the program's own `main`, in this process: exit code, standard output, standard error."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def runner(words: list[str]) -> Ended:
         monkeypatch.setattr(sys, "argv", ["orthomerge", *words])
@@ -88,7 +88,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> I
         return Ended(code, *capfd.readouterr())
 
     yield runner
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

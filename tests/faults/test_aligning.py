@@ -283,7 +283,7 @@ def test_force_replaces_an_output_whole(given: Given) -> None:
 def test_a_module_of_the_users_own_cannot_be_encoded(tmp_path: Path) -> None:
     body = {"body.w": torch.ones(3, 3)}
     save_file(body, tmp_path / "base.safetensors")
-    save_file({**body, "fc.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
+    save_file({"body.w": torch.eye(3) + 1, "fc.weight": torch.ones(2, 3)}, tmp_path / "a.safetensors")
     expert = Expert(str(tmp_path / "a.safetensors"), head=HeadNames(("fc",)))
     recipe = Recipe({"a": expert}, base=str(tmp_path / "base.safetensors"), family="generic", encoder_prefix="body")
     orthomerge.merge(recipe, out=tmp_path / "out")

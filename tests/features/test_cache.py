@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -210,14 +211,16 @@ def test_listing_and_clearing(cache: FeatureCache) -> None:
     assert [path.name for path in cache.folder.iterdir()] == ["notes.txt"]
 
 
-def test_what_a_killed_writer_left_is_cleared_away_after_a_day(cache: FeatureCache) -> None:
+def test_what_a_killed_writer_left_is_cleared_away(cache: FeatureCache) -> None:
     cache.folder.mkdir()
-    old, young = (cache.folder / f".{KEY.digest}.{digit * 16}.partial" for digit in "01")
-    for path in (old, young):
-        path.touch()
-    os.utime(old, (time.time() - 90_000,) * 2)
-    cache.get_or_make(KEY, Maker(VALUES))
-    assert (old.exists(), young.exists()) == (False, True)
+    left, busy = (cache.folder / f".{KEY.digest}.{digit * 16}.partial" for digit in "01")
+    left.touch()
+    with busy.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as a writer does for as long as it lives
+        cache.get_or_make(KEY, Maker(VALUES))
+        assert (left.exists(), busy.exists()) == (False, True)
+    cache.get_or_make(replace(KEY, weights="other"), Maker(VALUES))
+    assert not busy.exists()
 
 
 def test_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,9 @@ class Broken:
     def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such disk")
 
+    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None
+
     def origin(self, key: str) -> str:
         return "nowhere"
 

@@ -13,7 +13,7 @@ from typing import Literal
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import first_map, with_first_map
-from orthomerge.alignment.least_squares import linear_map, strength_from_sums
+from orthomerge.alignment.least_squares import Spectrum, linear_map, strength_from_sums
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
@@ -35,13 +35,18 @@ class Affine:
         return self.align(Problem.of(pair, head))
 
     def align(self, problem: Problem) -> Alignment:
-        return self._with(problem.strength if self.strength == "auto" else self.strength, problem.sums, problem.head)
+        sums = problem.sums  # first: the decomposition makes use of them
+        if self.strength == "auto":
+            return self._with(problem.strength, sums, problem.head, problem.spectrum)
+        return self._with(self.strength, sums, problem.head)
 
     def solve(self, sums: Sums, head: Head) -> Alignment:
         return self._with(strength_from_sums(sums, head) if self.strength == "auto" else self.strength, sums, head)
 
-    def _with(self, chosen: float, sums: Sums, head: Head) -> Alignment:
+    def _with(self, chosen: float, sums: Sums, head: Head, spectrum: Spectrum | None = None) -> Alignment:
         first = first_map(head)
-        weight, shift = linear_map(sums.total, chosen, first.weight.double(), biased=first.bias is not None)
+        weight, shift = linear_map(
+            sums.total, chosen, first.weight.double(), biased=first.bias is not None, spectrum=spectrum
+        )
         bias = None if first.bias is None or shift is None else first.bias.double() + shift
         return Alignment(with_first_map(head, weight, bias, task=sums.task), {"strength": chosen})

@@ -35,10 +35,11 @@ _PAIR = 2.0  # inputs a class from which a held-out one leaves another of its cl
 
 @dataclass(frozen=True)
 class Auto:
-    """`few` and `many`: mean numbers of inputs a class at which the aligner changes."""
+    """`few` and `many`: mean numbers of inputs a class at which the aligner changes. `device`: see `kl-map`."""
 
     few: float = 4.0
     many: float = 25.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if not 0 <= self.few <= self.many:
@@ -54,7 +55,7 @@ class Auto:
         if self.few <= per_class < self.many:
             found = Ridge().align(problem)
             return self._judged(problem, found, "ridge", kept=not math.isinf(problem.strength))
-        kl = KlProblem(problem)
+        kl = KlProblem(problem, device=self.device)
         if per_class >= self.many:
             return self._better(problem, kl)
         before, after = (kl.held_out(strength)[0] for strength in (math.inf, DEFAULT))
@@ -62,7 +63,7 @@ class Auto:
         allowed = _DOUBT * float(worse.std()) / math.sqrt(len(worse))
         if per_class >= _PAIR and float(worse.mean()) > allowed:
             return self._judged(problem, Alignment(problem.head), "kl-map", kept=False)
-        return self._judged(problem, KlMap(DEFAULT).align(problem), "kl-map", kept=True)
+        return self._judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
     def _better(self, problem: Problem, kl: KlProblem) -> Alignment:
         """`kl-map` or, where it lowers the divergence of held-out inputs more, by a standard error, `ridge`."""
@@ -71,7 +72,8 @@ class Auto:
         gain = ours - ridge
         if float(gain.mean()) > float(gain.std()) / math.sqrt(len(gain)):
             return self._judged(problem, Ridge().align(problem), "ridge", kept=float((ridge - none).mean()) <= 0)
-        return self._judged(problem, KlMap(chosen).align(problem), "kl-map", kept=float((ours - none).mean()) <= 0)
+        found = KlMap(chosen, device=self.device).align(problem)
+        return self._judged(problem, found, "kl-map", kept=float((ours - none).mean()) <= 0)
 
     def _judged(self, problem: Problem, found: Alignment, aligner: str, *, kept: bool) -> Alignment:
         if kept:

@@ -36,6 +36,7 @@ from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
 from orthomerge.alignment.newton import Fit, Rows
 from orthomerge.alignment.problem import Problem
 from orthomerge.errors import NumericalError
+from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
@@ -54,11 +55,12 @@ _ENOUGH = 2 * _FOLDS
 @dataclass(frozen=True)
 class KlMap:
     """`strength` of the prior, auto for cross-validation; `steps`: most steps of Newton's method, of which few are
-    needed.
+    needed. `device`: what it is solved on; with many classes a GPU is faster.
     """
 
     strength: float | Literal["auto"] = "auto"
     steps: int = _STEPS
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         strength("strength", self.strength)
@@ -68,12 +70,12 @@ class KlMap:
 
     def align(self, problem: Problem) -> Alignment:
         """Facts: the strength, whether the tolerance was reached, and in how many steps."""
-        kl = KlProblem(problem, steps=self.steps)
+        kl = KlProblem(problem, steps=self.steps, device=self.device)
         chosen = kl.chosen() if self.strength == "auto" else self.strength
         if math.isinf(chosen):
             return Alignment(problem.head, {"strength": chosen, "converged": True, "steps": 0})
         fit = kl.solve(torch.arange(len(problem.H)), chosen)
-        change = fit.G @ problem.spectrum.V.T
+        change = fit.G.cpu() @ problem.spectrum.V.T
         first, d = first_map(problem.head), problem.head.width
         weight = first.weight.double() + change[:, :d]
         bias = None if first.bias is None else first.bias.double() + problem.spectrum.a * change[:, d]
@@ -95,13 +97,15 @@ class _Fold:
 class KlProblem:
     """The optimisation in the basis of the inputs; rows can be left out, for cross-validation."""
 
-    def __init__(self, problem: Problem, *, steps: int = _STEPS) -> None:
-        self._problem, self._steps = problem, steps
+    def __init__(self, problem: Problem, *, steps: int = _STEPS, device: str = "cpu") -> None:
+        self._problem, self._steps, self._device = problem, steps, device_of(device)
         spectrum = problem.spectrum
         first = first_map(problem.head)
         bias = None if first.bias is None else first.bias.double()
         start = linear(problem.H, first.weight.double(), bias)
-        self._all = Rows(spectrum.U * spectrum.s, start, log_softmax(problem.Z, 1), problem.head)  # X V
+        there = problem.head.with_tensors({name: t.to(self._device) for name, t in problem.head.tensors().items()})
+        X, target = spectrum.U * spectrum.s, log_softmax(problem.Z, 1)  # X is X V
+        self._all = Rows(X.to(self._device), start.to(self._device), target.to(self._device), there)
         spread = float(centred_rows(problem.head).square().mean())
         self._unit = 1 / spread if spread > 0 else spectrum.unit / len(problem.H)
 
@@ -148,7 +152,7 @@ class KlProblem:
             losses.append(torch.stack([test.divergence(G) for G in (none, ours, self._ridge(train))]))
             if sum(each.shape[1] for each in losses) >= _JUDGED:
                 break
-        return torch.cat(losses, 1)
+        return torch.cat(losses, 1).cpu()
 
     @cached_property
     def judged(self) -> torch.Tensor:
@@ -168,7 +172,7 @@ class KlProblem:
         for number, fold in enumerate(self._folds):
             if not math.isinf(strength):
                 found[number] = self._minimised(fold.train, self._prior(strength), found[number], _ROUGH).G
-            losses[fold.place] = fold.test.divergence(found[number])
+            losses[fold.place] = fold.test.divergence(found[number]).cpu()
         return losses, found
 
     @cached_property
@@ -190,7 +194,8 @@ class KlProblem:
             return self._none(self._all)
         A = X.T @ X
         A.diagonal().add_(problem.strength * problem.spectrum.unit * len(rows) / len(self._order))
-        return torch.cholesky_solve(X.T @ problem.residual[rows], torch.linalg.cholesky(A)).T
+        residual = problem.residual[rows].to(self._device)
+        return torch.cholesky_solve(X.T @ residual, torch.linalg.cholesky(A)).T
 
     def _minimised(self, rows: Rows, prior: float, start: torch.Tensor, tolerance: float) -> Fit:
         fit = rows.minimised(prior, start, tolerance=tolerance, steps=self._steps)
@@ -207,7 +212,8 @@ class KlProblem:
         seen = (spectrum.U.T @ R).T * spectrum.s
         q = self._all.target.exp()
         curvature = float((q - q.square()).mean())
-        return [seen / (spectrum.s.square() + prior / each) for each in (1.0, curvature) if each > 0]
+        found = [seen / (spectrum.s.square() + prior / each) for each in (1.0, curvature) if each > 0]
+        return [G.to(self._device) for G in found]
 
     def _prior(self, strength: float) -> float:
         return max(strength, 1e-9) * self._unit

@@ -11,12 +11,13 @@ than features would fit anything.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import first_map, with_first_map
-from orthomerge.alignment.least_squares import linear_map, strength_from_sums
+from orthomerge.alignment.least_squares import factor_once, linear_map, strength_from_sums
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
@@ -38,12 +39,14 @@ class Linear:
         return self.align(Problem.of(pair, head))
 
     def align(self, problem: Problem) -> Alignment:
-        return self._with(problem.strength if self.strength == "auto" else self.strength, problem.sums, problem.head)
+        sums = problem.sums  # first: the decomposition makes use of them
+        return self._with(problem.strength if self.strength == "auto" else self.strength, sums, problem.head)
 
     def solve(self, sums: Sums, head: Head) -> Alignment:
         return self._with(strength_from_sums(sums, head) if self.strength == "auto" else self.strength, sums, head)
 
     def _with(self, chosen: float, sums: Sums, head: Head) -> Alignment:
         first = first_map(head)
-        weight, _ = linear_map(sums.total, chosen, first.weight.double(), biased=False)
+        factor = partial(factor_once, sums, chosen)
+        weight, _ = linear_map(sums.total, chosen, first.weight.double(), biased=False, factor=factor)
         return Alignment(with_first_map(head, weight, first.bias, task=sums.task), {"strength": chosen})

@@ -47,7 +47,7 @@ class Problem:
     @cached_property
     def sums(self) -> Sums:
         """The sums over all inputs, in folds."""
-        return Sums.zero(self.H.shape[1], self.task).add(self.H, self.T, first=0)
+        return Sums.of(self.H, self.T, self.task)
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -55,15 +55,25 @@ class Problem:
         known = self.__dict__.get("sums")  # if somebody wanted them, so as not to sum twice
         return Spectrum.of(self.H, biased=self.biased, total=known and known.total)
 
+    @property
+    def known_spectrum(self) -> Spectrum | None:
+        """The decomposition if somebody wanted it: some could use it, but not for what it costs."""
+        return self.__dict__.get("spectrum")
+
     @cached_property
     def strength(self) -> float:
         """How much change leave-one-out allows."""
-        return chosen_strength(self.spectrum, self.residual)
+        return chosen_strength(self.spectrum, self.residual, seen=self.seen)
 
     @cached_property
     def residual(self) -> torch.Tensor:
         """What the head's first map sees of the difference T - H, [n, m]."""
-        return (self.T - self.H) @ centred_rows(self.head).T
+        return (centred_rows(self.head) @ (self.T - self.H).T).T  # the fast way round
+
+    @cached_property
+    def seen(self) -> torch.Tensor:
+        """The residual in the basis of the decomposition: U^T R, [r, m]."""
+        return self.spectrum.seen(self.residual)
 
     @property
     def biased(self) -> bool:
@@ -80,10 +90,11 @@ def _checked(features: Features, who: str, head: Head) -> torch.Tensor:
         raise IncompatibleError(
             f"the head of {features.task!r} reads {head.width} features but the {who} are {features.values.shape[1]}"
         )
-    finite = features.values.isfinite().all(1)
-    if not finite.all():
+    values = features.values.double()
+    # A sum of finite numbers is finite, unless they are huge: a second look is hardly ever needed.
+    if not values.sum().isfinite() and not (finite := features.values.isfinite().all(1)).all():
         raise NumericalError(
             f"{int((~finite).sum())} of {len(features)} {who} features of {features.task!r} are NaN or infinite; "
             "check the encoder that made them, no aligner can use them"
         )
-    return features.values.double()
+    return values

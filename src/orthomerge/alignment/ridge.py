@@ -35,7 +35,7 @@ class Ridge:
 
     def align(self, problem: Problem) -> Alignment:
         chosen = problem.strength if self.strength == "auto" else self.strength
-        change = ridge_change(problem.spectrum, problem.residual, chosen)
+        change = ridge_change(problem.spectrum, problem.residual, chosen, seen=problem.seen)
         first, d = first_map(problem.head), problem.head.width
         weight = first.weight.double() + change[:, :d]
         bias = None if first.bias is None else first.bias.double() + problem.spectrum.a * change[:, d]

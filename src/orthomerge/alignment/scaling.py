@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
-from orthomerge.alignment.folding import folded
+from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.sums import Sums
 from orthomerge.features.features import FeaturePair
@@ -42,4 +42,5 @@ class Scaling:
         p = self.prior * C.mean() / total.n
         a = ((S + p) / (C + p)).nan_to_num(nan=1.0)  # 0 / 0: a feature that is always zero
         facts = {"least": float(a.min()), "most": float(a.max())}
-        return Alignment(folded(head, a.diag(), task=sums.task), facts)
+        first = first_map(head)
+        return Alignment(with_first_map(head, first.weight.double() * a, first.bias, task=sums.task), facts)

@@ -11,7 +11,6 @@ from typing import Literal
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.checks import strength
-from orthomerge.alignment.folding import folded
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.alignment.sums import Sums
@@ -40,4 +39,4 @@ class Similarity:
     def solve(self, sums: Sums, head: Head) -> Alignment:
         found = choose_rigid(sums, head, kappa=self.kappa, bias=self.bias, scaled=True)
         facts = {"kappa": found.kappa, "shift": found.share, "scale": found.scale}
-        return Alignment(folded(head, found.scale * found.A, found.shift, task=sums.task), facts)
+        return Alignment(found.folded_into(head, task=sums.task), facts)

@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from orthomerge.alignment.folding import read_by
-from orthomerge.alignment.sums import FOLDS, Sums
+from orthomerge.alignment.sums import FOLDS, Sums, moments_of
 from orthomerge.features.extract import encode
 
 if TYPE_CHECKING:
@@ -74,5 +74,5 @@ def _added(sums: Sums, waiting: _Waiting) -> Sums:
 
     rows, H, T = (torch.cat(parts) for parts in zip(*waiting, strict=True))
     fold = rows % FOLDS
-    parts = (part.add(H[fold == number], T[fold == number]) for number, part in enumerate(sums.parts))
+    parts = (part + moments_of(H[fold == number], T[fold == number]) for number, part in enumerate(sums.parts))
     return Sums(tuple(parts), sums.task)

@@ -20,7 +20,9 @@ def read_json(path: Path, *, most: int = _MOST_BYTES) -> dict[str, Any]:
         if not path.is_file():
             raise CheckpointError(f"{path} does not exist or is not a plain file")
         if path.stat().st_size > most:
-            raise CheckpointError(f"{path} is {path.stat().st_size} bytes long; more than {most} is not believable")
+            raise CheckpointError(
+                f"{path} is {path.stat().st_size} bytes long; more than {most} is not believable: fetch it again"
+            )
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
@@ -42,5 +44,5 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
         raise CheckpointError(f"{what} is not valid JSON ({error}); the file is damaged: fetch it again") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{what} must be a JSON object, got {type(found).__name__}")
+        raise CheckpointError(f"{what} must be a JSON object, got {type(found).__name__}; fetch it again")
     return found

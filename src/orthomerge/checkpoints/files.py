@@ -105,7 +105,10 @@ class RawFile:
             try:
                 count = os.preadv(self._fd, [view[done:]], offset + done)
             except OSError as error:
-                raise CheckpointError(f"cannot read {self.path} at byte {offset}: {error.strerror}") from error
+                raise CheckpointError(
+                    f"cannot read {self.path} at byte {offset}: {error.strerror}; check the disk or the "
+                    "file server, and run the command again"
+                ) from error
             if count == 0:
                 raise CheckpointError(
                     f"{self.path} ends at byte {offset + done}, {len(view) - done} bytes too early; "

@@ -90,6 +90,10 @@ class Factors:
                 block.add_(torch.mul(left[row : row + step, k : k + 1], right[k], out=outer))
         return product.reshape(-1)[start - first * columns : stop - first * columns]
 
+    def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a matrix: s B and A whole, in the order in which their product is the weight's delta."""
+        return self._left(0, self.shape[0]).mul(self.scaling), self._right()
+
     def _left(self, first: int, last: int) -> torch.Tensor:
         """The factor with a row for each row of the weight; those rows only, [last - first, r]."""
         import torch
@@ -170,6 +174,14 @@ class AdapterSource:
             return base.new_zeros(base.shape) if factors is None else factors.delta(start, stop)
         whole = replaced.read(start, stop).float() - base
         return whole if factors is None else whole.add_(factors.delta(start, stop))
+
+    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The two factors of a matrix; None where the adapter stores the tensor whole."""
+        name = self.names.get(key, "")
+        factors = self.adapter.factors.get(name)
+        if factors is None or name in self.adapter.replaced or factors.kind == "conv":
+            return None
+        return factors.pair()
 
     def origin(self, key: str) -> str:
         """The file that the delta comes from, for messages."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.documents import read_json
@@ -56,6 +57,11 @@ _HARMLESS = frozenset(
     | {"megatron_core", "qalora_group_size", "merge_weights"}  # without effect of their own
 )
 # Starts of training that leave the base alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA are taken out of it.
+_MOST_PATTERNS = 4096
+# Regular expressions come from strangers: one with repeats in repeats, or with many of them, can take for ever.
+_REPEATED_GROUP = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
+_REPEAT = re.compile(r"[*+{]")
+_MOST_STEPS = 10**9
 _SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
@@ -101,19 +107,37 @@ class Scale:
 
         patterns = config.get(table) or {}
         if not isinstance(patterns, dict):
-            raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}")
+            raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
+        if len(patterns) > _MOST_PATTERNS:
+            raise CheckpointError(
+                f"{path}: {table} must have at most {_MOST_PATTERNS} names, got {len(patterns)}; {MERGE}"
+            )
+        self._path, self._table = path, table
         self._default = number(config.get(option, 8), option)
         self._patterns: list[tuple[re.Pattern[str], float]] = []
         for text, value in patterns.items():
+            if _REPEATED_GROUP.search(text):
+                raise self._endless(text)
             try:
                 # peft's rule: the pattern must match from the start of the name, or from any dot, to its end.
-                pattern = re.compile(rf"(.*\.)?({text})$")
-            except re.error as error:
-                raise CheckpointError(f"{path}: {text!r} in {table} is no pattern: {error}") from error
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # what Python will one day read otherwise
+                    pattern = re.compile(rf"(.*\.)?({text})$")
+            except (re.error, RecursionError, OverflowError) as error:
+                raise CheckpointError(f"{path}: {text!r:.80} in {table} is no pattern: {error}; {MERGE}") from error
             self._patterns.append((pattern, number(value, f"{table}[{text!r}]")))
 
     def of(self, module: str) -> float:
-        return next((value for pattern, value in self._patterns if pattern.match(module)), self._default)
+        for pattern, value in self._patterns:
+            if len(module) ** (1 + len(_REPEAT.findall(pattern.pattern))) > _MOST_STEPS:
+                raise self._endless(pattern.pattern)
+            if pattern.match(module):
+                return value
+        return self._default
+
+    def _endless(self, text: str) -> CheckpointError:
+        what = f"{text!r:.80} in {self._table} could take for ever to match"
+        return CheckpointError(f"{self._path}: {what}; {MERGE}")
 
 
 def flag(config: Mapping[str, Any], path: Path, option: str) -> bool:

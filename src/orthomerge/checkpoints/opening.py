@@ -21,6 +21,7 @@ __all__ = ["locate", "open_checkpoint", "open_expert"]
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # In the order of preference.
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
+_SAVES = "index and shards are of different saves: fetch it again, all of it"
 _SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
@@ -117,15 +118,23 @@ def _open_shards(index: Path) -> Checkpoint:
     suffix = ".safetensors" if index.name.startswith("model.safetensors") else ".bin"
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
-    for shard in sorted(set(names.values())):
+    shards = sorted(set(names.values()))
+    if len({shard.casefold() for shard in shards}) < len(shards):
+        raise CheckpointError(
+            f"{index} names shards that differ in case only ({some(shards)}), which not every file system can tell "
+            "apart; do not trust this file"
+        )
+    for shard in shards:
         opened = _open_file(_shard_path(index, shard, suffix))
         held = set(opened.entries) | set(opened.aliases)
         listed = {name for name, file in names.items() if file == shard}
         if listed - held:
-            raise CheckpointError(f"{index} places {some(sorted(listed - held))} in {shard}, which does not hold it")
+            raise CheckpointError(
+                f"{index} places {some(sorted(listed - held))} in {shard}, which does not hold it; {_SAVES}"
+            )
         if held - listed:
             raise CheckpointError(
-                f"{opened.path} holds {some(sorted(held - listed))}, which {index.name} does not place there"
+                f"{opened.path} holds {some(sorted(held - listed))}, which {index.name} does not place there; {_SAVES}"
             )
         entries |= opened.entries
         aliases |= opened.aliases
@@ -158,7 +167,8 @@ def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Pat
     # Pickles count tied weights as often as they are named, so only safetensors must agree to the byte.
     if index.name.startswith("model.safetensors") and isinstance(total, int) and total != held:
         raise CheckpointError(
-            f"{index} says the shards hold {total} bytes, but they hold {held}; a shard is of another save"
+            f"{index} says the shards hold {total} bytes, but they hold {held}; a shard is of another save: "
+            "fetch it again"
         )
 
 

@@ -15,10 +15,12 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 
-from orthomerge.errors import OutputError
+from orthomerge.checkpoints.replacing import sync as _sync
+from orthomerge.errors import OutputError, some
 
 __all__ = ["MANIFEST", "check_room", "check_target", "publish", "write_bytes", "write_json"]
 
@@ -26,6 +28,7 @@ MANIFEST = "orthomerge.json"
 _SPARE = 16 << 20  # room for headers, configs and the card
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 _AT_FDCWD = -100
+_under_way: set[Path] = set()  # folders that are being filled; outputs inside of them are nobody's but the run's own
 
 
 @contextmanager
@@ -39,37 +42,39 @@ def publish(
     """
     out, inputs = _absolute(out), tuple(inputs)
     check_target(out, force=force, inputs=inputs, marker=marker)
-    partial = _beside(out, "partial")
+    partial, lock = _beside(out, "partial"), _Lock(out)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        check_room(out.parent, need)
-        lock = _lock(out)
-    except OSError as error:
-        raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
-    try:
+        try:
+            above = _make_folder(out.parent)
+            check_room(out.parent, need)
+            lock.take()
+        except OSError as error:
+            raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
         try:
             _clear(out)
             check_target(out, force=force, inputs=inputs, marker=marker)  # another run may have finished meanwhile
             partial.mkdir()
+            _under_way.add(partial)
             yield partial
             for path in (partial, *partial.rglob("*")):
                 _sync(path)
             check_target(out, force=force, inputs=inputs, marker=marker)
             _commit(partial, out)
-        except OSError as error:
-            raise OutputError(f"cannot write {out}: {error.strerror or error}; nothing was left behind") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        except BaseException as error:
+            _undo(out)
+            if not isinstance(error, OSError):
+                raise
+            lock.release()
+            raise OutputError(f"cannot write {out}: {error.strerror or error}; {_left(out)}") from error
     finally:
-        with suppress(OSError):
-            _beside(out, "lock").unlink()
-        os.close(lock)
+        _under_way.discard(partial)
+        lock.release()
     try:
-        _sync(out.parent)
+        for folder in above if _under_way.isdisjoint(out.parents) else ():
+            _sync(folder)
     except OSError as error:
         raise OutputError(
-            f"{out} is complete, but {out.parent} could not be synced ({error.strerror}); "
+            f"{out} is complete, but {folder} could not be synced ({error.strerror}); "
             "check the disk: the output may not survive a power failure"
         ) from error
 
@@ -141,26 +146,66 @@ def _beside(out: Path, kind: str) -> Path:
     return out.parent / f".{out.name}.{kind}"
 
 
-def _lock(out: Path) -> int:
-    """Be the only run that writes to a target."""
-    path = _beside(out, "lock")
-    for _ in range(3):
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _left(out: Path) -> str:
+    """What a failed run leaves beside its target: as a rule nothing, or the state of a long fit."""
+    found = some(path.name for path in sorted(out.parent.glob(f".{escape(out.name)}.*")))
+    if not found:
+        return "nothing was left behind"
+    return f"{found} was left beside it: the same command goes on from it, or clears it away"
+
+
+def _make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those above it; gives all whose names must be on disk for it to be found."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return [folder, *(each.parent for each in new)]
+
+
+class _Lock:
+    """Being the only run that writes to a target. Whenever it is interrupted, `release` leaves no file of ours."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._path = _beside(out, "lock")
+        self._handle = -1
+
+    def take(self) -> None:
+        for _ in range(3):
+            self._open(os.O_CREAT)
+            try:
+                if self._holds():
+                    return
+            except BlockingIOError as error:
+                partial = _beside(self._out, "partial")
+                raise OutputError(
+                    f"another run is writing to the same output (its work lies in {partial}); wait for it"
+                ) from error
+            self._close()  # the other run finished in between, and took its lock away
+        raise OutputError(f"cannot lock {self._path}; is another run busy there?")
+
+    def release(self) -> None:
+        with suppress(OSError):
+            if self._handle < 0:  # it may have been interrupted when the file was there and we did not know it yet
+                self._open(0)
+            if self._holds():
+                self._path.unlink()
+        self._close()
+
+    def _open(self, flags: int) -> None:
+        self._handle = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+
+    def _holds(self) -> bool:
+        """Lock the file that was opened; False if it is not the one that has the name any more."""
+        fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino == os.fstat(lock).st_ino:
-                return lock
-            os.close(lock)
-        except FileNotFoundError:  # the other run finished in between, and took its lock away
-            os.close(lock)
-        except OSError as error:
-            os.close(lock)
-            if not isinstance(error, BlockingIOError):
-                raise
-            raise OutputError(
-                f"another run is writing to the same output (its work lies in {_beside(out, 'partial')}); wait for it"
-            ) from error
-    raise OutputError(f"cannot lock {path}; is another run busy there?")
+            return self._path.stat().st_ino == os.fstat(self._handle).st_ino
+        except FileNotFoundError:
+            return False
+
+    def _close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 def _clear(out: Path) -> None:
@@ -173,12 +218,16 @@ def _clear(out: Path) -> None:
             shutil.rmtree(left)
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _undo(out: Path) -> None:
+    """After a failure: what was there before is there, and nothing of ours beside it."""
+    old = _beside(out, "old")
+    if os.path.lexists(old):
+        with suppress(OSError):
+            if not os.path.lexists(out):
+                old.rename(out)
+        if os.path.lexists(out):
+            shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(_beside(out, "partial"), ignore_errors=True)
 
 
 def _commit(partial: Path, out: Path) -> None:
@@ -190,12 +239,7 @@ def _commit(partial: Path, out: Path) -> None:
     else:
         old = _beside(out, "old")
         out.rename(old)
-        try:
-            partial.rename(out)
-        except BaseException:
-            if not os.path.lexists(out):
-                old.rename(out)
-            raise
+        partial.rename(out)  # should it fail, `_undo` brings the old one back
         shutil.rmtree(old, ignore_errors=True)
 
 

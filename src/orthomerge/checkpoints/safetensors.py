@@ -7,6 +7,7 @@ duplicate keys (the last wins) and odd names; a merge must not, so the header is
 from __future__ import annotations
 
 import json
+import re
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from orthomerge.errors import CheckpointError
 
 __all__ = ["check_name", "encode_header", "read_metadata", "read_safetensors"]
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LENGTH = 8
 _MOST_HEADER = 100_000_000  # the reference implementation's limit
 _MOST_NAME = 1_000
@@ -88,7 +90,9 @@ def _header(file: RawFile) -> tuple[dict[str, Any], int]:
         raise CheckpointError(f"{path} {what}")
     header = parse_json(file.bytes(_LENGTH, length), f"the header of {path}")
     metadata = header.get("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    # The reference implementation refuses half a surrogate pair, which Python's JSON lets through.
+    words = (*metadata, *metadata.values()) if isinstance(metadata, dict) else (None,)
+    if not all(isinstance(word, str) and not _SURROGATE.search(word) for word in words):
         raise CheckpointError(f"{path}: '__metadata__' must hold strings only; the file is damaged: fetch it again")
     return header, _LENGTH + length
 

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -36,6 +37,9 @@ from orthomerge.errors import OrthomergeError
 from orthomerge.version import VERSION
 
 __all__ = ["app", "main"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 3.0  # seconds after a signal in which no other one counts
 
 app = typer.Typer(
     help="Merge fine-tuned classifiers into one model, heads included.",
@@ -232,15 +236,20 @@ def aligners(
 @app.command()
 def export(
     path: Annotated[str, typer.Argument(help="A folder that `orthomerge merge` wrote.")],
-    task: Annotated[str, typer.Option("--task", help="Whose head to put on the encoder.")],
     to: Annotated[str, typer.Option("--to", help="The folder to write.")],
+    task: Annotated[str | None, typer.Option("--task", help="Whose head to put on the encoder.")] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="transformers, or onnx (needs the extra `onnx`).")
+    ] = "transformers",
+    all_heads: Annotated[
+        bool, typer.Option("--all-heads", help="For onnx: one graph, one output for each task.")
+    ] = False,
     force: Force = False,
 ) -> None:
-    """Write one task as an ordinary transformers classifier folder."""
-    from orthomerge.merged import export as write
+    """Write one task as an ordinary transformers classifier folder, or as an ONNX graph."""
+    from orthomerge.cli import exporting
 
-    write(path, task, to, force=force)
-    typer.echo(f"wrote {to}: load it with transformers, or pipeline(..., model={to!r})")
+    exporting.export(path, task=task, to=to, form=form, all_heads=all_heads, force=force)
 
 
 app.add_typer(suites, name="suite")
@@ -263,21 +272,32 @@ def _options(
     pass
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+def _heed_signals() -> None:
+    """SIGINT and SIGTERM end the run in order; another one at once does not disturb it while it clears up."""
+    last = -_PATIENCE
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PATIENCE:
+            last = time.monotonic()
+            raise SystemExit(128 + number)
+
+    for number in _SIGNALS:
+        signal.signal(number, stop)
 
 
 def main() -> None:
     """Run a command: our errors become a message and an exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminate)
+    _heed_signals()
     try:
         app(standalone_mode=True)
+    except SystemExit as end:
+        if end.code in [128 + number for number in _SIGNALS]:
+            sys.stderr.write("orthomerge: interrupted; nothing half-written was left behind: run it again to go on\n")
+        raise
     except OrthomergeError as error:
         sys.stderr.write(f"orthomerge: {error}\n")
         raise SystemExit(error.exit_code) from None
-    except KeyboardInterrupt:
-        sys.stderr.write("orthomerge: interrupted; nothing was left behind\n")
-        raise SystemExit(130) from None
     except OSError as error:  # of standard output, say: every file of ours has its own message
         sys.stderr.write(f"orthomerge: {error.strerror or error}\n")
         raise SystemExit(1) from None
@@ -296,6 +316,8 @@ def run() -> NoReturn:
     except SystemExit as done:
         if done.code not in (0, None):
             raise
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # all is done
     try:
         sys.stdout.flush()
         sys.stderr.flush()

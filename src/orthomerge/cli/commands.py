@@ -268,7 +268,8 @@ def verify(path: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     elif problems:
-        raise OutputError(f"{path} is not what was written:\n" + "\n".join(f"  {problem}" for problem in problems))
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise OutputError(f"{path} is not what was written:\n{lines}\nmerge again, or fetch it again")
     else:
         typer.echo(f"{path}: every file is as it was written")
     if problems:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.evaluate import Bench, Subject
     from orthomerge.recipe import Recipe
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "print_verdict"]
 
 
 def diagnose(
@@ -83,7 +83,7 @@ def diagnose(
     if as_json:
         print_json({"method": found.method, "verdict": [vars(finding) for finding in found.verdict], "run": run})
         return
-    _print(found)
+    print_verdict(found)
     typer.echo(f"{len(found.figures)} figures and their numbers are in {place / FILE}")
 
 
@@ -175,7 +175,8 @@ def _own(
     return bench, subjects[-1], origin, recipe, commands
 
 
-def _print(found: Diagnosis) -> None:
+def print_verdict(found: Diagnosis) -> None:
+    """Every finding under its title."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text

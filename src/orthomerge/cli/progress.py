@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from orthomerge.pipeline import Progress
+    from orthomerge.running.watching import Watch
 
-__all__ = ["shown"]
+__all__ = ["shown", "watched"]
 
 _EVERY = 5.0  # seconds between lines in a log
 
@@ -45,6 +46,42 @@ def shown(*, quiet: bool) -> Iterator[Progress | None]:
             yield _Bar(bar)
     else:
         yield _Lines()
+
+
+@contextmanager
+def watched(*, quiet: bool) -> Iterator[Watch | None]:
+    """A run of several stages, to standard error: those that are over, one line each, and a bar under them."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+            yield _Stages(_Bar(bar), lambda text: bar.console.print(text, markup=False))
+    else:
+        yield _Stages(_Lines(), lambda text: sys.stderr.write(f"{text}\n"))
+
+
+class _Stages:
+    """Stages by number and name; what happens within one is told under its name."""
+
+    def __init__(self, within: Progress, tell: Callable[[str], object]) -> None:
+        self._within, self._tell, self._prefix = within, tell, ""
+
+    def begin(self, name: str, *, place: int, count: int) -> None:
+        self._prefix = f"[{place}/{count}] {name}"
+        self._within.stage(self._prefix, None)
+
+    def end(self, name: str, *, seconds: float, found: bool) -> None:
+        self._tell(f"{self._prefix}: {'found, unchanged' if found else f'done in {seconds:.1f} s'}")
+
+    def stage(self, title: str, total: int | None) -> None:
+        self._within.stage(f"{self._prefix}: {title}", total)
+
+    def advance(self, count: int) -> None:
+        self._within.advance(count)
 
 
 class _Bar:

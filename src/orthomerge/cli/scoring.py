@@ -15,6 +15,7 @@ from rich.text import Text
 from orthomerge.cli.commands import pair, print_json
 from orthomerge.cli.measuring import open_suite, say
 from orthomerge.errors import RecipeError, nearest
+from orthomerge.evaluation.subjects import output_subject
 from orthomerge.recipe import parse_value
 
 if TYPE_CHECKING:
@@ -195,17 +196,6 @@ def own_subjects(
     subjects = [Subject("expert", teachers)] if teachers else []
     subjects += [output_subject(folder, tasks) for folder in folders]
     return bench, _told_apart(subjects)
-
-
-def output_subject(folder: Path, tasks: Iterable[str]) -> Subject:
-    """An output folder as what is scored: its method's name, with its aligner's where it has one."""
-    from orthomerge.evaluation.evaluate import Subject
-    from orthomerge.manifest import access_class, read_manifest
-
-    manifest = read_manifest(folder)
-    method, aligned = manifest["method"], manifest.get("alignment")
-    name = f"{method['name']} + {aligned['aligner']}" if aligned else method["name"]
-    return Subject(name, dict.fromkeys(tasks, folder), method["parameters"], access=access_class(manifest))
 
 
 def _told_apart(subjects: list[Subject]) -> list[Subject]:

@@ -21,6 +21,8 @@ from orthomerge.cli.options import (
     RecipePath,
     Settings,
 )
+from orthomerge.cli.pushing import push
+from orthomerge.cli.running import run
 
 __all__ = ["COMMANDS", "suites"]
 
@@ -278,4 +280,4 @@ def report(
     reporting.report(run, out=out, title=title, as_json=as_json)
 
 
-COMMANDS = (finetune, evaluate, negate, analogy, diagnose, report)
+COMMANDS = (run, finetune, evaluate, negate, analogy, diagnose, report, push)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orthomerge.data.memory import free_memory
 from orthomerge.data.raw import Key, Part, Raw, split_named
 from orthomerge.errors import CheckpointError
 
@@ -37,8 +38,12 @@ def read_arrays(path: Path) -> Raw:
 
 
 def _check_size(path: Path, size: int) -> None:
-    if size > _MOST_BYTES:
-        raise CheckpointError(f"{path} unpacks to {size} bytes; more than {_MOST_BYTES} is refused")
+    most = min(_MOST_BYTES, free_memory())
+    if size > most:
+        raise CheckpointError(
+            f"{path} unpacks to {size} bytes, but at most {most} are read on this machine; give a smaller file, or "
+            "pictures in folders"
+        )
 
 
 def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
@@ -75,7 +80,7 @@ def _images(path: Path, name: str, values: Array) -> list[Array]:
             f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], got {values.dtype} {list(values.shape)}"
         )
     if not len(values):
-        raise CheckpointError(f"{path}: {name} is empty")
+        raise CheckpointError(f"{path}: {name} is empty; give at least one image")
     return list(values[..., 0] if grey else values)
 
 

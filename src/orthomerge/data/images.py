@@ -21,6 +21,7 @@ __all__ = ["SUFFIXES", "decode"]
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others run programs, or nobody uses them
 _MOST_PIXELS = 1 << 26
+_MOST_BYTES = 1 << 28  # of one file
 _GREY = ("1", "L", "LA")
 
 
@@ -31,7 +32,9 @@ def decode(source: Path | bytes, *, where: str) -> np.ndarray[tuple[int, ...], n
     except ImportError as error:
         raise RecipeError("reading pictures needs Pillow: pip install 'orthomerge[models]'") from error
     try:
-        with Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as picture:
+        # From memory: a length in a file makes Pillow ask for so many bytes at once, four gigabytes if need be.
+        data = source if isinstance(source, bytes) else _read(source)
+        with Image.open(BytesIO(data), formats=_FORMATS) as picture:
             _check_size(picture, where)
             return _pixels(ImageOps.exif_transpose(picture), where)
     except CheckpointError:
@@ -40,10 +43,18 @@ def decode(source: Path | bytes, *, where: str) -> np.ndarray[tuple[int, ...], n
         raise CheckpointError(f"{where} cannot be decoded ({error}); it is damaged, or no picture") from error
 
 
+def _read(path: Path) -> bytes:
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes; more than {_MOST_BYTES} is refused: make it smaller")
+    return path.read_bytes()
+
+
 def _check_size(picture: Image, where: str) -> None:
     width, height = picture.size
     if width * height > _MOST_PIXELS:
-        raise CheckpointError(f"{where} is {width} x {height}; more than {_MOST_PIXELS} pixels is refused")
+        raise CheckpointError(
+            f"{where} is {width} x {height}; more than {_MOST_PIXELS} pixels is refused: make it smaller"
+        )
 
 
 def _pixels(picture: Image, where: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

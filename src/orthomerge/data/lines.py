@@ -46,7 +46,7 @@ def stream(path: Path) -> Iterator[IO[bytes]]:
             yield cast("IO[bytes]", file)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"cannot read {path}: {reason}") from error
+        raise CheckpointError(f"cannot read {path}: {reason}; fetch it again") from error
 
 
 def open_json_lines(path: Path, problems: Problems) -> Table:
@@ -95,7 +95,9 @@ def _records(path: Path, reader: Any) -> Iterator[list[str]]:
     try:
         yield from (record for record in reader if record)
     except csv.Error as error:
-        raise CheckpointError(f"{path} line {reader.line_num} is not valid: {error}") from error
+        raise CheckpointError(
+            f"{path} line {reader.line_num} is not valid: {error}; correct the line (quotes, line breaks)"
+        ) from error
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:

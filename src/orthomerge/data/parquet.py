@@ -43,7 +43,8 @@ def open_parquet(path: Path, *, wanted: tuple[str, ...], label: str) -> Table:
     def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
         number = 0
         try:
-            for batch in file.iter_batches(batch_size=_ROWS, columns=[name for name in wanted if name in columns]):
+            present = [name for name in wanted if name in columns]
+            for batch in file.iter_batches(batch_size=_ROWS, columns=present, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"row {number}", row

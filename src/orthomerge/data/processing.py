@@ -144,6 +144,7 @@ def _load_text(folder: Path, config: Mapping[str, Any], max_length: int) -> Text
             f"{folder} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
             "copy the tokenizer's files from the base"
         )
+    _refuse_code(folder / "tokenizer_config.json", "AutoTokenizer")
     with quiet():
         from transformers import AutoTokenizer
 
@@ -178,6 +179,8 @@ def _load_image(folder: Path, config: Mapping[str, Any]) -> ImageProcessor | Pix
                 f"{folder} says nothing about its images: it needs {_PREPROCESSOR}, or a config with 'image_size'"
             )
         return PixelProcessor(size if isinstance(size, int) else (size[0], size[1]), channels=channels)
+    for name in (_PREPROCESSOR, _PROCESSOR):
+        _refuse_code(folder / name, "AutoImageProcessor")
     with quiet():
         from transformers import AutoImageProcessor
 
@@ -189,6 +192,16 @@ def _load_image(folder: Path, config: Mapping[str, Any]) -> ImageProcessor | Pix
         except Exception as error:  # as above
             raise CheckpointError(f"transformers cannot load the image processor of {folder}: {error}") from error
     return ImageProcessor(processor, channels, _digest_files(folder, (_PREPROCESSOR, _PROCESSOR)))
+
+
+def _refuse_code(path: Path, kind: str) -> None:
+    """Refuse a tokenizer or processor that asks for Python code of its own."""
+    asked = read_json(path).get("auto_map") if path.is_file() else None
+    if isinstance(asked, Mapping) and kind in asked:
+        raise CheckpointError(
+            f"{path} asks to run code that came with it ('auto_map': {asked[kind]!r:.80}), which is never done; if the "
+            "stock class does the same, take 'auto_map' out of the file, else copy the files of one from the base"
+        )
 
 
 def _positions(config: Mapping[str, Any]) -> int:

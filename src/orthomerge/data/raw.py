@@ -22,6 +22,7 @@ _SPLITS: dict[str, Split] = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 _MOST_SHOWN = 3
+_WAY_OUT = "correct them, or take them out (empty texts are kept with `keep_empty`)"
 
 
 def split_named(word: str) -> Split | None:
@@ -67,4 +68,4 @@ class Problems:
             more = self.count - len(self.shown)
             rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows"
             rest = f"; and {more} more" if more else ""
-            raise CheckpointError(f"{self.where} has {rows}: {'; '.join(self.shown)}{rest}")
+            raise CheckpointError(f"{self.where} has {rows}: {'; '.join(self.shown)}{rest}; {_WAY_OUT}")

@@ -134,7 +134,7 @@ class _Gathered:
                 self.keys.setdefault(split, []).append(key)
         problems.check()
         if not rows:
-            raise CheckpointError(f"{path} is empty: it has no rows")
+            raise CheckpointError(f"{path} is empty: it has no rows; fetch it again, or give another file")
 
     def _check_columns(self, path: Path, columns: tuple[str, ...]) -> None:
         asked = {"text": self.columns.text, "label": self.columns.label, "split": self.columns.split}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
-from orthomerge.data.task import Split
+from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.bench import Bench
 from orthomerge.evaluation.compare import contamination
 from orthomerge.evaluation.metrics import accuracy, predictions
@@ -15,6 +16,7 @@ from orthomerge.records import Control, Record
 
 __all__ = ["contamination_notes", "control_notes"]
 
+_WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
 _WHY: Mapping[Control, str] = {
     "shuffled-teacher": "what this protocol gains does not come from the expert; look for a leak",
     "other-task": "inputs of another task do part of the work; are they much like those of this one?",
@@ -22,8 +24,8 @@ _WHY: Mapping[Control, str] = {
 
 
 def contamination_notes(bench: Bench) -> list[str]:
-    """Experts that are suspiciously better on test than on validation data, where both have labels."""
-    found = []
+    """Test inputs that are training inputs too, and experts that are suspiciously better on test than on val."""
+    found = [note for name, task in bench.tasks.items() if (note := _shared(name, task)) is not None]
     for task in bench.teachers:
         scores = {split: score for split in ("test", "val") if (score := _score(bench, task, split)) is not None}
         if len(scores) == 2 and (warning := contamination(scores["test"], scores["val"], task=task)):
@@ -40,6 +42,28 @@ def control_notes(records: Sequence[Record]) -> list[str]:
         for row in lines(records, controls=True)
         if row.bound is not None and row.control is not None and row.low > row.bound
     ]
+
+
+def _shared(name: str, task: Task) -> str | None:
+    """How many test inputs are also inputs for training or validation; pictures on disk are not decoded for it."""
+    parts = {split: part.inputs for split, part in task.splits.items()}
+    if "test" not in parts or not all(isinstance(inputs, list | tuple) for inputs in parts.values()):
+        return None
+    seen = {_identity(item) for split, inputs in parts.items() if split != "test" for item in inputs}
+    count = sum(_identity(item) in seen for item in parts["test"])
+    if count < _WORTH_A_NOTE * len(parts["test"]) or not count:
+        return None
+    return (
+        f"{count} of {len(parts['test'])} test inputs of {name!r} are among those for training or validation: what is "
+        "fitted there has seen them; take them out of one split"
+    )
+
+
+def _identity(item: object) -> str | tuple[tuple[int, ...], bytes]:
+    if isinstance(item, str):
+        return item
+    array = np.ascontiguousarray(item)
+    return array.shape, array.tobytes()
 
 
 def _score(bench: Bench, task: str, split: Split) -> float | None:

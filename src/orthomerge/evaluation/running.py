@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from orthomerge.checkpoints.replacing import replace_file
 from orthomerge.errors import CheckpointError, OutputError, RecipeError, nearest
 from orthomerge.evaluation.comparisons import (
     MARGIN,
@@ -32,6 +36,8 @@ from orthomerge.records import Record, read_records, write_records, write_whole
 from orthomerge.version import VERSION
 
 __all__ = ["Run", "read_run", "run_evaluation"]
+
+Ints = NDArray[np.int32]
 
 _MOST_BYTES = 150  # of a file's name, before its digest
 
@@ -75,26 +81,60 @@ def run_evaluation(
         raise RecipeError(f"there is no subject {against!r} to compare with; {nearest(against, by_name)}")
     if not margin > 0:
         raise RecipeError(f"'margin' must be positive, got {margin}")
-    folder = out / "predictions"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
     versions = {"orthomerge": VERSION, "torch": torch.__version__}
-    records: list[Record] = []
-    for record, predicted in evaluate(bench, subjects, questions, suite=suite, workers=workers):
-        truth = truth_of(bench, by_name[record.method], record).numpy().astype(np.int32)
-        name = _file_name(record)
-        np.savez_compressed(folder / name, predicted=predicted.numpy().astype(np.int32), truth=truth)
-        records.append(replace(record, predictions=f"predictions/{name}", versions=versions))
-    write_records(out / "records.jsonl", records)
-    notes = contamination_notes(bench) + control_notes(records)
-    _write_json(out / "notes.json", notes)
+    with _writing(out) as keep:
+        records: list[Record] = []
+        for record, predicted in evaluate(bench, subjects, questions, suite=suite, workers=workers):
+            truth = truth_of(bench, by_name[record.method], record).numpy().astype(np.int32)
+            name = keep(record, predicted.numpy().astype(np.int32), truth)
+            records.append(replace(record, predictions=name, versions=versions))
+        notes = contamination_notes(bench) + control_notes(records)
+        # Whoever reads the folder before all of it is new finds a file missing, not one of another run.
+        for derived in ("notes.json", "comparisons.json", "table.md"):
+            (out / derived).unlink(missing_ok=True)
+        write_records(out / "records.jsonl", records)
     comparisons = compare_run(out, against=against, margin=margin)
-    _write_json(out / "comparisons.json", [asdict(comparison) for comparison in comparisons])
     write_whole(out / "table.md", Run(records, comparisons, notes).markdown() + "\n")
+    _write_json(out / "comparisons.json", [asdict(comparison) for comparison in comparisons])
+    _write_json(out / "notes.json", notes)
     say(f"{len(records)} records in {out}")
     return records
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[Callable[[Record, Ints, Ints], str]]:
+    """`keep(record, predicted, truth)`: the name of a file with them, which no other predictions have.
+
+    So a run that was there stays whole until its records are replaced; then its predictions go. A run that fails takes
+    away its own.
+    """
+    folder, kept = out / "predictions", list[str]()
+    try:
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        before = {path.name for path in folder.glob("*.npz")}
+    except OSError as error:
+        raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
+
+    def keep(record: Record, predicted: Ints, truth: Ints) -> str:
+        kept.append(_file_name(record, predicted, truth))
+        if kept[-1] not in before:
+            data = BytesIO()
+            np.savez_compressed(data, predicted=predicted, truth=truth)
+            replace_file(folder / kept[-1], data.getvalue())
+        return f"predictions/{kept[-1]}"
+
+    try:
+        yield keep
+    except BaseException:
+        with suppress(OSError):
+            for name in set(kept) - before:
+                (folder / name).unlink(missing_ok=True)
+            for each in new:
+                each.rmdir()
+        raise
+    for name in before - set(kept):
+        (folder / name).unlink(missing_ok=True)
 
 
 def read_run(folder: Path) -> Run:
@@ -111,9 +151,10 @@ def read_run(folder: Path) -> Run:
     return Run(read_records(folder / "records.jsonl"), read_comparisons(folder / "comparisons.json"), notes)
 
 
-def _file_name(record: Record) -> str:
-    """Readable, and never that of another record: options and odd letters are in the digest."""
-    key = json.dumps([record.method, record.task, record.seed, asdict(record.way)])
+def _file_name(record: Record, predicted: Ints, truth: Ints) -> str:
+    """Readable, and never that of another record or of other predictions: options and odd letters are in the digest."""
+    said = hashlib.sha256(predicted.tobytes() + truth.tobytes()).hexdigest()
+    key = json.dumps([record.method, record.task, record.seed, asdict(record.way), said])
     shots = "all" if record.shots is None else f"{record.shots:g}"
     parts = [record.method, record.task, record.protocol, record.access, record.support, record.control, shots]
     shown = "-".join(part for part in parts if part is not None).replace("/", "_")

@@ -12,8 +12,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from orthomerge.checkpoints.checkpoint import Spec
 from orthomerge.checkpoints.documents import parse_json, read_json
 from orthomerge.checkpoints.opening import locate, open_checkpoint
 from orthomerge.checkpoints.publish import MANIFEST
+from orthomerge.checkpoints.replacing import clear_abandoned, replacing
 from orthomerge.checkpoints.safetensors import encode_header, read_metadata, read_safetensors
 from orthomerge.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.features.features import Features
@@ -44,7 +43,6 @@ VARIABLE = "ORTHOMERGE_CACHE"
 _ENTRY = re.compile(r"[0-9a-f]{64}\.safetensors")
 _PARTIAL = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.partial")
 _SEAL = Spec((32,), "U8")
-_STALE = 24 * 3600  # seconds after which nobody can still be writing
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,7 @@ class FeatureCache:
                 "written to"
             ) from error
         for path in self._files(_PARTIAL):
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE:
-                    path.unlink()
+            clear_abandoned(path)
 
     def _write(self, digest: str, values: torch.Tensor, key: FeatureKey) -> None:
         seal = _seal(digest, values)
@@ -196,21 +192,14 @@ class FeatureCache:
         about |= {"orthomerge": VERSION, "made": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
         specs = {"values": Spec(tuple(values.shape), "F32"), "seal": _SEAL}
         header = encode_header(specs, {"features": json.dumps(about, sort_keys=True)})
-        partial = self.folder / f".{digest}.{secrets.token_hex(8)}.partial"
         try:
-            with partial.open("xb") as file:
+            with replacing(self._path(digest), f".{digest}") as file:
                 for piece in (header, values.numpy().data, seal):
                     file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._path(digest))
-            _sync(self.folder)
         except OSError as error:
             raise OutputError(
                 f"cannot keep features in {self.folder}: {error.strerror}; make room, or set {VARIABLE} elsewhere"
             ) from error
-        finally:
-            partial.unlink(missing_ok=True)
 
 
 def weights_digest(reference: str | Path) -> str:
@@ -279,11 +268,3 @@ def _remove(path: Path) -> int:
     except OSError as error:
         raise OutputError(f"cannot remove {path}: {error.strerror}; remove it yourself") from error
     return size
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

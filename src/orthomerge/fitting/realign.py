@@ -56,6 +56,7 @@ _FEW = 100  # inputs of a task below which none is held out
 _JUDGED = 200  # mixtures that are then held out instead
 _PER_CLASS = 4  # inputs from which heads are solved on mixtures too
 _MANY = 10  # inputs a class from which every weight is trained
+_ON_DEVICE = ("auto", "kl-map")  # solvers that can use a GPU
 _NONE = torch.zeros(0, dtype=torch.int64)
 
 
@@ -218,11 +219,12 @@ class _Stages:
 def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head]:
     """The heads that an aligner finds for the encoder's present weights."""
     found = {}
+    options = {"device": str(setting.device)} if solver in _ON_DEVICE else {}
     for task in setting.tasks:
         features = encoded(setting.encoder, inputs, task).cpu()
         teacher = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
         pair = FeaturePair(Features(features, task, "train"), Features(teacher, task, "train"))
-        found[task] = cast("Head", make_aligner(solver, {}).fit(pair, setting.heads[task]).classifier)
+        found[task] = cast("Head", make_aligner(solver, options).fit(pair, setting.heads[task]).classifier)
     return found
 
 

@@ -57,6 +57,10 @@ class Vectors(Protocol):
         """Every block of every tensor (or of those named) in order."""
         ...
 
+    def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
+        """Of one matrix: each expert's delta as two thin factors [m, r] and [r, k]; None where not all are known."""
+        ...
+
     def sample(self) -> Iterator[torch.Tensor]:
         """A spread of short runs, [T, n] each: enough to guess a quantile, never to decide one."""
         ...

@@ -80,6 +80,7 @@ METHODS: Mapping[str, Row] = dict(
         _row("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", "Gargiulo et al. 2025, arXiv 2412.00081"),
         _row("iso_c", "iso_c:IsoC", "Isotropic merging in the common subspace", _ISO),
         _row("iso_cts", "iso_cts:IsoCts", "Isotropic merging in common and task subspaces", _ISO),
+        _row("knots", "knots:Knots", "Joint SVD of the updates, then a merger", "Stoica et al. 2025, arXiv 2410.19735"),
         _row("wudi", "wudi:Wudi", "Least interference, by descent", "Cheng et al. 2025, arXiv 2503.08099"),
     )
 )

@@ -8,14 +8,17 @@ from orthomerge.errors import RecipeError
 
 __all__ = ["PerExpert", "column", "finite", "fraction", "per_expert", "scaled_sum"]
 
+_LARGEST = 3.4e38  # of float32
 PerExpert = float | tuple[float, ...]
 
 
 def finite(name: str, value: PerExpert) -> None:
-    """Refuse NaN and infinity."""
+    """Refuse NaN, infinity, and what is infinite in float32, in which weights are merged."""
     for number in value if isinstance(value, tuple) else (value,):
         if not math.isfinite(number):
             raise RecipeError(f"{name!r} must be a finite number, got {number}")
+        if abs(number) > _LARGEST:
+            raise RecipeError(f"{name!r} must be at most {_LARGEST:.1e} in magnitude, got {number:.1e}")
 
 
 def fraction(name: str, value: float, *, zero: bool = False, one: bool = True) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from orthomerge.errors import NumericalError
 
-__all__ = ["ROUNDING", "Factors", "is_table", "joined", "polar", "svd"]
+__all__ = ["ROUNDING", "Factors", "basis", "is_table", "joined", "polar", "svd"]
 
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -58,6 +58,13 @@ def polar(X: torch.Tensor, *, key: str) -> torch.Tensor:
     X = X.double()
     s, Vh = _right(X, key=key)
     return X @ ((Vh.T / s) @ Vh)  # U V^T with one product as tall as X
+
+
+def basis(X: torch.Tensor, *, key: str, floor: float = 0.0) -> torch.Tensor:
+    """U alone, in float64: what X maps to, its strongest direction first. V of a wide X is never formed."""
+    if X.shape[0] >= X.shape[1]:
+        return svd(X, key=key, floor=floor)[0]
+    return _right(X.double().T, key=key, floor=floor)[1].T
 
 
 def joined(parts: Sequence[Factors]) -> Factors:

@@ -22,13 +22,18 @@ from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
 if TYPE_CHECKING:
     from orthomerge.merging.vectors import TaskVectors
 
-__all__ = ["MEMORY", "merge_blocks", "prepare", "single_threaded"]
+__all__ = ["MEMORY", "is_out_of_memory", "merge_blocks", "prepare", "single_threaded"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MEMORY = 64 << 20  # bytes of blocks under way by default
 _SCRATCH = 4  # rows of a block beside the deltas: base, result, and what a method needs
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch has no class of its own for that on a CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @contextmanager

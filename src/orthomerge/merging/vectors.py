@@ -52,6 +52,10 @@ class Source(Protocol):
         """Elements [start, stop) of the delta, float32, freshly made; `base` holds the same elements of the base."""
         ...
 
+    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Two thin matrices whose product is the delta, float32; None where none are known."""
+        ...
+
     def origin(self, key: str) -> str:
         """Where a delta comes from, for messages."""
         ...
@@ -96,6 +100,9 @@ class Difference:
         if key in self.absent:
             return base.new_zeros(base.shape)
         return self.tuned.read(key, start, stop) - base
+
+    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None
 
     def origin(self, key: str) -> str:
         return "which does not have it" if key in self.absent else self.tuned.origin(key)
@@ -144,6 +151,22 @@ class TaskVector:
             torch.sub(source.tuned.read(key, start, stop), base, out=row)
         else:
             row.copy_(self.read(key, start, stop, base=base))
+
+    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Thin matrices [m, r] and [r, k] whose product is the delta (r = 0: untouched); None where none are known."""
+        import torch
+
+        m, k = self.base.shape(key)
+        left, right = [torch.zeros(m, 0)], [torch.zeros(0, k)]
+        for coefficient, source in self.terms:
+            if source.shape(key) is None:
+                continue
+            pair = source.factors(key)
+            if pair is None:
+                return None
+            left.append(pair[0] * coefficient)
+            right.append(pair[1])
+        return torch.cat(left, 1), torch.cat(right)
 
     def keys(self) -> tuple[str, ...]:
         return self.base.keys()
@@ -227,6 +250,12 @@ class TaskVectors:
         if site.start == 0 and stop == prod(site.shape):
             return Block(site, base.reshape(site.shape), deltas.reshape(-1, *site.shape))
         return Block(site, base, deltas)
+
+    def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
+        """Of one matrix: each expert's thin factors; None where not all are known."""
+        pairs = [vector.factors(key) for vector in self.vectors.values()]
+        known = tuple(pair for pair in pairs if pair is not None)
+        return known if len(known) == len(pairs) else None
 
     def sample(self) -> Iterator[torch.Tensor]:
         for block in self.sample_blocks():

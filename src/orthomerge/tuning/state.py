@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.checkpoints.opening import open_checkpoint
+from orthomerge.checkpoints.replacing import clear_abandoned, replacing
+from orthomerge.errors import OutputError
 from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
@@ -51,10 +53,15 @@ class RunState:
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace what is there, in one step."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = self.folder / "state.partial"
-        torch.save({"fingerprint": self.fingerprint, **state}, partial)
-        partial.replace(self._file)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(".state.*.partial"):
+                clear_abandoned(left)
+            with replacing(self._file, ".state") as file:
+                torch.save({"fingerprint": self.fingerprint, **state}, file)
+        except (OSError, RuntimeError) as error:  # torch may make the one of the other
+            why = getattr(error, "strerror", None) or error
+            raise OutputError(f"cannot keep the state of the run in {self.folder}: {why}; make room there") from error
 
     def read(self) -> dict[str, Any] | None:
         """The state, if there is one of this very run."""

@@ -1,0 +1,22 @@
+"""How Sphinx builds the site from what `python -m docs.generator` has assembled. See docs/adr/0007-docs-site.md."""
+
+from orthomerge.version import VERSION
+
+project = "orthomerge"
+author = "The orthomerge authors"
+release = VERSION
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = "orthomerge"
+html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["orthomerge.css"]
+html_theme_options = {"navigation_with_keys": True}
+html_copy_source = False
+html_show_sphinx = False
+# Headings are link targets under the names that GitHub gives them.
+myst_heading_anchors = 4
+# Pages say what they mean: quotes and dashes stay as they were typed.
+smartquotes = False
+highlight_language = "text"
+exclude_patterns = ["_build"]

@@ -1,0 +1,165 @@
+"""KnOTS: bring the experts' updates of a matrix into one basis, merge them there by any merger, and go back.
+
+Stoica et al., "Model merging with SVD to tie the Knots", 2025, arXiv 2410.19735. Per matrix the updates side by side
+are decomposed together, [tau_1 .. tau_T] = U S [V_1 .. V_T]^T (`joint`); the merger sees the parts S V_t^T in the place
+of the tau_t, in its trim over the whole model too, and delta = U merged. Whatever is linear gives what it gives without
+KnOTS: `average` and `task_arithmetic` are there to show it.
+
+Differs from the paper: it writes that V_t is merged; its code, and this, merge S V_t^T. It treats LoRA's matrices
+alone; here tensors that are no matrices go to the merger, and into its trim, as they are. Its KnOTS-TIES is `ties` with
+density 0.2 and scale 0.6, its KnOTS-DARE-TIES `dare_ties@peft` (no trim, disjoint mean) with density 0.9 and weights
+0.7; `dare_ties` here trims and adds. Mergers are those of this package, with their rules for equal magnitudes.
+
+U is defined up to a rotation among equal singular values, so what is merged element by element there is not unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+
+from orthomerge.errors import RecipeError
+from orthomerge.merging.joint import Pair, joint_basis, joint_basis_of_factors, parts, parts_of_factors
+from orthomerge.merging.kinds import Block, Scope, Site, SurveyMethod, TensorMethod, Vectors
+from orthomerge.merging.methods import METHODS, method_class
+from orthomerge.merging.options import PerExpert
+from orthomerge.merging.polar import is_table
+from orthomerge.strict import build, schema
+
+__all__ = ["Knots", "Parts"]
+
+Merger = Literal[
+    "average", "task_arithmetic", "ties", "ties_sum", "ties_per_tensor", "ties@peft", "dare", "dare_ties", "dare@peft",
+    "dare_ties@peft", "magmax",
+]  # fmt: skip
+_OPTIONS = ("scale", "density", "drop", "weights")
+_KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; the others are made again
+
+
+@dataclass(frozen=True)
+class Knots:
+    """`merger`: what merges the aligned parts; `scale`, `density`, `drop`, `weights`: its options.
+
+    An option that is not given is the merger's own.
+    """
+
+    merger: Merger = "ties"
+    scale: PerExpert | None = None
+    density: float | None = None
+    drop: float | None = None
+    weights: tuple[float, ...] | None = None
+    seed: int = 0
+
+    scope: ClassVar[Scope] = "matrix"
+
+    def __post_init__(self) -> None:
+        self.inner()
+
+    def inner(self) -> TensorMethod | SurveyMethod:
+        """The merger with its options; one that it does not have is refused."""
+        cls = method_class(METHODS[self.merger])
+        known = schema(cls)
+        given: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        for name in given:
+            if name not in known:
+                has = ", ".join(option for option in _OPTIONS if option in known)
+                raise RecipeError(f"method knots: merger {self.merger!r} has no {name!r}; it has {has}")
+        if "seed" in known:
+            given["seed"] = self.seed
+        return cast("TensorMethod | SurveyMethod", build(cls, given, where=f"method knots: merger {self.merger}"))
+
+    def survey(self, vectors: Vectors) -> TensorMethod:
+        aligned, inner = Parts(vectors), self.inner()
+        return _Knots(aligned, inner.survey(aligned) if hasattr(inner, "survey") else inner)
+
+
+@dataclass(frozen=True)
+class _Knots:
+    """KnOTS with a merger that has seen all parts."""
+
+    aligned: Parts
+    merger: TensorMethod
+
+    scope: ClassVar[Scope] = "matrix"
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        if len(site.shape) != 2:
+            return self.merger.merge(base, deltas, site=site)
+        U, part = self.aligned.part(Block(site, base, deltas))
+        if not U.shape[1]:
+            return torch.zeros_like(base)
+        merged = U @ self.merger.merge(part.base, part.deltas, site=part.site).double()
+        return (merged.T if is_table(site.key) else merged).float()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Task vectors with every matrix in the basis that its updates have in common: what a merger sees."""
+
+    vectors: Vectors
+    _bases: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return self.vectors.tasks
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """A matrix [m, k] has become one of [p, k]; p is known only when it was decomposed."""
+        found = dict(self.vectors.shapes)
+        for key, shape in self.vectors.shapes.items():
+            if len(shape) == 2 and 0 not in shape:
+                found[key] = next(iter(self.blocks(keys=(key,)))).site.shape
+        return found
+
+    def blocks(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[Block]:
+        for key in self.vectors.shapes if keys is None else keys:
+            pairs = self._pairs(key)
+            if pairs is not None:  # no need to multiply the factors
+                yield self._block(key, parts_of_factors(self._basis(key, pairs), pairs))
+                continue
+            for block in self.vectors.blocks(keys=(key,), scope="matrix"):
+                yield self.part(block)[1] if len(block.site.shape) == 2 else block
+
+    def sample(self) -> Iterator[torch.Tensor]:
+        """Nothing: a sample of the parts would cost a decomposition of everything."""
+        return iter(())
+
+    def factors(self, key: str) -> tuple[Pair, ...] | None:
+        return None
+
+    def part(self, block: Block) -> tuple[torch.Tensor, Block]:
+        """U of one matrix, and the parts in it."""
+        key = block.site.key
+        pairs = self._pairs(key)
+        if pairs is not None:
+            U = self._basis(key, pairs)
+            return U, self._block(key, parts_of_factors(U, pairs))
+        updates = block.deltas.transpose(1, 2) if is_table(key) else block.deltas
+        U = self._basis(key, updates)
+        return U, self._block(key, parts(U, updates))
+
+    def _pairs(self, key: str) -> tuple[Pair, ...] | None:
+        """Each expert's factors of a matrix, from what comes in to what goes out."""
+        shape = self.vectors.shapes[key]
+        pairs = self.vectors.factors(key) if len(shape) == 2 and 0 not in shape else None
+        return tuple((A.T, B.T) for B, A in pairs) if pairs is not None and is_table(key) else pairs
+
+    def _basis(self, key: str, updates: torch.Tensor | tuple[Pair, ...]) -> torch.Tensor:
+        if (kept := self._bases.get(key)) is not None:
+            return kept
+        if isinstance(updates, torch.Tensor):
+            U = joint_basis(updates, key=key)
+        else:
+            U = joint_basis_of_factors(updates, key=key)
+        if sum(each.nbytes for each in list(self._bases.values())) + U.nbytes <= _KEPT:
+            self._bases[key] = U
+        return U
+
+    def _block(self, key: str, values: torch.Tensor) -> Block:
+        shape = (values.shape[1], values.shape[2])
+        return Block(Site(key, shape, 0, self.tasks), values.new_zeros(shape), values)

@@ -1,0 +1,1 @@
+"""The whole line from one recipe: merge, align, references, evaluate, card, diagnose, report."""

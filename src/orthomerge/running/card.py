@@ -1,0 +1,63 @@
+"""What a run has measured, on the model card of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from orthomerge.checkpoints.publish import MANIFEST
+from orthomerge.evaluation.subjects import output_subject
+from orthomerge.output import README, rewrite_card
+from orthomerge.records import Record
+from orthomerge.running.digests import digest_of
+from orthomerge.running.models import output_digest
+from orthomerge.version import VERSION
+
+__all__ = ["card_key", "evaluation_of", "write_card"]
+
+
+def card_key(out: Path, records: Sequence[Record]) -> str:
+    """What the card depends on beside the output."""
+    return digest_of([VERSION, output_digest(out), evaluation_of(out, records)])
+
+
+def write_card(out: Path, records: Sequence[Record]) -> list[Path]:
+    """Tell on the card of an output what was measured of it; what was written."""
+    rewrite_card(out, evaluation_of(out, records))
+    return [out / README, out / MANIFEST]
+
+
+def evaluation_of(out: Path, records: Sequence[Record]) -> dict[str, Any] | None:
+    """The block `evaluation` of a manifest: accuracy of the output as it is, by task, beside base and experts.
+
+    None where nobody asked for the protocol `current`.
+    """
+    name = output_subject(out, ()).name
+    own = list(_current(records, name))
+    if not own:
+        return None
+    others = {role: {record.task: record.value for record in _current(records, role)} for role in ("expert", "base")}
+    return {
+        "orthomerge": VERSION,
+        "metric": "accuracy",
+        "split": own[0].split,
+        "access": own[0].access,
+        "tasks": {
+            record.task: {
+                "value": record.value,
+                "low": record.low,
+                "high": record.high,
+                "examples": record.examples,
+                **{role: found[record.task] for role, found in others.items() if record.task in found},
+            }
+            for record in own
+        },
+    }
+
+
+def _current(records: Iterable[Record], method: str) -> Iterable[Record]:
+    for record in records:
+        plain = record.protocol == "current" and record.aligner is None and record.control is None
+        if plain and record.method == method and record.metric == "accuracy":
+            yield record

@@ -1,0 +1,99 @@
+"""`orthomerge run` from the command line: what it prints, a real kill, and the example."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.aligning import contents, write_tables
+from tests.cli.test_measuring import call, refused
+from tests.running.making import PLAIN, lay_out
+
+import orthomerge
+from orthomerge.cli.progress import watched
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "run-cache"))
+
+
+def test_the_example(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copyfile(ROOT / "examples" / "run.yaml", tmp_path / "run.yaml")
+    write_tables(tmp_path)
+    shutil.copytree(berts / "base", tmp_path / "base")
+    for task, name in (("mood", "two"), ("topic", "three")):
+        shutil.copytree(berts / name, tmp_path / task)
+        (tmp_path / f"{name}.csv").rename(tmp_path / f"{task}.csv")
+    monkeypatch.chdir(tmp_path)
+    result = call("run", "run.yaml")
+    lines = result.stderr.splitlines()
+    assert lines[0] == "[1/7] merge"
+    assert any(line.startswith("[7/7] report: done in ") for line in lines)
+    assert "[7/7] report: drawing" in result.stderr
+    assert "Inductive: inputs from train or val, scored on test" in result.stdout
+    assert "The experts reach" in result.stdout
+    assert result.stdout.endswith("model: runs/run/models/ties-auto\nreport: runs/run/report.html\n")
+    assert orthomerge.verify("runs/run/models/ties-auto") == []
+    assert "Mood and topic in one encoder" in Path("runs/run/report.html").read_text()
+    document = json.loads(call("run", tmp_path / "run.yaml", "--run", "runs/run", "--json").stdout)
+    assert {stage["state"] for stage in document["stages"].values()} == {"found"}
+    assert document["evaluation"]["tasks"].keys() == {"mood", "topic"}
+    again = call("run", "run.yaml", "--quiet")
+    assert again.stderr == ""
+    assert "nothing to do: every stage is done" in again.stdout
+
+
+def test_a_real_kill(berts: Path, tmp_path: Path) -> None:
+    recipe = lay_out(berts, tmp_path, PLAIN)
+    command = [sys.executable, "-m", "orthomerge.cli.app", "run", str(recipe), "--run", str(tmp_path / "run")]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert started.stderr is not None
+    for line in started.stderr:
+        if line.startswith("[2/4] references: expert two"):
+            started.send_signal(signal.SIGKILL)
+            break
+    started.stderr.close()
+    assert started.wait() == -signal.SIGKILL
+    result = call("run", recipe, "--run", tmp_path / "run")
+    assert "[1/4] merge: found, unchanged" in result.stderr
+    assert "done in" in result.stdout
+    whole = call("run", recipe, "--run", tmp_path / "other", "--quiet")
+    assert "references, evaluate, card" in whole.stdout
+    ours, theirs = contents(tmp_path / "run"), contents(tmp_path / "other")
+    assert ours.keys() == theirs.keys()
+    same = [name for name in ours if name not in ("run.json", "stages.json")]
+    assert [name for name in same if ours[name] != theirs[name]] == []
+
+
+def test_mistakes(berts: Path, tmp_path: Path) -> None:
+    assert "cannot read the recipe" in refused("run", tmp_path / "none.yaml", code=2)
+    recipe = lay_out(berts, tmp_path, PLAIN.replace("protocols", "protcols"))
+    assert "did you mean 'protocols'" in refused("run", recipe, "--run", tmp_path / "run", code=2)
+    recipe.write_text(PLAIN + "out: base\n")
+    message = refused("run", recipe, "--run", tmp_path / "run", "--quiet", code=5)
+    assert message.startswith("stage 1 of 4, 'merge', failed: the output")
+    assert message.endswith("Put it right and run the same command again.")
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with watched(quiet=False) as watch:
+        assert watch is not None
+        watch.begin("merge", place=1, count=2)
+        watch.stage("merging", 10)
+        watch.advance(10)
+        watch.end("merge", seconds=1.25, found=False)
+        watch.begin("evaluate", place=2, count=2)
+        watch.end("evaluate", seconds=0, found=True)
+    shown = capsys.readouterr().err
+    assert "[1/2] merge: done in 1.2 s" in shown
+    assert "[2/2] evaluate: found, unchanged" in shown

@@ -1,0 +1,56 @@
+"""The tutorial's commands and code, run in their order on small checkpoints."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.docs.reading import ROOT, blocks
+from typer.testing import CliRunner
+
+from orthomerge.cli.app import app
+
+_WORDS = ("a", "good", "bad", "film", "very", "not", "it", "was")
+
+
+def _table(path: Path, labels: list[str]) -> None:
+    rows = [
+        f"{_WORDS[number % 8]} {_WORDS[(number * number + 3) % 7]},{labels[number % len(labels)]},{split}"
+        for split in ("train", "test")
+        for number in range(24)
+    ]
+    path.write_text("\n".join(("text,label,split", *rows)) + "\n")
+
+
+def _run(kind: str, text: str, names: dict[str, Any]) -> None:
+    if kind == "python":
+        exec(compile(text, "tutorial.md", "exec"), names)
+    elif kind == "yaml":
+        Path("recipe.yaml").write_text(text)
+    elif kind == "bash":
+        for line in text.replace("\\\n", " ").splitlines():
+            program, *words = shlex.split(line, comments=True)
+            assert program == "orthomerge", line
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, f"{line}\n{done.output}\n{done.exception!r}"
+
+
+@pytest.mark.filterwarnings("default")  # of the libraries that a reader would see, too
+def test_the_tutorial_does_what_it_says(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
+    for source, name, classes in (("base", "base", 0), ("two", "sentiment", 2), ("three", "topic", 3)):
+        shutil.copytree(berts / source, tmp_path / name)
+        if classes:
+            _table(tmp_path / f"{name}.csv", [f"{source}-{number}" for number in range(classes)])
+    names: dict[str, Any] = {}
+    for kind, text in blocks(ROOT / "docs" / "tutorial.md"):
+        _run(kind, text, names)
+    for made in ("merged", "aligned", "merged-and-aligned", "sentiment-merged"):
+        assert (tmp_path / made).is_dir(), made
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "run-of-recipe" / "report.html").is_file()
+    assert names["features"].shape == (2, 32)

@@ -1,0 +1,653 @@
+"""The generator of damage: each function spoils a small sound world in one way, and has a name.
+
+A world is a folder with a base, three experts, tables of inputs and a merge of them. Most damage is done to the expert
+`two`; `as_shards`, `as_pickle` and `as_adapter` first give it another format, so that one table covers all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+QUERY = "encoder.layer.0.attention.self.query.weight"
+EXPERTS = ("two", "three", "five")
+INDEX = "model.safetensors.index.json"
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+Tensors = dict[str, torch.Tensor]
+Damage = Callable[["World"], object]
+
+
+@dataclass
+class World:
+    """Everything a command can be given, in one folder; `patch` is for faults of the machine."""
+
+    folder: Path
+    patch: pytest.MonkeyPatch
+    experts: list[str] = field(default_factory=lambda: list(EXPERTS))
+    words: list[str] = field(default_factory=list)
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "results" / "out"
+
+    def weights(self, name: str) -> Path:
+        return self.folder / name / "model.safetensors"
+
+    def table(self, name: str) -> Path:
+        return self.folder / "data" / f"{name}.csv"
+
+    def change(self, name: str, edit: Callable[[Tensors], object]) -> None:
+        tensors = load_file(self.weights(name))
+        edit(tensors)
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, self.weights(name), {"format": "pt"})
+
+    def configure(self, name: str, **changes: Any) -> None:
+        path = self.folder / name / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    def __post_init__(self) -> None:
+        self.evil = self.folder.parent / "evil"  # what hostile code would make
+
+
+# Formats
+
+
+def as_shards(world: World) -> Path:
+    """The expert `two` in two shards; its index."""
+    tensors = load_file(world.weights("two"))
+    world.weights("two").unlink()
+    names = sorted(tensors)
+    parts = dict(zip(SHARDS, (names[: len(names) // 2], names[len(names) // 2 :]), strict=True))
+    for shard, keys in parts.items():
+        save_file({key: tensors[key] for key in keys}, world.folder / "two" / shard, {"format": "pt"})
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    document = {
+        "metadata": {"total_size": total},
+        "weight_map": {key: shard for shard, keys in parts.items() for key in keys},
+    }
+    index = world.folder / "two" / INDEX
+    index.write_text(json.dumps(document))
+    return index
+
+
+def as_pickle(world: World, extra: dict[str, Any] | None = None, *, new: bool = True) -> Path:
+    """The expert `two` as torch wrote it before safetensors."""
+    tensors = load_file(world.weights("two"))
+    world.weights("two").unlink()
+    path = world.folder / "two" / "pytorch_model.bin"
+    torch.save({**tensors, **(extra or {})}, path, _use_new_zipfile_serialization=new)
+    return path
+
+
+def as_adapter(world: World, **options: Any) -> Path:
+    """A LoRA adapter in the place of `two`, with its head; the path of its weights."""
+    head = {key: value for key, value in load_file(world.weights("two")).items() if key.startswith("classifier.")}
+    shutil.rmtree(world.folder / "two")
+    return write_adapter(world.folder / "two", head, **options)
+
+
+def write_adapter(folder: Path, head: Tensors, **options: Any) -> Path:
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"], "task_type": "SEQ_CLS"}
+    config |= {"modules_to_save": ["classifier"], **options}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(1)
+    tensors = {f"base_model.model.{key}": value for key, value in head.items()}
+    for layer in (0, 1):
+        name = f"base_model.model.bert.encoder.layer.{layer}.attention.self.query"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(2, 32, generator=generator) / 8
+        tensors[f"{name}.lora_B.weight"] = torch.randn(32, 2, generator=generator) / 8
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    return folder / "adapter_model.safetensors"
+
+
+# Bytes
+
+
+def both(*damages: Damage) -> Damage:
+    """One after the other."""
+
+    def damage(world: World) -> None:
+        for each in damages:
+            each(world)
+
+    return damage
+
+
+def write(name: str, data: bytes) -> Damage:
+    """Put bytes into the place of a file."""
+    return lambda world: (world.folder / name).write_bytes(data)
+
+
+def cut(name: str, share: float) -> Damage:
+    def damage(world: World) -> None:
+        path = world.folder / name
+        os.truncate(path, int(path.stat().st_size * share))
+
+    return damage
+
+
+def append(name: str, data: bytes) -> Damage:
+    return lambda world: (world.folder / name).write_bytes((world.folder / name).read_bytes() + data)
+
+
+def flip(name: str, at: int = -1) -> Damage:
+    def damage(world: World) -> None:
+        data = bytearray((world.folder / name).read_bytes())
+        data[at] ^= 1
+        (world.folder / name).write_bytes(data)
+
+    return damage
+
+
+def blank(name: str) -> Damage:
+    """Zeros from the middle of a file on: it has its size, but was not written out."""
+
+    def damage(world: World) -> None:
+        data = (world.folder / name).read_bytes()
+        (world.folder / name).write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+    return damage
+
+
+def grow(name: str, size: int, head: bytes = b"") -> Damage:
+    """A file with holes: large to a reader, small on disk."""
+
+    def damage(world: World) -> None:
+        (world.folder / name).write_bytes(head)
+        os.truncate(world.folder / name, size)
+
+    return damage
+
+
+# Headers of safetensors
+
+
+def parts_of(path: Path) -> tuple[dict[str, Any], bytes]:
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def join(path: Path, header: bytes, data: bytes) -> None:
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+def header(edit: Callable[[dict[str, Any]], object], *, name: str = "two/model.safetensors") -> Damage:
+    def damage(world: World) -> None:
+        found, data = parts_of(world.folder / name)
+        edit(found)
+        join(world.folder / name, json.dumps(found).encode(), data)
+
+    return damage
+
+
+def entry(**fields: Any) -> Damage:
+    """Other fields for one tensor."""
+    return header(lambda found: found[f"bert.{QUERY}"].update(fields))
+
+
+def renamed(name: str) -> Damage:
+    return header(lambda found: found.update({name: found.pop(f"bert.{QUERY}")}))
+
+
+def text(old: str, new: str) -> Damage:
+    """The header as text, one word replaced."""
+
+    def damage(world: World) -> None:
+        found, data = parts_of(world.weights("two"))
+        join(world.weights("two"), json.dumps(found).encode().replace(old.encode(), new.encode(), 1), data)
+
+    return damage
+
+
+def named_twice(world: World) -> None:
+    found, data = parts_of(world.weights("two"))
+    again = json.dumps({f"bert.{QUERY}": found[f"bert.{QUERY}"]})[1:]
+    join(world.weights("two"), json.dumps(found)[:-1].encode() + b"," + again.encode(), data)
+
+
+def not_utf8(world: World) -> None:
+    found, data = parts_of(world.weights("two"))
+    join(world.weights("two"), json.dumps(found).encode().replace(b"query", b"qu\xffry"), data)
+
+
+# Indexes
+
+
+def index(edit: Callable[[dict[str, Any]], object]) -> Damage:
+    def damage(world: World) -> None:
+        path = as_shards(world)
+        document = json.loads(path.read_text())
+        edit(document)
+        path.write_text(json.dumps(document))
+
+    return damage
+
+
+def points_to(shard: str, make: Callable[[World], object] = lambda world: None) -> Damage:
+    """An index whose first shard is another path."""
+
+    def damage(world: World) -> None:
+        index(lambda d: d.update(weight_map={k: shard if v == SHARDS[0] else v for k, v in d["weight_map"].items()}))(
+            world
+        )
+        make(world)
+
+    return damage
+
+
+def index_text(data: bytes) -> Damage:
+    return lambda world: as_shards(world).write_bytes(data)
+
+
+def huge_index(world: World) -> None:
+    os.truncate(as_shards(world), 200 << 20)
+
+
+def shard_gone(world: World) -> None:
+    (as_shards(world).parent / SHARDS[0]).unlink()
+
+
+def shard_with_more(world: World) -> None:
+    path = as_shards(world).parent / SHARDS[0]
+    save_file({**load_file(path), "strange": torch.ones(2)}, path)
+
+
+def shards_share_a_key(world: World) -> None:
+    folder = as_shards(world).parent
+    first, second = (load_file(folder / shard) for shard in SHARDS)
+    save_file({**second, next(iter(first)): next(iter(first.values()))}, folder / SHARDS[1])
+
+
+def _link(target: str) -> Callable[[World], object]:
+    def make(world: World) -> None:
+        path = world.folder / "two" / SHARDS[0]
+        path.unlink()
+        path.symlink_to(target.format(folder=world.folder))
+
+    return make
+
+
+def _fifo(world: World) -> None:
+    (world.folder / "two" / SHARDS[0]).unlink()
+    os.mkfifo(world.folder / "two" / SHARDS[0])
+
+
+def _other_case(world: World) -> None:
+    folder = world.folder / "two"
+    shutil.copyfile(folder / SHARDS[1], folder / SHARDS[1].upper().replace("SAFETENSORS", "safetensors"))
+
+
+# Pickles
+
+
+class Evil:
+    """What would make a folder if it were unpickled as usual."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.target),)
+
+
+def evil_pickle(*, new: bool = True, bare: bool = False) -> Damage:
+    def damage(world: World) -> None:
+        world.patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        if bare:
+            path = as_pickle(world)
+            path.write_bytes(pickle.dumps({"evil": Evil(world.evil)}))
+        else:
+            as_pickle(world, {"evil": Evil(world.evil)}, new=new)
+
+    return damage
+
+
+def repacked(change: Callable[[str], str] = str, *, method: int = zipfile.ZIP_STORED) -> Damage:
+    """The zip of a pickle written again, members renamed or packed."""
+
+    def damage(world: World) -> None:
+        path = as_pickle(world)
+        with zipfile.ZipFile(path) as old:
+            members = {name: old.read(name) for name in old.namelist()}
+        with zipfile.ZipFile(path, "w", method) as made:
+            for name, data in members.items():
+                made.writestr(change(name), data)
+
+    return damage
+
+
+def zip_bomb(world: World) -> None:
+    path = as_pickle(world)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/99", bytes(200 << 20))
+
+
+def pickled(damage: Damage, *, new: bool = True) -> Damage:
+    """Damage to the file of a pickled expert, under the name `two/pytorch_model.bin`."""
+
+    def both(world: World) -> None:
+        as_pickle(world, new=new)
+        damage(world)
+
+    return both
+
+
+# Adapters
+
+
+def adapted(damage: Damage = lambda world: None, **options: Any) -> Damage:
+    def both(world: World) -> None:
+        as_adapter(world, **options)
+        damage(world)
+
+    return both
+
+
+def factors(edit: Callable[[Tensors], object], **options: Any) -> Damage:
+    def damage(world: World) -> None:
+        path = as_adapter(world, **options)
+        tensors = load_file(path)
+        edit(tensors)
+        save_file({key: value.contiguous() for key, value in tensors.items()}, path)
+
+    return damage
+
+
+FACTOR = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_"
+
+
+# Models
+
+
+def spoil(name: str, key: str, value: float) -> Damage:
+    """One element of one tensor."""
+    return lambda world: world.change(name, lambda tensors: tensors[key].view(-1)[7].fill_(value))
+
+
+def tensors(edit: Callable[[Tensors], object], *names: str) -> Damage:
+    """Tensors of `two`, or of those named."""
+
+    def damage(world: World) -> None:
+        for name in names or ("two",):
+            world.change(name, edit)
+
+    return damage
+
+
+def configured(name: str = "two", **changes: Any) -> Damage:
+    return lambda world: world.configure(name, **changes)
+
+
+def other_base(world: World) -> None:
+    """Every matrix of the base with its rows in another order: same shapes, same statistics, another model."""
+
+    def mix(found: Tensors) -> None:
+        for key, value in found.items():
+            if value.ndim == 2:
+                found[key] = value[torch.randperm(len(value), generator=torch.Generator().manual_seed(7))]
+
+    world.change("base", mix)
+
+
+def base_of_the_base(world: World) -> None:
+    """The base is near, but not where the experts started: all have one way in common."""
+    base = load_file(world.weights("base"))
+    generator = torch.Generator().manual_seed(3)
+    way = {key: 0.008 * torch.randn(value.shape, generator=generator) for key, value in base.items()}
+
+    def move(found: Tensors) -> None:
+        for key, value in base.items():
+            found[f"bert.{key}"] = value + way[key] + 0.1 * (found[f"bert.{key}"] - value)
+
+    for name in world.experts:
+        world.change(name, move)
+
+
+def without_training(world: World) -> None:
+    """The expert `two` with the encoder of the base."""
+    base = load_file(world.weights("base"))
+    world.change("two", lambda found: found.update({f"bert.{key}": value for key, value in base.items()}))
+
+
+def twin(world: World) -> None:
+    """The expert `three` with the encoder of `two`."""
+    other = {key: v for key, v in load_file(world.weights("two")).items() if not key.startswith("classifier.")}
+    world.change("three", lambda found: found.update(other))
+
+
+def fewer_layers(found: Tensors) -> None:
+    for key in [key for key in found if "layer.1." in key]:
+        del found[key]
+
+
+def wider(found: Tensors) -> None:
+    for key, value in found.items():
+        found[key] = torch.cat((value, value), -1) if key.endswith("output.dense.weight") else value
+
+
+def more_words(found: Tensors) -> None:
+    key = "bert.embeddings.word_embeddings.weight"
+    found[key] = torch.cat((found[key], torch.zeros(3, 32)))
+
+
+def more_positions(found: Tensors) -> None:
+    key = "bert.embeddings.position_embeddings.weight"
+    found[key] = torch.cat((found[key], found[key]))
+
+
+def other_words(world: World) -> None:
+    words = (world.folder / "base" / "vocab.txt").read_text().splitlines()
+    (world.folder / "two" / "vocab.txt").write_text("\n".join([*words[:5], *reversed(words[5:])]) + "\n")
+
+
+def quantised(found: Tensors) -> None:
+    found[f"bert.{QUERY}"] = (found[f"bert.{QUERY}"] * 1000).round().to(torch.int8)
+
+
+def prefixed(prefix: str) -> Callable[[Tensors], object]:
+    def edit(found: Tensors) -> None:
+        for key in list(found):
+            found[prefix + key] = found.pop(key)
+
+    return edit
+
+
+def numbered(found: Tensors) -> None:
+    """Names that say nothing."""
+    for number, key in enumerate(list(found)):
+        found[f"x{number}"] = found.pop(key)
+
+
+def head(**parts: torch.Tensor | None) -> Damage:
+    def edit(found: Tensors) -> None:
+        for part, value in parts.items():
+            found.pop(f"classifier.{part}")
+            if value is not None:
+                found[f"classifier.{part}"] = value
+
+    return tensors(edit)
+
+
+def batch_norm(world: World) -> None:
+    """A module of one's own with BatchNorm, as base and experts."""
+    for name in ("base", *world.experts):
+        shutil.rmtree(world.folder / name)
+        (world.folder / name).mkdir()
+        generator = torch.Generator().manual_seed(sum(map(ord, name)))
+        body: Tensors = {"body.weight": torch.eye(8) + 0.01 * torch.randn(8, 8, generator=generator)}
+        body |= {"body.bn.running_mean": torch.ones(8), "body.bn.running_var": torch.ones(8)}
+        body |= {"body.bn.weight": torch.ones(8), "body.bn.num_batches_tracked": torch.tensor(5)}
+        body |= {} if name == "base" else {"fc.weight": torch.ones(2, 8)}
+        save_file(body, world.weights(name))
+    experts = "\n".join(f"  {name}: {{path: {world.folder / name}, head: {{layers: [fc]}}}}" for name in world.experts)
+    recipe = f"base: {world.folder / 'base'}\nfamily: generic\nencoder_prefix: body\nexperts:\n{experts}\n"
+    (world.folder / "recipe.yaml").write_text(recipe)
+    world.words = ["merge", str(world.folder / "recipe.yaml"), "--out", str(world.out), "--quiet"]
+
+
+def overflowing(world: World) -> None:
+    for name in ("base", *world.experts):
+        key = QUERY if name == "base" else f"bert.{QUERY}"
+        world.change(name, lambda found, key=key: found[key].mul_(1e6))  # type: ignore[misc]
+
+
+# Data
+
+
+def rows(*lines: str, name: str = "two", head: str = "text,label,split") -> Damage:
+    return lambda world: world.table(name).write_text("\n".join((head, *lines)) + "\n")
+
+
+def raw_rows(data: bytes, name: str = "two") -> Damage:
+    return lambda world: world.table(name).write_bytes(data)
+
+
+def other_data(name: str, data: bytes) -> Damage:
+    """A file of another format as the inputs of `two`; `{two}` in the words is replaced by it."""
+
+    def damage(world: World) -> None:
+        path = world.folder / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        world.words = ["DATA", str(path.parents[1] if path.suffix == ".png" else path)]
+
+    return damage
+
+
+def npz_bomb(world: World) -> None:
+    """An archive that says of itself that it unpacks to more than is read."""
+    path = world.folder / "data" / "two.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number in range(5):
+            archive.writestr(f"x_{number}.npy", bytes(1 << 16))
+    data = bytearray(path.read_bytes())
+    at = data.find(b"PK\x01\x02")
+    while at >= 0:
+        data[at + 24 : at + 28] = struct.pack("<I", 0xFFFFFFF0)
+        at = data.find(b"PK\x01\x02", at + 1)
+    path.write_bytes(data)
+    world.words = ["DATA", str(path)]
+
+
+# The machine
+
+
+def reads_fail(number: int) -> Damage:
+    """Reads of the expert `two` fail as on a file server that has gone."""
+
+    def damage(world: World) -> None:
+        target = os.path.realpath(world.weights("two"))
+        real = os.preadv
+
+        def broken(fd: int, buffers: Any, offset: int, *more: Any) -> int:
+            if offset > 8 and os.path.realpath(f"/proc/self/fd/{fd}") == target:
+                raise OSError(number, os.strerror(number))
+            return real(fd, buffers, offset, *more)
+
+        world.patch.setattr(os, "preadv", broken)
+
+    return damage
+
+
+def makes_fail(number: int) -> Damage:
+    """No folder can be made where the output goes."""
+
+    def damage(world: World) -> None:
+        real = Path.mkdir
+
+        def broken(self: Path, *args: Any, **options: Any) -> None:
+            if world.folder / "results" in (self, *self.parents):
+                raise OSError(number, os.strerror(number))
+            real(self, *args, **options)
+
+        world.patch.setattr(Path, "mkdir", broken)
+
+    return damage
+
+
+def renames_fail(number: int) -> Damage:
+    def damage(world: World) -> None:
+        def broken(self: Path, target: Path) -> Path:
+            raise OSError(number, os.strerror(number))
+
+        world.patch.setattr(Path, "rename", broken)
+
+    return damage
+
+
+def memory_runs_out(times: int) -> Damage:
+    """Merging a block fails so many times as it does when memory is short."""
+
+    def damage(world: World) -> None:
+        from orthomerge.merging.task_arithmetic import TaskArithmetic
+
+        left, real = [times], TaskArithmetic.merge
+
+        def broken(self: TaskArithmetic, *args: Any, **options: Any) -> torch.Tensor:
+            if left[0] > 0:
+                left[0] -= 1
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+            return real(self, *args, **options)
+
+        world.patch.setattr(TaskArithmetic, "merge", broken)
+
+    return damage
+
+
+def old_and_new_times(world: World) -> None:
+    """Clocks that jump: files from before 1971 and from the next century."""
+    for number, path in enumerate(sorted(world.folder.rglob("*"))):
+        os.utime(path, (1000, 1000) if number % 2 else (5e9, 5e9))
+    import time
+
+    world.patch.setattr(time, "time", lambda: 10.0)
+
+
+def spelled(name: str) -> Damage:
+    """The expert `two` and the output under an unusual name."""
+
+    def damage(world: World) -> None:
+        (world.folder / "two").rename(world.folder / name)
+        out = world.folder / "results" / name
+        words = ["merge", "--base", str(world.folder / "base"), "--expert", f"two={world.folder / name}"]
+        world.words = [*words, "--method", "average", "--out", str(out), "--quiet"]
+
+    return damage
+
+
+def deep(depth: int = 100_000) -> bytes:
+    return b'{"a":' * depth + b"1" + b"}" * depth
+
+
+def remote_tokenizer(world: World) -> None:
+    """Tokenizer files that ask for code of their own, and the code."""
+    for folder in (world.folder / "merged" / "encoder", world.folder / "base", world.folder / "two"):
+        config = {"tokenizer_class": "Odd", "auto_map": {"AutoTokenizer": ["odd.Odd", None]}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        (folder / "odd.py").write_text(f"import os\nos.mkdir({str(world.evil)!r})\nclass Odd: pass\n")
+
+
+def remote_model(name: str, **more: Any) -> Damage:
+    def damage(world: World) -> None:
+        world.configure(name, auto_map={"AutoModel": "odd.OddModel"}, **more)
+        (world.folder / name / "odd.py").write_text(f"import os\nos.mkdir({str(world.evil)!r})\n")
+
+    return damage
+
+
+assert sys.platform == "linux"

@@ -1,0 +1,127 @@
+"""A command under test: its process, a place that is reset before every run, and what must be so after one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.aligning import contents
+from tests.faults.injection import Injector, Ran, What, injector, memory_folder
+from tests.faults.tiny import TASKS, commands
+
+import orthomerge
+from orthomerge.merged import verify
+from orthomerge.recipe import Recipe
+
+__all__ = ["STATE", "Scenario", "Stand", "stand_for"]
+
+STATE = (".out.fitting", ".out.fitting/state.pt")  # from which a fit goes on
+_KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens to a command. `over`: an older output is there and `--force` is given."""
+
+    what: What
+    over: bool = False
+    swaps: bool = True
+
+
+@dataclass(frozen=True)
+class Stand:
+    """`older`: an output of the same command with another seed; `new`: the bytes of the one that it makes."""
+
+    name: str
+    injector: Injector
+    words: list[str]
+    older: Path
+    new: dict[str, bytes]
+
+    @property
+    def out(self) -> Path:
+        return self.injector.root / "out"
+
+    def reset(self, scenario: Scenario) -> dict[str, bytes] | None:
+        """As before the command; gives the bytes of the output that is there."""
+        shutil.rmtree(self.injector.root)
+        (self.injector.root / "tmp").mkdir(parents=True)
+        if not scenario.over:
+            return None
+        shutil.copytree(self.older, self.out)
+        return contents(self.out)
+
+    def run(self, scenario: Scenario, *, k: int = 0, code: int = 0) -> Ran:
+        words = [*self.words, *(["--force"] if scenario.over else [])]
+        return self.injector.run(words, what=scenario.what, k=k, code=code, swaps=scenario.swaps)
+
+    def counted(self, scenario: Scenario) -> Ran:
+        """A run in which nothing happens; it must be right."""
+        self.reset(scenario)
+        ran = self.run(replace(scenario, what="count"))
+        assert (ran.code, self.found() == self.new, self.left()) == (0, True, []), ran.err
+        return ran
+
+    def found(self) -> dict[str, bytes] | None:
+        return contents(self.out) if os.path.lexists(self.out) else None
+
+    def left(self) -> list[str]:
+        """Whatever is there besides the output and whole entries of the cache."""
+        root = self.injector.root
+        names = [path.relative_to(root).as_posix() for path in sorted(root.rglob("*"))]
+        return [name for name in names if not _KEPT.fullmatch(name)]
+
+    def traces(self) -> list[str]:
+        """What the next run may meet: names beside the output, the state of a fit, entries of the cache."""
+        root = self.injector.root
+        names = [path.relative_to(root).as_posix() for path in (*root.iterdir(), *root.glob(".out.fitting/*"))]
+        kinds = sorted(re.sub(r"\.[0-9a-f]{16}\.", ".*.", name) for name in names)
+        return [*kinds, *sorted(path.suffix for path in root.glob("cache/features/*"))]
+
+    def broken(self, scenario: Scenario, before: dict[str, bytes] | None) -> Iterator[str]:
+        """The output must be absent, old or complete; with two renames, the old one may stand aside after a kill."""
+        now = self.found()
+        if now == self.new:
+            yield from verify(self.out)
+        elif now != before:
+            aside = self.out.with_name(".out.old")
+            if now is not None or scenario.swaps or scenario.what != "torn" or contents(aside) != before:
+                yield "the output is broken" if now is not None else "the older output is gone"
+
+    def again(self, scenario: Scenario) -> Iterator[str]:
+        """The same command once more: it makes the output, unless that is there, and clears up."""
+        done = self.found() == self.new
+        ran = self.run(replace(scenario, what="count"))
+        if ran.code and not (done and ran.code == 5 and "exists already" in ran.err):
+            yield f"the same command again: {ran.code} {ran.err}"
+        if self.found() != self.new:
+            yield "the same command again gives other bytes"
+        if not ran.code and (left := self.left()):
+            yield f"the same command again did not clear up: {left}"
+
+
+@contextmanager
+def stand_for(name: str, experts: Path) -> Iterator[Stand]:
+    """A stand for one of the commands of `tiny`."""
+    with memory_folder() as folder:
+        root = folder / "root"
+        recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
+        merged = orthomerge.merge(recipe, out=folder / "merged").out
+        older = commands(experts, merged, seed=1)[name]
+        words = [*commands(experts, merged)[name], "--out", str(root / "out")]
+        with injector(
+            root,
+            warm=[[*older, "--out", str(folder / "older")]],
+            settings={"orthomerge.fitting.loop:_BETWEEN": 0.0},  # a fit keeps its state at every look
+        ) as process:
+            found = Stand(name, process, words, folder / "older", {})
+            ran = found.run(Scenario("count"))
+            assert ran.code == 0, ran.err
+            found = replace(found, new=contents(root / "out"))
+            assert found.new != contents(found.older)
+            yield found

@@ -1,0 +1,73 @@
+"""The same recipe and seed give the same bytes, whatever the world around them is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.aligning import contents
+from tests.faults.tiny import TASKS, write_experts
+
+import orthomerge
+from orthomerge.errors import RecipeError
+from orthomerge.fitted import THREADS
+from orthomerge.merging.methods import METHODS
+from orthomerge.recipe import Fit, Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C"}
+OTHER = {
+    "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "PYTHONHASHSEED": "4711",
+    "TZ": "Asia/Kathmandu", "LC_ALL": "tr_TR.UTF-8", "PYTHONUTF8": "0",
+}  # fmt: skip
+
+
+def start(folder: Path, world: dict[str, str]) -> subprocess.Popen[str]:
+    """All outputs of `worlds` in a process of its own."""
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    common = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "ORTHOMERGE_CACHE": str(folder / "cache")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.worlds", str(folder / "models"), str(folder / "out")],
+        env={**os.environ, **common, **world},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_two_worlds(tmp_path: Path) -> None:
+    """Every method, four aligners, two fits. Threads, hash seed, locale, zone, shards, order of files: all differ."""
+    write_experts(tmp_path / "one" / "models", width=48, rows=32)
+    write_experts(tmp_path / "other" / "models", width=48, rows=32, shard="10KB", backwards=True)
+    assert len(list((tmp_path / "other" / "models" / "two").glob("*.safetensors"))) > 3
+    runs = [start(tmp_path / "one", ONE), start(tmp_path / "other", OTHER)]
+    ended = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], [error for _, error in ended]
+    one, other = (json.loads(output.splitlines()[-1]) for output, _ in ended)
+    assert set(METHODS) <= set(one)
+    assert {name: one[name] == other[name] for name in one} == dict.fromkeys(one, True)
+
+
+def test_the_same_again_in_one_process(tmp_path: Path) -> None:
+    """Nothing is carried over from one run to the next: no generator, no cache, no thread count."""
+    folder = write_experts(tmp_path / "models")
+    recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="dare", seed=5)
+    found = [contents(orthomerge.merge(recipe, out=tmp_path / name).out) for name in ("a", "b")]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("given", ["0", "many", ""])
+def test_threads_of_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    folder = write_experts(tmp_path / "models")
+    fit = Fit({task: str(folder / f"{task}.csv") for task in TASKS}, device="cpu")
+    recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="moma", fit=fit)
+    monkeypatch.setenv(THREADS, given)
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(RecipeError, match=f"ORTHOMERGE_THREADS must be a number of threads, got '{given}'"):
+        orthomerge.merge(recipe, out=tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]

@@ -1,0 +1,98 @@
+"""No command touches the network unless a hub id is given: every call of the process is watched, native code too."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.faults.injection import injector, memory_folder
+from tests.faults.tiny import TASKS, commands, write_experts
+
+import orthomerge
+from orthomerge.recipe import Recipe
+
+# Whoever may go online must be asked for by name, not held back by a variable.
+ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "0", "DO_NOT_TRACK": "0"}
+
+
+def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
+    """What a user does with folders of their own, from the plan to the page."""
+    data = [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
+    experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
+    made, quick = commands(folder, merged), ["--device", "cpu", "--run", str(root / "run"), "--points", "0"]
+    return [
+        *([*words, "--out", str(root / name)] for name, words in made.items()),
+        ["plan", *made["merge"][1:-3], "--out", str(root / "plan")],
+        ["inspect", str(folder / "two")],
+        ["methods"],
+        ["verify", str(root / "merge")],
+        ["evaluate", str(root / "merge"), *data, *experts, "--device", "cpu", "--out", str(root / "run")],
+        ["diagnose", str(root / "merge"), *data, *experts, "--base", str(folder / "base"), *quick, "--layers", "8"],
+        ["report", str(root / "run"), "--out", str(root / "page.html")],
+        ["export", str(root / "merge"), "--task", "two", "--to", str(root / "export")],
+    ]  # fmt: skip
+
+
+def test_no_command_asks_for_the_network(tmp_path: Path) -> None:
+    folder = write_experts(tmp_path / "models")
+    with memory_folder() as place:
+        recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="average")
+        merged = orthomerge.merge(recipe, out=place / "merged").out
+        home = {"HOME": str(place / "home"), "HF_HOME": str(place / "home" / "hf")}
+        with injector(place / "root", warm=[["--version"]], environment={**ONLINE, **home}) as process:
+            for words in every_command(folder, place / "root", merged):
+                ran = process.run(words)
+                assert ran.code == 0, (words, ran.err)
+                assert [path for kind, path in ran.calls if kind == "network"] == [], words
+            ran = process.run(["inspect", "somebody/something"])  # what is asked for is asked for
+            assert ran.code == 3
+            assert ("network", "huggingface.co") in ran.calls
+
+
+PROGRAM = """
+import socket, sys
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=1)
+except OSError:
+    pass
+else:
+    raise SystemExit("there is a network here")
+from orthomerge.cli.app import main
+sys.argv = ["orthomerge", *sys.argv[1:]]
+main()
+"""
+
+
+def test_a_merge_where_there_is_no_network(tmp_path: Path) -> None:
+    """In a network namespace without even a loopback device."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-n", "true"], check=False).returncode:
+        pytest.skip("may not make a network namespace here; the calls themselves are watched above")
+    folder = write_experts(tmp_path / "models")
+    words = [*commands(folder, tmp_path)["merge"], "--out", str(tmp_path / "out")]
+    ended = subprocess.run(
+        ["unshare", "-n", sys.executable, "-c", PROGRAM, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "out" / "orthomerge.json").exists()
+
+
+def test_sockets_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library, with Python's sockets taken away."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("a socket was asked for")
+
+    folder = write_experts(tmp_path / "models")
+    for name in ("socket", "create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+    recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="ties")
+    out = orthomerge.merge(recipe, out=tmp_path / "out").out
+    assert orthomerge.load(out).heads.keys() == TASKS.keys()

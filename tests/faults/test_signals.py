@@ -1,0 +1,204 @@
+"""Ctrl-C, a terminate signal, a second run, a full or read-only disk, memory that runs out: in order, whatever happens.
+
+Signals at every single call of a merge, an align and a fit are in test_crash_points.py, kills in test_kill.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.aligning import contents
+from tests.faults.injection import injector, memory_folder
+from tests.faults.tiny import TASKS, commands, write_experts
+
+import orthomerge
+from orthomerge.cli import app
+from orthomerge.errors import OrthomergeError, OutputError
+from orthomerge.evaluation.running import read_run
+from orthomerge.merged import verify
+from orthomerge.merging.task_arithmetic import TaskArithmetic
+from orthomerge.recipe import Recipe
+
+Start = Callable[..., "subprocess.Popen[str]"]
+ALL = os.environ.get("CRASH_POINTS") == "all"
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_experts(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def recipe(experts: Path) -> Recipe:
+    return Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="task_arithmetic")
+
+
+def test_an_evaluation_that_is_interrupted(experts: Path, recipe: Recipe) -> None:
+    """Of a run that is interrupted nothing is left; one that was there before can still be read, or says what to do."""
+    with memory_folder() as folder:
+        root, merged = folder / "root", orthomerge.merge(recipe, out=folder / "merged").out
+        data = [word for task in TASKS for word in ("--data", f"{task}={experts / task}.csv")]
+        words = ["evaluate", str(merged), *data, "--device", "cpu", "--protocol", "current", "--protocol", "knn"]
+        with injector(root, warm=[[*words, "--out", str(folder / "warm")]]) as process:
+            words += ["--out", str(root / "run")]
+            for older in (False, True):
+                shutil.rmtree(root)
+                (root / "tmp").mkdir(parents=True)
+                calls = process.run(words).calls
+                before = contents(root / "run")
+                for k in range(1, len(calls) + 1, 1 if ALL else 5):
+                    if not older:
+                        shutil.rmtree(root / "run", ignore_errors=True)
+                    number = (signal.SIGINT, signal.SIGTERM)[k % 2]
+                    ran = process.run(words, what="signal", k=k, code=number)
+                    if ran.code:
+                        assert ran.code == 128 + number, (k, ran.err)
+                        assert ran.err.splitlines()[-1].startswith("orthomerge: interrupted; "), ran.err
+                    assert not list(root.rglob("*.partial")), k
+                    if (root / "run" / "notes.json").exists():
+                        assert read_run(root / "run").records
+                    elif ran.code and not (root / "run" / "records.jsonl").exists():
+                        assert not (root / "run").exists(), (k, contents(root / "run").keys())
+                    assert process.run(words).code == 0
+                    assert contents(root / "run").keys() == before.keys()
+
+
+MOMENTS = [(name, number) for name in ("merge", "align", "fit") for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize(("name", "number"), MOMENTS if ALL else MOMENTS[::3])
+def test_a_signal_at_a_random_moment(name: str, number: int, experts: Path, recipe: Recipe, start: Start) -> None:
+    """In a process of its own: also while libraries are being imported."""
+    with memory_folder() as folder:
+        merged, place = orthomerge.merge(recipe, out=folder / "merged").out, folder / "place"
+        place.mkdir()
+        words = [*commands(experts, merged)[name], "--out", str(place / "out")]
+        for draw in range(3 if ALL else 1):
+            process = start(words)
+            time.sleep(0.3 + 2 * random.Random(f"{name} {number} {draw}").random())
+            process.send_signal(number)
+            process.send_signal(number)  # whoever is impatient presses twice
+            _, error = process.communicate(timeout=120)
+            made = (place / "out").exists()
+            # The interpreter itself may still be starting, or ending.
+            assert process.returncode in (128 + number, -number, *([0] if made else [])), error
+            assert [path.name for path in place.iterdir()] == (["out"] if made else [])
+            assert not made or not verify(place / "out")
+            if process.returncode == 128 + number:
+                assert "Traceback" not in error
+                assert "interrupted; nothing half-written was left behind" in error
+            shutil.rmtree(place / "out", ignore_errors=True)
+
+
+def test_a_second_signal_at_once_does_not_disturb_the_clearing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    app._heed_signals()
+    with pytest.raises(SystemExit, match="143"):
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+    handlers[signal.SIGINT](signal.SIGINT, None)
+    monkeypatch.setattr(app, "_PATIENCE", 0.0)
+    with pytest.raises(SystemExit, match="130"):
+        handlers[signal.SIGINT](signal.SIGINT, None)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_many_runs_into_one_output(recipe: Recipe, tmp_path: Path, force: bool) -> None:
+    """One at a time; the others are refused. What is there in the end is whole."""
+    out = tmp_path / "place" / "out"
+    if force:
+        orthomerge.merge(recipe, out=out)
+    told: list[str] = []
+
+    def run() -> None:
+        for _ in range(3):
+            try:
+                orthomerge.merge(recipe, out=out, force=force)
+                told.append("")
+            except OutputError as error:
+                told.append(str(error))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told.count("") >= 1 if force else told.count("") == 1
+    assert all("another run is writing" in each or "exists already" in each for each in told if each)
+    assert not verify(out)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from orthomerge.checkpoints import publish
+from orthomerge.cli.app import main
+import subprocess
+place = Path(sys.argv[1])
+def attempt(out):
+    sys.argv = ["orthomerge", *WORDS, "--out", str(place / out)]
+    try:
+        main()
+    except SystemExit as end:
+        print(f"{out} {end.code} {sorted(path.name for path in place.iterdir())}", flush=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "none", str(place)], check=True)
+attempt("early")
+publish.check_room = lambda folder, need: None  # as if somebody else filled the disk meanwhile
+attempt("full")
+subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+attempt("readonly")
+"""
+
+
+def test_a_disk_that_is_full_or_read_only_for_real(experts: Path, tmp_path: Path) -> None:
+    """A file system of 40 kB in a namespace of its own; permissions would not stop root."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("may not make a mount namespace here; RLIMIT_FSIZE and injected errors are tested elsewhere")
+    words = [word for word in commands(experts, tmp_path)["merge"] if word != "--quiet"]
+    program = f"WORDS = {[*words, '--quiet']!r}\n{PROGRAM}"
+    ended = subprocess.run(
+        ["unshare", "-m", sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.stdout.splitlines() == ["early 5 []", "full 5 []", "readonly 5 []"], ended.stderr
+    early, full, readonly = ended.stderr.splitlines()
+    assert "has 0.00 GB free, but the output needs 0.02 GB; make room, or write elsewhere" in early
+    assert f"cannot write {tmp_path / 'full'}: No space left on device; nothing was left behind" in full
+    assert f"cannot write to {tmp_path}: Read-only file system" in readonly
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_memory_that_runs_out(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: bool) -> None:
+    """Smaller blocks are tried once, and give the same bytes; then it is an error, and nothing is left."""
+    expected = contents(orthomerge.merge(recipe, out=tmp_path / "expected").out)
+    original, calls = TaskArithmetic.merge, list[bool]()
+
+    def merge(self: TaskArithmetic, base: torch.Tensor, deltas: torch.Tensor, **more: Any) -> torch.Tensor:
+        calls.append(often)
+        if often or len(calls) == 1:
+            raise MemoryError
+        return original(self, base, deltas, **more)
+
+    monkeypatch.setattr(TaskArithmetic, "merge", merge)
+    if not often:
+        assert contents(orthomerge.merge(recipe, out=tmp_path / "out").out) == expected
+        return
+    with pytest.raises(OrthomergeError, match="there is not enough memory to merge 2 experts"):
+        orthomerge.merge(recipe, out=tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["expected"]

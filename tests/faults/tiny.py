@@ -1,0 +1,65 @@
+"""The smallest BERT experts that every command takes, and the commands that crash points are looked for in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orthomerge.models.load import quiet
+
+__all__ = ["TASKS", "commands", "write_experts"]
+
+TASKS = {"two": 2, "three": 3}
+_WORDS = ("a", "good", "bad", "film", "very", "not", "it", "was")
+
+
+def write_experts(folder: Path, *, width: int = 8, rows: int = 16, shard: str = "1GB", backwards: bool = False) -> Path:
+    """`base`, an expert a task, and TASK.csv with inputs. `backwards`: the same files, made in another order."""
+    sizes: dict[str, Any] = {
+        "hidden_size": width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": width,
+        "vocab_size": max(width * width // 6, 16),
+        "max_position_embeddings": 40,
+    }
+    order = sorted(TASKS.items(), reverse=backwards)
+    with quiet():
+        from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+        torch.manual_seed(0)
+        base = BertModel(BertConfig(**sizes))
+        base.save_pretrained(folder / "base", max_shard_size=shard)
+        for name, classes in order:
+            torch.manual_seed(classes)
+            labels = {number: f"{name}-{number}" for number in range(classes)}
+            expert = BertForSequenceClassification(
+                BertConfig(**sizes, id2label=labels, label2id={label: number for number, label in labels.items()})
+            )
+            moved = {key: value + 0.02 * torch.randn_like(value) for key, value in base.state_dict().items()}
+            expert.bert.load_state_dict(moved)
+            expert.save_pretrained(folder / name, max_shard_size=shard)
+            texts = [" ".join(_WORDS[(row * step + step) % 8] for step in range(2 + row % 30)) for row in range(rows)]
+            lines = [f"{text},{name}-{row % classes},train" for row, text in enumerate(texts)]
+            lines += [f"{text} a,{name}-{row % classes},test" for row, text in enumerate(texts)]
+            (folder / f"{name}.csv").write_text("\n".join(("text,label,split", *lines)) + "\n")
+    vocabulary = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *_WORDS, "[x]", "[y]", "[z]")
+    (folder / "base" / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    (folder / "base" / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    return folder
+
+
+def commands(folder: Path, merged: Path, *, seed: int = 0) -> dict[str, list[str]]:
+    """A merge, an align and a fitted merge, without `--out`; those of another seed give other bytes."""
+    experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
+    data = [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
+    base, quick = ["--base", str(folder / "base")], ["--device", "cpu", "--limit", "8", "--quiet"]
+    steps = ["--set", "steps=2", "--set", "look=1", "--set", "batch=4"]
+    plain = ["--method", "task_arithmetic", "--set", f"scale={0.5 + seed}", "--set", f"seed={seed}"]
+    return {
+        "merge": ["merge", *base, *experts, *plain, "--quiet", "--max-shard-size", "2KB"],
+        "align": ["align", str(merged), *experts, *data, "--aligner", "ridge", "--seed", str(seed), *quick],
+        "fit": ["merge", *base, *experts, *data, "--method", "moma", *steps, "--set", f"seed={seed}", *quick],
+    }
