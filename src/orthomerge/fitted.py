@@ -23,6 +23,7 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.checkpoints.checkpoint import Checkpoint, torch_dtype
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.checkpoints.publish import publish
+from orthomerge.checkpoints.replacing import os_errors
 from orthomerge.data.processing import load_processor
 from orthomerge.data.reading import read_inputs
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
@@ -173,7 +174,7 @@ def _blocks(job: Job, stage: Stage) -> Generator[tuple[str, torch.Tensor], None,
     """The encoder's tensors under their canonical names, in the order and dtype of the output."""
     saved = stage.folder / "saved"
     module: Any = stage.encoder.module
-    with quiet():
+    with quiet(), os_errors():
         module.save_pretrained(saved)
     found = open_checkpoint(saved)
     found = job.family.adapt(found) if job.family.adapt else found

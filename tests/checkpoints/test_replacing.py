@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orthomerge.checkpoints.replacing import clear_abandoned, replace_file, replacing
+from orthomerge.checkpoints.replacing import clear_abandoned, os_errors, replace_file, replacing
 from orthomerge.errors import OutputError
 
 
@@ -81,3 +81,10 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / ".file.0123.partial").touch()
     replace_file(tmp_path / "file", b"new")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".file.0123.partial", "file"]
+
+
+def test_errors_of_libraries_that_write_by_themselves(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device"), os_errors():
+        raise ValueError("I/O error: No space left on device (os error 28)")
+    with pytest.raises(ValueError, match="something else"), os_errors():
+        raise ValueError("something else")

@@ -47,9 +47,14 @@ class Ran:
 class Injector:
     """The client's side: `run(words)` is a run of `orthomerge WORDS`."""
 
-    def __init__(self, process: subprocess.Popen[str], root: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str], root: Path, warm: Path) -> None:
         self.root = root
         self._process = process
+        self._warm = warm
+
+    def warm_calls(self) -> list[str]:
+        """What was called while it loaded everything; ask after the first run."""
+        return self._warm.read_text(errors="replace").splitlines()
 
     def run(self, words: list[str], *, what: What = "count", k: int = 0, code: int = 0, swaps: bool = True) -> Ran:
         """`what` happens at call `k`; `code`: the error number of a failure, or the number of a signal.
@@ -90,9 +95,9 @@ def injector(
         more |= {"TMPDIR": str(root / "tmp"), "ORTHOMERGE_CACHE": str(root / "cache"), "COLUMNS": "400"}
         more |= {"TOKENIZERS_PARALLELISM": "false"}
         more |= {"PYTHONPATH": os.pathsep.join((str(_ROOT), os.environ.get("PYTHONPATH", "")))}
-        given = json.dumps({"side": side, "library": str(library), "warm": warm, "settings": settings or {}})
+        about = {"side": side, "root": str(root), "library": str(library), "warm": warm, "settings": settings or {}}
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.injection", given],
+            [sys.executable, "-m", "tests.faults.injection", json.dumps(about)],
             env={**os.environ, **more, **(environment or {})},
             cwd=_ROOT,
             stdin=subprocess.PIPE,
@@ -100,7 +105,7 @@ def injector(
             text=True,
         )
         try:
-            yield Injector(process, root)
+            yield Injector(process, root, Path(side, "warm"))
         finally:
             process.stdin.close()  # type: ignore[union-attr]
             process.wait(60)
@@ -118,17 +123,20 @@ def memory_folder() -> Iterator[Path]:
 # The process that forks
 
 
-def _serve(side: Path, library: str, warm: list[list[str]], settings: dict[str, Any]) -> None:
+def _serve(side: Path, root: str, library: str, warm: list[list[str]], settings: dict[str, Any]) -> None:
     from importlib import import_module
 
     faults = ctypes.CDLL(library)
     for place, value in settings.items():
         module, _, name = place.partition(":")
         setattr(import_module(module), name, value)
+    log = os.open(side / "warm", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    faults.faults_arm(os.fsencode(root), 0, ctypes.c_long(0), ctypes.c_int(0), log)
     for words in warm:
         code = _command(words)
         if code:
             raise SystemExit(f"warming up: {words} ended with {code}")
+    faults.faults_disarm()
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - a count is all
@@ -219,4 +227,4 @@ def _read(path: Path) -> str:
 if __name__ == "__main__":
     _given = json.loads(sys.argv[1])
     sys.stdout = sys.stderr  # what the warm-up says is no reply
-    _serve(Path(_given["side"]), _given["library"], _given["warm"], _given["settings"])
+    _serve(Path(_given["side"]), *(_given[name] for name in ("root", "library", "warm", "settings")))

@@ -18,7 +18,7 @@ from tests.faults.stand import STATE, Scenario, Stand, stand_for
 from tests.faults.tiny import write_experts
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
-MOST = {"merge": 14, "align": 7, "fit": 5}  # points a scenario in `make test`
+MOST = {"merge": 11, "align": 6, "fit": 4}  # points a scenario in `make test`
 LAST = {"merge": 5, "align": 3, "fit": 2}  # of them at the end, where the output appears
 # What each call fails with.
 ERRORS = {

@@ -43,11 +43,13 @@ def test_no_command_asks_for_the_network(tmp_path: Path) -> None:
         recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="average")
         merged = orthomerge.merge(recipe, out=place / "merged").out
         home = {"HOME": str(place / "home"), "HF_HOME": str(place / "home" / "hf")}
-        with injector(place / "root", warm=[["--version"]], environment={**ONLINE, **home}) as process:
+        loaded = [[*words, "--out", str(place / name)] for name, words in commands(folder, merged).items()]
+        with injector(place / "root", warm=loaded[1:], environment={**ONLINE, **home}) as process:
             for words in every_command(folder, place / "root", merged):
                 ran = process.run(words)
                 assert ran.code == 0, (words, ran.err)
                 assert [path for kind, path in ran.calls if kind == "network"] == [], words
+            assert [call for call in process.warm_calls() if call.startswith("network")] == []
             ran = process.run(["inspect", "somebody/something"])  # what is asked for is asked for
             assert ran.code == 3
             assert ("network", "huggingface.co") in ran.calls

@@ -134,12 +134,14 @@ def test_texts_that_tasks_share() -> None:
 
 
 def test_a_small_run_on_texts(berts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for task in SUITES["text8"].tasks:
+    for place, task in enumerate(SUITES["text8"].tasks):
         with (tmp_path / f"{task}.jsonl").open("w") as file:
             for split in ("train", "val", "test"):
                 for word, label in (("good", "yes"), ("bad", "no"), ("very good", "yes"), ("not bad", "no")):
                     row = {"split": split, "text": f"a {word} film", "label": int(label == "yes"), "label_name": label}
                     file.write(f"{json.dumps(row)}\n")
+            own = {"split": "train", "text": " ".join(["good"] * (place + 1)), "label": 1, "label_name": "yes"}
+            file.write(f"{json.dumps(own)}\n")  # or all experts were one
     monkeypatch.setattr(text8, "TUNING", replace(text8.TUNING, lr=1e-3, head_lr=0.1, epochs=8, batch=4))
     monkeypatch.setattr(tangent, "SCALES", (0.5, 1.0))
     study = text8_study(

@@ -43,12 +43,15 @@ def publish(
     out, inputs = _absolute(out), tuple(inputs)
     check_target(out, force=force, inputs=inputs, marker=marker)
     partial, lock = _beside(out, "partial"), _Lock(out)
+    inner = not _under_way.isdisjoint(out.parents)  # then whoever fills the outer one tells what is wrong
     try:
         try:
             above = _make_folder(out.parent)
             check_room(out.parent, need)
             lock.take()
         except OSError as error:
+            if inner:
+                raise
             raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
         try:
             _clear(out)
@@ -62,7 +65,7 @@ def publish(
             _commit(partial, out)
         except BaseException as error:
             _undo(out)
-            if not isinstance(error, OSError):
+            if inner or not isinstance(error, OSError):
                 raise
             lock.release()
             raise OutputError(f"cannot write {out}: {error.strerror or error}; {_left(out)}") from error
@@ -70,7 +73,7 @@ def publish(
         _under_way.discard(partial)
         lock.release()
     try:
-        for folder in above if _under_way.isdisjoint(out.parents) else ():
+        for folder in () if inner else above:
             _sync(folder)
     except OSError as error:
         raise OutputError(

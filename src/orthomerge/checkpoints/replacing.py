@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,9 @@ from typing import BinaryIO
 
 from orthomerge.errors import OutputError
 
-__all__ = ["clear_abandoned", "replace_file", "replacing", "sync"]
+__all__ = ["clear_abandoned", "os_errors", "replace_file", "replacing", "sync"]
+
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -58,6 +61,18 @@ def clear_abandoned(partial: Path) -> None:
             partial.unlink()
         finally:
             os.close(handle)
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """Faults of the disk as what they are: libraries in Rust (safetensors) tell them in their own errors' text."""
+    try:
+        yield
+    except Exception as error:
+        found = _NUMBER.search(str(error))
+        if found is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
 
 
 def sync(path: Path) -> None:

@@ -272,35 +272,42 @@ def _options(
     pass
 
 
-def _heed_signals() -> None:
-    """SIGINT and SIGTERM end the run in order; another one at once does not disturb it while it clears up."""
-    last = -_PATIENCE
+def _heed_signals() -> list[int]:
+    """SIGINT and SIGTERM end the run in order; another one at once does not disturb it while it clears up.
+
+    Gives a list that those which ended it are added to.
+    """
+    last, heard = -_PATIENCE, list[int]()
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal last
         if time.monotonic() - last >= _PATIENCE:
             last = time.monotonic()
+            heard.append(number)
             raise SystemExit(128 + number)
 
     for number in _SIGNALS:
         signal.signal(number, stop)
+    return heard
 
 
 def main() -> None:
     """Run a command: our errors become a message and an exit code, never a traceback."""
-    _heed_signals()
+    heard = _heed_signals()
     try:
         app(standalone_mode=True)
-    except SystemExit as end:
-        if end.code in [128 + number for number in _SIGNALS]:
+    except (SystemExit, Exception) as error:
+        # Libraries that are interrupted while they are imported may make another error of it.
+        if heard:
             sys.stderr.write("orthomerge: interrupted; nothing half-written was left behind: run it again to go on\n")
+            raise SystemExit(128 + heard[0]) from None
+        if isinstance(error, OrthomergeError):
+            sys.stderr.write(f"orthomerge: {error}\n")
+            raise SystemExit(error.exit_code) from None
+        if isinstance(error, OSError):  # of standard output, say: every file of ours has its own message
+            sys.stderr.write(f"orthomerge: {error.strerror or error}\n")
+            raise SystemExit(1) from None
         raise
-    except OrthomergeError as error:
-        sys.stderr.write(f"orthomerge: {error}\n")
-        raise SystemExit(error.exit_code) from None
-    except OSError as error:  # of standard output, say: every file of ours has its own message
-        sys.stderr.write(f"orthomerge: {error.strerror or error}\n")
-        raise SystemExit(1) from None
 
 
 def run() -> NoReturn:

@@ -17,6 +17,7 @@ import torch
 from orthomerge.checkpoints.checkpoint import DTYPES, Spec
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.checkpoints.publish import write_json
+from orthomerge.checkpoints.replacing import os_errors
 from orthomerge.checkpoints.shards import write_shards
 from orthomerge.models.config import classifier_config, encoder_config
 from orthomerge.models.load import quiet
@@ -43,7 +44,7 @@ def write_expert(
     heads = _head_tensors(head, family)
     names = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
     with TemporaryDirectory(dir=folder) as place:
-        with quiet():
+        with quiet(), os_errors():
             encoder.save_pretrained(place)  # type: ignore[operator]
         saved = open_checkpoint(Path(place))
         saved = family.adapt(saved) if family.adapt else saved
@@ -64,7 +65,7 @@ def write_adapter(
     folder: Path, adapted: Any, labels: tuple[str, ...], *, family: Family, base: Path, notes: Mapping[str, Any]
 ) -> None:
     """Fill a folder with a PEFT adapter, and with the config of the classifier that it makes of the base."""
-    with quiet():
+    with quiet(), os_errors():
         import transformers
 
         adapted.save_pretrained(str(folder), save_embedding_layers=False)
