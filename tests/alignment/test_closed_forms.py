@@ -11,17 +11,15 @@ import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
 from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 
-from orthomerge.alignment.aligner import Alignment, SumAligner
+from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.invertible import lifted
-from orthomerge.alignment.logit_procrustes import Basis, LogitProcrustes, descend
+from orthomerge.alignment.logit_procrustes import LogitProcrustes, descend
 from orthomerge.alignment.orthogonal import Orthogonal
-from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.rigid import careful, loss_of, polar_factor, scale_of, seen_by, turn_of
+from orthomerge.alignment.rigid import careful, loss_of, polar_factor, scale_of, turn_of
 from orthomerge.alignment.scaling import Scaling
 from orthomerge.alignment.similarity import Similarity
-from orthomerge.alignment.sums import Sums
 from orthomerge.errors import NumericalError
 from orthomerge.features.features import FeaturePair
 from orthomerge.features.statistics import Moments
@@ -291,47 +289,3 @@ def test_logit_procrustes_stops_where_no_turn_helps(kappa: float) -> None:
     turned = [made @ turn(D, angle=angle, seed=seed) for seed in range(50) for angle in (1e-3, 0.1)]
     assert all(objective(weight) >= least - 1e-6 for weight in turned)
     assert least <= objective(start)
-
-
-@pytest.mark.parametrize("kind", ["plain", "no bias"])
-@pytest.mark.parametrize("bias", [False, True])
-def test_logit_procrustes_is_the_same_in_the_basis_of_the_decomposition(kind: str, bias: bool) -> None:
-    """With a bias C is not diagonal in it: there are the ones and, if these are taken off, the means."""
-    head, expert = exact(head_of(kind)), doubles(60, D, seed=1) + 3
-    pair = pair_of(0.7 * expert @ turn(D) + 0.3 * doubles(60, D), expert)
-    one, other = Problem.of(pair, head), Problem.of(pair, head)
-    assert one.spectrum is one.known_spectrum
-    assert other.known_spectrum is None
-    moments = seen_by(one.sums, bias=bias and one.biased)
-    basis = Basis.of(one.spectrum, one.sums.total, moments)
-    assert basis is not None
-    Q = doubles(3, D, seed=5)
-    torch.testing.assert_close(basis.times_c(Q @ basis.axes) @ basis.axes.T, Q @ moments.C, rtol=0, atol=1e-9)
-    assert basis.bound == pytest.approx(float((moments.C @ moments.C).norm()) ** 0.5)
-    aligner = LogitProcrustes(kappa=0.1, bias=bias)
-    ours, theirs = aligner.align(one), aligner.align(other)
-    assert ours.facts == theirs.facts
-    torch.testing.assert_close(weight_of(ours.classifier), weight_of(theirs.classifier), rtol=0, atol=1e-9)
-
-
-def test_no_basis_where_it_would_be_wrong() -> None:
-    """With fewer inputs than features, and where the mean is all that there is to see."""
-    for rows in (doubles(4, D), doubles(40, D) + 1e4):
-        problem = Problem.of(pair_of(rows, rows), exact(head_of("plain")))
-        assert Basis.of(problem.spectrum, problem.sums.total, seen_by(problem.sums, bias=True)) is None
-
-
-@pytest.mark.parametrize("name", RIGID)
-@pytest.mark.parametrize("classes", [2, 150])
-def test_wide_features_are_seen_alike_in_rows_and_in_sums(name: str, classes: int) -> None:
-    """Through their leading directions, roughly: the choice is the same, and the map in all digits."""
-    d = 120
-    sizes = torch.arange(1, d + 1).pow(-0.5)
-    expert = doubles(400, d, seed=1) * sizes + 2
-    merged = 0.7 * expert @ turn(d) + 0.2 * sizes * doubles(400, d)
-    head = exact(linear_head(doubles(classes, d, seed=3), doubles(classes, seed=4)))
-    problem, aligner = Problem.of(pair_of(merged, expert), head), cast("SumAligner", make_aligner(name))
-    ours, theirs = aligner.solve(problem.sums, head), aligner.solve(Sums(problem.sums.parts, "toy"), head)
-    assert {key: pytest.approx(value) for key, value in theirs.facts.items()} == ours.facts
-    assert 0 < cast("float", ours.facts["kappa"]) < math.inf
-    torch.testing.assert_close(weight_of(ours.classifier), weight_of(theirs.classifier), rtol=0, atol=1e-8)

@@ -123,11 +123,11 @@ def test_rows_that_no_sum_can_hold() -> None:
     spoiled[3, 1] = float("nan")
     for pair in ((rows, spoiled), (spoiled, rows)):
         with pytest.raises(NumericalError, match="is not finite; no sum can hold it"):
-            moments_of(*pair)
+            moments_of(pair)
         with pytest.raises(NumericalError, match="is not finite; no sum can hold it"):
             _ = Sums.of(*pair, "toy").total
     with pytest.raises(IncompatibleError, match="a row for each input"):
-        moments_of(rows, rows[:3])
+        moments_of((rows, rows), (rows, rows[:3]))
 
 
 def test_mistakes() -> None:

@@ -8,24 +8,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
-__all__ = ["forms", "gram"]
+__all__ = ["forms", "gram", "mirror", "strips"]
 
-_STRIP = 96  # rows that are made at once: wide enough for a product to be fast
+_STRIP = 96  # rows that are made at once: enough for a product to be fast
 
 
-def gram(X: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """X^T X [d, d]: what lies below its diagonal is what lies above it. `out`: where to put it."""
-    d = X.shape[1]
-    found = X.new_empty(d, d) if out is None else out
-    if d < 2 * _STRIP:
-        return found.copy_(X.T @ X)
-    for start in range(0, d, _STRIP):
-        end = min(start + _STRIP, d)
-        found[start:end, start:] = X[:, start:end].T @ X[:, start:]
-        found[end:, start:end] = found[start:end, end:].T
-    return found
+def strips(d: int) -> Iterator[tuple[slice, slice]]:
+    """Rows of a [d, d] matrix, and the columns from their diagonal on."""
+    return ((slice(start, start + _STRIP), slice(start, d)) for start in range(0, d, _STRIP))
+
+
+def mirror(C: torch.Tensor) -> torch.Tensor:
+    """C, in place, with what lies right of the strips' diagonal also below it."""
+    for rows, _ in strips(len(C)):
+        C[rows.stop :, rows] = C[rows, rows.stop :].T
+    return C
+
+
+def gram(X: torch.Tensor) -> torch.Tensor:
+    """X^T X [d, d]: what lies below its diagonal is what lies above it."""
+    found = X.new_empty(X.shape[1], X.shape[1])
+    for rows, columns in strips(len(found)):
+        found[rows, columns] = X[:, rows].T @ X[:, columns]
+    return mirror(found)
 
 
 def forms(X: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
@@ -33,7 +42,6 @@ def forms(X: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
     folded = (X + X.T).tril_(-1)
     folded.diagonal().copy_(X.diagonal())
     found = V.new_zeros(V.shape[1])
-    for start in range(0, len(X), _STRIP):
-        end = start + _STRIP
-        found += (V[start:end] * (folded[start:end, :end] @ V[:end])).sum(0)
+    for rows, _ in strips(len(X)):
+        found += (V[rows] * (folded[rows, : rows.stop] @ V[: rows.stop])).sum(0)
     return found

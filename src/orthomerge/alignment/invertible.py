@@ -25,7 +25,9 @@ from orthomerge.heads import Head
 
 __all__ = ["Invertible", "lifted"]
 
-_SQUARED = 1e4  # condition up to which A^T A is enough for eight digits
+_SQUARED = ((torch.float32, 5e3), (torch.float64, 1e5))  # condition up to which A^T A is enough for two digits
+_SURE = 0.9  # for what these may be wrong by
+_HALF = 96  # width from which halves are worth it
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def lifted(A: torch.Tensor, floor: float) -> tuple[torch.Tensor, float]:
     """A with no singular value below `floor` of the largest, and a bound of its condition number."""
     # The Frobenius bound is cheap and never too small; only near the floor is the SVD worth its time.
     condition = float(torch.linalg.matrix_norm(A)) * _inverse_norm(A)
-    if condition * floor < 1:
+    if condition * floor < _SURE:
         return A, condition
     U, s, Vt = torch.linalg.svd(A)
     s = s.clamp_min(floor * float(s[0]))
@@ -70,23 +72,25 @@ def lifted(A: torch.Tensor, floor: float) -> tuple[torch.Tensor, float]:
 def _inverse_norm(A: torch.Tensor) -> float:
     """||A^-1||_F, infinite of a singular matrix."""
     # With A^T A = L L^T it is ||L^-1||_F, for two thirds of the price.
-    L, info = torch.linalg.cholesky_ex(gram(A))
-    if not info:
-        norm = float(torch.linalg.matrix_norm(_lower_inverse(L)))
-        if norm * float(torch.linalg.matrix_norm(A)) < _SQUARED:
-            return norm
+    for precision, largest in _SQUARED:
+        L, info = torch.linalg.cholesky_ex(gram(A.to(precision)))
+        if not info:
+            _invert_lower(L)
+            norm = float(torch.linalg.matrix_norm(L))
+            if norm * float(torch.linalg.matrix_norm(A)) < largest:
+                return norm
     inverse, info = torch.linalg.inv_ex(A)
     return float("inf") if info else float(torch.linalg.matrix_norm(inverse))
 
 
-def _lower_inverse(L: torch.Tensor) -> torch.Tensor:
-    """L^-1 of a lower triangle, by halves: a solve does not know that its right-hand side has zeros."""
+def _invert_lower(L: torch.Tensor) -> None:
+    """A lower triangle, in place and by halves: a solve would not know that its right-hand side has zeros."""
     half = len(L) // 2
-    if half < 96:
+    if half < _HALF:
         eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
-        inverse: torch.Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
-        return inverse
-    found = torch.zeros_like(L)
-    found[:half, :half], found[half:, half:] = _lower_inverse(L[:half, :half]), _lower_inverse(L[half:, half:])
-    found[half:, :half] = -found[half:, half:] @ (L[half:, :half] @ found[:half, :half])
-    return found
+        L.copy_(torch.linalg.solve_triangular(L, eye, upper=False))
+        return
+    upper, lower, between = L[:half, :half], L[half:, half:], L[half:, :half]
+    _invert_lower(upper)
+    _invert_lower(lower)
+    between.copy_(-lower @ (between @ upper))

@@ -43,7 +43,7 @@ __all__ = [
 
 STRENGTHS = (math.inf, *(10 ** (power / 2) for power in range(8, -13, -1)))
 _STRIDE = 3
-_HOPELESS = 4.0  # times the error of another strength, from which one is not worth a try
+_HOPELESS = 2.0  # times the error of another strength, from which one is not worth a try
 _CLOSE, _HELD = 3e-4, 0.05  # least error, as a share of the residual, and 1 - h_i, for single precision
 _ROWS = 384  # of one product: enough for it to be fast, few enough to stay near
 _TINY = 1e-13  # share of the largest eigenvalue below which one is rounding
@@ -92,7 +92,7 @@ class Spectrum:
     @cached_property
     def rough(self) -> torch.Tensor:
         """U^T [r, n] in single precision."""
-        scaled, H, d = (self.V / self.s).float(), self.H.float(), self.H.shape[1]
+        scaled, H, d = self.V.float() / self.s.float(), self.H.float(), self.H.shape[1]
         turned = scaled[:d].T @ H.T
         return turned if len(scaled) == d else turned.add_(self.a * scaled[d, :, None])
 
@@ -170,13 +170,13 @@ def _tried(spectrum: Spectrum, U_t: torch.Tensor, R_t: torch.Tensor, seen_t: tor
         losses = torch.stack([known[place] for place in tried])
         return tried[int(losses.mean(1).argmin())], tried[careful(losses)]
 
-    # What a fit misses of inputs that it has seen is the least that it can miss of inputs left out.
+    # From what fits miss of inputs that they have seen: about what leave-one-out will say, and the least that it can.
     missed = (sizes.sum() - shrinkage * (2 - shrinkage) @ seen_t.square().sum(0)) / len(sizes)
+    about, least = (missed / left.mean(1)).tolist(), (missed / left.amax(1)).tolist()
     coarse = range(0, len(STRENGTHS), _STRIDE)
-    guess = min(coarse, key=(missed / left.mean(1)).tolist().__getitem__)  # about what leave-one-out will say
-    first, _ = chosen([guess])
+    first, _ = chosen([min(coarse, key=about.__getitem__)])
     bar = _HOPELESS * float(known[first].mean()) + _TINY * float(sizes.mean())
-    best, _ = chosen(place for place in coarse if float(missed[place]) <= bar)
+    best, _ = chosen(place for place in coarse if least[place] <= bar)
     _, found = chosen(range(best - _STRIDE + 1, best + _STRIDE))
     best, found = chosen(range(found - _STRIDE + 1, found))
     sure = float(known[best].mean()) > _CLOSE**2 * float(sizes.mean()) and float(left.min()) > _HELD**2

@@ -25,6 +25,7 @@ from orthomerge.errors import NumericalError
 
 __all__ = ["Polar", "polar_factor"]
 
+_EPS = torch.finfo(torch.float64).eps
 _LEAST = 1e-9  # share of the largest eigenvalue of X^T X that has seven digits
 _DIGITS = 1e-10  # what is read of A may be wrong by, as a share of its size
 _SETTLED = 3e-7  # |F| from which a step leaves only rounding
@@ -108,11 +109,10 @@ class Polar:
 
     @cached_property
     def _weights(self) -> torch.Tensor:
-        """What is lost of a row of W Y: the sum over j of M_ij^2."""
-        values, sigma = self._eigen[0], self._eigen[0].sqrt()
-        size = torch.finfo(sigma.dtype).eps * float(values[-1]) / len(sigma) ** 0.5
-        M: torch.Tensor = size / (sigma * (sigma[:, None] + sigma))
-        return M.square().sum(1)
+        """What is lost of a row of W Y: the sum over j of M_ij^2, [d]."""
+        sigma = (self._eigen[0] / self._eigen[0][-1]).sqrt().float()  # which is precise enough for an estimate
+        M = (sigma[:, None] + sigma).mul_(sigma).reciprocal_()
+        return M.square_().sum(1).double() * (_EPS**2 / len(sigma))
 
     def _doubt(self, read: torch.Tensor) -> float:
         """What W A will be wrong by without a step, from W Y."""

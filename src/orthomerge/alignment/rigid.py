@@ -128,8 +128,10 @@ def choose_rigid(sums: Sums, head: Head, *, kappa: float | Literal["auto"], bias
     total, first = sums.total, first_map(head)
     bias = bias and first.bias is not None
     if kappa == "auto":
-        choose = partial(_cross_validated, sums, centred_rows(head), bias=bias, scaled=scaled)
-        chosen, share = sums.once(("choice", first.weight, bias, scaled), choose)
+        chosen, share = _chosen(sums, head, KAPPAS, bias=bias, scaled=False)
+        if scaled:  # of the turn that is best without a scale, or else of all: a scale may be worth it by itself
+            kappas = KAPPAS if math.isinf(chosen) else (math.inf, chosen)
+            chosen, share = _chosen(sums, head, kappas, bias=bias, scaled=True)
     else:
         chosen, share = kappa, 1.0 if bias else 0.0
     moments = seen_by(sums, bias=bias)
@@ -142,8 +144,20 @@ def choose_rigid(sums: Sums, head: Head, *, kappa: float | Literal["auto"], bias
     return Rigid(polar, read, scale, (total.mean_h, total.mean_t) if bias else None, chosen, share)
 
 
-def _cross_validated(sums: Sums, W: torch.Tensor, *, bias: bool, scaled: bool) -> tuple[float, float]:
-    """Of all kappas and shares, from careful to bold, the first that is within one standard error of the best."""
+def _chosen(sums: Sums, head: Head, kappas: tuple[float, ...], *, bias: bool, scaled: bool) -> tuple[float, float]:
+    """The kappa and share for the first linear map of a head, which aligners with one problem choose once."""
+    choose = partial(_cross_validated, sums, centred_rows(head), kappas, bias=bias, scaled=scaled)
+    return sums.once(("choice", first_map(head).weight, kappas, bias, scaled), choose)
+
+
+def _cross_validated(
+    sums: Sums, W: torch.Tensor, kappas: tuple[float, ...], *, bias: bool, scaled: bool
+) -> tuple[float, float]:
+    """Of all kappas and shares, from careful to bold, the first that is within one standard error of the best.
+
+    Kappas are tried from the boldest on, until one is no longer near the best, and "change nothing" in any case: as
+    good as trying all of them where errors fall and rise once.
+    """
     seen, part = W, sums
     if sums.total.d > _LEADING:
         Q = sums.once("leading", lambda: _leading(sums.total))
@@ -151,55 +165,73 @@ def _cross_validated(sums: Sums, W: torch.Tensor, *, bias: bool, scaled: bool) -
     if len(seen) > seen.shape[1]:  # only products of its columns with each other matter
         seen = torch.linalg.qr(seen, mode="r").R
     shares = _SHIFTS if bias else (0.0,)
-    share, losses = torch.tensor(shares, dtype=torch.float64), list[torch.Tensor]()
-    for number, (train, held_out) in enumerate(part.splits()):
-        moments = spread(train) if bias else train
-        # Aligners that differ in scale share the maps.
-        A = sums.once(("folds", number, bias), partial(_turns, moments, d=sums.total.d, task=sums.task))
-        B = seen @ A  # [k, m, r], with a map for each kappa
-        if scaled:
-            along, energy = (A * moments.S).sum((1, 2)).tolist(), float(moments.C.trace())
-            scales = [scale_of(each, energy, kappa) for each, kappa in zip(along, KAPPAS, strict=True)]
-            B = B * B.new_tensor(scales)[:, None, None]
-        c, gap = seen @ train.mean_t - B @ train.mean_h, B @ held_out.sum_h - seen @ held_out.sum_t
-        # `loss_of`, whose shift is a share of c.
-        fixed = ((B @ held_out.C - 2 * seen @ held_out.S) * B).sum((1, 2))
-        once, twice = 2 * (c * gap).sum(1), held_out.n * c.square().sum(1)
-        losses.append((fixed[:, None] + share * once[:, None] + share**2 * twice[:, None]).flatten() / held_out.n)
-    choices = list(product(KAPPAS, shares))
-    # One input leaves nothing to choose by.
-    return choices[careful(torch.stack(losses, 1))] if len(losses) > 1 else choices[0]
+    share = torch.tensor(shares, dtype=torch.float64)
+    folds = [(train, spread(train) if bias else train, held_out) for train, held_out in part.splits()]
+    if len(folds) < 2:  # one input: nothing to choose by
+        return kappas[0], shares[0]
+
+    def judged(kappa: float) -> torch.Tensor:
+        """The mean error of every share, in every fold."""
+        found = []
+        for number, (train, moments, held_out) in enumerate(folds):
+            # Aligners that differ in scale share the maps.
+            turn = partial(_rough_turn, moments, kappa, d=sums.total.d, task=sums.task)
+            A = sums.once(("fold", number, kappa, bias), turn)
+            along, energy = float((A * moments.S).sum()), float(moments.C.trace())
+            B = (scale_of(along, energy, kappa) if scaled else 1.0) * seen @ A
+            c, gap = seen @ train.mean_t - B @ train.mean_h, B @ held_out.sum_h - seen @ held_out.sum_t
+            # `loss_of`, whose shift is a share of c.
+            fixed = ((B @ held_out.C - 2 * seen @ held_out.S) * B).sum()
+            found.append((fixed + share * (2 * c @ gap) + share**2 * (held_out.n * c @ c)) / held_out.n)
+        return torch.stack(found, 1)
+
+    known = {kappas[0]: judged(kappas[0])}
+    for kappa in reversed(kappas[1:]):
+        known[kappa] = judged(kappa)
+        bolder = torch.cat([known[each] for each in known if each <= kappa])
+        if int(_near(bolder).nonzero()[-1]) < len(bolder) - len(shares):
+            break
+    tried = sorted(known, reverse=True)
+    return list(product(tried, shares))[careful(torch.cat([known[kappa] for kappa in tried]))]
 
 
-def _turns(moments: Moments, *, d: int, task: str) -> torch.Tensor:
-    """A [k, r, r] for every one of `KAPPAS`, to six digits or so; otherwise as `turn_of`."""
-    energy, eye = float(moments.C.trace()), torch.eye(moments.d, dtype=moments.S.dtype, device=moments.S.device)
-    found = eye.repeat(len(KAPPAS), 1, 1)
-    if energy <= 0:
-        return found
-    X = moments.S + eye * (found.new_tensor(KAPPAS[1:]) * energy / d)[:, None, None]
-    values, V = torch.linalg.eigh(X.mT @ X)
-    found[1:] = (X @ V / values.sqrt()[:, None]) @ V.mT
-    for place in (values[:, 0] <= _SQUARED * values[:, -1]).nonzero().flatten().tolist():
-        found[1 + place] = polar_factor(X[place], task=task)
-    return found
+def _rough_turn(moments: Moments, kappa: float, *, d: int, task: str) -> torch.Tensor:
+    """As `turn_of`, whole, but to six digits or so."""
+    turn = turn_of(moments, kappa, d=d, task=task)
+    if turn.still:
+        return turn.A
+    values, V = torch.linalg.eigh(turn.X.T @ turn.X)
+    if float(values[0]) <= _SQUARED * float(values[-1]):
+        return polar_factor(turn.X, task=task)
+    near: torch.Tensor = (turn.X @ V / values.sqrt()) @ V.T
+    return near
 
 
 def careful(losses: torch.Tensor) -> int:
     """Of choices [k, n], from careful to bold, the first whose mean over n is within one standard error of the best."""
+    return int(_near(losses).nonzero()[0])
+
+
+def _near(losses: torch.Tensor) -> torch.Tensor:
+    """Which of choices [k, n] are within one standard error of the best."""
     excess = losses - losses[int(losses.mean(1).argmin())]
-    spread = excess.std(1, correction=1) / math.sqrt(losses.shape[1])
-    return int((excess.mean(1) <= spread).nonzero()[0])
+    return excess.mean(1) <= excess.std(1, correction=1) / math.sqrt(losses.shape[1])
 
 
 def _leading(total: Moments) -> torch.Tensor:
     """An orthonormal basis [d, r] of the directions along which both encoders' features lie most."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     start = torch.randn(total.d, _LEADING // 2, generator=generator, dtype=torch.float64).to(total.C.device).float()
-    # Single precision is enough for where to look; their size could be too much for it.
-    C, S = ((each / (float(each.norm()) or 1.0)).float() for each in (total.C, total.S))
+    # Single precision is enough for where to look.
+    C, S = (_single(each) for each in (total.C, total.S))
     one, other = C @ start, S @ start
     for _ in range(2):
         one, other = C @ torch.linalg.qr(one)[0], S @ (S.T @ torch.linalg.qr(other)[0])
     basis: torch.Tensor = torch.linalg.qr(torch.cat([one, other], 1).double())[0]
     return basis
+
+
+def _single(X: torch.Tensor) -> torch.Tensor:
+    """A multiple of X in single precision, where it could be too large or too small."""
+    size = float(X.norm())
+    return X.float() if 1e-12 < size < 1e12 or size == 0 else (X / size).float()

@@ -74,5 +74,5 @@ def _added(sums: Sums, waiting: _Waiting) -> Sums:
 
     rows, H, T = (torch.cat(parts) for parts in zip(*waiting, strict=True))
     fold = rows % FOLDS
-    parts = (part + moments_of(H[fold == number], T[fold == number]) for number, part in enumerate(sums.parts))
+    parts = (part + moments_of((H[fold == number], T[fold == number])) for number, part in enumerate(sums.parts))
     return Sums(tuple(parts), sums.task)

@@ -9,11 +9,11 @@ Letters: H, T [n, d] what the head reads of the merged encoder and of the expert
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from orthomerge.alignment.gram import gram
+from orthomerge.alignment.gram import mirror, strips
 from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.features.statistics import Moments
 
@@ -53,8 +53,8 @@ class Sums:
 
     def add(self, H: torch.Tensor, T: torch.Tensor, *, first: int) -> Sums:
         """With some more rows; `first` is the number of the first of them among all inputs of the task."""
-        added = (moments_of(*_fold(H, T, (number - first) % FOLDS)) for number in range(FOLDS))
-        return Sums(tuple(part + more for part, more in zip(self.parts, added, strict=True)), self.task)
+        added = [moments_of(pair) for pair in _in_folds(H, T)]
+        return Sums(tuple(part + added[(fold - first) % FOLDS] for fold, part in enumerate(self.parts)), self.task)
 
     def __add__(self, other: Sums) -> Sums:
         """The sums of two workers, who have seen different inputs of one task."""
@@ -71,15 +71,15 @@ class Sums:
         """The moments of each fold."""
         if self.folds is not None:
             return self.folds
-        return tuple(moments_of(*_fold(*self.rows, number)) for number in range(FOLDS)) if self.rows else ()
+        return tuple(moments_of(pair) for pair in _in_folds(*self.rows)) if self.rows else ()
 
     @cached_property
     def total(self) -> Moments:
         """Over all inputs, of which there must be one."""
         if not self.n:
             raise RecipeError(f"an aligner needs at least one input of {self.task!r}, got 0")
-        # Fold by fold, as workers do: where few inputs leave much open, rounding shows.
-        return _summed(*self.rows) if self.rows else self._sum(self.parts)
+        # To the last bit what the folds add up to: where few inputs leave much open, it shows.
+        return moments_of(*_in_folds(*self.rows)) if self.rows else self._sum(self.parts)
 
     def splits(self) -> Iterator[tuple[Moments, Moments]]:
         """For every fold that has inputs and leaves some: the sums of all others, and its own."""
@@ -109,34 +109,30 @@ class Sums:
         return sum(rest, start=first)
 
 
-def moments_of(H: torch.Tensor, T: torch.Tensor, *, rooms: tuple[torch.Tensor, torch.Tensor] | None = None) -> Moments:
-    """`Moments.of`, for less: C is symmetric, and sums that are finite were made of rows that are.
+def moments_of(*pairs: tuple[torch.Tensor, torch.Tensor]) -> Moments:
+    """The sum of `Moments.of` every H and T, for less.
 
-    `rooms`: for C and S, where they need not last.
+    C is symmetric; sums that are finite were made of rows that are; and a strip is added while it is at hand.
     """
     import torch
 
-    if len(H) == len(T):
+    d, e = (rows.shape[1] for rows in pairs[0])
+    zero = Moments.zero(d, e)
+    n, sum_h, sum_t, C, S, tt = 0, zero.sum_h, zero.sum_t, zero.C, zero.S, zero.tt
+    for H, T in pairs:
+        if len(H) != len(T):
+            return Moments.of(H, T)  # which says what is wrong
         h, t = (rows.detach().to("cpu", torch.float64) for rows in (H, T))
-        C, S = (None, None) if rooms is None else rooms
-        C, S = gram(h, out=C), torch.mm(t.T, h, out=S)
-        found = Moments(len(h), h.sum(0), t.sum(0), C, S, torch.linalg.vector_norm(t).square())
-        if math.isfinite(float(found.C.trace() + found.tt)):
-            return found
-    return Moments.of(H, T)  # which says what is wrong
+        n, sum_h, sum_t, tt = n + len(h), sum_h + h.sum(0), sum_t + t.sum(0), tt + t.square().sum()
+        for rows, columns in strips(d):
+            C[rows, columns] += h[:, rows].T @ h[:, columns]
+        for rows, _ in strips(e):
+            S[rows] += t[:, rows].T @ h
+    if not math.isfinite(float(C.trace() + tt)):
+        return sum((Moments.of(H, T) for H, T in pairs), start=zero)  # the same
+    return Moments(n, sum_h, sum_t, mirror(C), S, tt)
 
 
-def _fold(H: torch.Tensor, T: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a fold, if the first of all is input 0."""
-    return H[number::FOLDS], T[number::FOLDS]
-
-
-def _summed(H: torch.Tensor, T: torch.Tensor) -> Moments:
-    """What the moments of the folds would add up to, to the last bit, without room for more than one of them."""
-    total = moments_of(*_fold(H, T, 0))
-    rooms = (total.C.new_empty(total.C.shape), total.S.new_empty(total.S.shape))
-    for number in range(1, FOLDS):
-        part = moments_of(*_fold(H, T, number), rooms=rooms)
-        for name in ("sum_h", "sum_t", "C", "S", "tt"):
-            getattr(total, name).add_(getattr(part, name))  # nobody else has seen it yet
-    return replace(total, n=len(H))
+def _in_folds(H: torch.Tensor, T: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The rows of every fold, if the first of all is input 0."""
+    return [(H[number::FOLDS], T[number::FOLDS]) for number in range(FOLDS)]

@@ -34,7 +34,7 @@ __all__ = ["Precision", "device_of", "encode", "extract"]
 # What the encoder computes in; float32: as its weights are, without autocast.
 Precision = Literal["float32", "bfloat16", "float16"]
 
-_GROUP = 8  # batches that an accelerator gets, and whose features it sends back, together
+_GROUP = 32  # batches that an accelerator gets, and whose features it sends back, together
 _MOST = 1 << 24  # bytes of inputs that are sent together; what is larger is worth a transfer of its own
 
 
