@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from orthomerge.alignment.orthogonal import Orthogonal
 from orthomerge.alignment.ridge import Ridge
 from orthomerge.alignment.surgery import Surgery
 from orthomerge.data.sampling import few_shot
-from orthomerge.errors import RecipeError
+from orthomerge.errors import OrthomergeError, RecipeError
 from orthomerge.evaluation.access import fold_numbers
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.answering import reading
@@ -147,6 +148,17 @@ def test_workers_change_nothing(toy: Toy, tmp_path: Path) -> None:
     assert len(here) == 2 * 2 * 8 + 2
     assert here == there
     assert all(one.equal(other) for (_, one), (_, other) in zip(*runs, strict=True))
+
+
+def test_a_worker_that_dies_is_told(toy: Toy, tmp_path: Path) -> None:
+    """Killed from outside, as by a system that is out of memory: no hang, no traceback of the pool's."""
+    questions = [Question("current"), ask("aligned-c", shots=4, options={"epochs": 100_000})]
+    answers = evaluate(toy.bench(tmp_path), [toy.merged("average")], questions, suite="toy", workers=2)
+    next(answers)  # the other one would take minutes
+    for process in active_children():
+        process.kill()
+    with pytest.raises(OrthomergeError, match=r"ended without a word.*use fewer workers"):
+        list(answers)
 
 
 # Controls.

@@ -1209,6 +1209,7 @@ NUMERICS = (
         56,
         "threads and BLAS",
         (
+            Held("tests/faults/test_determinism.py::test_two_worlds"),
             Held("tests/merging/test_stream.py::test_every_block_once_and_in_order"),
             Held("tests/test_pipeline.py::test_two_runs_write_the_same_bytes"),
         ),
@@ -1221,9 +1222,31 @@ NUMERICS = (
 )
 
 PROCESS = (
-    Case(58, "disk full", (Held("tests/faults/test_bad_inputs.py::test_a_full_disk"),)),
-    Case(59, "kill -9", (Held("tests/faults/test_kill.py::test_a_run_that_is_killed"),)),
-    Case(60, "SIGINT", (Held("tests/faults/test_kill.py::test_a_run_that_is_killed"),)),
+    Case(
+        58,
+        "disk full",
+        (
+            Held("tests/faults/test_crash_points.py::test_every_call", "at each write"),
+            Held("tests/faults/test_signals.py::test_a_disk_that_is_full_or_read_only_for_real"),
+            Held("tests/faults/test_bad_inputs.py::test_a_full_disk"),
+        ),
+    ),
+    Case(
+        59,
+        "kill -9",
+        (
+            Held("tests/faults/test_crash_points.py::test_every_call", "at each step"),
+            Held("tests/faults/test_kill.py::test_a_run_that_is_killed"),
+        ),
+    ),
+    Case(
+        60,
+        "SIGINT",
+        (
+            Held("tests/faults/test_signals.py::test_a_signal_at_a_random_moment"),
+            Held("tests/faults/test_kill.py::test_a_run_that_is_killed"),
+        ),
+    ),
     Case(
         61,
         "out of memory",
@@ -1238,6 +1261,7 @@ PROCESS = (
         63,
         "a worker dies",
         (
+            Held("tests/evaluation/test_aligned.py::test_a_worker_that_dies_is_told"),
             Held(
                 "tests/evaluation/test_aligned.py::test_workers_change_nothing", "workers return values and own no file"
             ),

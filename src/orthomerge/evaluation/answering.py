@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from orthomerge.errors import CheckpointError
+from orthomerge.errors import CheckpointError, lost_worker
 from orthomerge.evaluation.access import protocol_predictions
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.controls import bound, other_inputs, shuffled_teacher
@@ -161,6 +162,8 @@ def working(workers: int, cache: FeatureCache, load: Load) -> Iterator[Submit]:
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (cache.folder,))
     try:
         yield lambda job: pool.submit(_work, job)
+    except BrokenProcessPool as error:
+        raise lost_worker() from error
     finally:
         pool.shutdown(cancel_futures=True)
 

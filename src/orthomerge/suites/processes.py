@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from orthomerge.errors import OrthomergeError
+from orthomerge.errors import lost_worker
 
 __all__ = ["side_by_side"]
 
@@ -25,8 +25,6 @@ def side_by_side(calls: Sequence[Callable[[], Made]], *, workers: int, threads: 
         for future in as_completed(numbers):
             yield numbers[future], future.result()
     except BrokenProcessPool as error:
-        raise OrthomergeError(
-            "a process at work ended without a word, perhaps for want of memory; use fewer workers"
-        ) from error
+        raise lost_worker() from error
     finally:
         pool.shutdown(cancel_futures=True)
