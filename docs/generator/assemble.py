@@ -48,6 +48,8 @@ def places(root: Path = ROOT) -> dict[str, str]:
     """Pages of the repository to their places in the site."""
     found = {f"docs/{file.name}": file.name for file in sorted((root / "docs").glob("*.md"))}
     found |= {f"docs/adr/{file.name}": f"adr/{file.name}" for file in sorted((root / "docs" / "adr").glob("*.md"))}
+    gallery = sorted((root / "docs" / "gallery").glob("*.md"))
+    found |= {f"docs/gallery/{file.name}": f"gallery/{file.name}" for file in gallery}
     results = sorted((root / "benchmarks" / "results").glob("*.md"))
     found |= {f"benchmarks/results/{file.name}": f"benchmarks/{file.name}" for file in results}
     others = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
@@ -141,6 +143,9 @@ def contents(texts: Mapping[str, str]) -> dict[str, str]:
         names = sorted(name for name in left if name.startswith(f"{folder}/") and name != f"{folder}/index")
         trees[f"{folder}/index.md"] = _tree([name.removeprefix(f"{folder}/") for name in names])
         left = [name for name in left if name not in names]
+    if suites := sorted(name for name in left if name.startswith("gallery/")):
+        trees["gallery.md"] = _tree(suites)
+        left = [name for name in left if name not in suites]
     whole = ""
     left.remove("index")
     for caption, wanted in _PARTS.items():

@@ -14,6 +14,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "adr").glob("*.md")),
+    *sorted((ROOT / "docs" / "gallery").glob("*.md")),
     *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
 ]
 _FENCE = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^ *```$")

@@ -1,0 +1,339 @@
+"""What the gallery shows, measured: a diagnosis of task arithmetic, and what fits on top of it find.
+
+Figures are those of MOMA (Kong et al. 2026, arXiv 2412.13526 v3) and of AdaMerging (Yang et al. 2024, arXiv
+2310.02575). Everything fitted sees training inputs alone; everything is scored on test inputs.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from orthomerge.analysis.diagnosis import Diagnosis
+from orthomerge.analysis.embedding import chosen_inputs
+from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points
+from orthomerge.analysis.fits import fit_figures
+from orthomerge.analysis.naming import keyed
+from orthomerge.data.task import Task
+from orthomerge.diagnosing import Looks, diagnose
+from orthomerge.evaluation.bench import Bench
+from orthomerge.evaluation.evaluate import Question, Subject, evaluate
+from orthomerge.evaluation.scale import ScaleSearch, search_scale
+from orthomerge.features.cache import FeatureCache
+from orthomerge.features.extract import device_of
+from orthomerge.fitting.inputs import encoded, prepare
+from orthomerge.fitting.stage import Stage
+from orthomerge.heads import Classifier
+from orthomerge.manifest import read_manifest
+from orthomerge.merging.methods import make_method
+from orthomerge.records import Record
+from orthomerge.suites.suite import Suite
+
+__all__ = ["PARTS", "Plan", "expected_keys", "masking_lines", "measure"]
+
+PARTS = ("diagnosis", "scale", "shots", "moma", "realign", "adamerging", "masking")
+TSNE = {  # few classes and many, easy and hard
+    "digits": ("digit", "rotation", "mirrored", "shift"),
+    "text8": ("ag_news", "dbpedia14", "trec6", "sst5"),
+    "vision8": ("mnist", "fashion_mnist", "gtsrb", "resisc12"),
+}
+SCALES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
+DECAYS = (5e-9, 3e-7, 3e-6, 3e-5, 3e-4)  # the paper's first; others until little is left
+_SEEN = 4096  # inputs a task that maps and aligners are fitted to
+_LOOKS = 20  # at a fit
+_FEWEST = 40  # steps of a fit from which it is looked at so often
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How closely to look. `scale`: of task arithmetic, chosen on validation data if None. `points`: t-SNE inputs.
+
+    `steps`: of every fit. `shots`, `draws`: numbers of inputs a class, and how often each is drawn. `about`: where,
+    when and by which command.
+    """
+
+    about: str
+    scale: float | None = None
+    steps: int = 300
+    points: int = 300
+    layers: int = 256
+    limit: int | None = None
+    shots: tuple[int, ...] = (1, 2, 5, 10, 20)
+    draws: int = 3
+    scales: tuple[float, ...] = SCALES
+    decays: tuple[float, ...] = DECAYS
+    parts: tuple[str, ...] = PARTS
+    workers: int = 1
+    device: str = "auto"
+
+
+@dataclass
+class _Work:
+    """A suite on its bench, and what was found so far."""
+
+    suite: Suite
+    plan: Plan
+    say: Say
+    figures: list[Figure] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def references(self) -> dict[str, Subject]:
+        return self.suite.references()
+
+    @cached_property
+    def bench(self) -> Bench:
+        return Bench(
+            self.suite.tasks,
+            self.suite.processor,
+            teachers=self.references["expert"].models,
+            cache=FeatureCache(self.suite.folder / "features"),
+            device=self.plan.device,
+            batch=256 if device_of(self.plan.device).type == "cuda" else 64,
+        )
+
+    @property
+    def base(self) -> Path:
+        return next(iter(self.references["base"].models.values()))
+
+    @property
+    def text(self) -> bool:
+        return next(iter(self.suite.tasks.values())).modality == "text"
+
+    def looks(self) -> int:
+        """Steps between two looks at a fit."""
+        return max(self.plan.steps // _LOOKS, 1) if self.plan.steps >= _FEWEST else 1
+
+
+def expected_keys(suite: str, tasks: Sequence[str], parts: Sequence[str] = PARTS) -> list[str]:
+    """The keys of all figures, in the order of the pages."""
+    shown = [task for task in TSNE.get(suite, tuple(tasks)[:4]) if task in tasks]
+    by_part = {
+        "diagnosis": [
+            "accuracy",
+            *(keyed("tsne", task, among=tuple(tasks)) for task in shown),
+            *(f"families-{name}" for name in ("accuracy", "distance", "kl", "by-task")),
+            "cosine", "coefficient", "cosine-by-task", "cka-layers", "cka-experts",
+            "vector-norms", "vector-cosines", "sign-conflicts", "vector-ranks",
+        ],
+        "scale": ["scale"],
+        "shots": ["shots"],
+        "moma": ["moma-cosine", "moma-coefficient", "moma-loss", "masking"],
+        "realign": ["realign-loss"],
+        "adamerging": ["coefficients"],
+        "masking": ["masking-accuracy"],
+    }  # fmt: skip
+    return [key for part in PARTS if part in parts for key in by_part[part]]
+
+
+def measure(suite: Suite, plan: Plan, *, say: Say = lambda text: None) -> Diagnosis:
+    """All figures of a suite, with the verdict on task arithmetic; `facts` say how and where."""
+    if plan.limit is not None:
+        suite = replace(suite, tasks={name: _limited(task, plan.limit) for name, task in suite.tasks.items()})
+    work = _Work(suite, plan, say)
+    search = _search(work)
+    scale = plan.scale if plan.scale is not None else search.best if search is not None else 0.3
+    subject = suite.merged("task_arithmetic", {"scale": scale})
+    say(f"task arithmetic at scale {scale:g}")
+    records = _records(work, subject) if "shots" in plan.parts else []
+    drawable = find_spec("sklearn") is not None
+    looks = Looks(points=plan.points if drawable else 0, layers=plan.layers, limit=_SEEN)
+    if "diagnosis" not in plan.parts:
+        looks = replace(looks, points=0, layers=0, probe=False)
+    found = diagnose(work.bench, subject, base=work.base, records=records, looks=looks, search=search, say=say)
+    work.figures += found.figures
+    _fits(work, scale)
+    wanted = expected_keys(suite.name, found.tasks, plan.parts)
+    by_key = {figure.key: _tidy(figure) for figure in work.figures}
+    if not drawable:
+        found.facts["left_out"]["t-SNE"] = "scikit-learn is not installed where this was measured"
+    facts = {**found.facts, **work.facts, "suite": suite.name, "scale": scale, "steps": plan.steps, "about": plan.about}
+    figures = tuple(by_key[key] for key in wanted if key in by_key)
+    return Diagnosis(found.method, found.tasks, found.verdict, figures, facts)
+
+
+def _limited(task: Task, most: int) -> Task:
+    """With at most so many training and validation inputs, classes in their shares; test inputs stay."""
+    kept = dict(task.splits)
+    for split in ("train", "val"):
+        if split in kept:
+            kept[split] = kept[split].take(chosen_inputs(kept[split].labels, len(kept[split]), most=most, seed=0))
+    return replace(task, splits=kept)
+
+
+def _tidy(figure: Figure) -> Figure:
+    """As it can be printed: no pictures and texts of inputs, short names, and colours for what is not plain anyway."""
+    if isinstance(figure, Points):
+        return replace(figure, texts=(), images=())
+    if figure.key == "shots" and isinstance(figure, Lines):
+        curves = tuple(replace(curve, name=curve.name.removesuffix(" (inductive)")) for curve in figure.curves)
+        return replace(figure, curves=curves)
+    if figure.key in ("sign-conflicts", "vector-cosines") and isinstance(figure, Heat):
+        rows = enumerate(figure.values)
+        return replace(figure, values=tuple((*row[:place], math.nan, *row[place + 1 :]) for place, row in rows))
+    if figure.key == "cka-layers" and isinstance(figure, Heat):  # the first token says the same before the first layer
+        told = [place for place, row in enumerate(figure.values) if not all(map(math.isnan, row))]
+        names, values = tuple(figure.rows[place] for place in told), tuple(figure.values[place] for place in told)
+        return replace(figure, rows=names, values=values)
+    if figure.key == "coefficients" and isinstance(figure, Heat):  # in percent: the colours then span what there is
+        percent = tuple(tuple(100 * value for value in row) for row in figure.values)
+        return replace(figure, values=percent, unit="coefficient, %")
+    return figure
+
+
+def _search(work: _Work) -> ScaleSearch | None:
+    if "scale" not in work.plan.parts:
+        return None
+    recipe = work.suite.recipe("task_arithmetic")
+    return search_scale(recipe, work.bench, grid=work.plan.scales, say=work.say)
+
+
+def _records(work: _Work, subject: Subject) -> list[Record]:
+    """Few inputs a class, read in the papers' ways: KNN with labels, Aligned-C, Surgery, and the aligner `auto`."""
+    plan, support = work.plan, {"access": "inductive", "subjects": (subject.name,), "fewer": True}
+    asked = [Question("current")]
+    for count in plan.shots:
+        given: dict[str, Any] = {**support, "shots": count, "seeds": plan.draws}
+        asked += [Question("knn", **given), Question("aligned-c", **given)]
+        asked += [Question("current", aligner=name, **given) for name in ("surgery", "auto")]
+    work.say(f"reading few inputs a class: {', '.join(map(str, plan.shots))}")
+    subjects = [work.references["expert"], subject]
+    return [
+        record
+        for record, _ in evaluate(work.bench, subjects, asked, suite=work.suite.name, workers=plan.workers)
+        if record.protocol != "joint"
+    ]
+
+
+def _fits(work: _Work, scale: float) -> None:
+    plan, start = work.plan, {"start": "task_arithmetic", "options": {"scale": scale}}
+    given = {"steps": plan.steps, "look": work.looks()}
+    moma = {**given, **start, **({"batch": 24, "map_lr": 5e-4} if work.text else {})}
+    if "moma" in plan.parts:
+        _moma(work, moma)
+    if "realign" in plan.parts:
+        _, manifest = _fitted(work, "realign", {**given, **start})
+        work.figures += _loss_lines("realign", manifest, "KL from the expert, nats")
+    if "adamerging" in plan.parts:
+        _, manifest = _fitted(work, "adamerging", {**given, "start": scale})
+        work.figures += [figure for figure in fit_figures(manifest) if figure.key == "coefficients"]
+    if "masking" in plan.parts:
+        work.figures.append(_masking(work, moma, scale))
+
+
+def _moma(work: _Work, options: Mapping[str, Any]) -> None:
+    """Loss, masking rate by layer, and the geometry of what was learned (Figures 6, 8 and 7)."""
+    subject, manifest = _fitted(work, "moma", options)
+    work.figures += _loss_lines("moma", manifest, "distance to the expert's features")
+    light = Looks(points=0, layers=0, probe=False, limit=_SEEN)
+    found = diagnose(work.bench, subject, base=work.base, looks=light, say=work.say)
+    for figure in found.figures:
+        if figure.key in ("cosine", "coefficient"):
+            work.figures.append(replace(figure, key=f"moma-{figure.key}", title=f"{figure.title}, after MOMA"))
+        elif figure.key == "masking":
+            work.figures.append(figure)
+
+
+def _fitted(work: _Work, method: str, options: Mapping[str, Any]) -> tuple[Subject, dict[str, Any]]:
+    work.say(f"fitting {method}: {options['steps']} steps")
+    subject = work.suite.fitted(method, options, device=work.plan.device)
+    scored = evaluate(work.bench, [subject], [Question("current")], suite=work.suite.name)
+    mean = 100 * fmean(record.value for record, _ in scored if record.protocol == "current")
+    work.facts.setdefault("accuracy", {})[method] = round(mean, 2)
+    work.say(f"{method}: {mean:.1f} %")
+    return subject, read_manifest(next(iter(subject.models.values())))
+
+
+def _loss_lines(method: str, manifest: Mapping[str, Any], what: str) -> list[Lines]:
+    """Training and held-out loss, both in the mean of tasks (training is told as their sum)."""
+    rows, count = manifest["fit"]["curve"], len(manifest["heads"])
+    curves = []
+    for name, key, over in (("training", "loss", count), ("held out", "held_out", 1)):
+        points = [(float(row["step"]), row[key] / over) for row in rows if key in row]
+        if len(points) > 1:
+            x, y = zip(*points, strict=True)
+            curves.append(Curve(name, x, y))
+    caption = (
+        "Mean over tasks. Training: mean of the batches since the last look, without penalties. "
+        "Held out: a tenth of the training inputs, only looked at."
+    )
+    return [Lines(f"{method}-loss", f"Loss of {method}", caption, "step", what, tuple(curves))] if curves else []
+
+
+def _masking(work: _Work, options: Mapping[str, Any], scale: float) -> Lines:
+    """MOMA with more and more decay of its mask: how much is masked, and what it scores."""
+    rows = []
+    half = device_of(work.plan.device).type == "cuda"
+    with tempfile.TemporaryDirectory(prefix="orthomerge-gallery-", dir=work.suite.folder) as folder:
+        stage = Stage(
+            work.suite.recipe("task_arithmetic"),
+            Path(folder) / "stage",
+            work.suite.tasks,
+            "train",
+            work.suite.processor,
+            FeatureCache(work.suite.folder / "features"),
+            device=work.plan.device,
+            half=half,
+            batch=256,
+        )
+        score = _scorer(work, stage)
+        stage.encoder.load(stage.merged("task_arithmetic", {"scale": scale}))
+        flat = {"task arithmetic": score(stage.heads)}
+        stage.encoder.load(stage.base)
+        flat["base"] = score(stage.heads)
+        for decay in work.plan.decays:
+            given = {**options, "decay": decay, "look": options["steps"]}
+            method: Any = make_method("moma", given, tasks=tuple(work.suite.tasks), seed=0)
+            made = method.fit(stage.setting())
+            stage.encoder.load(made.weights)
+            rows.append((100 * float(made.facts["masked"]), score(made.classifiers), decay))
+            work.say(f"moma with decay {decay:g}: {rows[-1][0]:.1f} % masked, {rows[-1][1]:.1f} %")
+    work.facts["masking"] = [{"decay": decay, "masked": rate, "accuracy": mean} for rate, mean, decay in rows]
+    flat["expert"] = fmean(
+        100 * record.value
+        for record, _ in evaluate(work.bench, [work.references["expert"]], [Question("current")])
+        if record.protocol == "current"
+    )
+    return masking_lines([(rate, mean) for rate, mean, _ in rows], flat)
+
+
+def masking_lines(rows: Sequence[tuple[float, float]], flat: Mapping[str, float]) -> Lines:
+    """From masking rates and accuracies, both in percent; `flat`: what others score."""
+    x, y = zip(*sorted(rows), strict=True)
+    ends = (min(x[0], 0.0), max(x[-1], 100.0))
+    return Lines(
+        "masking-accuracy",
+        "Masking rate and accuracy",
+        "MOMA fitted with more and more decay of its mask, a point each; mean accuracy of tasks on test inputs. "
+        "With everything masked the encoder is the base.",
+        "masked, % of the merged vector's elements",
+        "accuracy, %",
+        (Curve("MOMA", x, y), *(Curve(name, ends, (value, value)) for name, value in flat.items())),
+    )
+
+
+def _scorer(work: _Work, stage: Stage) -> Callable[[Mapping[str, Classifier]], float]:
+    """Mean accuracy on test inputs of the weights that the stage's encoder has, in percent."""
+    examples = {task: given["test"] for task, given in work.suite.tasks.items()}
+    nothing = {task: torch.zeros(len(some), 1) for task, some in examples.items()}
+    inputs = prepare(examples, work.suite.processor, nothing, device=stage.encoder.device)
+
+    def score(classifiers: Mapping[str, Classifier]) -> float:
+        found = []
+        for task, some in examples.items():
+            predicted = classifiers[task](encoded(stage.encoder, inputs, task).cpu()).argmax(1).numpy()
+            found.append(float((predicted == some.labels).mean()))
+        return 100 * fmean(found)
+
+    return score

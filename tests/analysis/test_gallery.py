@@ -1,0 +1,131 @@
+"""The gallery of a suite that is made in a moment: measured, written, read back and, where matplotlib is, drawn."""
+
+from __future__ import annotations
+
+import math
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from benchmarks.gallery import drawn
+from benchmarks.gallery_measures import PARTS, Plan, expected_keys, masking_lines, measure
+from benchmarks.gallery_pages import SECTIONS, list_pages
+from tests.evaluation.test_evaluate import PROCESSOR, make_toy
+
+from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
+from orthomerge.analysis.figures import Heat, Lines, Points
+from orthomerge.suites.suite import Suite
+
+PLAN = Plan(
+    about="- command: `python benchmarks/gallery.py`",
+    steps=2,
+    points=20,
+    layers=16,
+    shots=(1, 2),
+    draws=2,
+    scales=(0.5, 1.0),
+    decays=(5e-9, 1.0),
+    device="cpu",
+)
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    toy, folder = make_toy(tmp_path_factory.mktemp("toy")), tmp_path_factory.mktemp("suite")
+    (folder / "base").symlink_to(toy.folder / "base")
+    return Suite("toy", folder, toy.tasks, PROCESSOR, {task: toy.folder / task for task in toy.tasks})
+
+
+@pytest.fixture(scope="module")
+def found(suite: Suite) -> Diagnosis:
+    return measure(suite, PLAN)
+
+
+def test_every_figure_is_measured(found: Diagnosis, suite: Suite) -> None:
+    keys = [figure.key for figure in found.figures]
+    assert keys == expected_keys("toy", tuple(suite.tasks))
+    assert {"tsne-bright", "families-accuracy", "cosine", "cka-layers", "sign-conflicts", "scale", "shots"} <= set(keys)
+    assert {"moma-loss", "moma-cosine", "masking", "masking-accuracy", "realign-loss", "coefficients"} <= set(keys)
+    assert found.facts["suite"] == "toy"
+    assert found.facts["left_out"] == {}
+    assert set(found.facts["accuracy"]) == {"moma", "realign", "adamerging"}
+
+
+def test_figures_are_tidy(found: Diagnosis) -> None:
+    figures = {figure.key: figure for figure in found.figures}
+    points, signs, shots = figures["tsne-where"], figures["sign-conflicts"], figures["shots"]
+    assert isinstance(points, Points)
+    assert points.images == points.texts == ()
+    assert isinstance(signs, Heat)
+    assert [math.isnan(value) for row in signs.values for value in row] == [True, False, False, True]
+    assert isinstance(shots, Lines)
+    assert [curve.name for curve in shots.curves] == [
+        "knn", "aligned-c", "aligner surgery", "aligner auto", "as it is", "expert"
+    ]  # fmt: skip
+    assert all(curve.low is not None for curve in shots.curves[:4])
+
+
+def test_every_figure_has_a_place_on_the_page(found: Diagnosis) -> None:
+    keys = [key for section in SECTIONS for key in section.keys]
+    for figure in found.figures:
+        assert [key for key in keys if re.fullmatch(key.replace("*", ".*"), figure.key)], figure.key
+
+
+def test_it_is_written_and_read_back(found: Diagnosis, tmp_path: Path) -> None:
+    write_diagnosis(tmp_path / "figures.json", found)
+    assert (tmp_path / "figures.json").stat().st_size < 100_000
+    back = read_diagnosis(tmp_path / "figures.json")
+    write_diagnosis(tmp_path / "again.json", back)
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "figures.json").read_bytes()
+    assert back.facts["about"] == PLAN.about
+
+
+def test_some_parts_alone(suite: Suite) -> None:
+    plan = Plan(about="", scale=0.5, parts=("scale",), scales=(0.5,), limit=20, device="cpu")
+    assert [figure.key for figure in measure(suite, plan).figures] == ["scale"]
+
+
+def test_keys_of_real_suites() -> None:
+    keys = expected_keys("text8", ("ag_news", "yelp5", "dbpedia14", "trec6", "sst5"))
+    assert [key for key in keys if key.startswith("tsne-")] == [
+        "tsne-ag-news", "tsne-dbpedia14", "tsne-trec6", "tsne-sst5"
+    ]  # fmt: skip
+    assert len(keys) == len(set(keys)) == 27
+    assert expected_keys("digits", ("digit",), PARTS[:1])[:2] == ["accuracy", "tsne-digit"]
+
+
+def test_masking_rates_are_in_order() -> None:
+    found = masking_lines([(90.0, 70.0), (10.0, 80.0)], {"expert": 95.0})
+    assert (found.curves[0].x, found.curves[0].y) == ((10.0, 90.0), (80.0, 70.0))
+    assert (found.curves[1].name, found.curves[1].x, found.curves[1].y) == ("expert", (0.0, 100.0), (95.0, 95.0))
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="drawing needs matplotlib")
+def test_it_is_drawn(found: Diagnosis, tmp_path: Path) -> None:
+    write_diagnosis(tmp_path / "figures.json", found)
+    (tmp_path / "docs").mkdir()
+    drawn(tmp_path / "figures.json", tmp_path / "docs" / "images", tmp_path / "docs" / "gallery")
+    pictures = tmp_path / "docs" / "images" / "toy"
+    assert sorted(file.stem for file in pictures.glob("*.png")) == sorted(figure.key for figure in found.figures)
+    assert max(file.stat().st_size for file in pictures.glob("*.png")) < 60_000
+    page = tmp_path / "docs" / "gallery" / "toy.md"
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text())
+    assert links.count("../images/toy/shots.png") == 1
+    assert all((page.parent / link).is_file() for link in links if "diagnosis.md" not in link)
+    assert "nan" not in page.read_text().split("## How it was made")[0].split()
+
+
+def test_the_index_names_the_pages_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "gallery").mkdir()
+    (tmp_path / "gallery" / "digits.md").write_text("# Gallery: digits\n")
+    list_pages(tmp_path / "gallery")  # without an index there is nothing to do
+    index = tmp_path / "gallery.md"
+    index.write_text("# Gallery\n\n<!-- suites: written by benchmarks/gallery.py -->\n<!-- end of suites -->\n\nEnd.\n")
+    list_pages(tmp_path / "gallery")
+    once = index.read_text()
+    assert "(gallery/digits.md)" in once
+    assert "text8" not in once
+    assert once.endswith("End.\n")
+    list_pages(tmp_path / "gallery")
+    assert index.read_text() == once
