@@ -82,9 +82,12 @@ def _refuse_strangers(job: Job, vectors: TaskVectors, cosines: list[float]) -> N
 
 
 def _refuse_zeros(job: Job, vectors: TaskVectors, block: Block) -> None:
-    """A page of zeros in one model where another has numbers: the file has its size, but not its content."""
+    """A page of zeros in one model where another has numbers: the file has its size, but not its content.
+
+    Of matrices only: a bias may well have started at zero.
+    """
     theta = torch.cat((block.base.reshape(1, -1), (block.deltas + block.base).reshape(len(vectors.tasks), -1)))
-    if theta.shape[1] < _PAGE:
+    if theta.shape[1] < _PAGE or len(block.site.shape) < 2:
         return
     blank = ~theta.any(1)
     if not blank.any() or blank.all():

@@ -108,13 +108,8 @@ def _writing(out: Path) -> Iterator[Callable[[Record, Ints, Ints], str]]:
     So a run that was there stays whole until its records are replaced; then its predictions go. A run that fails takes
     away its own.
     """
-    folder, kept = out / "predictions", list[str]()
-    try:
-        new = [each for each in (folder, *folder.parents) if not each.exists()]
-        folder.mkdir(parents=True, exist_ok=True)
-        before = {path.name for path in folder.glob("*.npz")}
-    except OSError as error:
-        raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
+    folder, kept, before = out / "predictions", list[str](), set[str]()
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def keep(record: Record, predicted: Ints, truth: Ints) -> str:
         kept.append(_file_name(record, predicted, truth))
@@ -125,12 +120,18 @@ def _writing(out: Path) -> Iterator[Callable[[Record, Ints, Ints], str]]:
         return f"predictions/{kept[-1]}"
 
     try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            before.update(path.name for path in folder.glob("*.npz"))
+        except OSError as error:
+            raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
         yield keep
     except BaseException:
-        with suppress(OSError):
-            for name in set(kept) - before:
+        for name in set(kept) - before:
+            with suppress(OSError):
                 (folder / name).unlink(missing_ok=True)
-            for each in new:
+        for each in new:
+            with suppress(OSError):
                 each.rmdir()
         raise
     for name in before - set(kept):
