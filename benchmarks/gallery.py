@@ -4,7 +4,8 @@
     python benchmarks/gallery.py --suite text8 --device cuda --measure-only --out OUT     (without matplotlib)
     python benchmarks/gallery.py --draw-only OUT/text8/figures.json                        (without a GPU or a suite)
 
-Writes OUT/SUITE/figures.json with all numbers, OUT/SUITE/KEY.png, and the page docs/gallery/SUITE.md.
+Parts that were measured apart (`--only`, with an `--out` each) are drawn together: `--draw-only ONE OTHER`. Writes
+OUT/SUITE/figures.json with all numbers, OUT/SUITE/KEY.png, and the page docs/gallery/SUITE.md.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.environments import describe_run  # noqa: E402
-from benchmarks.gallery_measures import PARTS, Plan, measure  # noqa: E402
+from benchmarks.gallery_measures import PARTS, Plan, joined, measure  # noqa: E402
 from benchmarks.gallery_pages import draw_all, list_pages, write_page  # noqa: E402
 
 from orthomerge.analysis.diagnosis import read_diagnosis, write_diagnosis  # noqa: E402
@@ -29,11 +31,9 @@ FILE = "figures.json"
 
 def main() -> None:
     given = parsed()
-    source = given.draw_only
-    if source is None:
-        source = measured(given)
+    sources = given.draw_only or [measured(given)]
     if not given.measure_only:
-        drawn(source, given.out, given.pages)
+        drawn(sources, given.out, given.pages)
 
 
 def parsed() -> argparse.Namespace:
@@ -52,7 +52,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--scale", metavar="task_arithmetic=X", help="instead of the best on validation data")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--measure-only", action="store_true", help="write figures.json alone; needs no matplotlib")
-    parser.add_argument("--draw-only", type=Path, metavar=FILE, help="draw what was measured elsewhere")
+    parser.add_argument("--draw-only", type=Path, nargs="+", metavar=FILE, help="draw what was measured elsewhere")
     given = parser.parse_args()
     if (given.suite is None) == (given.draw_only is None):
         parser.error(f"give --suite, or --draw-only with a {FILE}")
@@ -94,12 +94,12 @@ def measured(given: argparse.Namespace) -> Path:
     return place
 
 
-def drawn(source: Path, out: Path, pages: Path) -> None:
-    """Draw all figures of a file, keep the file beside them, and write the page."""
-    found = read_diagnosis(source)
+def drawn(sources: Sequence[Path], out: Path, pages: Path) -> None:
+    """Draw all figures of some files, keep their data beside them, and write the page."""
+    found = joined([read_diagnosis(source) for source in sources])
     folder = out / str(found.facts["suite"])
     folder.mkdir(parents=True, exist_ok=True)
-    if folder / FILE != source:
+    if [folder / FILE] != sources:
         write_diagnosis(folder / FILE, found)
     sizes = draw_all(found, folder)
     page = write_page(found, pictures=folder, pages=pages)

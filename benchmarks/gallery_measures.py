@@ -25,6 +25,7 @@ from orthomerge.analysis.fits import fit_figures
 from orthomerge.analysis.naming import keyed
 from orthomerge.data.task import Task
 from orthomerge.diagnosing import Looks, diagnose
+from orthomerge.errors import RecipeError
 from orthomerge.evaluation.bench import Bench
 from orthomerge.evaluation.evaluate import Question, Subject, evaluate
 from orthomerge.evaluation.scale import ScaleSearch, search_scale
@@ -38,9 +39,10 @@ from orthomerge.merging.methods import make_method
 from orthomerge.records import Record
 from orthomerge.suites.suite import Suite
 
-__all__ = ["PARTS", "Plan", "expected_keys", "masking_lines", "measure"]
+__all__ = ["PARTS", "Plan", "expected_keys", "joined", "masking_lines", "measure"]
 
 PARTS = ("diagnosis", "scale", "shots", "moma", "realign", "adamerging", "masking")
+_LOOKED_AT = {"diagnosis", "scale", "shots"}  # what takes a look at the merge itself
 TSNE = {  # few classes and many, easy and hard
     "digits": ("digit", "rotation", "mirrored", "shift"),
     "text8": ("ag_news", "dbpedia14", "trec6", "sst5"),
@@ -151,16 +153,37 @@ def measure(suite: Suite, plan: Plan, *, say: Say = lambda text: None) -> Diagno
     looks = Looks(points=plan.points if drawable else 0, layers=plan.layers, limit=_SEEN)
     if "diagnosis" not in plan.parts:
         looks = replace(looks, points=0, layers=0, probe=False)
-    found = diagnose(work.bench, subject, base=work.base, records=records, looks=looks, search=search, say=say)
-    work.figures += found.figures
+    found = Diagnosis(subject.name, tuple(suite.tasks), (), (), {"left_out": {}})
+    if _LOOKED_AT & set(plan.parts):
+        found = diagnose(work.bench, subject, base=work.base, records=records, looks=looks, search=search, say=say)
+        work.figures += found.figures
     _fits(work, scale)
     wanted = expected_keys(suite.name, found.tasks, plan.parts)
     by_key = {figure.key: _tidy(figure) for figure in work.figures}
-    if not drawable:
+    if not drawable and "diagnosis" in plan.parts:
         found.facts["left_out"]["t-SNE"] = "scikit-learn is not installed where this was measured"
     facts = {**found.facts, **work.facts, "suite": suite.name, "scale": scale, "steps": plan.steps, "about": plan.about}
     figures = tuple(by_key[key] for key in wanted if key in by_key)
     return Diagnosis(found.method, found.tasks, found.verdict, figures, facts)
+
+
+def joined(found: Sequence[Diagnosis]) -> Diagnosis:
+    """Parts of one gallery that were measured apart, perhaps side by side."""
+    first = found[0]
+    for other in found[1:]:
+        for name in ("suite", "scale", "steps"):
+            one, two = first.facts[name], other.facts[name]
+            if one != two:
+                raise RecipeError(f"{name!r} is {one} in one part and {two} in another; measure them alike")
+    by_key = {figure.key: figure for each in found for figure in each.figures}
+    wanted = expected_keys(first.facts["suite"], first.tasks)
+    facts: dict[str, Any] = {}
+    for each in found:
+        for name, value in each.facts.items():
+            facts[name] = {**facts.get(name, {}), **value} if isinstance(value, Mapping) else value
+    facts["about"] = "\n\n".join(dict.fromkeys(each.facts["about"] for each in found))
+    verdict = next((each.verdict for each in found if each.verdict), ())
+    return Diagnosis(first.method, first.tasks, verdict, tuple(by_key[key] for key in wanted if key in by_key), facts)
 
 
 def _limited(task: Task, most: int) -> Task:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from benchmarks.gallery import drawn
-from benchmarks.gallery_measures import PARTS, Plan, expected_keys, masking_lines, measure
+from benchmarks.gallery_measures import PARTS, Plan, expected_keys, joined, masking_lines, measure
 from benchmarks.gallery_pages import SECTIONS, list_pages
 from tests.evaluation.test_evaluate import PROCESSOR, make_toy
 
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Heat, Lines, Points
+from orthomerge.errors import RecipeError
 from orthomerge.suites.suite import Suite
 
 PLAN = Plan(
@@ -86,6 +88,21 @@ def test_some_parts_alone(suite: Suite) -> None:
     assert [figure.key for figure in measure(suite, plan).figures] == ["scale"]
 
 
+def test_parts_that_were_measured_apart(suite: Suite) -> None:
+    """Are those of one gallery; parts that are not alike are refused."""
+    common = Plan(about="- one", scale=0.5, steps=2, scales=(0.5,), limit=20, device="cpu")
+    looked = measure(suite, replace(common, parts=("scale",)))
+    fitted = measure(suite, replace(common, parts=("adamerging",), about="- other"))
+    assert fitted.verdict == ()
+    found = joined([fitted, looked])
+    assert [figure.key for figure in found.figures] == ["scale", "coefficients"]
+    assert found.verdict == looked.verdict
+    assert found.facts["about"] == "- other\n\n- one"
+    assert set(found.facts["accuracy"]) == {"adamerging"}
+    with pytest.raises(RecipeError, match="'steps' is 2 in one part and 3 in another"):
+        joined([looked, replace(fitted, facts={**fitted.facts, "steps": 3})])
+
+
 def test_keys_of_real_suites() -> None:
     keys = expected_keys("text8", ("ag_news", "yelp5", "dbpedia14", "trec6", "sst5"))
     assert [key for key in keys if key.startswith("tsne-")] == [
@@ -105,7 +122,7 @@ def test_masking_rates_are_in_order() -> None:
 def test_it_is_drawn(found: Diagnosis, tmp_path: Path) -> None:
     write_diagnosis(tmp_path / "figures.json", found)
     (tmp_path / "docs").mkdir()
-    drawn(tmp_path / "figures.json", tmp_path / "docs" / "images", tmp_path / "docs" / "gallery")
+    drawn([tmp_path / "figures.json"], tmp_path / "docs" / "images", tmp_path / "docs" / "gallery")
     pictures = tmp_path / "docs" / "images" / "toy"
     assert sorted(file.stem for file in pictures.glob("*.png")) == sorted(figure.key for figure in found.figures)
     assert max(file.stat().st_size for file in pictures.glob("*.png")) < 60_000
