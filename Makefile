@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 fitted moma gallery parity docs fuzz crash soak lock audit sbom clean
+.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 fitted moma gallery parity docs fuzz crash soak lock audit sbom release clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -108,6 +108,13 @@ audit: $(STAMP)  ## known vulnerabilities of what is locked (needs the network; 
 
 sbom: $(STAMP)  ## what users install, as CycloneDX: dist/orthomerge-VERSION.cdx.json (a part of every release)
 	$(BIN)/python -m tools.sbom
+
+release: $(STAMP)  ## dist/ as it is published: source, wheel, bill of materials and their checksums
+	rm -rf dist
+	$(PIP) build
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --quiet
+	$(BIN)/python -m tools.sbom
+	cd dist && sha256sum * > SHA256SUMS
 
 clean:          ## remove environments and caches
 	rm -rf $(VENV) .venv-mergekit .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis
