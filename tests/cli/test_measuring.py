@@ -204,6 +204,17 @@ def test_controls_with_one_task(made: Path, tables: Path, tmp_path: Path) -> Non
     assert controls == {None, "shuffled-teacher"}
 
 
+def test_an_evaluation_that_fails_takes_its_experts_away(made: Path, tables: Path, tmp_path: Path) -> None:
+    """They are written before anything is measured; those of an older run stay."""
+    given = ["evaluate", made / "merged", "--data", f"mood={tables / 'mood.csv'}", "--expert", f"mood={made / 'mood'}"]
+    given += ["--out", tmp_path / "deep" / "run", "--device", "cpu"]
+    assert "no subject 'nobody'" in refused(*given, "--against", "nobody", code=2)
+    assert not (tmp_path / "deep").exists()
+    call(*given)
+    refused(*given, "--against", "nobody", code=2)
+    assert (tmp_path / "deep" / "run" / "experts" / "mood").is_dir()
+
+
 def test_an_expert_that_knows_the_test_inputs(made: Path, tables: Path, tmp_path: Path) -> None:
     """Whatever the expert says is made the truth on test, and never on val."""
     from orthomerge import load

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "merges_of", "output_subject", "own_subjects", "print_records", "suite_subjects"]
 
+_EXPERTS = "experts"  # in the run folder: the experts in the form in which everything is evaluated
 _REFERENCES = ("base", "expert", "mtl")
 
 
@@ -67,19 +70,20 @@ def evaluate(
         _check_against(against, merges)
         built = open_suite(suite, folder=folder, data=data[0] if data else None, base=None, device=device)
         bench, subjects = suite_subjects(built, merges, device, batch)
-    else:
-        bench, subjects = own_subjects(models, data, experts, device, batch, Path(out))
-    run_evaluation(
-        bench,
-        subjects,
-        questions,
-        out=Path(out),
-        suite=suite,
-        against=against,
-        margin=margin / 100,
-        workers=workers,
-        say=say,
-    )
+    with _or_nothing(Path(out) / _EXPERTS):
+        if suite is None:
+            bench, subjects = own_subjects(models, data, experts, device, batch, Path(out))
+        run_evaluation(
+            bench,
+            subjects,
+            questions,
+            out=Path(out),
+            suite=suite,
+            against=against,
+            margin=margin / 100,
+            workers=workers,
+            say=say,
+        )
     run = read_run(Path(out))
     if as_json:
         print_json(asdict(run))
@@ -91,6 +95,21 @@ def evaluate(
     for note in run.notes:
         typer.echo(f"\nwarning: {note}")
     typer.echo(f"\nrecords, predictions, comparisons and the tables are in {out}")
+
+
+@contextmanager
+def _or_nothing(folder: Path) -> Iterator[None]:
+    """What fails takes a folder away again that was not there before."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        if folder in new:
+            shutil.rmtree(folder, ignore_errors=True)
+        for each in new[1:]:
+            with suppress(OSError):
+                each.rmdir()
+        raise
 
 
 def print_records(records: Sequence[Record]) -> None:
@@ -188,7 +207,7 @@ def own_subjects(
     for task in given:
         if task not in tasks:
             raise RecipeError(f"--expert {task}=... has no --data {task}=...; {nearest(task, tasks)}")
-    teachers = {task: out / "experts" / task for task in given}
+    teachers = {task: out / _EXPERTS / task for task in given}
     for task, path in given.items():
         # The average of one expert is that expert, in the form in which everything is evaluated.
         merge(Recipe(experts={task: path}, method="average"), out=teachers[task], force=True)
