@@ -22,13 +22,25 @@ MERGES = ("average", "task_arithmetic", "ties")
 OFTEN = ("auto", "ridge", "aligned-c", "orthogonal", "affine")
 SLOW = ("aligned-m", "orth-m", "moma-orthogonal", "probsurgery")
 FEW: tuple[int | float, ...] = (1, 5, 20, 0.1)
+SOLVING = ("kl-map", "auto")  # what a GPU is worth for
 CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 
 
-def aligner_questions(often: int = 20, seldom: int = 5, rarely: int = 2, *, support: Split = "train") -> list[Question]:
-    """Every aligner at every size; `often` draws of few inputs for the main ones, `rarely` for the slow ones."""
+def aligner_questions(
+    often: int = 20,
+    seldom: int = 5,
+    rarely: int = 2,
+    *,
+    support: Split = "train",
+    aligners: Sequence[str] = tuple(ALIGNERS),
+    device: str = "cpu",
+) -> list[Question]:
+    """Every aligner at every size; `often` draws of few inputs for the main ones, `rarely` for the slow ones.
+
+    `device`: where those that can do so solve.
+    """
     found = [Question("current", subjects=(*MERGES, "base"))]
-    for aligner in ALIGNERS:
+    for aligner in aligners:
         slow, main = aligner in SLOW, aligner in OFTEN
         merges = ("task_arithmetic",) if slow else MERGES
         for shots in (5,) if slow else FEW:
@@ -39,7 +51,16 @@ def aligner_questions(often: int = 20, seldom: int = 5, rarely: int = 2, *, supp
         if main:
             found.append(_ask(aligner, merges, "transductive", 0.1, seldom))
         found.append(_ask(aligner, merges, "transductive", None, 1))
-    return [replace(question, support=support, fewer=True) for question in found]
+    there = {} if device == "cpu" else {"device": device}
+    return [
+        replace(
+            question,
+            support=support,
+            fewer=True,
+            options=there if question.aligner in SOLVING else {},
+        )
+        for question in found
+    ]
 
 
 def _ask(aligner: str, subjects: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> Question:

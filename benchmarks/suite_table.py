@@ -15,11 +15,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from benchmarks.aligner_table import aligner_questions, aligner_sheets  # noqa: E402
 from benchmarks.environments import describe_run  # noqa: E402
 
+from orthomerge.alignment.aligners import ALIGNERS  # noqa: E402
 from orthomerge.data.task import Split  # noqa: E402
 from orthomerge.evaluation.evaluate import Bench, Question  # noqa: E402
 from orthomerge.evaluation.running import read_run, run_evaluation  # noqa: E402
 from orthomerge.evaluation.scale import search_scale  # noqa: E402
 from orthomerge.features.cache import FeatureCache  # noqa: E402
+from orthomerge.features.extract import device_of  # noqa: E402
 from orthomerge.suites.table import build_suite  # noqa: E402
 
 GRIDS = {
@@ -60,6 +62,7 @@ def main(name: str) -> None:
         "--support", choices=["train", "val"], default="train", help="where inductive inputs come from (train)"
     )
     parser.add_argument("--only", choices=["protocols", "aligners"], help="one of the two tables")
+    parser.add_argument("--aligners", nargs="+", choices=list(ALIGNERS), default=list(ALIGNERS), help="only these")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
     started = time.perf_counter()
@@ -114,9 +117,10 @@ def main(name: str) -> None:
         say("protocols are done")
     if given.only != "protocols":
         wanted = [subject for subject in subjects if subject.name not in ("expert", "mtl")]
-        records = run_evaluation(
-            bench, wanted, aligner_questions(given.draws, support=given.support), out=given.folder / "aligners", **run
+        asked = aligner_questions(
+            given.draws, support=given.support, aligners=given.aligners, device=device_of(given.device).type
         )
+        records = run_evaluation(bench, wanted, asked, out=given.folder / "aligners", **run)
         tables = "\n\n".join(sheet.markdown() for sheet in aligner_sheets(records))
         text = (
             f"{chosen} Inductive inputs: from {given.support}. Mean accuracy of all tasks; ± its deviation over draws, "
