@@ -34,6 +34,7 @@ _KEYS = {
     "evaluate": "score the merge; for `orthomerge run`",
     "diagnose": "say what was lost and why; for `orthomerge run`",
     "report": "make a page of it; for `orthomerge run`",
+    "sweep": "try many merges; for `orthomerge sweep`",
     "path": "folder, file, adapter or hub id",
     "prefix": "before the encoder's names, only if it cannot be told from names and shapes",
     "labels": "names of the classes in the head's order, only if `config.json` does not say",

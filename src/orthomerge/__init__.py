@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orthomerge.planning import Plan, make_plan
     from orthomerge.recipe import Recipe, read_recipe
     from orthomerge.running.line import run
+    from orthomerge.running.sweeping.sweep import sweep
 
 __all__ = [
     "Head",
@@ -32,6 +33,7 @@ __all__ = [
     "merge",
     "read_recipe",
     "run",
+    "sweep",
     "task_vectors",
     "verify",
 ]
@@ -51,6 +53,7 @@ _HOMES = {
     "merge": "pipeline",
     "read_recipe": "recipe",
     "run": "running.line",
+    "sweep": "running.sweeping.sweep",
     "task_vectors": "pipeline",
     "verify": "merged",
 }

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.alignment.aligner import Aligner, Alignment, SumAligner
+    from orthomerge.alignment.sums import Sums
     from orthomerge.data.processing import Processor
     from orthomerge.data.reading import Source
     from orthomerge.data.task import Split, Task
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.models.family import Family
 
-__all__ = ["align", "align_merge", "chosen_aligner", "merge_aligned"]
+__all__ = ["Aligning", "align", "align_merge", "chosen_aligner", "merge_aligned"]
 
 _WORK = ".work"  # inside the folder that becomes the output: whatever clears that away clears this too
 
@@ -80,7 +81,7 @@ def align(
     device_of(device)
     given = {task: each if isinstance(each, Expert) else Expert(str(each)) for task, each in experts.items()}
     like = Recipe(experts=given, base=None if base is None else str(base), seed=seed)
-    run = _Run(source, like, settings, data, device, batch, processor, cache, progress)
+    run = Aligning(source, like, settings, data, device, batch, processor, cache, progress)
     need = 2 * sum(file["size"] for file in manifest["files"].values())  # every expert is written out for a while
     with publish(Path(to), force=force, need=need, inputs=[source, *local_paths(like, data)]) as partial:
         made = run.write(partial)
@@ -97,7 +98,7 @@ def merge_aligned(
     inputs = [*(source.path for source in job.sources.values()), *local_paths(recipe, recipe.align.data)]
     with publish(Path(to), force=force, need=3 * job.bytes_to_write, inputs=inputs) as partial:
         source = merge(replace(recipe, align=None), out=partial / _WORK / "merged", progress=progress).out
-        run = _Run(source, recipe, recipe.align, recipe.align.data, device=device, progress=progress)
+        run = Aligning(source, recipe, recipe.align, recipe.align.data, device=device, progress=progress)
         made = run.write(partial)
     return Result(Path(to), made)
 
@@ -110,7 +111,7 @@ def align_merge(
         raise RecipeError("the recipe has no block 'align'; add one, or leave the merge as it is")
     need = 2 * sum(file["size"] for file in read_manifest(source)["files"].values())
     with publish(to, force=force, need=need, inputs=[source, *local_paths(recipe, recipe.align.data)]) as partial:
-        made = _Run(source, recipe, recipe.align, recipe.align.data, progress=progress).write(partial)
+        made = Aligning(source, recipe, recipe.align, recipe.align.data, progress=progress).write(partial)
     return Result(to, made)
 
 
@@ -146,7 +147,7 @@ def _check(source: Path, manifest: dict[str, Any], data: Mapping[str, Any], expe
 
 
 @dataclass(frozen=True)
-class _Run:
+class Aligning:
     """One alignment of the output `source`. `like`: a recipe with the experts, and how they are read."""
 
     source: Path
@@ -161,19 +162,28 @@ class _Run:
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Fill a folder with the aligned output, and give its manifest."""
-        heads = tuple(f"heads/{task}/" for task in self.tasks)
-        kept = {
-            name: facts
-            for name, facts in self.manifest["files"].items()
-            if name != README and not name.startswith(heads)
-        }
+        kept = self.kept
         copy_files(self.source, folder, kept)
         found = {fitted.task: save_fitted(folder / "heads" / fitted.task, fitted) for fitted in self._fits(folder)}
+        return self.complete(folder, found, kept)
+
+    def complete(
+        self, folder: Path, found: Mapping[str, Mapping[str, Any]], kept: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Card and manifest, where encoder and heads lie; `found`: what `save_fitted` said of every task."""
         about = self._about(found)
-        shutil.rmtree(folder / _WORK)
+        if (folder / _WORK).exists():
+            shutil.rmtree(folder / _WORK)  # whatever could not be removed would be a part of the output
         notes = [*self.manifest["notes"], *self._notes(found)]
         merged = {part: value for part, value in self.manifest.items() if part != "evaluation"}  # it was of other heads
         return finish_output(folder, {**merged, "notes": notes, "alignment": about}, kept)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The files of the merge that stay as they are."""
+        heads = tuple(f"heads/{task}/" for task in self.data)
+        files = self.manifest["files"].items()
+        return {name: facts for name, facts in files if name != README and not name.startswith(heads)}
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -233,13 +243,13 @@ class _Run:
             read = {"family": self.family, "pooling": self.manifest["pooling"], "labels": old.labels}
             expert = write_expert(self.like, task, out, **read)
             self._say(f"aligning {task} by {self.settings.aligner}")
-            fit = self._streamed if self.settings.stream else self._in_memory
-            made, sample = fit(task, out, self._head(task, out, old))
+            fit = self._streamed if self.settings.stream else self.in_memory
+            made, sample = fit(task, out, self.head(task, out))
             self.bench.forget()
             shutil.rmtree(out)
             yield Fitted(task, made, old, sample, expert)
 
-    def _in_memory(self, task: str, expert: Path, head: Head) -> tuple[Alignment, torch.Tensor]:
+    def in_memory(self, task: str, expert: Path, head: Head) -> tuple[Alignment, torch.Tensor]:
         from orthomerge.features.features import FeaturePair
         from orthomerge.merging.stream import single_threaded
 
@@ -248,27 +258,44 @@ class _Run:
             return self.aligner.fit(pair, head), pair.merged.values
 
     def _streamed(self, task: str, expert: Path, head: Head) -> tuple[Alignment, torch.Tensor]:
+        sums, sample = self.sums(task, expert, head)
+        return self.solve(sums, head), sample
+
+    def sums(
+        self, task: str, expert: Path, head: Head, *, start: int = 0, stop: int | None = None
+    ) -> tuple[Sums, torch.Tensor]:
+        """The sums over a task's inputs, or over a run of them, and the merged features of some."""
         from orthomerge.alignment.streaming import stream_sums
         from orthomerge.merged import load
-        from orthomerge.merging.stream import single_threaded
 
         seen: list[torch.Tensor] = []
+        examples = self.tasks[task][self.settings.split]
+        if (start, stop) != (0, None):
+            examples = examples.take(range(start, len(examples) if stop is None else stop))
         sums = stream_sums(
             load(self.source),
             load(expert),
-            self.tasks[task][self.settings.split],
+            examples,
             self.bench.processor,
             head,
             task=task,
+            first=start,
             batch=self.batch,
             device=self.device,
             watch=lambda features: None if seen else seen.append(features),
         )
-        with single_threaded():
-            return cast("SumAligner", self.aligner).solve(sums, head), seen[0]
+        return sums, seen[0]
 
-    def _head(self, task: str, expert: Path, old: Head) -> Head:
+    def solve(self, sums: Sums, head: Head) -> Alignment:
+        """What an aligner in closed form makes of the sums over all inputs."""
+        from orthomerge.merging.stream import single_threaded
+
+        with single_threaded():
+            return cast("SumAligner", self.aligner).solve(sums, head)
+
+    def head(self, task: str, expert: Path) -> Head:
         """The expert's own head, its rows named as those of the output."""
+        old = load_head(self.source / "heads" / task)
         if is_zero_shot(self.like.tasks[task], self.family):
             return old  # templates are not written down, but this is what they gave
         found = load_head(expert / "heads" / task)

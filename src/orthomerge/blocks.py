@@ -1,14 +1,15 @@
-"""The blocks of a recipe for what comes after the merge: scoring, diagnosis and report."""
+"""The blocks of a recipe for what comes after the merge: scoring, diagnosis, report, and sweeps over all of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orthomerge.errors import RecipeError
 
-__all__ = ["Count", "Diagnose", "Evaluate", "Kind", "Reading", "Report"]
+__all__ = ["Count", "Diagnose", "Evaluate", "Kind", "Reading", "Report", "Sweep", "SweptMethod"]
 
 Count = int | float | Literal["all"]
 Kind = Literal["inductive", "cross-fitted", "transductive"]
@@ -118,3 +119,44 @@ class Report:
     """The page. `title`: its heading, the name of the run folder if None."""
 
     title: str | None = None
+
+
+@dataclass(frozen=True)
+class SweptMethod:
+    """A method of a sweep. `method`: its name. `parameters`: its options; where these give a scale, it stays."""
+
+    method: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every combination of these lists is merged and scored, each that means something else once.
+
+    `methods`: names, or mappings as of `SweptMethod`; the recipe's own if there are none. `scales`: of every method
+    that has one. `seeds`: how many, of merges that draw at random and of few inputs. `aligners`: names, and `none` for
+    heads as they are. `shots` and `access`: as of `evaluate`. `choose`: the split on which the best is chosen; val if
+    all tasks have one. `keep`: leave the merged models in the run folder.
+    """
+
+    methods: tuple[str | SweptMethod, ...] = ()
+    scales: tuple[float, ...] = ()
+    seeds: int = 1
+    aligners: tuple[str, ...] = ("none", "auto")
+    shots: Count | tuple[Count, ...] = "all"
+    access: Kind | tuple[Kind, ...] = "inductive"
+    choose: Literal["val", "test"] | None = None
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        for scale in self.scales:
+            if not math.isfinite(scale):
+                raise RecipeError(f"'scales' must be finite numbers, got {scale}")
+        if not self.aligners:
+            raise RecipeError("'aligners' is empty: name at least one, or `none` for the heads as they are")
+        for name in ("methods", "scales", "aligners", "shots", "access"):
+            given = getattr(self, name)
+            twice = [item for place, item in enumerate(given) if item in given[:place]] if type(given) is tuple else []
+            if twice:
+                raise RecipeError(f"{name!r} has {twice[0]!r} twice; name each once")
+        Reading(shots=self.shots, seeds=self.seeds, access=self.access)  # the same checks

@@ -22,7 +22,7 @@ from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, is_float
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.hashing import algorithm_of
 from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write_json
-from orthomerge.checkpoints.shards import write_shards
+from orthomerge.checkpoints.shards import Written, write_shards
 from orthomerge.classifiers import write_classifier
 from orthomerge.errors import CheckpointError
 from orthomerge.licences import licence_of
@@ -42,8 +42,10 @@ __all__ = [
     "COMPANIONS",
     "README",
     "companions",
+    "complete_output",
     "copy_files",
     "finish_output",
+    "link_files",
     "manifest_of",
     "plain",
     "rewrite_card",
@@ -78,14 +80,42 @@ def write_output(
         encoder = folder / "encoder"
         encoder.mkdir()
         shards = write_shards(encoder, job.specs, blocks, most=most, progress=progress)
-        for task, head in heads.items():
-            write_classifier(folder / "heads" / task, head)
-        _write_encoder_files(job, encoder, beside)
-        for source in job.sources.values():
-            for file in source.files:
-                file.check_unchanged()
-        known = {f"encoder/{shard.name}": {"size": shard.size, "hash": shard.digest} for shard in shards}
-        return finish_output(folder, manifest_of(job, heads), known)
+        return complete_output(job, heads, folder, shards, beside=beside)
+
+
+def complete_output(
+    job: Job,
+    heads: dict[str, Head],
+    folder: Path,
+    shards: Iterable[Written],
+    *,
+    beside: Iterable[Path],
+    digest: Callable[[RawFile], str] = RawFile.digest,
+) -> dict[str, Any]:
+    """All that comes after the encoder's shards, which lie in their places; the manifest.
+
+    `digest`: what the hash of an input is, for those who know it already.
+    """
+    for task, head in heads.items():
+        write_classifier(folder / "heads" / task, head)
+    _write_encoder_files(job, folder / "encoder", beside)
+    for source in job.sources.values():
+        for file in source.files:
+            file.check_unchanged()
+    known = {f"encoder/{shard.name}": {"size": shard.size, "hash": shard.digest} for shard in shards}
+    return finish_output(folder, manifest_of(job, heads, digest=digest), known)
+
+
+def link_files(source: Path, folder: Path, names: Iterable[str]) -> None:
+    """Files of one folder in another too, the very same where the file system has hard links, else copied."""
+    for name in names:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = contained(source / name, source)
+        try:
+            os.link(path, target)
+        except OSError:
+            shutil.copyfile(path, target)
 
 
 def copy_files(source: Path, folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -120,16 +150,9 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
     if evaluation is not None:
         manifest["evaluation"] = plain(evaluation)
     with publish(folder, force=True) as partial:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            name = path.relative_to(folder).as_posix()
-            if name in (README, MANIFEST):
-                continue
-            target = partial / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(contained(path, folder), target)
-            except OSError:
-                shutil.copyfile(path, target)
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        link_files(folder, partial, [name for name in names if name not in (README, MANIFEST)])
         card = partial / README
         write_bytes(card, model_card(manifest).encode())
         row = {README: {"size": card.stat().st_size, "hash": RawFile(card).digest()}}
@@ -176,7 +199,9 @@ def _write_encoder_files(job: Job, encoder: Path, beside: Iterable[Path]) -> Non
         write_json(encoder / "config.json", encoder_config(config, job.family, dtype))
 
 
-def manifest_of(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
+def manifest_of(
+    job: Job, heads: dict[str, Head], *, digest: Callable[[RawFile], str] = RawFile.digest
+) -> dict[str, Any]:
     """What an output says of how it was made; the table of its files comes last."""
     recipe, family = job.recipe, job.family
     method = {"name": recipe.method, "parameters": plain(vars(job.method))}
@@ -190,8 +215,8 @@ def manifest_of(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
         "pooling": job.pooling,
         "encoder": {"prefix": family.prefix, "class": family.encoder_class, "dtype": recipe.dtype},
         "inputs": {
-            "base": _input(job.base, recipe.base or "the first expert"),
-            "experts": {task: _input(expert.source, expert.given.path) for task, expert in job.experts.items()},
+            "base": _input(job.base, recipe.base or "the first expert", digest),
+            "experts": {task: _input(expert.source, expert.given.path, digest) for task, expert in job.experts.items()},
         },
         "tensors": {
             "merged": len(job.merged),
@@ -220,11 +245,11 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
 
 
-def _input(source: Checkpoint | Adapter, reference: str) -> dict[str, Any]:
+def _input(source: Checkpoint | Adapter, reference: str, digest: Callable[[RawFile], str]) -> dict[str, Any]:
     """What identifies an input without telling where on this machine it lay."""
     revision = getattr(source, "revision", None)
     name = reference if revision else Path(reference).name
-    files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
+    files = [{"name": file.path.name, "size": file.size, "hash": digest(file)} for file in source.files]
     licence = licence_of(source.path, reference=reference, revision=revision)
     return {"name": name, "revision": revision, "license": licence, "files": files}
 

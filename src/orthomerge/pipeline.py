@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from orthomerge.checkpoints.publish import check_target
 from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.heads import Head, Linear
 from orthomerge.merging.expressions import evaluate
+from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
 from orthomerge.models.split import TIED
 from orthomerge.models.weights import EncoderWeights
@@ -24,11 +25,22 @@ from orthomerge.recipe import HeadNames, Recipe
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
+    from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
 
-__all__ = ["Progress", "Result", "copied_tensor", "merge", "task_vectors"]
+__all__ = [
+    "SHARES",
+    "Progress",
+    "Result",
+    "check_tied",
+    "copied_tensor",
+    "encoder_blocks",
+    "heads_of",
+    "merge",
+    "prepared",
+    "task_vectors",
+]
 
-_LESS = 8  # by how much blocks shrink when memory runs out
+SHARES = (1, 8)  # by how much blocks shrink when memory runs out
 
 
 class Progress(Protocol):
@@ -73,8 +85,8 @@ def merge(
     from orthomerge.kinship import check_kinship
     from orthomerge.merging.stream import MEMORY, is_out_of_memory
 
-    heads = _heads(job)
-    _check_tied(job)
+    heads = heads_of(job)
+    check_tied(job)
     vectors = task_vectors(job)
     check_kinship(job, vectors)
     reporter = progress or _Silent()
@@ -86,7 +98,7 @@ def merge(
         manifest = write_adapter_output(job, method, heads, vectors, out=Path(target), force=force)
         return Result(Path(target), manifest)
     # Tiles change no bit of the result; when memory runs out, smaller ones are tried once.
-    for share in (1, _LESS):
+    for share in SHARES:
         tiles = replace(vectors, tile=max(TILE // share, 1))
         try:
             return _carry_out(job, heads, tiles, Path(target), force=force, memory=MEMORY // share, reporter=reporter)
@@ -103,32 +115,72 @@ def merge(
 def _carry_out(
     job: Job, heads: dict[str, Head], vectors: TaskVectors, out: Path, *, force: bool, memory: int, reporter: Progress
 ) -> Result:
-    from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
-
     if hasattr(job.method, "survey"):
         reporter.stage("surveying", None)
-    method = prepare(cast("TensorMethod | SurveyMethod", job.method), vectors)
+    method = prepared(job, vectors)
     reporter.stage("merging", job.bytes_to_write)
+    with closing(encoder_blocks(job, vectors, method, memory=memory)) as stream:
+        manifest = write_output(job, heads, stream, out=out, force=force, progress=reporter.advance)
+    return Result(out, manifest)
+
+
+def prepared(job: Job, vectors: TaskVectors) -> TensorMethod:
+    """The job's method, after its look at everything where it takes one."""
+    from orthomerge.merging.stream import prepare
+
+    seen = vectors if job.recipe.device == "cpu" else _seen_there(job, vectors)
+    return prepare(cast("TensorMethod | SurveyMethod", job.method), seen)
+
+
+def _seen_there(job: Job, vectors: TaskVectors) -> Vectors:
+    from orthomerge.features.extract import device_of
+    from orthomerge.merging.device import SeenThere
+
+    return SeenThere(vectors, device_of(job.recipe.device))
+
+
+def encoder_blocks(
+    job: Job, vectors: TaskVectors, method: TensorMethod, *, memory: int, keys: Iterable[str] | None = None
+) -> Generator[tuple[str, torch.Tensor], None, None]:
+    """The merged encoder in the order of writing, or those tensors of it that are named; close it."""
+    from orthomerge.merging.stream import MEMORY, merge_blocks
+
     workers = None if memory == MEMORY else 1
+    if job.recipe.device != "cpu":
+        from orthomerge.features.extract import device_of
+        from orthomerge.merging.device import LARGER, OnDevice
+
+        method, memory = OnDevice(method, device_of(job.recipe.device)), LARGER * memory
 
     def finish(block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
         return _cast(job, block, weights)
 
-    def blocks() -> Generator[tuple[str, torch.Tensor], None, None]:
-        with closing(merge_blocks(vectors, method, finish, workers=workers, memory=memory)) as merged:
-            for key in job.specs:
-                if key in job.copied:
-                    yield key, copied_tensor(job, key)
-                    continue
-                left = job.specs[key].numel
-                while left:
-                    found, weights = next(merged)
-                    left -= weights.numel()
-                    yield found, weights
+    wanted = tuple(job.specs if keys is None else keys)
+    some = (
+        vectors
+        if keys is None
+        else _Only(vectors.vectors, vectors.tile, tuple(filter(job.merged.__contains__, wanted)))
+    )
+    with closing(merge_blocks(some, method, finish, workers=workers, memory=memory)) as merged:
+        for key in wanted:
+            if key in job.copied:
+                yield key, copied_tensor(job, key)
+                continue
+            left = job.specs[key].numel
+            while left:
+                found, weights = next(merged)
+                left -= weights.numel()
+                yield found, weights
 
-    with closing(blocks()) as stream:
-        manifest = write_output(job, heads, stream, out=out, force=force, progress=reporter.advance)
-    return Result(out, manifest)
+
+@dataclass(frozen=True)
+class _Only(TaskVectors):
+    """Task vectors of which only some tensors are streamed."""
+
+    keys: tuple[str, ...] = ()
+
+    def sites(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[tuple[Site, int]]:
+        return super().sites(keys=self.keys if keys is None else keys, scope=scope)
 
 
 def task_vectors(job: Job) -> TaskVectors:
@@ -149,7 +201,7 @@ def _source(expert: ExpertPlan, merged: list[str]) -> Difference | AdapterSource
     return Difference(tuned, frozenset(key for key in merged if key not in names))
 
 
-def _heads(job: Job) -> dict[str, Head]:
+def heads_of(job: Job) -> dict[str, Head]:
     """Every task's head, read now: heads are small."""
     heads = {task: _head(job, expert) for task, expert in job.experts.items()}
     return _averaged(heads) if job.recipe.heads == "average" else heads
@@ -206,7 +258,7 @@ def _averaged(heads: dict[str, Head]) -> dict[str, Head]:
     return result
 
 
-def _check_tied(job: Job) -> None:
+def check_tied(job: Job) -> None:
     """Weights under two names must be the same under both; of two that differ, nobody can say which counts."""
     import torch
 

@@ -28,6 +28,7 @@ from orthomerge.problems import (
     alignment_problems,
     base_problems,
     code_problems,
+    device_problems,
     evaluation_problems,
     expert_problems,
     fit_problems,
@@ -143,6 +144,7 @@ def make_plan(recipe: Recipe) -> Plan:
     )
     plan.problems += alignment_problems(recipe)
     plan.problems += fit_problems(recipe)
+    plan.problems += device_problems(recipe)
     plan.problems += evaluation_problems(recipe)
     opened: dict[str, Checkpoint | Adapter] = {}
     for task, given in recipe.tasks.items():

@@ -23,6 +23,7 @@ __all__ = [
     "alignment_problems",
     "base_problems",
     "code_problems",
+    "device_problems",
     "evaluation_problems",
     "expert_problems",
     "fit_problems",
@@ -65,6 +66,32 @@ def alignment_problems(recipe: Recipe) -> Iterator[Problem]:
     except OrthomergeError as error:
         yield Problem.of("align", error)
     yield from _data_problems(recipe, "align", block.data)
+
+
+def device_problems(recipe: Recipe) -> Iterator[Problem]:
+    """A device for a method that would gain nothing from it, or that is not there."""
+    from orthomerge.merging.methods import find_method, methods
+
+    if recipe.device == "cpu":
+        return
+    try:
+        row = find_method(recipe.method)
+    except OrthomergeError:  # which is a problem of the method
+        return
+    if recipe.adapter_rank is not None:
+        yield Problem("device", "adapters are merged on the CPU", "leave 'device' or 'adapter_rank' out", RecipeError)
+    elif not row.matrices:
+        why = "is given a device in the block 'fit'" if row.fitted else "is as fast as the disk on a CPU"
+        those = ", ".join(name for name, each in methods().items() if each.matrices)
+        what = f"'device' is for methods that decompose matrices ({those}); {recipe.method} {why}"
+        yield Problem("device", what, "leave it out", RecipeError)
+    else:
+        from orthomerge.features.extract import device_of
+
+        try:
+            device_of(recipe.device)
+        except RecipeError as error:
+            yield Problem.of("device", error)
 
 
 def fit_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from orthomerge.blocks import Diagnose, Evaluate, Report
+from orthomerge.blocks import Diagnose, Evaluate, Report, Sweep
 from orthomerge.errors import RecipeError
 from orthomerge.strict import build
 
@@ -113,7 +113,8 @@ class Fit:
 
     `data`, `split`, `limit`: as of `align`; in Python, a `Task` may be in the place of a path. `precision`: of the
     forward passes; auto is bfloat16 on a GPU, float32 on a CPU. `resume`: keep the state of a long fit beside the
-    output now and then, and go on from it after a kill.
+    output now and then, and go on from it after a kill. `save_every`: seconds between two such states, 60 if not given.
+    `sharded`: under torchrun, every process holds a part of the encoder instead of all of it.
     """
 
     data: Mapping[str, str]
@@ -122,6 +123,8 @@ class Fit:
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     resume: bool = True
+    save_every: float | None = None
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -130,6 +133,8 @@ class Fit:
             raise RecipeError(f"'split' must be train, val or test, got {self.split!r}")
         if self.limit is not None and self.limit < 1:
             raise RecipeError(f"'limit' must be at least 1, got {self.limit}")
+        if self.save_every is not None and not 0 <= self.save_every < float("inf"):
+            raise RecipeError(f"'save_every' must be a number of seconds, got {self.save_every}")
 
 
 @dataclass(frozen=True)
@@ -137,9 +142,10 @@ class Recipe:
     """What to merge, how, and where to. Relative paths are relative to the recipe's own folder.
 
     `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
+    `device`: where a method that decomposes matrices does so; the block `fit` has one of its own.
     `adapter_rank`: write one adapter of that rank, not a full model; the experts must be adapters. `evaluate`,
     `diagnose` and `report` are for `orthomerge.run`; the latter two are done wherever there is the first, unless they
-    are false.
+    are false. `sweep` is for `orthomerge.sweep`.
     """
 
     experts: Mapping[str, Expert | str]
@@ -151,6 +157,7 @@ class Recipe:
     dtype: Literal["keep", "float32", "float16", "bfloat16", "float64"] = "keep"
     max_shard_size: str | int = "5GB"
     seed: int = 0
+    device: str = "cpu"
     heads: Literal["separate", "average"] = "separate"
     family: str | None = None
     encoder_prefix: str | None = None
@@ -164,6 +171,7 @@ class Recipe:
     evaluate: Evaluate | None = None
     diagnose: bool | Diagnose | None = None
     report: bool | Report | None = None
+    sweep: Sweep | None = None
 
     def __post_init__(self) -> None:
         if self.method == "auto":
@@ -184,7 +192,7 @@ class Recipe:
             raise RecipeError("'seed' must be a whole number of at most 63 bits")
         parse_size(self.max_shard_size)
         _check_adapter(self)
-        for name in ("diagnose", "report"):
+        for name in ("diagnose", "report", "sweep"):
             if getattr(self, name) and self.evaluate is None:
                 raise RecipeError(f"{name!r} needs data: give a block 'evaluate' too, or leave {name!r} out")
 
@@ -196,7 +204,7 @@ class Recipe:
     @property
     def merging(self) -> Recipe:
         """The part that a merge depends on, without what comes after it."""
-        return replace(self, evaluate=None, diagnose=None, report=None)
+        return replace(self, evaluate=None, diagnose=None, report=None, sweep=None)
 
 
 def _check_adapter(recipe: Recipe) -> None:

@@ -274,6 +274,7 @@ def test_features_that_are_fetched_late_and_in_groups_are_the_same(
     options: dict[str, Any] = {"batch": batch, "by_length": by_length, "device": "cpu"}
     whole = extract(bert, BERT, "mean", texts, words, task="film", **options)
     monkeypatch.setattr("orthomerge.features.extract._Reader._late", True)
+    monkeypatch.setattr("orthomerge.features.extract._GROUP", 8)
     told: list[int] = []
     found = extract(bert, BERT, "mean", texts, words, task="film", progress=told.append, **options)
     assert torch.equal(found.values, whole.values)

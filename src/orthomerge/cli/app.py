@@ -32,7 +32,9 @@ from orthomerge.cli.options import (
     Settings,
     ShardSize,
 )
+from orthomerge.cli.running import work
 from orthomerge.cli.study import COMMANDS, suites
+from orthomerge.cli.sweeping import sweep
 from orthomerge.errors import OrthomergeError
 from orthomerge.version import VERSION
 
@@ -74,7 +76,9 @@ def merge(
         str | None, typer.Option("--split", help="Which split of --data a fitted method sees: train, val or test.")
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="At most so many inputs a task for the fit.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="Of a fit: auto, cpu, cuda, ...")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="Of a fit, or of a method that decomposes matrices: auto, cpu, cuda.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and stop.")] = False,
     force: Force = False,
     as_json: Json = False,
@@ -253,7 +257,7 @@ def export(
 
 
 app.add_typer(suites, name="suite")
-for _command in COMMANDS:
+for _command in (*COMMANDS, work, sweep):
     app.command()(_command)
 
 

@@ -83,12 +83,12 @@ def fit_block(data: list[str] | None, **options: Any) -> dict[str, Any]:
 
 
 def _fit_given(document: Mapping[str, Any], fit: Mapping[str, Any]) -> dict[str, Any]:
-    """The block `fit` with what the command line says of it; nothing where the method looks at no inputs."""
-    alone = set(fit) - {"data"}
+    """The block `fit` with what the command line says of it; the device alone where the method looks at no inputs."""
+    alone = set(fit) - {"data", "device"}
     if not fit or not _is_fitted(document):
         if alone:
             raise RecipeError(f"--{min(alone)} is for a method that is fitted to inputs (--data); leave it out")
-        return {}
+        return {"device": fit["device"]} if "device" in fit else {}
     block = document.get("fit") or {}
     return {"fit": {**block, **fit} if isinstance(block, dict) else block}
 

@@ -43,7 +43,7 @@ class Job:
     """`head` is the subject's, `classifier` what reads it as it is, `expert_head` the expert's.
 
     `test`, `support`, `other` are keys of merged features, `expert_...` of the expert's on the same inputs; `places`
-    and `other_places` are the rows of the support, seed by seed (None: all).
+    and `other_places` are the rows of the support, seed by seed from `first` on (None: all).
     """
 
     protocol: str
@@ -55,6 +55,7 @@ class Job:
     classifier: Classifier
     test: FeatureKey
     seeds: int = 1
+    first: int = 0
     expert_head: Head | None = None
     support: FeatureKey | None = None
     other: FeatureKey | None = None
@@ -88,7 +89,7 @@ def answer(job: Job, load: Load) -> list[Answer]:
     head = job.head if way.needs else cast("Head", job.classifier)
     head = job.expert_head if job.aligner is not None and job.expert_head is not None else head
     found = []
-    for seed in range(job.seeds if way.needs else 1):
+    for seed in range(job.first, job.first + (job.seeds if way.needs else 1)):
         given: dict[str, Any] = {"seed": seed, "spoil": lambda evidence: _spoilt(job, evidence, load)}
         if way.needs:
             given |= _support(job, way, seed, load)
@@ -105,7 +106,7 @@ def answer(job: Job, load: Load) -> list[Answer]:
 
 def _support(job: Job, way: ReadingProtocol, seed: int, load: Load) -> dict[str, Any]:
     """What the reading may see, as `protocol_predictions` wants it."""
-    places = job.places[seed] if job.places else None
+    places = job.places[seed - job.first] if job.places else None
     inductive = job.access == "inductive"
     given: dict[str, Any] = {}
     if inductive and job.support is not None:
@@ -129,7 +130,7 @@ def _spoilt(job: Job, evidence: Evidence, load: Load) -> Evidence:
     if job.control == "shuffled-teacher":
         return shuffled_teacher(evidence, seed=evidence.seed)
     if job.control == "other-task" and job.other is not None and job.expert_other is not None and job.expert_head:
-        places = job.other_places[evidence.seed]
+        places = job.other_places[evidence.seed - job.first]
         expert = _taken(load(job.expert_other), places)
         teacher = None if evidence.teacher is None else logits_of(job.expert_head, expert.values)
         seen = None if evidence.expert is None else expert

@@ -54,6 +54,7 @@ class Question:
     `aligner`: read by the head that an aligner makes, whose options these then are; the protocol is `current`.
     `support` counts for inductive access: the others take theirs from the test split. `control` spoils the evidence on
     purpose. `subjects`: whom to ask; None for all. `fewer`: a class that has fewer than `shots` gives all it has.
+    `first`: the first of the seeds.
     """
 
     protocol: str
@@ -66,10 +67,13 @@ class Question:
     control: Control | None = None
     aligner: str | None = None
     fewer: bool = False
+    first: int = 0
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise RecipeError(f"'seeds' must be at least 1, got {self.seeds}")
+        if self.first < 0:
+            raise RecipeError(f"'first' must not be negative, got {self.first}")
         if self.aligner is not None and (self.protocol != "current" or self.access == "data-free"):
             raise RecipeError(
                 f"aligner {self.aligner!r} makes the head that is read, from inputs: its protocol is 'current' and its "
@@ -186,13 +190,14 @@ def _job(bench: Bench, subject: Subject, task: str, question: Question) -> Job:
     model, needs = subject.models[task], question.needs
     inductive = question.access == "inductive"
     keys: dict[str, Any] = {"test": bench.made(model, task, "test")}
-    given: dict[str, Any] = {"seeds": question.seeds}
+    given: dict[str, Any] = {"seeds": question.seeds, "first": question.first}
+    drawn = range(question.first, question.first + question.seeds)
     if needs:
         split: Split = question.support if inductive else "test"
         examples = bench.tasks[task][split]
         if inductive:
             keys["support"] = bench.made(model, task, split)
-        given["places"] = tuple(_rows(examples, question, seed) for seed in range(question.seeds))
+        given["places"] = tuple(_rows(examples, question, seed) for seed in drawn)
         if needs & {"teacher", "expert"}:
             expert = bench.teacher_of(task)
             given["expert_head"] = bench.head(expert, task)
@@ -201,7 +206,7 @@ def _job(bench: Bench, subject: Subject, task: str, question: Question) -> Job:
                 other = bench.other(task, split)
                 keys["other"], keys["expert_other"] = bench.made(model, other, split), bench.made(expert, other, split)
                 rows = bench.tasks[other][split]
-                given["other_places"] = tuple(_rows(rows, question, seed) for seed in range(question.seeds))
+                given["other_places"] = tuple(_rows(rows, question, seed) for seed in drawn)
     return Job(
         question.protocol,
         question.aligner,

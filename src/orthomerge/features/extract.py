@@ -4,6 +4,9 @@
 accelerator is given the next batches while it works on the last, and its features are fetched some batches late, so
 that it never waits for the host. No thread prepares inputs: it would fight with this one over Python's lock (seen on an
 H200: 6,600 texts a second through a BERT of six layers, where the model alone did 20,800 and the tokenizer 19,000).
+
+Under torchrun every process encodes some of the batches (see `parts`). They are those of one process, and so are the
+features, to the bit.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from orthomerge.data.processing import batches
+from orthomerge.distributed.group import current_group
 from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError, nearest
 from orthomerge.features.features import Features
 
@@ -29,10 +33,12 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples
     from orthomerge.models.family import Family
 
-__all__ = ["Precision", "device_of", "encode", "extract"]
+__all__ = ["Precision", "device_of", "encode", "extract", "order_of", "prepared_part", "walk"]
 
 # What the encoder computes in; float32: as its weights are, without autocast.
 Precision = Literal["float32", "bfloat16", "float16"]
+
+_Batch = Mapping[str, "torch.Tensor"]
 
 _GROUP = 32  # batches that an accelerator gets, and whose features it sends back, together
 _MOST = 1 << 24  # bytes of inputs that are sent together; what is larger is worth a transfer of its own
@@ -52,6 +58,10 @@ def device_of(name: str) -> torch.device:
         raise RecipeError(f"unknown device {name!r}; {nearest(name, ['auto', *here])}") from error
     if device.type not in here:
         raise RecipeError(f"device {name!r} is not available, torch finds {' and '.join(here)} here; use 'auto'")
+    if device.index is not None and device.type != "cpu" and current_group().several:
+        raise RecipeError(
+            f"under torchrun every process has an accelerator of its own, got {name!r}; use {device.type!r} or 'auto'"
+        )
     count = 1 if device.type == "cpu" else torch.accelerator.device_count()
     if (device.index or 0) >= count:
         raise RecipeError(f"device {name!r} does not exist, the last one is '{device.type}:{count - 1}'; use 'auto'")
@@ -81,7 +91,13 @@ def extract(
     import torch
 
     options: dict[str, Any] = {"batch": batch, "device": device, "autocast": autocast, "by_length": by_length}
-    parts = encode(encoder, family, pooling, examples, processor, task=task, **options)
+    parts: Generator[tuple[torch.Tensor, torch.Tensor]]
+    if current_group().driving and isinstance(encoder, torch.nn.Module) and _shareable(encoder, family, processor):
+        from orthomerge.features.parts import encode_in_parts
+
+        parts = encode_in_parts(encoder, family, pooling, examples, processor, task=task, **options)
+    else:
+        parts = encode(encoder, family, pooling, examples, processor, task=task, **options)
     values: torch.Tensor | None = None
     filled = 0
     # Autocast around the whole pass, so that weights are cast once and not for each batch.
@@ -116,6 +132,23 @@ def encode(
 
     The places do not depend on the encoder, so two of them can be walked side by side on one device.
     """
+    places = order_of(family, pooling, examples, processor, task=task, batch=batch, autocast=autocast, by=by_length)
+    made = batches(examples, processor, batch, order=places)
+    return walk(encoder, family, pooling, _prepared(places, made, batch), task=task, device=device, autocast=autocast)
+
+
+def order_of(
+    family: Family,
+    pooling: str,
+    examples: Examples,
+    processor: Processor,
+    *,
+    task: str,
+    batch: int,
+    autocast: Precision,
+    by: bool,
+) -> list[int]:
+    """The order in which examples are encoded, by length or as they come; refuses what cannot be encoded at all."""
     if pooling not in family.poolings:
         raise RecipeError(f"family {family.name!r} has no pooling {pooling!r}; {nearest(pooling, family.poolings)}")
     if autocast not in get_args(Precision):
@@ -124,9 +157,28 @@ def encode(
         raise RecipeError(f"'batch' must be at least 1, got {batch}")
     if not len(examples):
         raise RecipeError(f"the {examples.split} split of {task!r} is empty; there is nothing to encode")
-    places = _order(examples, processor, by_length=by_length)
-    reader = _Reader(encoder, family.poolings[pooling], task, device_of(device), autocast)
-    return reader.run(_prepared(places, examples, processor, batch))
+    return _order(examples, processor, by_length=by)
+
+
+def walk(
+    encoder: torch.nn.Module | Callable[..., Any],
+    family: Family,
+    pooling: str,
+    prepared: Iterator[tuple[torch.Tensor, _Batch]],
+    *,
+    task: str,
+    device: str,
+    autocast: Precision,
+) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
+    """What `encode` gives, for batches that are prepared already: places, and the inputs at them."""
+    return _Reader(encoder, family.poolings[pooling], task, device_of(device), autocast).run(prepared)
+
+
+def prepared_part(
+    places: list[int], examples: Examples, processor: Processor, batch: int
+) -> Iterator[tuple[torch.Tensor, _Batch]]:
+    """Some examples in batches, in their order; `places`: where each belongs among all."""
+    return _prepared(places, batches(examples, processor, batch), batch)
 
 
 def _order(examples: Examples, processor: Processor, *, by_length: bool) -> list[int]:
@@ -138,18 +190,11 @@ def _order(examples: Examples, processor: Processor, *, by_length: bool) -> list
     return found
 
 
-_Batch = Mapping[str, "torch.Tensor"]
-
-
-def _prepared(
-    places: list[int], examples: Examples, processor: Processor, size: int
-) -> Iterator[tuple[torch.Tensor, _Batch]]:
+def _prepared(places: list[int], made: Iterator[_Batch], size: int) -> Iterator[tuple[torch.Tensor, _Batch]]:
     """Places and inputs batch by batch."""
     import torch
 
-    parts = torch.split(torch.tensor(places), size)
-    made = batches(examples, processor, size, order=places)
-    for part in parts:
+    for part in torch.split(torch.tensor(places), size) if places else ():
         with torch.autocast("cpu", enabled=False):  # it is for the encoder, not for resizing images
             inputs = next(made)
         yield part, inputs
@@ -292,6 +337,12 @@ def _evaluating(encoder: object, device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()  # of weights cast without gradient, should the caller train on under autocast
         for module, training in modes:
             module.training = training
+
+
+def _shareable(*given: object) -> bool:
+    from orthomerge.features.parts import shareable
+
+    return shareable(*given)
 
 
 def _autocast(device: torch.device, precision: Precision) -> torch.autocast:

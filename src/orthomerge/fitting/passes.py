@@ -6,6 +6,10 @@ one plays back: weights, gradients, inputs and what the objective trains stay wh
 comes once is never recorded. Where recording fails (an encoder that looks at its own numbers), or the first recording
 takes longer than the pass (some versions of transformers mask attention in it that needs no mask), all is done as
 usual.
+
+Of several processes each takes some of every task's inputs. Its loss is weighted by how many these are, so that the sum
+over processes is the loss of the whole batch, and its gradient the sum of theirs; that is added up after the pass,
+never inside a recording.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ class Passes:
 
     def __init__(self, setting: Setting, objective: Objective, inputs: Inputs, *, recorded: bool = True) -> None:
         self._setting, self._objective, self._inputs = setting, objective, inputs
-        self.records = recorded and setting.device.type == "cuda" and inputs.ready
+        self._share, self._alone = 1.0, not setting.group.open
+        self.records = recorded and not setting.shards.open and setting.device.type == "cuda" and inputs.ready
         self._seen: set[Groups] = set()
         self._recorded: dict[Groups, _Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.records else None
@@ -60,7 +65,26 @@ class Passes:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """The loss, without penalty, of the inputs in `rows` [T, B] (on the CPU)."""
-        groups, order = self._inputs.grouped(rows.view(-1), few=self.records)
+        if self._alone:
+            return self._run(rows)
+        mine = rows[:, self._setting.group.rank :: self._setting.group.world].contiguous()
+        self._share = mine.shape[1] / rows.shape[1]
+        # A process without an input in this batch goes along with one that counts for nothing.
+        return self._all_together(self._run(mine if mine.shape[1] else rows[:, :1].contiguous()))
+
+    def _all_together(self, loss: torch.Tensor) -> torch.Tensor:
+        """Add up gradients and loss; the latter and what the objective trains in one go."""
+        setting, trained = self._setting, self._objective.parameters
+        setting.encoder.collect(setting.group)
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        small = torch.cat([loss.view(1), *(gradient.view(-1) for gradient in gradients)])
+        found = torch.split(setting.group.sum_(small), [1, *(gradient.numel() for gradient in gradients)])
+        for gradient, total in zip(gradients, found[1:], strict=True):
+            gradient.copy_(total.view_as(gradient))
+        return found[0].view(())
+
+    def _run(self, rows: torch.Tensor) -> torch.Tensor:
+        groups, order = self._inputs.grouped(rows.view(-1), few=self.records, whole=self._setting.shards.open)
         there = torch.stack([rows.view(-1), order]).to(self._setting.device, non_blocking=True)
         if not self.records:
             return self._pass(there, groups, rows.shape)
@@ -74,7 +98,7 @@ class Passes:
     def _pass(self, there: torch.Tensor, groups: Groups, shape: torch.Size) -> torch.Tensor:
         """`there` [2, T B] on the device: rows, and their places from the first group's to the last's."""
         setting, encoder = self._setting, self._setting.encoder
-        encoder.gradient.zero_()
+        encoder.clear()
         for parameter in self._objective.parameters:
             if parameter.grad is not None:
                 parameter.grad.zero_()
@@ -82,6 +106,9 @@ class Passes:
             features = features_of(encoder, self._inputs, there[0], groups, there[1])
         loss = self._objective.loss(features.float().view(*shape, -1), there[0].view(shape))
         penalty = self._objective.penalty()
+        if not self._alone:
+            loss = loss * self._share
+            penalty = penalty if setting.group.rank == 0 else None
         (loss if penalty is None else loss + penalty).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

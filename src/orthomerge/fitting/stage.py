@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from orthomerge.distributed.group import Group
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.bench import Bench
 from orthomerge.experts import write_expert
@@ -22,6 +23,7 @@ from orthomerge.features.extract import device_of
 from orthomerge.fitting.inputs import Inputs, prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder, Layout
+from orthomerge.fitting.sharded import ShardedEncoder
 from orthomerge.manifest import read_manifest
 from orthomerge.merged import Merged, load, load_head
 from orthomerge.pipeline import merge
@@ -40,7 +42,12 @@ __all__ = ["Stage"]
 
 @dataclass(frozen=True)
 class Stage:
-    """`recipe`: experts and base, whatever its method. `folder`: for outputs on the way. `tasks`: the inputs."""
+    """`recipe`: experts and base, whatever its method. `folder`: for outputs on the way. `tasks`: the inputs.
+
+    `group`: the processes that fit together, of which the first one writes. `sharded`: each holds a part of the
+    encoder, and weights are that part's. `known`: the experts' features, where they are made already. `every`: seconds
+    between two states on disk.
+    """
 
     recipe: Recipe
     folder: Path
@@ -53,6 +60,10 @@ class Stage:
     batch: int = 64
     say: Callable[[str], None] = lambda text: None
     about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: what identifies its expert
+    group: Group = field(default_factory=Group)
+    sharded: bool = False
+    known: Mapping[str, torch.Tensor] | None = None
+    every: float | None = None
 
     @cached_property
     def origin(self) -> Path:
@@ -65,14 +76,16 @@ class Stage:
         return load(self.origin)
 
     @cached_property
-    def encoder(self) -> FlatEncoder:
+    def encoder(self) -> FlatEncoder | ShardedEncoder:
         model = self.model
         pool = model.family.poolings[model.pooling]
+        if self.sharded:
+            return ShardedEncoder(model.encoder, pool, device_of(self.device), self.group)
         return FlatEncoder(model.encoder, pool, device_of(self.device))
 
     @cached_property
     def base(self) -> torch.Tensor:
-        """[P] on the CPU."""
+        """[P] on the CPU; of a sharded encoder, the shard."""
         return self._weights(self.origin)
 
     @cached_property
@@ -86,8 +99,10 @@ class Stage:
         )
 
     @cached_property
-    def inputs(self) -> Inputs:
-        """All inputs with the experts' features."""
+    def teacher(self) -> Mapping[str, torch.Tensor]:
+        """The features [n, d] that each task's expert makes of its own inputs."""
+        if self.known is not None:
+            return self.known
         missing = [task for task in self.recipe.experts if task not in self.tasks]
         if missing:
             raise RecipeError(f"inputs of {missing[0]!r} are needed to fit it; give --data {missing[0]}=PATH")
@@ -95,6 +110,12 @@ class Stage:
         for task in self.heads:
             teacher[task] = self.bench.features(self.expert(task), task, self.split).values
             self.bench.forget()
+        return teacher
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """All inputs with the experts' features."""
+        teacher = self.teacher
         examples = {task: self.tasks[task][self.split] for task in self.heads}
         self.say("preparing the inputs")
         return prepare(examples, self.processor, teacher, device=device_of(self.device))
@@ -114,12 +135,14 @@ class Stage:
             self.half,
             self.say,
             state,
+            self.every,
+            self.group,
         )
 
     def expert(self, task: str) -> Path:
         """An expert's output folder."""
         out = self.folder / f"expert-{task}"
-        if not out.exists():
+        if not out.exists() and not self._waited(out):
             manifest = read_manifest(self.origin)
             labels = tuple(manifest["heads"][task]["labels"])
             family, pooling = self.model.family, manifest["pooling"]
@@ -137,7 +160,7 @@ class Stage:
     def output(self, method: str, options: Mapping[str, Any]) -> Path:
         """A merge without data, in float32."""
         out = self.folder / output_name(method, options)
-        if not out.exists():
+        if not out.exists() and not self._waited(out):
             plainly = replace(
                 self.recipe, method=method, parameters=dict(options), dtype="float32", align=None, fit=None
             )
@@ -148,6 +171,13 @@ class Stage:
         """Remove what was written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _waited(self, out: Path) -> bool:
+        """Whether the first process has written it instead."""
+        if self.group.rank:
+            self.group.wait_for(out)
+        return self.group.rank > 0
+
     def _weights(self, out: Path) -> torch.Tensor:
         encoder = load(out).encoder
-        return Layout.of(encoder).flat(dict(encoder.named_parameters()))
+        found = Layout.of(encoder).flat(dict(encoder.named_parameters()))
+        return self.encoder.cut(found) if isinstance(self.encoder, ShardedEncoder) else found

@@ -26,7 +26,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def joint_basis(updates: torch.Tensor, *, key: str) -> torch.Tensor:
     """U [m, p] in float64 from dense updates [T, m, k]; `key` names them in errors."""
     T, m, k = updates.shape
-    rows = torch.empty(T, k, m, dtype=torch.float64).copy_(updates.transpose(1, 2))
+    rows = torch.empty(T, k, m, dtype=torch.float64, device=updates.device).copy_(updates.transpose(1, 2))
     return basis(rows.reshape(T * k, m).T, key=key)
 
 
@@ -44,7 +44,7 @@ def joint_basis_of_factors(pairs: Sequence[Pair], *, key: str) -> torch.Tensor:
 
 
 def parts(U: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """Each update in the basis U: U^T M_t, [T, p, k] in float32."""
+    """Each update in the basis U: U^T M_t, [T, p, k] in float32, on the host whatever made U."""
     found = torch.empty(len(updates), U.shape[1], updates.shape[2])
     for part, M in zip(found, updates, strict=True):
         part.copy_(U.T @ M.double())
@@ -53,4 +53,4 @@ def parts(U: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
 
 def parts_of_factors(U: torch.Tensor, pairs: Sequence[Pair]) -> torch.Tensor:
     """The same from factors: (U^T B_t) A_t."""
-    return torch.stack([((U.T @ B.double()) @ A.double()).float() for B, A in pairs])
+    return torch.stack([((U.T @ B.to(U)) @ A.to(U)).float() for B, A in pairs]).cpu()

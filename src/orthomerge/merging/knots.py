@@ -16,7 +16,7 @@ U is defined up to a rotation among equal singular values, so what is merged ele
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, cast
 
@@ -88,11 +88,11 @@ class _Knots:
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if len(site.shape) != 2:
-            return self.merger.merge(base, deltas, site=site)
+            return self.merger.merge(base.cpu(), deltas.cpu(), site=site)
         U, part = self.aligned.part(Block(site, base, deltas))
         if not U.shape[1]:
             return torch.zeros_like(base)
-        merged = U @ self.merger.merge(part.base, part.deltas, site=part.site).double()
+        merged = U @ self.merger.merge(part.base, part.deltas, site=part.site).to(U)
         return (merged.T if is_table(site.key) else merged).float()
 
 
@@ -123,7 +123,10 @@ class Parts:
                 yield self._block(key, parts_of_factors(self._basis(key, pairs), pairs))
                 continue
             for block in self.vectors.blocks(keys=(key,), scope="matrix"):
-                yield self.part(block)[1] if len(block.site.shape) == 2 else block
+                if len(block.site.shape) == 2:
+                    yield self.part(block)[1]
+                else:
+                    yield replace(block, base=block.base.cpu(), deltas=block.deltas.cpu())
 
     def sample(self) -> Iterator[torch.Tensor]:
         """Nothing: a sample of the parts would cost a decomposition of everything."""
@@ -137,10 +140,10 @@ class Parts:
         key = block.site.key
         pairs = self._pairs(key)
         if pairs is not None:
-            U = self._basis(key, pairs)
+            U = self._basis(key, pairs).to(block.deltas.device)
             return U, self._block(key, parts_of_factors(U, pairs))
         updates = block.deltas.transpose(1, 2) if is_table(key) else block.deltas
-        U = self._basis(key, updates)
+        U = self._basis(key, updates).to(updates.device)
         return U, self._block(key, parts(U, updates))
 
     def _pairs(self, key: str) -> tuple[Pair, ...] | None:

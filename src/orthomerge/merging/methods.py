@@ -27,7 +27,8 @@ __all__ = ["FITTED", "METHODS", "Row", "find_method", "make_method", "method_cla
 class Row:
     """One method. `maker` is `module:Class`, imported when first used.
 
-    `base`: whether a base must be given; `fitted`: whether inputs must.
+    `base`: whether a base must be given; `fitted`: whether inputs must. `matrices`: whether it decomposes matrices, for
+    which a GPU is worth it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Row:
     base: bool = True
     experts: tuple[int, int | None] = (1, None)
     fitted: bool = False
+    matrices: bool = False
 
 
 _HERE = "orthomerge.merging"
@@ -52,7 +54,10 @@ _STOCK = "Jang et al. 2024, arXiv 2403.19522"
 _CRUMBS = "Davari and Belilovsky 2023, arXiv 2312.06795"
 _TIES = "Yadav et al. 2023, arXiv 2306.01708"
 _DARE = "Yu et al. 2023, arXiv 2311.03099"
+_TSV = "Gargiulo et al. 2025, arXiv 2412.00081"
 _ISO = "Marczak et al. 2025, arXiv 2502.04959"
+_KNOTS = "Stoica et al. 2025, arXiv 2410.19735"
+_WUDI = "Cheng et al. 2025, arXiv 2503.08099"
 
 METHODS: Mapping[str, Row] = dict(
     (
@@ -77,11 +82,11 @@ METHODS: Mapping[str, Row] = dict(
         _row("model_stock", "model_stock:ModelStock", "Average, drawn to the base", _STOCK, experts=(2, None)),
         _row("slerp", "slerp:Slerp", "Along the arc between two experts", "Shoemake 1985", base=False, experts=(2, 2)),
         _row("consensus", "consensus:Consensus", "Only what several experts use (TALL masks)", _TALL),
-        _row("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", "Gargiulo et al. 2025, arXiv 2412.00081"),
-        _row("iso_c", "iso_c:IsoC", "Isotropic merging in the common subspace", _ISO),
-        _row("iso_cts", "iso_cts:IsoCts", "Isotropic merging in common and task subspaces", _ISO),
-        _row("knots", "knots:Knots", "Joint SVD of the updates, then a merger", "Stoica et al. 2025, arXiv 2410.19735"),
-        _row("wudi", "wudi:Wudi", "Least interference, by descent", "Cheng et al. 2025, arXiv 2503.08099"),
+        _row("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, matrices=True),
+        _row("iso_c", "iso_c:IsoC", "Isotropic merging in the common subspace", _ISO, matrices=True),
+        _row("iso_cts", "iso_cts:IsoCts", "Isotropic merging in common and task subspaces", _ISO, matrices=True),
+        _row("knots", "knots:Knots", "Joint SVD of the updates, then a merger", _KNOTS, matrices=True),
+        _row("wudi", "wudi:Wudi", "Least interference, by descent", _WUDI, matrices=True),
     )
 )
 

@@ -11,7 +11,8 @@ only one that is unique.
 
 Letters: X [m, k]; U [m, p], s [p] falling, Vh = V^T [p, k]; R [k, k] the triangle of X = QR.
 Differs from the textbook: Q is never formed. Singular values and V come from R; then U = X V / s, whose
-columns are orthonormal to 2e-9 or better, because s never falls below 1e-7 of the largest.
+columns are orthonormal to 2e-9 or better, because s never falls below 1e-7 of the largest. On a GPU, whose SVD is slow,
+s^2 and V are eigenvalues and eigenvectors of X^T X where all that is wanted is large enough for them.
 """
 
 from collections.abc import Sequence
@@ -21,13 +22,14 @@ import torch
 
 from orthomerge.errors import NumericalError
 
-__all__ = ["ROUNDING", "Factors", "basis", "is_table", "joined", "polar", "svd"]
+__all__ = ["ROUNDING", "Factors", "basis", "from_gram", "is_table", "joined", "polar", "svd"]
 
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 ROUNDING = 2.0**-23  # of float32: a singular value below this share of the largest is rounding
 _TALL = 1.5  # rows a column from which a QR decomposition pays
 _RESOLVED = 1e-6  # share of the largest singular value that eigenvalues of a Gram matrix still resolve
+_LARGE = 1e-4  # and from which they give eight digits of it and of its vector
 _TABLES = ("embed", "shared.weight", "position", "relative_attention_bias", "wte.weight", "wpe.weight")
 
 
@@ -46,8 +48,7 @@ def svd(X: torch.Tensor, *, key: str, top: int | None = None, floor: float = 0.0
         U, s, Vh = svd(X.T, key=key, top=top, floor=floor)
         return Vh.T, s, U.T
     X = X.double()
-    s, Vh = _right(X, key=key, floor=floor)
-    s, Vh = s[:top], Vh[:top]
+    s, Vh = _right(X, key=key, floor=floor, top=top)
     return X @ (Vh.T / s), s, Vh
 
 
@@ -73,8 +74,10 @@ def joined(parts: Sequence[Factors]) -> Factors:
     return torch.cat(U, 1), torch.cat(s), torch.cat(Vh)
 
 
-def _right(X: torch.Tensor, *, key: str, floor: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors s and Vh of a matrix that is at least as tall as wide."""
+def _right(
+    X: torch.Tensor, *, key: str, floor: float = 0.0, top: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors s and Vh of a matrix that is at least as tall as wide, the first `top` of them."""
     m, k = X.shape
     if not torch.isfinite(X).all():
         raise NumericalError(
@@ -83,11 +86,25 @@ def _right(X: torch.Tensor, *, key: str, floor: float = 0.0) -> tuple[torch.Tens
         )
     if not X.any():
         return X.new_zeros(0), X.new_zeros(0, k)
-    s, Vh = _factors(torch.linalg.qr(X, mode="r").R if m > _TALL * k else X, key=key)
+    found = from_gram(X, top=top, floor=floor) if X.is_cuda else None
+    s, Vh = found or _factors(torch.linalg.qr(X, mode="r").R if m > _TALL * k else X, key=key)
     rank = int((s > max(ROUNDING * float(s[0]), floor)).sum())
-    s, Vh = s[:rank], Vh[:rank]
+    s, Vh = s[:rank][:top], Vh[:rank][:top]
     largest = Vh.abs().argmax(1, keepdim=True)
     return s, Vh * Vh.gather(1, largest).sign()
+
+
+def from_gram(
+    X: torch.Tensor, *, top: int | None = None, floor: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The first `top` factors s and Vh, or all above `floor`, by eigenvectors of X^T X; None if one is too small."""
+    try:
+        values, vectors = torch.linalg.eigh(X.T @ X)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return None
+    s = values.flip(0)[:top].clamp_min(0).sqrt()
+    doubtful = (s < _LARGE * s[0]) & (s > min(floor, _LARGE * float(s[0])))
+    return None if doubtful.any() or not s[0] else (s, vectors.flip(1).T[:top])
 
 
 def _factors(R: torch.Tensor, *, key: str) -> tuple[torch.Tensor, torch.Tensor]:

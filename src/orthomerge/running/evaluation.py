@@ -24,7 +24,7 @@ from orthomerge.running.digests import Digests, digest_of
 from orthomerge.running.models import Places, output_digest
 from orthomerge.version import VERSION
 
-__all__ = ["RECORDS", "bench_of", "evaluate_key", "evaluate_models", "questions_of", "subjects_of"]
+__all__ = ["RECORDS", "bench_of", "evaluate_key", "evaluate_models", "questions_of", "subjects_of", "written_files"]
 
 RECORDS = "records.jsonl"
 _WRITTEN = (RECORDS, "comparisons.json", "notes.json", "table.md")
@@ -135,6 +135,11 @@ def evaluate_models(
         margin=block.margin / 100,
         workers=block.workers,
     )
+    return written_files(run, records)
+
+
+def written_files(run: Path, records: list[Record]) -> list[Path]:
+    """All files of an evaluation; predictions that no record names are removed."""
     kept = _predictions(run, records)
     for stale in set((run / "predictions").glob("*.npz")) - set(kept):
         stale.unlink()

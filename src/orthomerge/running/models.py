@@ -28,6 +28,8 @@ __all__ = [
     "Places",
     "align_key",
     "align_model",
+    "base_of",
+    "expert_of",
     "merge_key",
     "merge_model",
     "output_digest",
@@ -83,7 +85,7 @@ def merge_key(recipe: Recipe, digests: Digests) -> str:
         ],
     }
     if fit is not None:
-        options = {name: value for name, value in vars(fit).items() if name not in ("data", "resume")}
+        options = {name: value for name, value in vars(fit).items() if name not in ("data", "resume", "save_every")}
         about["fit"] = [options, {task: digests.source(source) for task, source in fit.data.items()}]
     return digest_of(about)
 
@@ -120,20 +122,32 @@ def references_key(recipe: Recipe, places: Places, digests: Digests) -> str:
 
 def write_references(recipe: Recipe, places: Places, *, progress: Progress) -> dict[Path, str]:
     """Write base and experts as outputs; all files with their hashes."""
-    manifest = read_manifest(places.merged)
-    family = manifest_family(manifest, places.merged)
-    like, files = recipe.merging, dict[Path, str]()
+    files = dict[Path, str]()
     for task, out in places.experts.items():
         progress.stage(f"expert {task}", None)
-        labels = tuple(manifest["heads"][task]["labels"])
-        write_expert(like, task, out, family=family, pooling=manifest["pooling"], labels=labels, force=True)
+        expert_of(recipe, places.merged, task, out)
         files |= output_files(out)
     if places.base is not None:
         progress.stage("base", None)
-        alone = replace(like, method="task_arithmetic", parameters={"scale": 0.0}, vector=None, align=None, fit=None)
-        merge(replace(alone, pooling=manifest["pooling"], heads="separate"), out=places.base, force=True)
+        base_of(recipe, places.merged, places.base)
         files |= output_files(places.base)
     return files
+
+
+def expert_of(recipe: Recipe, merged: Path, task: str, out: Path) -> None:
+    """Write one expert, read as the merge is."""
+    manifest = read_manifest(merged)
+    family, labels = manifest_family(manifest, merged), tuple(manifest["heads"][task]["labels"])
+    write_expert(recipe.merging, task, out, family=family, pooling=manifest["pooling"], labels=labels, force=True)
+
+
+def base_of(recipe: Recipe, merged: Path, out: Path) -> None:
+    """Write the base under the experts' heads, read as the merge is."""
+    pooling = read_manifest(merged)["pooling"]
+    alone = replace(
+        recipe.merging, method="task_arithmetic", parameters={"scale": 0.0}, vector=None, align=None, fit=None
+    )
+    merge(replace(alone, pooling=pooling, heads="separate"), out=out, force=True)
 
 
 def output_digest(folder: Path) -> str:

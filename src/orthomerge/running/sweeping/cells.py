@@ -1,0 +1,250 @@
+"""What a sweep consists of: merges, ways of reading them, and the cells that both make; each that differs once.
+
+A *variant* is one merge: method, options, seed. A *readout* is a protocol or an aligner with all its shots and kinds of
+access. A merge that draws at random is made once for every seed, and read with that very seed. One that does not is
+made once; few inputs are then drawn once for every seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.blocks import Evaluate, Kind, Reading, Sweep, SweptMethod
+from orthomerge.errors import RecipeError, nearest
+from orthomerge.merging.methods import find_method, make_method, method_class
+from orthomerge.recipe import Recipe
+from orthomerge.strict import schema
+
+if TYPE_CHECKING:
+    from orthomerge.evaluation.evaluate import Question
+    from orthomerge.records import Access, Record, Way
+
+__all__ = ["Cell", "Readout", "Variant", "cells_of", "check_sweep", "readouts_of", "sweep_of", "variants_of"]
+
+_REFERENCES = ("base", "expert")
+_NONE = "none"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One merge. `first` and `seeds`: the seeds of its readings. `seen`: which inputs its making saw."""
+
+    method: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    first: int = 0
+    seeds: int = 1
+    fitted: bool = False
+    seen: Access = "data-free"
+
+    @property
+    def name(self) -> str:
+        """What its records are called; the same for all seeds."""
+        told = (f"{key}={_short(value)}" for key, value in self.parameters.items())
+        return " ".join((self.method, *told))
+
+    def recipe(self, recipe: Recipe) -> Recipe:
+        """The recipe of this merge alone."""
+        return replace(
+            recipe.merging,
+            method=self.method,
+            parameters=dict(self.parameters),
+            seed=recipe.seed + (self.first if self.seeds == 1 else 0),
+            fit=recipe.fit if self.fitted else None,
+            align=None,
+            out=None,
+        )
+
+
+@dataclass(frozen=True)
+class Readout:
+    """One way of reading, with `asked`: every number of shots (None: all) and kind of access."""
+
+    protocol: str = "current"
+    aligner: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    asked: tuple[tuple[int | float | None, Kind], ...] = ()
+
+    @property
+    def title(self) -> str:
+        told = (f"{key}={_short(value)}" for key, value in self.options.items())
+        return " ".join((self.aligner or self.protocol, *told))
+
+    @property
+    def teaches(self) -> bool:
+        """Whether it looks at the expert."""
+        from orthomerge.evaluation.evaluate import Question
+
+        kind: Access = "data-free" if self.aligner is None else "inductive"
+        return bool(Question(self.protocol, access=kind, aligner=self.aligner).needs & {"teacher", "expert"})
+
+    def questions(self, *, first: int, seeds: int, support: Any) -> list[Question]:
+        """What is asked of a model; as often as there are seeds where few inputs are drawn, else once."""
+        from orthomerge.evaluation.evaluate import Question
+
+        if not self.asked:
+            return [Question(self.protocol, options=self.options, first=first)]
+        return [
+            Question(
+                self.protocol,
+                shots=shots,
+                seeds=1 if shots is None else seeds,
+                access=kind,
+                support=support,
+                options=self.options,
+                aligner=self.aligner,
+                first=first,
+            )
+            for shots, kind in self.asked
+        ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One merge read in one way with one seed."""
+
+    variant: Variant
+    way: Way
+    seed: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.variant.name}, {self.way.title} ({self.way.access})"
+
+
+def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
+    """Both blocks that a sweep needs; whatever it would not heed is refused."""
+    if recipe.sweep is None or recipe.evaluate is None:
+        raise RecipeError("the recipe has no block 'sweep'; add one, with the methods to try (docs/sweeps.md)")
+    ways = {
+        "align": "'aligners' of the sweep align",
+        "out": "'keep: true' in 'sweep' keeps the models in the run folder",
+        "diagnose": "diagnose the model that the sweep finds by `orthomerge run`",
+        "adapter_rank": "whole models are scored",
+    }
+    for name, way in ways.items():
+        if getattr(recipe, name) not in (None, False):
+            raise RecipeError(f"{name!r} has no place in a sweep: {way}; leave {name!r} out")
+    if recipe.sweep.methods and recipe.parameters:
+        raise RecipeError(
+            "'parameters' are of 'method'; a sweep with 'methods' has them there: {method: ties, parameters: {...}}"
+        )
+    return recipe.sweep, recipe.evaluate
+
+
+def variants_of(recipe: Recipe) -> list[Variant]:
+    """Every merge that differs from the others, in the order of the block."""
+    block, _ = sweep_of(recipe)
+    given = block.methods or (SweptMethod(recipe.method, recipe.parameters),)
+    found: dict[str, Variant] = {}
+    for item in given:
+        swept = SweptMethod(item) if isinstance(item, str) else item
+        for variant in _variants(recipe, block, swept):
+            found.setdefault(json.dumps([variant.name, variant.first], sort_keys=True), variant)
+    return list(found.values())
+
+
+def _variants(recipe: Recipe, block: Sweep, swept: SweptMethod) -> Iterator[Variant]:
+    row = find_method(swept.method)
+    known = schema(method_class(row))
+    scaled = "scale" in known and "scale" not in swept.parameters and block.scales
+    drawn = row.fitted or ("seed" in known and "seed" not in swept.parameters)
+    seen: Access = "data-free"
+    if row.fitted:
+        seen = "transductive" if recipe.fit is not None and recipe.fit.split == "test" else "inductive"
+    for scale in block.scales if scaled else (None,):
+        parameters = dict(swept.parameters) if scale is None else {**swept.parameters, "scale": scale}
+        for seed in range(block.seeds if drawn else 1):
+            seeds = 1 if drawn else block.seeds
+            yield Variant(swept.method, parameters, seed, seeds, row.fitted, seen)
+
+
+def readouts_of(recipe: Recipe) -> list[Readout]:
+    """Every way of reading: the protocols of `evaluate` where it names some, and the aligners; no question twice."""
+    block, scored = sweep_of(recipe)
+    readings = () if scored.protocols == Evaluate.protocols else scored.readings
+    for reading in readings:
+        if reading.seeds != Reading.seeds:
+            raise RecipeError("the 'seeds' of a sweep count for all its readings; leave 'seeds' of the protocol out")
+    swept = tuple(
+        Reading() if name == _NONE else Reading(aligner=name, shots=block.shots, access=block.access)
+        for name in block.aligners
+    )
+    found, seen = list[Readout](), set[str]()
+    for reading in (*readings, *swept):
+        for aligner in reading.aligners:
+            readout = _readout(reading, aligner, recipe.seed, seen)
+            if readout is not None:
+                found.append(readout)
+    return found
+
+
+def _readout(reading: Reading, aligner: str | None, seed: int, seen: set[str]) -> Readout | None:
+    """What of a reading nobody has asked before; its names and options must exist."""
+    from orthomerge.aligning import chosen_aligner
+    from orthomerge.evaluation.protocols import find_protocol, make_protocol
+
+    if aligner is None:
+        make_protocol(reading.protocol, reading.options)
+        if not find_protocol(reading.protocol).needs:
+            key = json.dumps([reading.protocol, reading.options], sort_keys=True)
+            new = key not in seen
+            seen.add(key)
+            return Readout(reading.protocol, None, reading.options) if new else None
+    else:
+        chosen_aligner(aligner, reading.options, seed=seed)
+    asked = []
+    for shots in reading.counts:
+        for kind in reading.kinds:
+            key = json.dumps([reading.protocol, aligner, reading.options, shots, kind], sort_keys=True)
+            if key not in seen:
+                asked.append((shots, kind))
+                seen.add(key)
+    return Readout(reading.protocol, aligner, reading.options, tuple(asked)) if asked else None
+
+
+def cells_of(recipe: Recipe) -> list[Cell]:
+    """All cells, merge by merge."""
+    _, scored = sweep_of(recipe)
+    readouts = readouts_of(recipe)
+    return [
+        Cell(variant, question.written(_blank(variant)).way, seed)
+        for variant in variants_of(recipe)
+        for readout in readouts
+        for question in readout.questions(first=variant.first, seeds=variant.seeds, support=scored.support)
+        for seed in range(question.first, question.first + question.seeds)
+    ]
+
+
+def _blank(variant: Variant) -> Record:
+    from orthomerge.records import Record
+
+    return Record("", variant.name, "", "accuracy", 0, 0, 0, 0, variant.seen)
+
+
+def check_sweep(recipe: Recipe) -> list[Cell]:
+    """The cells, after every name and number was checked; headers are read, weights and inputs are not."""
+    from orthomerge.running.line import check_recipe
+
+    _, scored = sweep_of(recipe)
+    variants, cells = variants_of(recipe), cells_of(recipe)
+    if recipe.fit is not None and not any(variant.fitted for variant in variants):
+        raise RecipeError("'fit' has inputs, but no method of the sweep is fitted; name one, or leave 'fit' out")
+    names = [variant.name for variant in variants] + list(_REFERENCES)
+    if scored.against is not None and scored.against not in names:
+        raise RecipeError(f"there is no {scored.against!r} to compare with; {nearest(scored.against, names)}")
+    tried: set[str] = set()
+    for variant in variants:
+        make_method(variant.method, variant.parameters, tasks=tuple(recipe.tasks))
+        if variant.method not in tried:
+            tried.add(variant.method)
+            check_recipe(replace(variant.recipe(recipe), evaluate=scored))
+    return cells
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

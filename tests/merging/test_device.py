@@ -1,0 +1,114 @@
+"""Matrices merged on another device: the same merge, but for the last digits of a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.faults.tiny import write_experts
+
+from orthomerge.errors import IncompatibleError, OrthomergeError, RecipeError
+from orthomerge.merged import load
+from orthomerge.merging.device import OnDevice, SeenThere
+from orthomerge.merging.kinds import TensorMethod
+from orthomerge.merging.methods import METHODS, make_method
+from orthomerge.merging.polar import from_gram, svd
+from orthomerge.merging.stream import prepare
+from orthomerge.merging.vectors import TaskVector, TaskVectors
+from orthomerge.pipeline import merge
+from orthomerge.recipe import Recipe
+
+MATRICES = [name for name, row in METHODS.items() if row.matrices]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+TASKS = ("a", "b", "c")
+
+
+def vectors() -> TaskVectors:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"wide.weight": (12, 40), "tall.weight": (40, 12), "embed.weight": (30, 8), "wide.bias": (12,)}
+
+    def drawn(size: float) -> dict[str, torch.Tensor]:
+        return {name: size * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+    base = drawn(1.0)
+    tuned = {task: {name: base[name] + change for name, change in drawn(0.1).items()} for task in TASKS}
+    return TaskVectors({task: TaskVector.between(base, state) for task, state in tuned.items()})
+
+
+def merged(method: TensorMethod, given: TaskVectors) -> dict[str, torch.Tensor]:
+    return {
+        block.site.key: method.merge(block.base, block.deltas, site=block.site)
+        for block in given.blocks(scope="matrix")
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [*MATRICES, "knots dare_ties"])
+def test_the_same_merge(name: str, device: str) -> None:
+    """Whether the look was taken there or here."""
+    options: dict[str, Any] = {"merger": "dare_ties"} if " " in name else {}
+    method: Any = make_method(name.split(maxsplit=1)[0], options, tasks=TASKS)
+    given, there = vectors(), torch.device(device)
+    here = merged(prepare(method, given), given)
+    for seen in (SeenThere(given, there), given):
+        found = merged(OnDevice(prepare(method, seen), there), given)
+        assert all(value.is_cpu and value.dtype == torch.float32 for value in found.values())
+        for key, value in here.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=0 if device == "cpu" else 1e-5)
+
+
+def test_factors_come_along() -> None:
+    given = vectors()
+    assert SeenThere(given, torch.device("cpu")).factors("wide.weight") is None
+    assert SeenThere(given, torch.device("cpu")).shapes == given.shapes
+
+
+@pytest.mark.parametrize("top", [None, 3])
+def test_eigenvectors_of_the_gram_matrix_are_enough_for_large_values(top: int | None) -> None:
+    X = torch.randn(30, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = from_gram(X, top=top)
+    assert found is not None
+    _, s, Vh = svd(X, key="x", top=top)
+    torch.testing.assert_close(found[0], s)
+    torch.testing.assert_close((found[1] * Vh).sum(1).abs(), torch.ones(len(s), dtype=torch.float64))
+
+
+def test_and_say_so_where_they_are_not() -> None:
+    """A value that is small but not below the floor; one that is not asked for does not matter."""
+    U, _ = torch.linalg.qr(torch.randn(30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
+    X = U * torch.tensor([1.0, 0.5, 0.1, 1e-6], dtype=torch.float64)
+    assert from_gram(X) is None
+    assert from_gram(X, top=3) is not None
+    assert from_gram(X, floor=1e-3) is not None
+    assert from_gram(torch.zeros(3, 2, dtype=torch.float64)) is None
+
+
+def recipe(folder: Path, **more: Any) -> Recipe:
+    write_experts(folder)
+    return Recipe({"one": str(folder / "one"), "two": str(folder / "two")}, base=str(folder / "base"), **more)
+
+
+def test_which_methods_have_a_use_for_it(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(OrthomergeError, match=r"methods that decompose matrices \(tsv_m.*task_arithmetic is as fast"):
+        merge(recipe(tmp_path, method="task_arithmetic", device="cuda"), out=out)
+    assert not out.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises((RecipeError, IncompatibleError), match="'cuda' is not available"):
+        merge(recipe(tmp_path, method="tsv_m", device="cuda"), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_whole_merge_on_a_gpu(tmp_path: Path) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        merge(recipe(tmp_path, method="tsv_m", device=device), out=tmp_path / device)
+        found.append(load(tmp_path / device).encoder.state_dict())
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-5)
