@@ -75,7 +75,7 @@ fitted: $(STAMP)  ## every fitted merge on the embedded suite, as in MOMA's tabl
 moma: $(STAMP)  ## what a step of MOMA costs beside plain fine-tuning (a GPU)
 	$(BIN)/python benchmarks/moma.py
 
-jobs: $(STAMP)  ## 10,000 jobs that do nothing, and a merge of 8 GB by two workers (minutes; 25 GB of disk)
+jobs: $(STAMP)  ## 10,000 jobs that do nothing, and a merge of 8 GB by two workers (minutes; 35 GB of disk)
 	$(BIN)/python benchmarks/jobs.py
 
 gpumerge: $(STAMP)  ## methods that decompose matrices on a GPU and on the CPU (a GPU)
