@@ -7,10 +7,9 @@ classifier that is more than a head adds a file.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -41,6 +40,7 @@ from orthomerge.models.split import split_base
 from orthomerge.output import README, copy_files, finish_output, plain, versions, write_output
 from orthomerge.pipeline import Progress, Result, copied_tensor, task_vectors
 from orthomerge.planning import make_plan
+from orthomerge.threads import fixed_threads
 from orthomerge.tuning.state import RunState
 from orthomerge.version import VERSION
 
@@ -51,9 +51,7 @@ if TYPE_CHECKING:
     from orthomerge.planning import Job
     from orthomerge.recipe import Fit, Recipe
 
-__all__ = ["THREADS", "merge_fitted", "write_fitted"]
-
-THREADS = "ORTHOMERGE_THREADS"
+__all__ = ["merge_fitted", "write_fitted"]
 
 _WORK = ".work"  # inside the folder that becomes the output: whatever clears that away clears this too
 
@@ -81,7 +79,7 @@ def merge_fitted(
         made = _fit(stage, cast("FittedMethod", job.method), state)
         if stage.sharded:  # nobody trains any more: one process, with all of the encoder
             stage = replace(stage, sharded=False, device="cpu", known=stage.teacher)
-        with _threads():
+        with fixed_threads():
             manifest = write_fitted(job, stage, made, partial)
     if state is not None:
         state.remove()
@@ -101,7 +99,7 @@ def _fit(stage: Stage, method: FittedMethod, state: RunState | None) -> Fitted:
     """By this process, or by all that torchrun started."""
     group = stage.group
     if not group.open:
-        with _threads():
+        with fixed_threads():
             return method.fit(stage.setting(state=state))
     known = stage.teacher  # made by all, before they are busy with the fit
     tasks = {
@@ -115,7 +113,7 @@ def _fit(stage: Stage, method: FittedMethod, state: RunState | None) -> Fitted:
 def _fit_part(group: Group, part: _Part) -> Fitted:
     """One process's part of a fit; of a sharded encoder, the weights end in the first one."""
     stage = part.stage if group.rank == 0 else replace(part.stage, group=group)
-    with _threads():
+    with fixed_threads():
         setting = stage.setting(state=part.state)
         made = part.method.fit(setting)
         if isinstance(setting.encoder, ShardedEncoder):
@@ -141,24 +139,6 @@ def _check_sharded(fit: Fit, job: Job) -> None:
             f"{job.recipe.method!r} with these options trains numbers that belong to many weights, so that the encoder "
             "cannot be sharded; use moma, or realign with gates free or mask, or leave 'sharded' out"
         )
-
-
-@contextmanager
-def _threads() -> Iterator[None]:
-    """Fit with one thread, or with as many as $ORTHOMERGE_THREADS says; a GPU does not care.
-
-    Gradients are sums that torch shares among its threads: with another number of them the last digits are others, and
-    so is the fit. One thread gives the same bytes on every machine of a kind.
-    """
-    given = os.environ.get(THREADS, "1")
-    if not given.isdecimal() or not int(given):
-        raise RecipeError(f"{THREADS} must be a number of threads, got {given!r}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(int(given))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def write_fitted(job: Job, stage: Stage, made: Fitted, folder: Path) -> dict[str, Any]:

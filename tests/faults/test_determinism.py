@@ -14,9 +14,9 @@ from tests.faults.tiny import TASKS, write_experts
 
 import orthomerge
 from orthomerge.errors import RecipeError
-from orthomerge.fitted import THREADS
 from orthomerge.merging.methods import METHODS
 from orthomerge.recipe import Fit, Recipe
+from orthomerge.threads import THREADS
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C"}

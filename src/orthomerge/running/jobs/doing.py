@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
-from orthomerge.errors import OrthomergeError, RecipeError
+from orthomerge.errors import OrthomergeError
 from orthomerge.running.jobs.context import Context
 from orthomerge.running.jobs.executors import told_failure
 from orthomerge.running.jobs.kinds.table import find_kind
 from orthomerge.running.jobs.leases import leased
 from orthomerge.running.jobs.plan import read_plan
 from orthomerge.running.jobs.store import Done, Store
+from orthomerge.threads import fixed_threads
 
 __all__ = ["attempt", "do"]
 
-_THREADS = "ORTHOMERGE_THREADS"  # as of a fitted merge (`fitted.py`)
 _LOOK = 0.2  # seconds between two looks at a job that somebody else is at
 
 
@@ -52,24 +50,5 @@ def _make(run: Path, key: str, store: Store) -> Done:
     if job is None:
         raise OrthomergeError(f"{run} has no job {key[:12]} any more: it was planned anew; start the workers again")
     kind, context = find_kind(job.kind), Context(run, plan, job)
-    with _fixed_threads(kind.computes):
+    with fixed_threads() if kind.computes else nullcontext():
         return store.make(key, job.kind, lambda folder: kind.load()(context, folder), needs=job.needs)
-
-
-@contextmanager
-def _fixed_threads(wanted: bool) -> Iterator[None]:
-    """As many threads of torch in every worker, one if $ORTHOMERGE_THREADS says nothing: sums depend on it."""
-    if not wanted:
-        yield
-        return
-    import torch
-
-    given = os.environ.get(_THREADS, "1")
-    if not given.isdecimal() or not int(given):
-        raise RecipeError(f"{_THREADS} must be a number of threads, got {given!r}")
-    before = torch.get_num_threads()
-    torch.set_num_threads(int(given))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
