@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -46,6 +46,10 @@ from orthomerge.merging.methods import make_method
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite
 
+ABOUT = """\
+Accuracy in percent on the test split; mean ± standard deviation over seeds (order of inputs, draws of few, and whatever
+a method draws)."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -58,6 +62,7 @@ class Place:
     device: str
     scales: dict[str, float]
     text: bool
+    masked: dict[str, float] = field(default_factory=dict)  # the scales of the vectors that MOMA masks, where others
 
     def built(self) -> Suite:
         return build_suite(
@@ -150,6 +155,8 @@ class Worker:
             found = {"batch": 24, "map_lr": 5e-4, **found}
         if job.what in ("moma", "realign") and job.start is not None:
             method, options = self.start(job.start)
+            if job.what == "moma" and job.start in self.place.masked:
+                options = {"scale": self.place.masked[job.start]}
             found |= {"start": method, "options": options}
         if job.what in ("adamerging", "concrete_ta", "concrete_am") and "task_arithmetic" in self.place.scales:
             key = "scale" if job.what == "concrete_ta" else "start"
@@ -250,7 +257,48 @@ def spread(
                 process.kill()
 
 
-def main() -> None:
+def scales_of(given: Sequence[str]) -> dict[str, float]:
+    """Of METHOD=SCALE."""
+    return {method: float(scale) for method, scale in (text.split("=") for text in given)}
+
+
+def searched(suite: Suite, scales: Mapping[str, float], device: str) -> dict[str, float]:
+    """These, and the best on validation data of methods that have none."""
+    bench = Bench(
+        suite.tasks,
+        suite.processor,
+        teachers=suite.references()["expert"].models,
+        cache=FeatureCache(suite.folder / "features"),
+        device=device,
+        batch=256,
+    )
+    found = dict(scales)
+    for method, grid in GRIDS.items():
+        found.setdefault(method, search_scale(suite.recipe(method), bench, grid=grid).best)
+    return found
+
+
+def named(scales: Mapping[str, float]) -> str:
+    return ", ".join(f"{method} {scale:g}" for method, scale in scales.items())
+
+
+def words(
+    given: argparse.Namespace, scales: Mapping[str, float], masked: Mapping[str, float], older: int, fits: int
+) -> str:
+    """What the reader of a page must know; `older`: fits that were there before."""
+    found = [
+        ABOUT,
+        f"Scales {'given' if given.scale else 'chosen on validation data'}: {named(scales)}; average has none.",
+    ]
+    if masked:
+        found.append(f"MOMA masks a vector of another scale: {named(masked)}.")
+    if older:
+        found.append(f"{older} of {fits} fits are from earlier runs of this command.")
+    found.append(f"Loss curves: `fitted-{given.suite}.jsonl` of the run.")
+    return " ".join(found)
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--suite", choices=["digits", "text8", "vision8"], required=True)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
@@ -261,10 +309,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--scale", action="append", default=[], metavar="METHOD=SCALE", help="instead of a search")
+    parser.add_argument(
+        "--moma-scale",
+        action="append",
+        default=[],
+        metavar="METHOD=SCALE",
+        help="of the vector that MOMA masks, which a mask can only make shorter (that of the merge alone)",
+    )
+    parser.add_argument("--analysis-seeds", type=int, help="of ablation and efficiency (as --seeds)")
     parser.add_argument("--steps", type=int, help="of every loop (each method's own)")
     parser.add_argument("--minutes", type=float, default=600.0, help="write what is done after so many")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = parsed()
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -280,32 +340,24 @@ def main() -> None:
         say=say,
         workers=min(given.workers, 4),
     )
-    scales = {method: float(scale) for method, scale in (text.split("=") for text in given.scale)}
+    scales, masked = scales_of(given.scale), scales_of(given.moma_scale)
     if len(scales) < len(GRIDS):
-        bench = Bench(
-            suite.tasks,
-            suite.processor,
-            teachers=suite.references()["expert"].models,
-            cache=FeatureCache(folder / "features"),
-            device=given.device,
-            batch=256,
-        )
-        for method, grid in GRIDS.items():
-            scales.setdefault(method, search_scale(suite.recipe(method), bench, grid=grid).best)
+        scales = searched(suite, scales, given.device)
     say(f"scales: {scales}")
     text = next(iter(suite.tasks.values())).modality == "text"
-    place = Place(given.suite, folder, given.data, given.base, given.device, scales, text)
+    place = Place(given.suite, folder, given.data, given.base, given.device, scales, text, masked)
     first = Worker(place)
     rows = first.references()
     file = given.results / f"fitted-{given.suite}.jsonl"
     given.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    jobs = jobs_of(given.parts, given.seeds, given.steps)
+    older = len(done)
+    jobs = jobs_of(given.parts, given.seeds, given.steps, analyses=given.analysis_seeds)
     known = {Job(**{name: row[name] for name in Job.__dataclass_fields__}).key for row in done}
     for job in {job.access: job for job in jobs}.values():
         first.stage(job.access).inputs  # noqa: B018 - experts are encoded once, before all processes want them
-    for method in STARTS:
-        first.stage("inductive").output(*first.start(method))
+    for method, options in [*map(first.start, STARTS), *((name, {"scale": scale}) for name, scale in masked.items())]:
+        first.stage("inductive").output(method, options)
     say("experts are encoded")
 
     def keep(row: dict[str, Any]) -> None:
@@ -323,12 +375,7 @@ def main() -> None:
             if time.monotonic() - started < 60 * given.minutes:
                 keep(first.do(job))
     tables = sheets([*rows, *done], list(suite.tasks))
-    about = (
-        f"Accuracy in percent on the test split; mean ± standard deviation over seeds (order of inputs, draws of few, "
-        f"and whatever a method draws). Scales {'given' if given.scale else 'chosen on validation data'}: "
-        f"{', '.join(f'{method} {scale:g}' for method, scale in scales.items())}; average has none. Loss curves: "
-        f"`fitted-{given.suite}.jsonl` of the run."
-    )
+    about = words(given, scales, masked, older, len(done))
     page = f"# Fitted merges on {given.suite}\n\n{about}\n\n{describe_run()}\n\n## Result\n\n{tables}\n"
     (given.results / f"fitted-{given.suite}.md").write_text(page)
     print(tables, flush=True)

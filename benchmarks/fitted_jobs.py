@@ -32,8 +32,8 @@ class Job:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def jobs_of(parts: Sequence[str], seeds: int, steps: int | None) -> list[Job]:
-    """All jobs of some parts, one with each seed; `steps`: of every loop."""
+def jobs_of(parts: Sequence[str], seeds: int, steps: int | None, *, analyses: int | None = None) -> list[Job]:
+    """All jobs of some parts, one with each seed; `steps`: of every loop; `analyses`: their number of seeds."""
     quick = {} if steps is None else {"steps": steps}
     wanted: list[Job] = []
     for part in parts:
@@ -42,7 +42,8 @@ def jobs_of(parts: Sequence[str], seeds: int, steps: int | None) -> list[Job]:
     for job in wanted:
         options = {**_SHORTER.get(job.what, {}), **(quick if job.what in _LOOPS else {}), **job.options}
         once = job.part == "masking" or (job.what in ("alone", "align:auto") and job.shots is None)
-        for seed in range(1 if once else seeds):
+        own = seeds if analyses is None or job.part not in _ANALYSES else analyses
+        for seed in range(1 if once else own):
             made = replace(job, options=options, seed=seed)
             found[made.key] = made
     return list(found.values())
