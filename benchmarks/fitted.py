@@ -274,7 +274,8 @@ def searched(suite: Suite, scales: Mapping[str, float], device: str) -> dict[str
     )
     found = dict(scales)
     for method, grid in GRIDS.items():
-        found.setdefault(method, search_scale(suite.recipe(method), bench, grid=grid).best)
+        if method not in found:
+            found[method] = search_scale(suite.recipe(method), bench, grid=grid).best
     return found
 
 
