@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from orthomerge.evaluation.running import read_run, run_evaluation  # noqa: E402
 from orthomerge.evaluation.scale import search_scale  # noqa: E402
 from orthomerge.features.cache import FeatureCache  # noqa: E402
 from orthomerge.features.extract import device_of  # noqa: E402
+from orthomerge.records import Record  # noqa: E402
 from orthomerge.suites.table import build_suite  # noqa: E402
 
 GRIDS = {
@@ -117,10 +120,14 @@ def main(name: str) -> None:
         say("protocols are done")
     if given.only != "protocols":
         wanted = [subject for subject in subjects if subject.name not in ("expert", "mtl")]
-        asked = aligner_questions(
-            given.draws, support=given.support, aligners=given.aligners, device=device_of(given.device).type
-        )
-        records = run_evaluation(bench, wanted, asked, out=given.folder / "aligners", **run)
+        records: list[Record] = []
+        for aligner in given.aligners:  # one by one: a run that was cut goes on with the next
+            device = device_of(given.device).type
+            asked = aligner_questions(given.draws, support=given.support, aligners=[aligner], device=device)
+            out = given.folder / "aligners" / f"{aligner}-{digest_of(asked, best)}"
+            if not (out / "notes.json").exists():
+                run_evaluation(bench, wanted, asked, out=out, **run)
+            records += read_run(out).records
         tables = "\n\n".join(sheet.markdown() for sheet in aligner_sheets(records))
         text = (
             f"{chosen} Inductive inputs: from {given.support}. Mean accuracy of all tasks; ± its deviation over draws, "
@@ -128,6 +135,11 @@ def main(name: str) -> None:
         )
         write(given.results, f"aligners-{name}", f"Aligners on {name}", text, tables)
         say("aligners are done")
+
+
+def digest_of(questions: Sequence[Question], scales: Mapping[str, float]) -> str:
+    """Differs where anything else is asked."""
+    return hashlib.sha256(repr((questions, sorted(scales.items()))).encode()).hexdigest()[:8]
 
 
 def write(folder: Path, file: str, title: str, text: str, tables: str) -> None:
