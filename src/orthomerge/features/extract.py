@@ -2,11 +2,12 @@
 
 `encode` gives them part by part for whoever cannot hold them all (see `statistics`); `extract` collects them. An
 accelerator is given the next batches while it works on the last, and its features are fetched some batches late, so
-that it never waits for the host. No thread prepares inputs: it would fight with this one over Python's lock (seen on an
-H200: 6,600 texts a second through a BERT of six layers, where the model alone did 20,800 and the tokenizer 19,000).
+that it never waits for the host; passes of a small encoder are recorded and played back (`playing`). No thread prepares
+inputs: it would fight with this one over Python's lock (seen on an H200: 6,600 texts a second through a BERT of six
+layers, where the model alone did 20,800 and the tokenizer 19,000).
 
 Under torchrun every process encodes some of the batches (see `parts`). They are those of one process, and so are the
-features, to the bit.
+features: to the bit on CPUs, and but for a GPU's last digits.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
+    from orthomerge.features.playing import Player
     from orthomerge.models.family import Family
 
 __all__ = ["Precision", "device_of", "encode", "extract", "order_of", "prepared_part", "walk"]
@@ -41,7 +43,6 @@ Precision = Literal["float32", "bfloat16", "float16"]
 _Batch = Mapping[str, "torch.Tensor"]
 
 _GROUP = 32  # batches that an accelerator gets, and whose features it sends back, together
-_MOST = 1 << 24  # bytes of inputs that are sent together; what is larger is worth a transfer of its own
 
 
 def device_of(name: str) -> torch.device:
@@ -200,37 +201,6 @@ def _prepared(places: list[int], made: Iterator[_Batch], size: int) -> Iterator[
         yield part, inputs
 
 
-def _flat(tensors: list[torch.Tensor]) -> torch.Tensor | None:
-    """Small tensors of one kind behind each other, in memory that a GPU can fetch them from by itself."""
-    import torch
-
-    size = sum(tensor.numel() for tensor in tensors)
-    kind = tensors[0].dtype
-    if size * kind.itemsize > _MOST or not all(tensor.is_cpu and tensor.dtype == kind for tensor in tensors):
-        return None
-    found = torch.empty(size, dtype=kind, pin_memory=True)
-    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=found)
-
-
-def _moved(group: list[_Batch], device: torch.device) -> Iterator[_Batch]:
-    """Batches on the device: small ones by one transfer."""
-    if (
-        device.type == "cuda"
-        and (flat := _flat([tensor for inputs in group for tensor in inputs.values()])) is not None
-    ):
-        there, start = flat.to(device, non_blocking=True), 0
-        for inputs in group:
-            found = {}
-            for name, tensor in inputs.items():
-                found[name] = there[start : start + tensor.numel()].view(tensor.shape)
-                start += tensor.numel()
-            yield found
-        return
-    for inputs in group:
-        ready = {name: t.pin_memory() if device.type == "cuda" and t.is_cpu else t for name, t in inputs.items()}
-        yield {name: tensor.to(device, non_blocking=True) for name, tensor in ready.items()}
-
-
 @dataclass(frozen=True)
 class _Reader:
     """An encoder with how it is to be read, and for whom."""
@@ -250,8 +220,9 @@ class _Reader:
         width: int | None = None
         late: deque[tuple[torch.Tensor, torch.Tensor, torch.Event | None]] = deque()
         with _evaluating(self.encoder, self.device):
+            forward = self._player() or self._plainly
             while group := list(islice(prepared, _GROUP if self._late else 1)):
-                values = self._forward([inputs for _, inputs in group])
+                values = self._forward([inputs for _, inputs in group], forward)
                 for (places, _), found in zip(group, values, strict=True):
                     if found.ndim != 2 or len(found) != len(places) or found.shape[1] != (width or found.shape[1]):
                         raise IncompatibleError(
@@ -266,7 +237,20 @@ class _Reader:
             while late:
                 yield self._landed(*late.popleft())
 
-    def _forward(self, group: list[_Batch]) -> list[torch.Tensor]:
+    def _player(self) -> Player | None:
+        from orthomerge.features.playing import Player, recordable
+
+        return Player(self._read, self.encoder, self.device) if recordable(self.encoder, self.device) else None
+
+    def _plainly(self, group: list[_Batch]) -> list[torch.Tensor]:
+        from orthomerge.features.moving import moved_to
+
+        return [self._read(moved) for moved in moved_to(group, self.device)]
+
+    def _read(self, inputs: _Batch) -> torch.Tensor:
+        return self.read(self.encoder, inputs)
+
+    def _forward(self, group: list[_Batch], act: Callable[[list[_Batch]], list[torch.Tensor]]) -> list[torch.Tensor]:
         """What the encoder makes of each batch of a group."""
         import torch
 
@@ -280,7 +264,7 @@ class _Reader:
         mode = torch.inference_mode if self.autocast == "float32" else torch.no_grad
         try:
             with mode(), _autocast(self.device, self.autocast):
-                return [self.read(self.encoder, moved) for moved in _moved(group, self.device)]
+                return act(group)
         except torch.OutOfMemoryError as error:
             shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in group[0].items())
             raise OrthomergeError(

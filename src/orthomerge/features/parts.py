@@ -1,7 +1,8 @@
 """Encoding by all processes of a group: each takes every so manieth batch, and the first one gets all features.
 
-Batches are those that one process would make, so features are the same to the bit, whatever the number of processes. An
-encoder is sent once, not for every task; who is sent nothing has it already.
+Batches are those that one process would make, so features are the same whatever the number of processes (to the bit;
+on GPUs, to the last digits: which batches are played back, see `playing`, depends on who has them). An encoder is sent
+once, not for every task; who is sent nothing has it already.
 """
 
 from __future__ import annotations

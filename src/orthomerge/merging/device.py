@@ -33,6 +33,9 @@ class OnDevice:
 
     scope: ClassVar[Scope] = "matrix"
 
+    def __post_init__(self) -> None:
+        torch.linalg.eigvalsh(torch.eye(2, device=self.device))  # torch loads the library for it; two threads must not
+
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         with self._stream():
             delta = self.method.merge(_sent(base, self.device), _sent(deltas, self.device), site=site)
