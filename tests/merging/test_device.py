@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
 
 from orthomerge.errors import IncompatibleError, OrthomergeError, RecipeError
@@ -87,7 +88,7 @@ def test_and_say_so_where_they_are_not() -> None:
 
 def recipe(folder: Path, **more: Any) -> Recipe:
     write_experts(folder)
-    return Recipe({"one": str(folder / "one"), "two": str(folder / "two")}, base=str(folder / "base"), **more)
+    return Recipe({task: str(folder / task) for task in EXPERTS}, base=str(folder / "base"), **more)
 
 
 def test_which_methods_have_a_use_for_it(tmp_path: Path) -> None:
@@ -104,11 +105,11 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_whole_merge_on_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_whole_merge(tmp_path: Path, device: str) -> None:
     found = []
-    for device in ("cpu", "cuda"):
-        merge(recipe(tmp_path, method="tsv_m", device=device), out=tmp_path / device)
-        found.append(load(tmp_path / device).encoder.state_dict())
+    for where in ("cpu", device):
+        merge(recipe(tmp_path, method="tsv_m", device=where), out=tmp_path / "out", force=True)
+        found.append(load(tmp_path / "out").encoder.state_dict())
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-5)
