@@ -15,7 +15,10 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -51,6 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tsv_m": {},
 }
 WITHIN = ("task_arithmetic", "ties", "dare", "dare_ties")
+SAME = f"{KNOTS}task_arithmetic"  # as task arithmetic: a theorem
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,7 @@ def jobs_of(seeds: int, steps: int | None) -> list[Job]:
     starts = [*OPTIONS, *(KNOTS + name for name in WITHIN)]
     options = {} if steps is None else {"steps": steps}
     alone = [Job("lora", start, "alone", start=start) for start in starts]
-    # KnOTS + task arithmetic is task arithmetic: once is enough.
-    fitted = [start for start in starts if start != f"{KNOTS}task_arithmetic"]
+    fitted = [start for start in starts if start != SAME]
     return alone + [
         Job("lora", start, "realign", start=start, options=options, seed=seed)
         for start in fitted
@@ -132,8 +135,9 @@ def sheet(rows: Sequence[Mapping[str, Any]], references: Mapping[str, float], sc
     return f"{whole}\n\n{table(header, lines)}"
 
 
-def chosen_scales(suite: Suite, place: LoraPlace, say: Say) -> dict[str, float]:
-    """Each merger's scale on validation data; an average has none."""
+def scale_of(place: LoraPlace, start: str) -> float:
+    """The best scale of a merger on validation data."""
+    suite = place.built()
     bench = Bench(
         suite.tasks,
         suite.processor,
@@ -142,12 +146,19 @@ def chosen_scales(suite: Suite, place: LoraPlace, say: Say) -> dict[str, float]:
         device=place.device,
         batch=256,
     )
+    return search_scale(suite.recipe(*place.start(start)), bench, grid=GRID).best
+
+
+def chosen_scales(place: LoraPlace, workers: int, say: Say) -> dict[str, float]:
+    """Each merger's scale on validation data; an average has none, and KnOTS + task arithmetic is task arithmetic."""
     found = dict(place.scales)
-    for start in [*OPTIONS, *(KNOTS + name for name in WITHIN)]:
-        if start not in found and start != "average":
-            found[start] = search_scale(suite.recipe(*place.start(start)), bench, grid=GRID).best
-            say(f"{start}: scale {found[start]:g}")
-    return found
+    starts = [*OPTIONS, *(KNOTS + name for name in WITHIN)]
+    left = [start for start in starts if start not in (*found, "average", SAME)]
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        for start, scale in zip(left, pool.map(partial(scale_of, place), left), strict=True):
+            found[start] = scale
+            say(f"{start}: scale {scale:g}")
+    return {**found, SAME: found["task_arithmetic"]}
 
 
 def references_of(worker: Worker, full: Suite, place: Place) -> dict[str, float]:
@@ -196,7 +207,7 @@ def main() -> None:
     given.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     old: dict[str, float] = next((row["scales"] for row in done if "scales" in row), {})
-    place = replace(place, scales=chosen_scales(suite, replace(place, scales=old), say))
+    place = replace(place, scales=chosen_scales(replace(place, scales=old), given.workers, say))
     if not old:
         with file.open("a") as out:
             out.write(json.dumps({"scales": place.scales}) + "\n")
