@@ -202,7 +202,7 @@ def main() -> None:
     say(f"CKA is measured; the adapters change {share:.1%} of the encoder's weights")
     text = next(iter(suite.tasks.values())).modality == "text"
     at = (given.suite, suite.folder, given.data, given.base, given.device)
-    place = LoraPlace(*at, {}, text, given.rank, given.faster, share)
+    place = LoraPlace(*at, {}, text, rank=given.rank, faster=given.faster, share=share)
     file = given.results / f"lora-{given.suite}-{given.rank}-{given.faster:g}.jsonl"
     given.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
