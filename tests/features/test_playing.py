@@ -81,7 +81,7 @@ def batches(*sizes: int) -> list[dict[str, torch.Tensor]]:
 
 def played(act: Callable[[Any], torch.Tensor], groups: list[list[dict[str, torch.Tensor]]]) -> Player:
     """Plays groups, and compares each feature with what `act` gives."""
-    player = Player(act, None, CUDA)
+    player = Player(act, CUDA)
     for group in groups:
         with torch.inference_mode():
             found = player(group)

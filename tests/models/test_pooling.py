@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from orthomerge.errors import RecipeError
+from orthomerge.features.playing import rounded, width_of
+from orthomerge.models.families import FAMILIES
+from orthomerge.models.families import family as find_family
 from orthomerge.models.pooling import mean, pooler
 from orthomerge.models.t5 import eos
 
@@ -78,3 +81,16 @@ def test_eos_refuses_texts_without_end() -> None:
 def test_eos_refuses_to_guess_token_numbers(encoder: Any) -> None:
     with pytest.raises(RecipeError, match="need to know 'eos_token_id' and 'decoder_start_token_id'"):
         eos(encoder, {"input_ids": IDS})
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if find_family(name).modality == "text"])
+def test_more_padding_changes_nothing(name: str, build: Any, batch_for: Any) -> None:
+    """As features are made on a GPU: whatever texts are filled with, the mask leaves it out."""
+    family = find_family(name)
+    encoder = build(family.encoder_class, name)
+    given = batch_for(family, encoder.config)
+    padded = rounded(given, width_of(encoder))
+    assert padded["input_ids"].shape == (4, 8)
+    with torch.no_grad():
+        for pool in family.poolings.values():
+            torch.testing.assert_close(pool(encoder, padded), pool(encoder, given), atol=1e-5, rtol=1e-4)

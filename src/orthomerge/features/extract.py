@@ -172,7 +172,8 @@ def walk(
     autocast: Precision,
 ) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
     """What `encode` gives, for batches that are prepared already: places, and the inputs at them."""
-    return _Reader(encoder, family.poolings[pooling], task, device_of(device), autocast).run(prepared)
+    pads = family.modality == "text"
+    return _Reader(encoder, family.poolings[pooling], task, device_of(device), autocast, pads).run(prepared)
 
 
 def prepared_part(
@@ -203,13 +204,14 @@ def _prepared(places: list[int], made: Iterator[_Batch], size: int) -> Iterator[
 
 @dataclass(frozen=True)
 class _Reader:
-    """An encoder with how it is to be read, and for whom."""
+    """An encoder with how it is to be read, and for whom. `pads`: whether more padding is as good as less."""
 
     encoder: torch.nn.Module | Callable[..., Any]
     read: Callable[..., torch.Tensor]
     task: str
     device: torch.device
     autocast: Precision
+    pads: bool
 
     @property
     def _late(self) -> bool:
@@ -238,9 +240,11 @@ class _Reader:
                 yield self._landed(*late.popleft())
 
     def _player(self) -> Player | None:
-        from orthomerge.features.playing import Player, recordable
+        from orthomerge.features.playing import Player, recordable, width_of
 
-        return Player(self._read, self.encoder, self.device) if recordable(self.encoder, self.device) else None
+        if not recordable(self.encoder, self.device):
+            return None
+        return Player(self._read, self.device, width=width_of(self.encoder) if self.pads else 0)
 
     def _plainly(self, group: list[_Batch]) -> list[torch.Tensor]:
         from orthomerge.features.moving import moved_to

@@ -77,10 +77,13 @@ class _Recording:
 
 
 class Player:
-    """`act`: the features of a batch that lies on the device, under the encoder's present weights."""
+    """`act`: the features of a batch that lies on the device, under the encoder's present weights.
 
-    def __init__(self, act: Callable[[Batch], torch.Tensor], encoder: object, device: torch.device) -> None:
-        self._act, self._width, self._device = act, width_of(encoder), device
+    `width`: the most tokens that texts may be padded to.
+    """
+
+    def __init__(self, act: Callable[[Batch], torch.Tensor], device: torch.device, *, width: int = 0) -> None:
+        self._act, self._width, self._device = act, width, device
         self._recordings: dict[_Shape, _Recording] = {}
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
