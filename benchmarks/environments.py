@@ -110,12 +110,14 @@ def _anonymous(pid: int) -> int:
 def commit() -> str:
     """The commit that is measured; says so if the source was changed since.
 
-    On a machine that has the source without its history, ORTHOMERGE_COMMIT tells.
+    On a machine that has the source without its history, or with an older one, ORTHOMERGE_COMMIT tells.
     """
+    if told := os.environ.get("ORTHOMERGE_COMMIT"):
+        return told
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode:
-        return os.environ.get("ORTHOMERGE_COMMIT", "unknown")
+        return "unknown"
     changed = subprocess.run([*git, "status", "--porcelain", "src"], capture_output=True, text=True, check=False)
     return head.stdout.strip() + (" with uncommitted changes" if changed.stdout.strip() else "")
 
