@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -62,7 +62,6 @@ class Place:
     device: str
     scales: dict[str, float]
     text: bool
-    masked: dict[str, float] = field(default_factory=dict)  # the scales of the vectors that MOMA masks, where others
 
     def built(self) -> Suite:
         return build_suite(
@@ -155,9 +154,7 @@ class Worker:
             found = {"batch": 24, "map_lr": 5e-4, **found}
         if job.what in ("moma", "realign") and job.start is not None:
             method, options = self.start(job.start)
-            if job.what == "moma" and job.start in self.place.masked:
-                options = {"scale": self.place.masked[job.start]}
-            found |= {"start": method, "options": options}
+            found = {"start": method, "options": options, **found}
         if job.what in ("adamerging", "concrete_ta", "concrete_am") and "task_arithmetic" in self.place.scales:
             key = "scale" if job.what == "concrete_ta" else "start"
             found.setdefault(key, self.place.scales["task_arithmetic"])
@@ -279,6 +276,15 @@ def searched(suite: Suite, scales: Mapping[str, float], device: str) -> dict[str
     return found
 
 
+def rescaled(jobs: Sequence[Job], masked: Mapping[str, float]) -> list[Job]:
+    """With the vector that MOMA masks at a scale of its own."""
+    found = []
+    for job in jobs:
+        scale = masked.get(job.start or "") if job.what == "moma" else None
+        found.append(job if scale is None else replace(job, options={**job.options, "options": {"scale": scale}}))
+    return found
+
+
 def named(scales: Mapping[str, float]) -> str:
     return ", ".join(f"{method} {scale:g}" for method, scale in scales.items())
 
@@ -346,14 +352,14 @@ def main() -> None:
         scales = searched(suite, scales, given.device)
     say(f"scales: {scales}")
     text = next(iter(suite.tasks.values())).modality == "text"
-    place = Place(given.suite, folder, given.data, given.base, given.device, scales, text, masked)
+    place = Place(given.suite, folder, given.data, given.base, given.device, scales, text)
     first = Worker(place)
     rows = first.references()
     file = given.results / f"fitted-{given.suite}.jsonl"
     given.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     older = len(done)
-    jobs = jobs_of(given.parts, given.seeds, given.steps, analyses=given.analysis_seeds)
+    jobs = rescaled(jobs_of(given.parts, given.seeds, given.steps, analyses=given.analysis_seeds), masked)
     known = {Job(**{name: row[name] for name in Job.__dataclass_fields__}).key for row in done}
     for job in {job.access: job for job in jobs}.values():
         first.stage(job.access).inputs  # noqa: B018 - experts are encoded once, before all processes want them
