@@ -1,16 +1,16 @@
 """Aligner x number of inputs x merge, in one table for each merge: the questions, and the sheets made of their records.
 
-The aligners by gradient that the papers print cost seconds a fit where others cost milliseconds: they are asked less
-often (`SLOW`: on task arithmetic only). Every cell says how many draws it is the mean of.
+Every cell says how many draws it is the mean of. All inputs are one draw: only what is random in an aligner itself is
+repeated there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import mean, stdev
 
-from orthomerge.alignment.aligners import ALIGNERS
+from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.data.task import Split
 from orthomerge.evaluation.evaluate import Question
 from orthomerge.evaluation.tables import Sheet
@@ -19,9 +19,8 @@ from orthomerge.records import Access, Record
 __all__ = ["aligner_questions", "aligner_sheets"]
 
 MERGES = ("average", "task_arithmetic", "ties")
-OFTEN = ("auto", "ridge", "aligned-c", "orthogonal", "affine")
-SLOW = ("aligned-m", "orth-m", "moma-orthogonal", "probsurgery")
-FEW: tuple[int | float, ...] = (1, 5, 20, 0.1)
+FEW = (1, 5, 20)  # inputs a class
+SHARE = 0.1
 SOLVING = ("kl-map", "auto")  # what a GPU is worth for
 CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 
@@ -29,28 +28,24 @@ CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 def aligner_questions(
     often: int = 20,
     seldom: int = 5,
-    rarely: int = 2,
     *,
     support: Split = "train",
     aligners: Sequence[str] = tuple(ALIGNERS),
     device: str = "cpu",
 ) -> list[Question]:
-    """Every aligner at every size; `often` draws of few inputs for the main ones, `rarely` for the slow ones.
+    """Every aligner at every size from every merge: `often` draws of few inputs, `seldom` of a share or of seeds.
 
     `device`: where those that can do so solve.
     """
     found = [Question("current", subjects=(*MERGES, "base"))]
     for aligner in aligners:
-        slow, main = aligner in SLOW, aligner in OFTEN
-        merges = ("task_arithmetic",) if slow else MERGES
-        for shots in (5,) if slow else FEW:
-            draws = rarely if slow else often if main and shots >= 1 else seldom
-            found.append(_ask(aligner, merges, "inductive", shots, draws))
         control = ("base",) if aligner in CONTROL else ()
-        found.append(_ask(aligner, (*merges, *control), "inductive", None, 1))
-        if main:
-            found.append(_ask(aligner, merges, "transductive", 0.1, seldom))
-        found.append(_ask(aligner, merges, "transductive", None, 1))
+        repeated = seldom if _random(aligner) else 1
+        for access in ("inductive", "transductive"):
+            found += [_ask(aligner, MERGES, access, shots, often) for shots in FEW]
+            found.append(_ask(aligner, MERGES, access, SHARE, seldom))
+            subjects = (*MERGES, *control) if access == "inductive" else MERGES
+            found.append(_ask(aligner, subjects, access, None, repeated))
     there = {} if device == "cpu" else {"device": device}
     return [
         replace(
@@ -61,6 +56,11 @@ def aligner_questions(
         )
         for question in found
     ]
+
+
+def _random(aligner: str) -> bool:
+    """Whether the same inputs may give another head."""
+    return any(field.name == "seed" for field in fields(aligner_class(ALIGNERS[aligner])))
 
 
 def _ask(aligner: str, subjects: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> Question:

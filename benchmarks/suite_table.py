@@ -56,7 +56,7 @@ def main(name: str) -> None:
     parser.add_argument("--base", help="folder or hub id of the base (text8)")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=5, help="draws of few inputs for the protocols (5)")
-    parser.add_argument("--draws", type=int, default=20, help="draws of few inputs for the main aligners (20)")
+    parser.add_argument("--draws", type=int, default=20, help="draws of few inputs for aligners (20)")
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), help="processes for fits (all cores); at most 4 train"
     )
