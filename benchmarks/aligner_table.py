@@ -21,7 +21,7 @@ __all__ = ["aligner_questions", "aligner_sheets"]
 MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class
 SHARE = 0.1
-SOLVING = ("kl-map", "auto")  # what a GPU is worth for
+GPU = ("kl-map", "auto", "aligned-m", "orth-m", "moma-orthogonal", "surgery", "probsurgery")  # worth one
 CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 
 
@@ -52,7 +52,7 @@ def aligner_questions(
             question,
             support=support,
             fewer=True,
-            options=there if question.aligner in SOLVING else {},
+            options=there if question.aligner in GPU else {},
         )
         for question in found
     ]

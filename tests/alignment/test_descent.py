@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from tests.alignment.toys import HEADS, head_of, linear_head, pair_of, random
 
 from orthomerge.alignment.aligned_c import AlignedC
 from orthomerge.alignment.aligned_m import AlignedM
-from orthomerge.alignment.aligner import Aligner
-from orthomerge.alignment.descent import Adam
+from orthomerge.alignment.aligner import Aligner, StackAligner
+from orthomerge.alignment.descent import Adam, generators_of
 from orthomerge.alignment.moma_orthogonal import MomaOrthogonal
 from orthomerge.alignment.orth_m import OrthM
 from orthomerge.alignment.probsurgery import ProbSurgery
@@ -44,10 +44,11 @@ class TestAdam:
         w, b = torch.zeros(4), torch.zeros(1)
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
+            rows = rows[0]
             error = x[rows] @ w + b - y[rows]
             return [2 * error @ x[rows] / len(rows), 2 * error.mean(0, keepdim=True)]
 
-        adam.minimise([w, b], gradients, count=12, generator=adam.generator(), name="")
+        adam.minimise([w, b], gradients, count=12, generators=generators_of([0]), name="")
         leaves = [torch.zeros(4, requires_grad=True), torch.zeros(1, requires_grad=True)]
         optimiser = torch.optim.Adam(leaves, lr=0.05)
         for step in range(30):
@@ -60,18 +61,29 @@ class TestAdam:
         torch.testing.assert_close(b, leaves[1].detach(), atol=1e-5, rtol=0)
 
     def test_every_epoch_goes_through_all_rows_in_a_new_order(self) -> None:
-        seen: list[list[int]] = []
+        first, second = self.orders(count=10, seeds=[0, 1])
+        assert [len(rows) for rows in first] == [4, 4, 2, 4, 4, 2, 4]
+        one, two = ([row for rows in part for row in rows] for part in (first[:3], first[3:6]))
+        assert sorted(one) == sorted(two) == list(range(10))
+        assert one != two
+        assert first != second
+        assert self.orders(count=10, seeds=[1]) == [second]  # whoever is beside it
+
+    def test_a_batch_of_all_is_all(self) -> None:
+        assert self.orders(count=3, seeds=[0, 1]) == [[[0, 1, 2]] * 7] * 2
+
+    @staticmethod
+    def orders(*, count: int, seeds: list[int]) -> list[list[list[int]]]:
+        """The rows of every step, of every fit."""
+        seen: list[list[list[int]]] = []
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
             seen.append(rows.tolist())
             return [torch.zeros(1)]
 
         adam = Adam(steps=7, lr=0.1, batch=4, decay=False, seed=0)
-        adam.minimise([torch.zeros(1)], gradients, count=10, generator=adam.generator(), name="")
-        assert [len(rows) for rows in seen] == [4, 4, 2, 4, 4, 2, 4]
-        one, two = ([row for rows in part for row in rows] for part in (seen[:3], seen[3:6]))
-        assert sorted(one) == sorted(two) == list(range(10))
-        assert one != two
+        adam.minimise([torch.zeros(1)], gradients, count=count, generators=generators_of(seeds), name="")
+        return [list(rows) for rows in zip(*seen, strict=True)]
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -158,3 +170,22 @@ class TestContract:
         head = linear_head(torch.full((3, 6), 1.0 if by_features else 3e38))
         with pytest.raises(NumericalError, match=f"of 'toy' diverged under {name}: it is no longer finite; lower 'lr'"):
             short(name).fit(pair, head)
+
+
+@pytest.mark.parametrize("name", [name for name in ALIGNERS if name != "aligned-c"])  # which goes one by one
+@pytest.mark.parametrize("kind", HEADS)
+def test_side_by_side_is_one_by_one(name: str, kind: str) -> None:
+    pairs = [pair_of(random(20, 6, seed=seed), random(20, 6, seed=seed + 50)) for seed in range(3)]
+    head, seeds, new = head_of(kind), [4, 2, 2], random(9, 6, seed=99)
+    together = cast("StackAligner", short(name)).fit_each(pairs, head, seeds)
+    for pair, seed, found in zip(pairs, seeds, together, strict=True):
+        alone = short(name, seed=seed).fit(pair, head)
+        torch.testing.assert_close(found.classifier(new), alone.classifier(new), atol=1e-4, rtol=1e-4)
+        assert found.facts == pytest.approx(alone.facts, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in ALIGNERS if name != "aligned-c"])  # which goes one by one
+def test_side_by_side_as_many_inputs(name: str) -> None:
+    pairs = [pair_of(random(count, 6), random(count, 6, seed=1)) for count in (5, 4)]
+    with pytest.raises(RecipeError, match=r"as many inputs each, got \[4, 5\]"):
+        cast("StackAligner", short(name)).fit_each(pairs, head_of("plain"), [0, 0])

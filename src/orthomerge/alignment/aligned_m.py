@@ -16,60 +16,80 @@ and what comes out is not scaled to unit length again, so that folding M is exac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam
+from orthomerge.alignment.descent import Adam, generators_of, stacked, taken
 from orthomerge.alignment.distillation import divergence, input_gradient, plain
 from orthomerge.alignment.folding import folded, logits_from
 from orthomerge.alignment.problem import Problem
+from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["AlignedM", "losses", "train_matrix"]
+__all__ = ["AlignedM", "losses", "train_matrices"]
 
 
 @dataclass(frozen=True)
 class AlignedM:
-    """`steps`, `lr`, `batch`: Adam's; `decay`: the learning rate falls to zero; `seed`: of the order of the inputs."""
+    """`steps`, `lr`, `batch`: Adam's; `decay`: the learning rate falls to zero; `seed`: of the order of the inputs.
+
+    `device`: where it is trained.
+    """
 
     steps: int = 2000
     lr: float = 2e-3
     batch: int = 64
     decay: bool = True
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         self._adam()
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean divergence from the expert's outputs before and after."""
-        problem = Problem.of(pair, head)
-        M = train_matrix(problem, self._adam(), name=f"the matrix of {problem.task!r} diverged under aligned-m")
-        return Alignment(folded(head, M, task=problem.task), losses(problem, M))
+        return self.fit_each([pair], head, [self.seed])[0]
+
+    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
+        problems = [Problem.of(pair, head) for pair in pairs]
+        name = f"the matrix of {problems[0].task!r} diverged under aligned-m"
+        trained = train_matrices(problems, self._adam(), seeds, device=self.device, name=name)
+        return [
+            Alignment(folded(head, M, task=problem.task), losses(problem, M))
+            for problem, M in zip(problems, trained, strict=True)
+        ]
 
     def _adam(self) -> Adam:
         return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
 
 
-def train_matrix(
-    problem: Problem, adam: Adam, *, name: str, penalty: Callable[[torch.Tensor], torch.Tensor] | None = None
+def train_matrices(
+    problems: Sequence[Problem],
+    adam: Adam,
+    seeds: Sequence[int],
+    *,
+    device: str,
+    name: str,
+    penalty: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """M [d, d] in float64; `penalty(M)` is the gradient of what is added to the divergence."""
-    H, q = problem.H.float(), problem.Z.softmax(1).float()
-    head = plain(problem.head)
-    M = torch.eye(H.shape[1])
+    """M [B, d, d] in float64, one a fit; `penalty(M)` is the gradient of what is added to the divergence."""
+    place = device_of(device)
+    H = stacked([problem.H for problem in problems], place)
+    q = stacked([problem.Z.softmax(1) for problem in problems], place)
+    head = plain(problems[0].head, place)
+    M = torch.eye(H.shape[2], device=place).repeat(len(H), 1, 1)
 
     def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-        x = H.index_select(0, rows)
-        found = input_gradient(head, x @ M.T, q.index_select(0, rows)).T @ x
+        x = taken(H, rows)
+        found = input_gradient(head, x @ M.mT, taken(q, rows)).mT @ x
         return [found if penalty is None else found.add_(penalty(M))]
 
-    adam.minimise([M], gradients, count=len(H), generator=adam.generator(), name=name)
-    return M.double()
+    adam.minimise([M], gradients, count=H.shape[1], generators=generators_of(seeds), name=name)
+    return M.cpu().double()
 
 
 def losses(problem: Problem, M: torch.Tensor) -> dict[str, float]:

@@ -6,7 +6,7 @@ a classifier with parameters of its own, which are counted and stored beside the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orthomerge.features.features import FeaturePair
     from orthomerge.heads import Classifier, Head
 
-__all__ = ["Aligner", "Alignment", "Extra", "Fact", "SumAligner"]
+__all__ = ["Aligner", "Alignment", "Extra", "Fact", "StackAligner", "SumAligner"]
 
 Fact = float | int | str | bool
 
@@ -34,6 +34,14 @@ class Aligner(Protocol):
     """One small class a method; its fields are its options. `head` is the expert's own, never changed."""
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment: ...
+
+
+class StackAligner(Aligner, Protocol):
+    """An aligner by descent: several fits of one head, to as many inputs each, take their steps side by side."""
+
+    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
+        """What `fit` would find for each pair with its seed in place of the aligner's own, up to rounding."""
+        ...
 
 
 class SumAligner(Aligner, Protocol):

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from orthomerge.heads import Head, Linear
+from orthomerge.heads import Head
 
 __all__ = ["divergence", "input_gradient", "plain"]
 
@@ -24,18 +24,16 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor) -> float:
 
 
 def input_gradient(head: Head, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Of the mean divergence, in x: dKL/dz = p - q, pulled back through a `plain` head."""
+    """Of the mean divergence, in x [..., B, d]: dKL/dz = p - q, pulled back through a `plain` head."""
+    if head.hidden is None:
+        return head.output(x).softmax(-1).sub_(q).div_(x.shape[-2]) @ head.output.weight
     x = x.detach().requires_grad_()
     z = head(x)
-    error = z.detach().softmax(1).sub_(q).div_(len(x))
+    error = z.detach().softmax(-1).sub_(q).div_(x.shape[-2])
     return torch.autograd.grad(z, x, error)[0]
 
 
-def plain(head: Head) -> Head:
+def plain(head: Head, device: torch.device | str = "cpu") -> Head:
     """The head in float32, for inputs that are already normalised where it normalises."""
-    hidden = None if head.hidden is None else _float(head.hidden)
-    return replace(head, output=_float(head.output), hidden=hidden, normalise=False)
-
-
-def _float(linear: Linear) -> Linear:
-    return Linear(linear.weight.detach().float(), None if linear.bias is None else linear.bias.detach().float())
+    tensors = {name: tensor.detach().to(device, torch.float32) for name, tensor in head.tensors().items()}
+    return replace(head.with_tensors(tensors), normalise=False)

@@ -17,22 +17,22 @@ five times its steps, so what the noise itself brings shows only beside Surgery 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from orthomerge.alignment import surgery
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one, not_negative
-from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.surgery import SurgeryHead, distance, first_layer
+from orthomerge.alignment.descent import Adam, at_least_one, not_negative, taken
+from orthomerge.alignment.surgery import Modules, SurgeryHead
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
 __all__ = ["ProbSurgery", "rebuild"]
 
 _KIND = "probsurgery"
+_AHEAD = 50  # steps for which noise is drawn at once
 
 
 def rebuild(head: Head, tensors: Mapping[str, torch.Tensor]) -> SurgeryHead:
@@ -44,7 +44,8 @@ def rebuild(head: Head, tensors: Mapping[str, torch.Tensor]) -> SurgeryHead:
 class ProbSurgery:
     """`width`: w; `beta`: weight of the KL term; `seed`: of D, the batches and the noise.
 
-    `steps`, `lr`, `batch`: Adam's; `decay`: the learning rate falls to zero along a cosine.
+    `steps`, `lr`, `batch`: Adam's; `decay`: the learning rate falls to zero along a cosine; `device`: where it is
+    trained, which noise depends on.
     """
 
     width: int = 128
@@ -54,6 +55,7 @@ class ProbSurgery:
     batch: int = 16
     decay: bool = False
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         at_least_one(width=self.width)
@@ -62,27 +64,37 @@ class ProbSurgery:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean absolute distance to the expert's features before and, without noise, after."""
-        task = Problem.of(pair, head).task  # for its checks
-        f, t, adam = pair.merged.values.float(), pair.expert.values.float(), self._adam()
-        generator = adam.generator()
-        D = first_layer(self.width, head.width, generator)
-        U, V = torch.zeros(2, head.width, self.width)
+        return self.fit_each([pair], head, [self.seed])[0]
+
+    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
+        module = Modules.of(pairs, head, seeds, rank=self.width, layers=3, device=self.device)
+        f, t, (D, U, V) = module.f, module.t, module.layers
+        drawn = _noise(module.generators, min(self.batch, f.shape[1]), head.width, f.device)
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-            x = f.index_select(0, rows)
-            h = (x @ D.T).relu_()
-            mu, v = h @ U.T, h @ V.T
-            noise = torch.randn(x.shape, generator=generator).mul_((v / 2).exp())
-            G = (t.index_select(0, rows) - x + mu + noise).sign_().div_(x.numel())
-            weight = self.beta / len(x)
+            x = taken(f, rows)
+            h = (x @ D.mT).relu_()
+            mu, v = h @ U, h @ V
+            noise = next(drawn)[:, : rows.shape[1]] * (v / 2).exp()
+            G = (taken(t, rows) - x + mu + noise).sign_().div_(x[0].numel())
+            weight = self.beta / rows.shape[1]
             to_mu = G + weight * mu
             to_v = G.mul_(noise).add_(v.exp().sub_(1), alpha=weight).div_(2)
-            return [((to_mu @ U + to_v @ V) * (h > 0)).T @ x, to_mu.T @ h, to_v.T @ h]
+            to_h = (to_mu @ U.mT + to_v @ V.mT) * (h > 0)
+            return [torch.stack([to_h.mT @ x, h.mT @ to_mu, h.mT @ to_v], 1)]
 
-        name = f"the module of {task!r} diverged under probsurgery"
-        adam.minimise([D, U, V], gradients, count=len(f), generator=generator, name=name)
-        before, after = (distance(each, t) for each in (f, f - (f @ D.T).relu_() @ U.T))
-        return Alignment(SurgeryHead(head, D, U, _KIND), {"loss_before": before, "loss": after})
+        module.train(self._adam(), gradients, name=f"the module of {module.task!r} diverged under probsurgery")
+        return module.alignments(head, _KIND)
 
     def _adam(self) -> Adam:
         return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
+
+
+def _noise(fits: Sequence[torch.Generator], batch: int, width: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Normal numbers [B, batch, width] without end, of every fit by its own seed; drawn for many steps at once."""
+    seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in fits]
+    generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+    while True:
+        shape = (_AHEAD, batch, width)
+        ahead = [torch.randn(shape, generator=generator, device=device) for generator in generators]
+        yield from torch.stack(ahead, 1)

@@ -17,19 +17,20 @@ rounds. Unlabelled inputs are what the caller gives, not the test set.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one
+from orthomerge.alignment.descent import Adam, at_least_one, generators_of, stacked, taken
 from orthomerge.alignment.problem import Problem
 from orthomerge.errors import CheckpointError
+from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["Surgery", "SurgeryHead", "distance", "first_layer", "rebuild"]
+__all__ = ["Modules", "Surgery", "SurgeryHead", "distance", "first_layer", "rebuild"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,10 @@ def rebuild(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: str = "sur
 
 @dataclass(frozen=True)
 class Surgery:
-    """`rank`: r; `steps`, `lr`, `batch`: Adam's; `decay`: the learning rate falls to zero; `seed`: of D and batches."""
+    """`rank`: r; `steps`, `lr`, `batch`: Adam's; `decay`: the learning rate falls to zero; `seed`: of D and batches.
+
+    `device`: where it is trained.
+    """
 
     rank: int = 16
     steps: int = 1000
@@ -76,6 +80,7 @@ class Surgery:
     batch: int = 16
     decay: bool = False
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         at_least_one(rank=self.rank)
@@ -83,22 +88,21 @@ class Surgery:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean absolute distance to the expert's features before and after."""
-        task = Problem.of(pair, head).task  # for its checks
-        f, t, adam = pair.merged.values.float(), pair.expert.values.float(), self._adam()
-        generator = adam.generator()
-        D = first_layer(self.rank, head.width, generator)
-        U = torch.zeros(head.width, self.rank)
+        return self.fit_each([pair], head, [self.seed])[0]
+
+    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
+        module = Modules.of(pairs, head, seeds, rank=self.rank, layers=2, device=self.device)
+        f, t, (D, U) = module.f, module.t, module.layers
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-            x = f.index_select(0, rows)
-            h = (x @ D.T).relu_()
-            G = (t.index_select(0, rows) - x).add_(h @ U.T).sign_().div_(x.numel())  # dloss / d(U h)
-            return [((G @ U) * (h > 0)).T @ x, G.T @ h]
+            x = taken(f, rows)
+            h = (x @ D.mT).relu_()
+            G = (taken(t, rows) - x).add_(h @ U).sign_().div_(x[0].numel())  # dloss / d(U h)
+            return [torch.stack([((G @ U.mT) * (h > 0)).mT @ x, h.mT @ G], 1)]
 
-        name = f"the module of {task!r} diverged under surgery"
-        adam.minimise([D, U], gradients, count=len(f), generator=generator, name=name)
-        before, after = (distance(each, t) for each in (f, f - (f @ D.T).relu_() @ U.T))
-        return Alignment(SurgeryHead(head, D, U), {"loss_before": before, "loss": after})
+        name = f"the module of {module.task!r} diverged under surgery"
+        module.train(self._adam(), gradients, name=name)
+        return module.alignments(head, "surgery")
 
     def _adam(self) -> Adam:
         return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
@@ -108,6 +112,50 @@ def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tens
     """A [rank, width] matrix as torch starts its linear layers (Kaiming, a = sqrt 5): uniform up to 1 / sqrt(width)."""
     bound = 1 / math.sqrt(width)
     return torch.empty(rank, width).uniform_(-bound, bound, generator=generator)
+
+
+@dataclass(frozen=True, eq=False)
+class Modules:
+    """The modules of several fits in training, of which each fit's layers are one tensor.
+
+    `f`, `t` [B, n, d] float32; `weights` [B, layers, r, d]: D, then U and what else there is, both transposed.
+    """
+
+    task: str
+    f: torch.Tensor
+    t: torch.Tensor
+    weights: torch.Tensor
+    generators: list[torch.Generator]
+
+    @classmethod
+    def of(
+        cls, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int], *, rank: int, layers: int, device: str
+    ) -> Modules:
+        """Where training starts: all layers but the first are zero."""
+        tasks = {Problem.of(pair, head).task for pair in pairs}  # for its checks
+        place = device_of(device)
+        f, t = (stacked(side, place) for side in zip(*((p.merged.values, p.expert.values) for p in pairs), strict=True))
+        weights, generators = torch.zeros(len(pairs), layers, rank, head.width), generators_of(seeds)
+        weights[:, 0] = torch.stack([first_layer(rank, head.width, generator) for generator in generators])
+        return cls(", ".join(sorted(tasks)), f, t, weights.to(place), generators)
+
+    @property
+    def layers(self) -> tuple[torch.Tensor, ...]:
+        """Views of the weights."""
+        return self.weights.unbind(1)
+
+    def train(self, adam: Adam, gradients: Callable[[torch.Tensor], Sequence[torch.Tensor]], *, name: str) -> None:
+        """Change the weights in place."""
+        adam.minimise([self.weights], gradients, count=self.f.shape[1], generators=self.generators, name=name)
+
+    def alignments(self, head: Head, kind: str) -> list[Alignment]:
+        """What was trained, with the distances before and after."""
+        found = []
+        for f, t, weights in zip(self.f.cpu(), self.t.cpu(), self.weights.cpu(), strict=True):
+            D, U = weights[0].clone(), weights[1].T.contiguous()
+            before, after = (distance(each, t) for each in (f, f - (f @ D.T).relu_() @ U.T))
+            found.append(Alignment(SurgeryHead(head, D, U, kind), {"loss_before": before, "loss": after}))
+        return found
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -6,11 +6,11 @@ from is the expert's own, whatever the merged model has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-from orthomerge.alignment.aligner import Aligner
+from orthomerge.alignment.aligner import Aligner, StackAligner
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.evidence import support_of
@@ -34,12 +34,35 @@ class Aligned:
         """The row of that name, with options."""
         return cls(make_aligner(name, options))
 
+    @property
+    def together(self) -> bool:
+        """Whether several fits cost less side by side."""
+        return hasattr(self.aligner, "fit_each")
+
     def build(self, evidence: Evidence) -> Classifier:
-        support = support_of(evidence, who="aligner")
-        if evidence.expert is None:
-            raise RecipeError(f"an aligner needs the expert's features of its inputs of {support.task!r}, got none")
         aligner: Any = self.aligner
         if any(field.name == "seed" for field in fields(aligner)):
             aligner = replace(aligner, seed=evidence.seed)
-        found: Classifier = aligner.fit(FeaturePair(support, evidence.expert), evidence.head).classifier
+        found: Classifier = aligner.fit(_pair(evidence), evidence.head).classifier
         return found
+
+    def build_each(self, evidence: Sequence[Evidence]) -> list[Classifier]:
+        """What `build` makes of each, up to rounding; all have the same head. Those of as many inputs go together."""
+        found: dict[int, Classifier] = {}
+        by_count: dict[int, list[int]] = {}
+        for place, each in enumerate(evidence):
+            by_count.setdefault(0 if each.support is None else len(each.support), []).append(place)
+        for places in by_count.values():
+            mine = [evidence[place] for place in places]
+            fits = cast("StackAligner", self.aligner).fit_each(
+                [_pair(each) for each in mine], mine[0].head, [each.seed for each in mine]
+            )
+            found |= {place: fit.classifier for place, fit in zip(places, fits, strict=True)}
+        return [found[place] for place in range(len(evidence))]
+
+
+def _pair(evidence: Evidence) -> FeaturePair:
+    support = support_of(evidence, who="aligner")
+    if evidence.expert is None:
+        raise RecipeError(f"an aligner needs the expert's features of its inputs of {support.task!r}, got none")
+    return FeaturePair(support, evidence.expert)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 
@@ -25,7 +25,7 @@ from orthomerge.evaluation.access import protocol_predictions
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.controls import bound, other_inputs, shuffled_teacher
 from orthomerge.evaluation.metrics import UNSCORED, logits_of, predict
-from orthomerge.evaluation.protocol import Evidence, ReadingProtocol
+from orthomerge.evaluation.protocol import Evidence, Need, ReadingProtocol
 from orthomerge.evaluation.protocols import make_protocol
 from orthomerge.features.cache import FeatureCache, FeatureKey
 from orthomerge.features.features import Features
@@ -84,24 +84,63 @@ def reading(protocol: str, aligner: str | None, options: Mapping[str, Any]) -> R
 def answer(job: Job, load: Load) -> list[Answer]:
     """An answer for every seed."""
     way = reading(job.protocol, job.aligner, job.options)
-    test = load(job.test)
     # An aligner starts from the expert's head. Read as it is, a model may be more than a head; `current` only calls it.
     head = job.head if way.needs else cast("Head", job.classifier)
     head = job.expert_head if job.aligner is not None and job.expert_head is not None else head
-    found = []
-    for seed in range(job.first, job.first + (job.seeds if way.needs else 1)):
-        given: dict[str, Any] = {"seed": seed, "spoil": lambda evidence: _spoilt(job, evidence, load)}
-        if way.needs:
-            given |= _support(job, way, seed, load)
-        built: list[Classifier] = []
-        access = job.access if way.needs else "data-free"
-        predicted = protocol_predictions(way, head, access=access, test=test, watch=built.append, **given)
-        limit = None
-        if job.control is not None and test.labels is not None:
-            kept = predicted != UNSCORED
-            limit = bound(predicted[kept], predict(job.head, test.values)[kept], test.labels[kept])
-        found.append(Answer(seed, predicted, max(map(extra_numbers, built)), limit))
-    return found
+    seeds = range(job.first, job.first + (job.seeds if way.needs else 1))
+    ways = dict.fromkeys(seeds, way)
+    if isinstance(way, Aligned) and way.together and len(seeds) > 1 and job.access != "cross-fitted":
+        noted = _Noted()
+        for seed in seeds:
+            _predicted(job, noted, head, seed, load)
+        made = way.build_each(noted.evidence)
+        ways = {seed: _Made(classifier) for seed, classifier in zip(seeds, made, strict=True)}
+    return [_answered(job, ways[seed], head, seed, load) for seed in seeds]
+
+
+def _answered(job: Job, way: ReadingProtocol, head: Head, seed: int, load: Load) -> Answer:
+    predicted, built = _predicted(job, way, head, seed, load)
+    test, limit = load(job.test), None
+    if job.control is not None and test.labels is not None:
+        kept = predicted != UNSCORED
+        limit = bound(predicted[kept], predict(job.head, test.values)[kept], test.labels[kept])
+    return Answer(seed, predicted, max(map(extra_numbers, built)), limit)
+
+
+def _predicted(
+    job: Job, way: ReadingProtocol, head: Head, seed: int, load: Load
+) -> tuple[torch.Tensor, list[Classifier]]:
+    """What one seed predicts, and the classifiers that were built for it."""
+    given: dict[str, Any] = {"seed": seed, "spoil": lambda evidence: _spoilt(job, evidence, load)}
+    if way.needs:
+        given |= _support(job, way, seed, load)
+    built: list[Classifier] = []
+    access = job.access if way.needs else "data-free"
+    predicted = protocol_predictions(way, head, access=access, test=load(job.test), watch=built.append, **given)
+    return predicted, built
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """Builds nothing, but notes the evidence: for fits side by side, which all of it must be there for."""
+
+    evidence: list[Evidence] = field(default_factory=list)
+    needs: ClassVar[frozenset[Need]] = Aligned.needs
+
+    def build(self, evidence: Evidence) -> Classifier:
+        self.evidence.append(evidence)
+        return evidence.head
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was built before, under the checks of what is built now."""
+
+    classifier: Classifier
+    needs: ClassVar[frozenset[Need]] = Aligned.needs
+
+    def build(self, evidence: Evidence) -> Classifier:
+        return self.classifier
 
 
 def _support(job: Job, way: ReadingProtocol, seed: int, load: Load) -> dict[str, Any]:
