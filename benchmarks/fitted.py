@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -34,6 +33,7 @@ from benchmarks.suite_table import GRIDS
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.data.sampling import few_shot, share
+from orthomerge.data.task import Split
 from orthomerge.evaluation.evaluate import Bench
 from orthomerge.evaluation.scale import search_scale
 from orthomerge.features.cache import FeatureCache
@@ -45,6 +45,8 @@ from orthomerge.merged import load, load_head
 from orthomerge.merging.methods import make_method
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite
+
+SCALES, MASKED = "scales", "task_arithmetic"  # the part in which a scale is chosen for MOMA, and whose
 
 ABOUT = """\
 Accuracy in percent on the test split; mean ± standard deviation over seeds (order of inputs, draws of few, and whatever
@@ -80,6 +82,7 @@ class Worker:
     def __init__(self, place: Place) -> None:
         self.place, self.suite = place, place.built()
         self._stages: dict[str, Stage] = {}
+        self._scored: dict[Split, Inputs] = {}
 
     def stage(self, access: str) -> Stage:
         if access not in self._stages:
@@ -101,12 +104,14 @@ class Worker:
                     self._stages[access].__dict__[name] = getattr(first, name)
         return self._stages[access]
 
-    @cached_property
-    def test(self) -> Inputs:
-        stage = self.stage("inductive")
-        examples = {task: self.suite.tasks[task]["test"] for task in self.suite.tasks}
-        nothing = {task: torch.zeros(len(some), 1) for task, some in examples.items()}
-        return prepare(examples, self.suite.processor, nothing, device=stage.encoder.device)
+    def scored(self, split: Split) -> Inputs:
+        """The inputs of a split that is scored."""
+        if split not in self._scored:
+            stage = self.stage("inductive")
+            examples = {task: self.suite.tasks[task][split] for task in self.suite.tasks}
+            nothing = {task: torch.zeros(len(some), 1) for task, some in examples.items()}
+            self._scored[split] = prepare(examples, self.suite.processor, nothing, device=stage.encoder.device)
+        return self._scored[split]
 
     def start(self, method: str) -> tuple[str, dict[str, Any]]:
         return self.place.start(method)
@@ -130,6 +135,8 @@ class Worker:
             classifiers, facts, curve = made.classifiers, dict(made.facts), made.curve
         facts.pop("coefficients", None)
         scores = self.scores(stage, classifiers)
+        if job.part == SCALES:
+            facts["validation"] = fmean(self.scores(stage, classifiers, "val").values())
         extra = sum(
             tensor.numel()
             for each in classifiers.values()
@@ -182,19 +189,19 @@ class Worker:
             expert = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
             pair = FeaturePair(Features(merged, task, stage.split), Features(expert, task, stage.split))
             name = job.what.removeprefix("align:")
-            options: dict[str, Any] = {"seed": job.seed} if name in ("surgery", "probsurgery") else {}
-            if name == "auto":
-                options = {"device": self.place.device}
+            options: dict[str, Any] = {"seed": job.seed} if name in ("surgery", "probsurgery", "aligned-c") else {}
+            if name != "aligned-c":
+                options["device"] = self.place.device
             found[task] = make_aligner(name, options).fit(pair, stage.heads[task]).classifier
         return found
 
-    def scores(self, stage: Stage, classifiers: Mapping[str, Classifier]) -> dict[str, float]:
-        """Accuracy on the test split with the weights that the encoder has, in percent."""
+    def scores(self, stage: Stage, classifiers: Mapping[str, Classifier], split: Split = "test") -> dict[str, float]:
+        """Accuracy on a split with the weights that the encoder has, in percent."""
         found = {}
         for task in self.suite.tasks:
-            features = encoded(stage.encoder, self.test, task).cpu()
+            features = encoded(stage.encoder, self.scored(split), task).cpu()
             predicted = classifiers[task](features).argmax(1).numpy()
-            found[task] = 100 * float((predicted == self.suite.tasks[task]["test"].labels).mean())
+            found[task] = 100 * float((predicted == self.suite.tasks[task][split].labels).mean())
         return found
 
     def references(self) -> list[dict[str, Any]]:
@@ -210,7 +217,7 @@ class Worker:
             for task, out in whole[name].models.items():
                 encoder = load(out).encoder
                 stage.encoder.load(stage.encoder.layout.flat(dict(encoder.named_parameters())))
-                features = encoded(stage.encoder, self.test, task).cpu()
+                features = encoded(stage.encoder, self.scored("test"), task).cpu()
                 predicted = load_head(out / "heads" / task)(features).argmax(1).numpy()
                 scores[task] = 100 * float((predicted == self.suite.tasks[task]["test"].labels).mean())
             rows.append((title, scores))
@@ -285,6 +292,33 @@ def rescaled(jobs: Sequence[Job], masked: Mapping[str, float]) -> list[Job]:
     return found
 
 
+def encode(first: Worker, jobs: Sequence[Job], scales: Sequence[tuple[str, float]]) -> None:
+    """What all processes will want, once and before them: the experts' features, and merges to start from."""
+    for job in {job.access: job for job in jobs}.values():
+        first.stage(job.access).inputs  # noqa: B018
+    for method, options in [*map(first.start, STARTS), *((name, {"scale": scale}) for name, scale in scales)]:
+        first.stage("inductive").output(method, options)
+
+
+def scale_jobs(grid: Sequence[float], steps: int | None) -> list[Job]:
+    """MOMA at each of these scales."""
+    more = {} if steps is None else {"steps": steps}
+    return [
+        Job(SCALES, f"{scale:g}", "moma", start=MASKED, options={"options": {"scale": scale}, **more}) for scale in grid
+    ]
+
+
+def best_scale(rows: Sequence[Mapping[str, Any]]) -> float:
+    """With which MOMA is best on validation data."""
+    tried = [row for row in rows if row["part"] == SCALES]
+    return float(max(tried, key=lambda row: float(row["facts"]["validation"]))["options"]["options"]["scale"])
+
+
+def done_before(file: Path) -> list[dict[str, Any]]:
+    """The fits of earlier runs."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
 def named(scales: Mapping[str, float]) -> str:
     return ", ".join(f"{method} {scale:g}" for method, scale in scales.items())
 
@@ -298,7 +332,8 @@ def words(
         f"Scales {'given' if given.scale else 'chosen on validation data'}: {named(scales)}; average has none.",
     ]
     if masked:
-        found.append(f"MOMA masks a vector of another scale: {named(masked)}.")
+        chosen = ", chosen by its accuracy on validation data" if given.moma_grid else ""
+        found.append(f"MOMA masks a vector of a scale of its own{chosen}: {named(masked)}.")
     if older:
         found.append(f"{older} of {fits} fits are from earlier runs of this command.")
     found.append(f"Loss curves: `fitted-{given.suite}.jsonl` of the run.")
@@ -322,6 +357,14 @@ def parsed() -> argparse.Namespace:
         default=[],
         metavar="METHOD=SCALE",
         help="of the vector that MOMA masks, which a mask can only make shorter (that of the merge alone)",
+    )
+    parser.add_argument(
+        "--moma-grid",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="SCALE",
+        help="of the vector of task arithmetic: that with which MOMA is best on validation data",
     )
     parser.add_argument("--analysis-seeds", type=int, help="of ablation and efficiency (as --seeds)")
     parser.add_argument("--steps", type=int, help="of every loop (each method's own)")
@@ -357,14 +400,12 @@ def main() -> None:
     rows = first.references()
     file = given.results / f"fitted-{given.suite}.jsonl"
     given.results.mkdir(parents=True, exist_ok=True)
-    done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+    done = done_before(file)
     older = len(done)
-    jobs = rescaled(jobs_of(given.parts, given.seeds, given.steps, analyses=given.analysis_seeds), masked)
+    jobs = jobs_of(given.parts, given.seeds, given.steps, analyses=given.analysis_seeds)
     known = {Job(**{name: row[name] for name in Job.__dataclass_fields__}).key for row in done}
-    for job in {job.access: job for job in jobs}.values():
-        first.stage(job.access).inputs  # noqa: B018 - experts are encoded once, before all processes want them
-    for method, options in [*map(first.start, STARTS), *((name, {"scale": scale}) for name, scale in masked.items())]:
-        first.stage("inductive").output(method, options)
+    tried = scale_jobs(given.moma_grid, given.steps)
+    encode(first, jobs, [*masked.items(), *((MASKED, scale) for scale in given.moma_grid)])
     say("experts are encoded")
 
     def keep(row: dict[str, Any]) -> None:
@@ -374,13 +415,20 @@ def main() -> None:
         shots = "" if row["shots"] is None else f" {row['shots']:g}"
         say(f"{row['part']}: {row['row']}{shots} seed {row['seed']}: {row['mean']:.2f} ({row['seconds']} s)")
 
-    left = [job for job in jobs if job.key not in known]
-    if given.workers > 1:
-        spread(place, left, given.workers, started + 60 * given.minutes, keep)
-    else:
+    def run(some: Sequence[Job]) -> None:
+        left = [job for job in some if job.key not in known]
+        if given.workers > 1:
+            spread(place, left, given.workers, started + 60 * given.minutes, keep)
+            return
         for job in left:
             if time.monotonic() - started < 60 * given.minutes:
                 keep(first.do(job))
+
+    if tried:
+        run(tried)
+        masked[MASKED] = best_scale(done)
+        say(f"MOMA is best on validation data from task arithmetic at {masked[MASKED]:g}")
+    run(rescaled(jobs, masked))
     tables = sheets([*rows, *done], list(suite.tasks))
     about = words(given, scales, masked, older, len(done))
     page = f"# Fitted merges on {given.suite}\n\n{about}\n\n{describe_run()}\n\n## Result\n\n{tables}\n"

@@ -18,6 +18,7 @@ def sheets(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
         "references": "References",
         "inductive": "Inductive: all unlabelled training inputs, scored on test",
         "transductive": "Transductive: the unlabelled test inputs themselves, as the papers do",
+        "scales": "The scale of the vector that MOMA masks, from task arithmetic: chosen on validation data",
         "few": "Inductive, few inputs a class",
         "ablation": "Ablation (Table 4 of the paper)",
         "masking": "Masking rate against accuracy (Figure 8): by the weight of the mask's penalty",
@@ -48,26 +49,35 @@ def _sheet(part: str, rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -
         means = [row["mean"] for row in same]
         spread_ = f" ± {stdev(means):.1f}" if len(means) > 1 else ""
         cells = [f"{fmean(row['scores'][task] for row in same):.1f}" for task in tasks]
-        line = [name]
-        if part in ("ablation", "efficiency"):
-            line.append(str(access))
-        if part in ("few", "efficiency"):
-            line.append("all" if shots is None else f"{shots:.0%}" if shots < 1 else f"{shots:g} a class")
-        if part in ("masking", "ablation"):
-            masked = [row["facts"]["masked"] for row in same if "masked" in row.get("facts", {})]
-            line.append(f"{100 * fmean(masked):.0f} %" if masked else "")
+        line = [name, *_more(part, same, access, shots)]
         line += [*cells, f"**{fmean(means):.1f}**{spread_}", str(len(same)), f"{same[0]['extra']:,}"]
         seconds = [row["seconds"] for row in same if "seconds" in row]
         line.append(f"{fmean(seconds):.0f}" if seconds else "")
         lines.append(line)
-    heads = [{"masking": "penalty"}.get(part, "method")]
-    if part in ("ablation", "efficiency"):
-        heads.append("access")
-    if part in ("few", "efficiency"):
-        heads.append("inputs")
-    if part in ("masking", "ablation"):
-        heads.append("masked")
+    heads = [{"masking": "penalty", "scales": "scale"}.get(part, "method")]
+    heads += [title for title, parts in _MORE.items() if part in parts]
     return table([*heads, *tasks, "mean", "seeds", "extra parameters", "s"], lines)
+
+
+_MORE = {  # columns of some parts
+    "access": ("ablation", "efficiency"),
+    "inputs": ("few", "efficiency"),
+    "masked": ("masking", "ablation"),
+    "validation": ("scales",),
+}
+
+
+def _more(part: str, same: Sequence[Mapping[str, Any]], access: str | None, shots: float | None) -> list[str]:
+    """What stands in those columns."""
+    masked = [row["facts"]["masked"] for row in same if "masked" in row.get("facts", {})]
+    validation = [row["facts"]["validation"] for row in same if "validation" in row.get("facts", {})]
+    cells = {
+        "access": str(access),
+        "inputs": "all" if shots is None else f"{shots:.0%}" if shots < 1 else f"{shots:g} a class",
+        "masked": f"{100 * fmean(masked):.0f} %" if masked else "",
+        "validation": f"{fmean(validation):.1f}" if validation else "",
+    }
+    return [cells[title] for title, parts in _MORE.items() if part in parts]
 
 
 def _order(part: str, key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -79,6 +89,6 @@ def _order(part: str, key: tuple[Any, ...]) -> tuple[Any, ...]:
     size = 1e9 if shots is None else float(shots)
     if part in ("few", "efficiency"):
         return (access or "", size, name)
-    if part == "masking":
+    if part in ("masking", "scales"):
         return (float(name),)
     return (access or "", first.index(name) if name in first else len(first), 0 if part == "ablation" else name)
