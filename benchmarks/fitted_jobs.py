@@ -32,14 +32,26 @@ class Job:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def jobs_of(parts: Sequence[str], seeds: int, steps: int | None, *, analyses: int | None = None) -> list[Job]:
-    """All jobs of some parts, one with each seed; `steps`: of every loop; `analyses`: their number of seeds."""
+def jobs_of(
+    parts: Sequence[str],
+    seeds: int,
+    steps: int | None,
+    *,
+    analyses: int | None = None,
+    without: Sequence[str] = (),
+) -> list[Job]:
+    """All jobs of some parts, one with each seed; `steps`: of every loop; `analyses`: their number of seeds.
+
+    `without`: methods that are left out.
+    """
     quick = {} if steps is None else {"steps": steps}
     wanted: list[Job] = []
     for part in parts:
         wanted += _main(part) if part in SPLITS else {"few": _few, **_ANALYSES}[part]()
     found = {}
     for job in wanted:
+        if job.what in without:
+            continue
         options = {**_SHORTER.get(job.what, {}), **(quick if job.what in _LOOPS else {}), **job.options}
         once = job.part == "masking" or (job.what in ("alone", "align:auto") and job.shots is None)
         own = seeds if analyses is None or job.part not in _ANALYSES else analyses
