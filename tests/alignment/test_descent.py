@@ -189,3 +189,19 @@ def test_side_by_side_as_many_inputs(name: str) -> None:
     pairs = [pair_of(random(count, 6), random(count, 6, seed=1)) for count in (5, 4)]
     with pytest.raises(RecipeError, match=r"as many inputs each, got \[4, 5\]"):
         cast("StackAligner", short(name)).fit_each(pairs, head_of("plain"), [0, 0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", [name for name in ALIGNERS if name != "aligned-c"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_on_a_gpu(name: str, kind: str) -> None:
+    pairs = [pair_of(random(20, 6, seed=seed), random(20, 6, seed=seed + 50)) for seed in range(2)]
+    head, new = head_of(kind), random(9, 6, seed=99)
+    here, there = (
+        ALIGNERS[name](batch=8, steps=6, device=device).fit_each(pairs, head, [1, 2]) for device in ("cpu", "cuda")
+    )
+    for one, other in zip(here, there, strict=True):
+        assert other.classifier(new).device.type == "cpu"
+        if name != "probsurgery":  # whose noise is the device's own
+            torch.testing.assert_close(other.classifier(new), one.classifier(new), atol=1e-4, rtol=1e-4)
+        assert float(other.facts["loss"]) < 1.2 * float(other.facts["loss_before"])
