@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.environments import ROOT, describe_run, table
 from benchmarks.fitted import Place, Worker, spread
 from benchmarks.fitted_jobs import Job
-from benchmarks.lora_cka import KINDS, measure
+from benchmarks.lora_cka import KINDS, adapted_share, measure
 
 from orthomerge.evaluation.evaluate import Bench
 from orthomerge.evaluation.scale import search_scale
@@ -68,9 +68,11 @@ class LoraPlace(Place):
     faster: float = 10.0
     share: float = 1.0
 
+    def full(self) -> Suite:
+        return Place(self.suite, self.folder.parent, self.data, self.base, self.device, {}, self.text).built()
+
     def built(self) -> Suite:
-        full = Place(self.suite, self.folder.parent, self.data, self.base, self.device, {}, self.text).built()
-        return lora_suite(full, self.rank, self.faster, device=self.device, say=lambda text: None)
+        return lora_suite(self.full(), self.rank, self.faster, device=self.device, say=lambda text: None)
 
     def start(self, method: str) -> tuple[str, dict[str, Any]]:
         name = method.removeprefix(KNOTS)
@@ -100,6 +102,11 @@ def lora_suite(suite: Suite, rank: int, faster: float, *, device: str, say: Say,
     )
     experts = {task: Expert(str(path), labels=suite.tasks[task].labels) for task, path in made.items()}
     return replace(suite, folder=folder, experts=experts, mtl={})
+
+
+def cka_of(place: LoraPlace) -> dict[str, dict[str, float]]:
+    """CKA of the updates of full and of LoRA experts."""
+    return measure(place.full(), place.built())
 
 
 def jobs_of(seeds: int, steps: int | None) -> list[Job]:
@@ -198,11 +205,13 @@ def main() -> None:
     made = {"folder": folder, "data": given.data, "base": given.base, "device": given.device}
     full = build_suite(given.suite, **made, say=say, workers=trainers)
     suite = lora_suite(full, given.rank, given.faster, device=given.device, say=say, workers=trainers)
-    alike, share = measure(full, suite, device=given.device)
-    say(f"CKA is measured; the adapters change {share:.1%} of the encoder's weights")
+    share = adapted_share(suite)
+    say(f"the adapters change {share:.1%} of the encoder's weights")
     text = next(iter(suite.tasks.values())).modality == "text"
     at = (given.suite, suite.folder, given.data, given.base, given.device)
     place = LoraPlace(*at, {}, text, rank=given.rank, faster=given.faster, share=share)
+    beside = ProcessPoolExecutor(1, get_context("spawn"))
+    alike = beside.submit(cka_of, place)  # on the CPU, while merges are measured
     file = given.results / f"lora-{given.suite}-{given.rank}-{given.faster:g}.jsonl"
     given.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
@@ -233,7 +242,8 @@ def main() -> None:
         for job in left:
             if time.monotonic() - started < 60 * given.minutes:
                 keep(first.do(job))
-    write(given, sheet(rows, references, place.scales), alike, share)
+    write(given, sheet(rows, references, place.scales), alike.result(), share)
+    beside.shutdown()
     say("done")
 
 

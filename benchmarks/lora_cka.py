@@ -13,18 +13,16 @@ from orthomerge.pipeline import task_vectors
 from orthomerge.planning import make_plan
 from orthomerge.suites.suite import Suite
 
-__all__ = ["KINDS", "measure"]
+__all__ = ["KINDS", "adapted_share", "measure"]
 
 KINDS = ("full", "LoRA", "LoRA, KnOTS, V alone", "full, KnOTS, V alone")
 _INPUTS = 512  # of a layer: tokens of inputs of all tasks
 
 
-def measure(full: Suite, lora: Suite, *, device: str) -> tuple[dict[str, dict[str, float]], float]:
-    """CKA by kind and adapted layer, and the share of the encoder's weights that the adapters change."""
+def measure(full: Suite, lora: Suite) -> dict[str, dict[str, float]]:
+    """CKA by kind and adapted layer."""
     whole, thin = _vectors(full), _vectors(lora)
-    count = sum(torch.Size(shape).numel() for shape in thin.shapes.values())
-    adapted = [key for key in thin.shapes if any(vector.terms[0][1].shape(key) for vector in thin.vectors.values())]
-    share = sum(torch.Size(thin.shapes[key]).numel() for key in adapted) / count
+    adapted = _adapted(thin)
     inputs = _inputs(full, {key: thin.base.read(key, 0, torch.Size(thin.shapes[key]).numel()) for key in adapted})
     found: dict[str, dict[str, float]] = {kind: {} for kind in KINDS}
     for key in adapted:
@@ -32,7 +30,18 @@ def measure(full: Suite, lora: Suite, *, device: str) -> tuple[dict[str, dict[st
         for name, values in updates.items():
             found[name][key] = update_cka(values, inputs=inputs[key])
             found[f"{name}, KnOTS, V alone"][key] = update_cka(values, inputs=inputs[key], view="directions")
-    return found, share
+    return found
+
+
+def adapted_share(lora: Suite) -> float:
+    """The share of the encoder's weights that the adapters change."""
+    thin = _vectors(lora)
+    sizes = {key: torch.Size(shape).numel() for key, shape in thin.shapes.items()}
+    return sum(sizes[key] for key in _adapted(thin)) / sum(sizes.values())
+
+
+def _adapted(thin: TaskVectors) -> list[str]:
+    return [key for key in thin.shapes if any(vector.terms[0][1].shape(key) for vector in thin.vectors.values())]
 
 
 def _vectors(suite: Suite) -> TaskVectors:
