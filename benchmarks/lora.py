@@ -205,6 +205,7 @@ def main() -> None:
     made = {"folder": folder, "data": given.data, "base": given.base, "device": given.device}
     full = build_suite(given.suite, **made, say=say, workers=trainers)
     suite = lora_suite(full, given.rank, given.faster, device=given.device, say=say, workers=trainers)
+    suite.references()  # once, before all processes want them
     share = adapted_share(suite)
     say(f"the adapters change {share:.1%} of the encoder's weights")
     text = next(iter(suite.tasks.values())).modality == "text"
