@@ -65,6 +65,17 @@ def test_many_inputs_choose_by_the_same_held_out_divergence(seed: int, per_class
         assert same_head(found.classifier, named.align(problem).classifier)
 
 
+@pytest.mark.parametrize(("lead", "aligner"), [(-2.0, "ridge"), (0.0, "ridge"), (0.9, "ridge"), (1.1, "kl-map")])
+def test_in_doubt_it_is_ridge(lead: float, aligner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kl-map must be ahead by more than a standard error."""
+    noise = random(100).double()
+    noise = (noise - noise.mean()) / noise.std()
+    rivals = torch.stack([torch.full_like(noise, 9.0), 1 + noise - lead / 10, torch.ones_like(noise)])
+    monkeypatch.setattr(KlProblem, "rivals", lambda self, strength: rivals)
+    task = planted_task(30)
+    assert Auto().fit(task.pair, task.head).facts["aligner"] == aligner
+
+
 def test_rivals_are_judged_on_what_they_have_not_seen() -> None:
     """Fewer than 500 inputs: all of them, in five folds. Ridge without a fold is ridge on the rest, with lambda for the
     smaller number."""

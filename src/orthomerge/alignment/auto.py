@@ -3,9 +3,9 @@
 - fewer than `few` inputs a class: `kl-map` with its default prior. Logits of so few inputs are too unequal for least
   squares, and cross-validation is too noisy to choose by.
 - up to `many`: `ridge`, its strength by exact leave-one-out.
-- more: `kl-map`, its strength by cross-validation: with enough inputs the right loss wins. Where held-out inputs say
-  that it does not (by a standard error), `ridge`: both are fitted without the same inputs, 500 of them or, in folds,
-  all, and judged by the same KL.
+- more: `kl-map`, its strength by cross-validation, where held-out inputs say that the right loss wins (by a standard
+  error), else `ridge`: both are fitted without the same inputs, 500 of them or, in folds, all, and judged by the same
+  KL. `ridge` has the benefit of the doubt because a KL that is a little lower often comes with fewer right answers.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
 or, between `few` and `many`, the squared error of the logits. Else the head stays as it is, and the facts say so. With
@@ -66,11 +66,11 @@ class Auto:
         return self._judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
     def _better(self, problem: Problem, kl: KlProblem) -> Alignment:
-        """`kl-map` or, where it lowers the divergence of held-out inputs more, by a standard error, `ridge`."""
+        """`kl-map` where it lowers the divergence of held-out inputs more, by a standard error, else `ridge`."""
         chosen = kl.chosen()
         none, ours, ridge = kl.rivals(chosen)
         gain = ours - ridge
-        if float(gain.mean()) > float(gain.std()) / math.sqrt(len(gain)):
+        if float(gain.mean()) > -float(gain.std()) / math.sqrt(len(gain)):
             return self._judged(problem, Ridge().align(problem), "ridge", kept=float((ridge - none).mean()) <= 0)
         found = KlMap(chosen, device=self.device).align(problem)
         return self._judged(problem, found, "kl-map", kept=float((ours - none).mean()) <= 0)
