@@ -3,9 +3,10 @@
 - fewer than `few` inputs a class: `kl-map` with its default prior. Logits of so few inputs are too unequal for least
   squares, and cross-validation is too noisy to choose by.
 - up to `many`: `ridge`, its strength by exact leave-one-out.
-- more: `kl-map`, its strength by cross-validation, where held-out inputs say that the right loss wins (by a standard
-  error), else `ridge`: both are fitted without the same inputs, 500 of them or, in folds, all, and judged by the same
-  KL. `ridge` has the benefit of the doubt because a KL that is a little lower often comes with fewer right answers.
+- more: `kl-map`, its strength by cross-validation, or `ridge`, as held-out inputs say: both are fitted without the same
+  ones, 500 of them or, in folds, all, and judged by the same KL. A difference of less than a standard error says
+  nothing. Then it is `ridge` with fewer than four inputs a feature, where a KL that is a little lower comes with fewer
+  right answers, and else `kl-map`: with enough inputs the right loss wins.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
 or, between `few` and `many`, the squared error of the logits. Else the head stays as it is, and the facts say so. With
@@ -30,6 +31,7 @@ from orthomerge.heads import Head
 __all__ = ["Auto"]
 
 _DOUBT = 2.0  # standard errors
+_PLENTY = 4.0  # inputs a feature from which kl-map has the benefit of the doubt
 _PAIR = 2.0  # inputs a class from which a held-out one leaves another of its class behind
 
 
@@ -66,11 +68,12 @@ class Auto:
         return self._judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
     def _better(self, problem: Problem, kl: KlProblem) -> Alignment:
-        """`kl-map` where it lowers the divergence of held-out inputs more, by a standard error, else `ridge`."""
+        """What lowers the divergence of held-out inputs more; in doubt, what the number of inputs speaks for."""
         chosen = kl.chosen()
         none, ours, ridge = kl.rivals(chosen)
-        gain = ours - ridge
-        if float(gain.mean()) > -float(gain.std()) / math.sqrt(len(gain)):
+        gain, plenty = ours - ridge, len(problem.H) >= _PLENTY * problem.head.width
+        doubt = float(gain.std()) / math.sqrt(len(gain))
+        if float(gain.mean()) > (doubt if plenty else -doubt):
             return self._judged(problem, Ridge().align(problem), "ridge", kept=float((ridge - none).mean()) <= 0)
         found = KlMap(chosen, device=self.device).align(problem)
         return self._judged(problem, found, "kl-map", kept=float((ours - none).mean()) <= 0)
