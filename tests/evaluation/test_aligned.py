@@ -88,6 +88,51 @@ def test_a_question_is_fitting_by_hand(
         assert record.support == "test"
 
 
+def test_draws_side_by_side_or_one_by_one(toy: Toy, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side by side they go in groups; one by one a seed does not know of the others, to the bit."""
+    groups: list[list[int]] = []
+    fit_each = Surgery.fit_each
+
+    def counted(self: Surgery, pairs: Any, head: Head, seeds: Any) -> Any:
+        groups.append(list(seeds))
+        return fit_each(self, pairs, head, seeds)
+
+    monkeypatch.setattr(Surgery, "fit_each", counted)
+    monkeypatch.setattr("orthomerge.evaluation.aligned._FITS", 2)
+    asked = ask("surgery", options={"steps": 20, "rank": 4}, shots=4, seeds=3)
+    subjects = [toy.merged("average")]
+    together = list(evaluate(toy.bench(cache), subjects, [asked]))
+    assert groups == [[0, 1], [2]] * len(toy.tasks)
+    groups.clear()
+    alone = list(evaluate(toy.bench(cache), subjects, [replace(asked, together=False)]))
+    assert groups == [[0], [1], [2]] * len(toy.tasks)
+    assert [record for record, _ in together] == [record for record, _ in alone]
+    assert all(one.equal(other) for (_, one), (_, other) in zip(together, alone, strict=True))
+    cut = list(evaluate(toy.bench(cache), subjects, [replace(asked, first=2, seeds=1)]))
+    assert [predicted.tolist() for record, predicted in cut if record.aligner] == [
+        predicted.tolist() for record, predicted in alone if record.aligner and record.seed == 2
+    ]
+
+
+def test_groups_of_as_many_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever order they come in; and no more numbers at a time than are allowed."""
+    head = Head(Linear(torch.randn(3, 5, generator=torch.Generator().manual_seed(0))), ("a", "b", "c"))
+    way = Aligned(Surgery(steps=5, rank=2))
+
+    def evidence(count: int, seed: int) -> Evidence:
+        values = torch.randn(2, count, 5, generator=torch.Generator().manual_seed(seed))
+        return Evidence(
+            head, Features(values[0], "toy", "train"), seed=seed, expert=Features(values[1], "toy", "train")
+        )
+
+    given = [evidence(count, seed) for seed, count in enumerate((4, 6, 4, 6, 4))]
+    probe = torch.randn(7, 5, generator=torch.Generator().manual_seed(9))
+    for numbers in (1 << 20, 45, 1):
+        monkeypatch.setattr("orthomerge.evaluation.aligned._NUMBERS", numbers)
+        for each, made in zip(given, way.build_each(given), strict=True):
+            torch.testing.assert_close(made(probe), way.build(each)(probe), atol=1e-5, rtol=1e-5)
+
+
 def test_cross_fitting_is_fitting_without_each_fold(toy: Toy, cache: Path) -> None:
     bench = toy.bench(cache)
     found = list(evaluate(bench, [toy.merged("average")], [ask("ridge", "cross-fitted")]))

@@ -20,6 +20,8 @@ from orthomerge.heads import Classifier
 
 __all__ = ["Aligned"]
 
+_FITS, _NUMBERS = 20, 1 << 27  # of fits side by side: their number, and that of their features
+
 
 @dataclass(frozen=True)
 class Aligned:
@@ -52,12 +54,12 @@ class Aligned:
         by_count: dict[int, list[int]] = {}
         for place, each in enumerate(evidence):
             by_count.setdefault(0 if each.support is None else len(each.support), []).append(place)
-        for places in by_count.values():
-            mine = [evidence[place] for place in places]
-            fits = cast("StackAligner", self.aligner).fit_each(
-                [_pair(each) for each in mine], mine[0].head, [each.seed for each in mine]
-            )
-            found |= {place: fit.classifier for place, fit in zip(places, fits, strict=True)}
+        for count, places in by_count.items():
+            most = min(_FITS, max(_NUMBERS // max(count * evidence[0].head.width, 1), 1))
+            for few in (places[start : start + most] for start in range(0, len(places), most)):
+                pairs, seeds = [_pair(evidence[place]) for place in few], [evidence[place].seed for place in few]
+                fits = cast("StackAligner", self.aligner).fit_each(pairs, evidence[0].head, seeds)
+                found |= {place: fit.classifier for place, fit in zip(few, fits, strict=True)}
         return [found[place] for place in range(len(evidence))]
 
 

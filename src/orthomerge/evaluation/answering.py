@@ -56,6 +56,7 @@ class Job:
     test: FeatureKey
     seeds: int = 1
     first: int = 0
+    together: bool = True
     expert_head: Head | None = None
     support: FeatureKey | None = None
     other: FeatureKey | None = None
@@ -89,7 +90,7 @@ def answer(job: Job, load: Load) -> list[Answer]:
     head = job.expert_head if job.aligner is not None and job.expert_head is not None else head
     seeds = range(job.first, job.first + (job.seeds if way.needs else 1))
     ways = dict.fromkeys(seeds, way)
-    if isinstance(way, Aligned) and way.together and len(seeds) > 1 and job.access != "cross-fitted":
+    if isinstance(way, Aligned) and way.together and job.together and len(seeds) > 1 and job.access != "cross-fitted":
         noted = _Noted()
         for seed in seeds:
             _predicted(job, noted, head, seed, load)

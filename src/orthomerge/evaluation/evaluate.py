@@ -54,7 +54,7 @@ class Question:
     `aligner`: read by the head that an aligner makes, whose options these then are; the protocol is `current`.
     `support` counts for inductive access: the others take theirs from the test split. `control` spoils the evidence on
     purpose. `subjects`: whom to ask; None for all. `fewer`: a class that has fewer than `shots` gives all it has.
-    `first`: the first of the seeds.
+    `first`: the first of the seeds. `together`: fits of several draws may go side by side, which changes last digits.
     """
 
     protocol: str
@@ -68,6 +68,7 @@ class Question:
     aligner: str | None = None
     fewer: bool = False
     first: int = 0
+    together: bool = True
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -190,7 +191,7 @@ def _job(bench: Bench, subject: Subject, task: str, question: Question) -> Job:
     model, needs = subject.models[task], question.needs
     inductive = question.access == "inductive"
     keys: dict[str, Any] = {"test": bench.made(model, task, "test")}
-    given: dict[str, Any] = {"seeds": question.seeds, "first": question.first}
+    given: dict[str, Any] = {"seeds": question.seeds, "first": question.first, "together": question.together}
     drawn = range(question.first, question.first + question.seeds)
     if needs:
         split: Split = question.support if inductive else "test"

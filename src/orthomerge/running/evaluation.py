@@ -55,6 +55,7 @@ def _asked(reading: Reading, recipe: Recipe, block: Evaluate) -> list[Question]:
             support=block.support,
             options=reading.options,
             aligner=aligner,
+            together=False,  # the same bytes whether seeds are jobs of their own or not
         )
         for aligner in reading.aligners
         for shots in reading.counts
