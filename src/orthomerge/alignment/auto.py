@@ -1,18 +1,17 @@
-"""The aligner to use when none is named: the best for the number of inputs, and only if held-out inputs agree.
+"""The aligner to use when none is named: two estimates and their mean, and only if held-out inputs agree.
 
 - fewer than `few` inputs a class: `kl-map` with its default prior. Logits of so few inputs are too unequal for least
   squares, and cross-validation is too noisy to choose by.
-- up to `many`: `ridge`, its strength by exact leave-one-out.
-- more: `kl-map`, its strength by cross-validation, or `ridge`, as held-out inputs say: both are fitted without the same
-  ones, 500 of them or, in folds, all, and judged by the same KL. A difference of less than a standard error says
-  nothing. Then it is `ridge` with fewer than four inputs a feature, where a KL that is a little lower comes with fewer
-  right answers, and else `kl-map`: with enough inputs the right loss wins.
+- more: `ridge`, its strength by exact leave-one-out, and `kl-map`, its strength by cross-validation. They are about as
+  good as each other and err on other inputs, so that the head halfway between them is mostly better than both. It is
+  taken unless held-out inputs speak for one alone: all three are fitted without the same ones, 500 of them or, in
+  folds, all, and judged by the same KL. A difference of less than a standard error says nothing.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
-or, between `few` and `many`, the squared error of the logits. Else the head stays as it is, and the facts say so. With
-few inputs a class the head stays only if the loss rises by more than chance (two standard errors), and with fewer than
-two it is not asked: a held-out input is then the only one of its class, which no fit without it can know about, and the
-prior is the only guard. One input alone changes nothing.
+or the squared error of the logits. Else the head stays as it is, and the facts say so. With fewer than `few` inputs a
+class the head stays only if the loss rises by more than chance (two standard errors), and with fewer than two it is not
+asked: a held-out input is then the only one of its class, which no fit without it can know about, and the prior is the
+only guard. One input alone changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +19,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.ridge import Ridge
@@ -31,21 +33,20 @@ from orthomerge.heads import Head
 __all__ = ["Auto"]
 
 _DOUBT = 2.0  # standard errors
-_PLENTY = 4.0  # inputs a feature from which kl-map has the benefit of the doubt
 _PAIR = 2.0  # inputs a class from which a held-out one leaves another of its class behind
+_MEAN = "mean of ridge and kl-map"
 
 
 @dataclass(frozen=True)
 class Auto:
-    """`few` and `many`: mean numbers of inputs a class at which the aligner changes. `device`: see `kl-map`."""
+    """`few`: mean number of inputs a class from which least squares has a say. `device`: see `kl-map`."""
 
     few: float = 4.0
-    many: float = 25.0
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.few <= self.many:
-            raise RecipeError(f"'few' and 'many' must be 0 <= few <= many, got {self.few} and {self.many}")
+        if not self.few >= 0:
+            raise RecipeError(f"'few' must be at least 0, got {self.few}")
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         return self.align(Problem.of(pair, head))
@@ -54,31 +55,51 @@ class Auto:
         per_class = len(problem.H) / len(problem.head.labels)
         if len(problem.H) < 2:
             return Alignment(problem.head, {"kept": False, "why": "one input cannot be judged"})
-        if self.few <= per_class < self.many:
-            found = Ridge().align(problem)
-            return self._judged(problem, found, "ridge", kept=not math.isinf(problem.strength))
         kl = KlProblem(problem, device=self.device)
-        if per_class >= self.many:
-            return self._better(problem, kl)
+        if per_class >= self.few:
+            return self._best(problem, kl)
         before, after = (kl.held_out(strength)[0] for strength in (math.inf, DEFAULT))
-        worse = after - before
-        allowed = _DOUBT * float(worse.std()) / math.sqrt(len(worse))
-        if per_class >= _PAIR and float(worse.mean()) > allowed:
-            return self._judged(problem, Alignment(problem.head), "kl-map", kept=False)
-        return self._judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
+        surely = _mean_and_error(after - before)
+        if per_class >= _PAIR and surely[0] > _DOUBT * surely[1]:
+            return _judged(problem, Alignment(problem.head), "kl-map", kept=False)
+        return _judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
-    def _better(self, problem: Problem, kl: KlProblem) -> Alignment:
-        """What lowers the divergence of held-out inputs more; in doubt, what the number of inputs speaks for."""
+    def _best(self, problem: Problem, kl: KlProblem) -> Alignment:
+        """What lowers the divergence of held-out inputs most; in doubt, the mean of both."""
         chosen = kl.chosen()
-        none, ours, ridge = kl.rivals(chosen)
-        gain, plenty = ours - ridge, len(problem.H) >= _PLENTY * problem.head.width
-        doubt = float(gain.std()) / math.sqrt(len(gain))
-        if float(gain.mean()) > (doubt if plenty else -doubt):
-            return self._judged(problem, Ridge().align(problem), "ridge", kept=float((ridge - none).mean()) <= 0)
-        found = KlMap(chosen, device=self.device).align(problem)
-        return self._judged(problem, found, "kl-map", kept=float((ours - none).mean()) <= 0)
+        losses = dict(zip(("none", "kl-map", "ridge", _MEAN), kl.rivals(chosen), strict=True))
+        taken = _MEAN
+        for alone in ("kl-map", "ridge"):
+            ahead, error = _mean_and_error(losses[_MEAN] - losses[alone])
+            if ahead > error:
+                taken = alone
+        found = {
+            "ridge": Ridge().align(problem),
+            "kl-map": KlMap(chosen, device=self.device).align(problem),
+        }
+        found[_MEAN] = _halfway(problem, found["ridge"], found["kl-map"])
+        lower = float((losses[taken] - losses["none"]).mean()) < 0
+        # A finite strength of ridge: leave-one-out says that least squares lowers its own loss.
+        kept = (lower or not math.isinf(problem.strength)) and found[taken].facts.get("strength") != math.inf
+        return _judged(problem, found[taken], taken, kept=kept)
 
-    def _judged(self, problem: Problem, found: Alignment, aligner: str, *, kept: bool) -> Alignment:
-        if kept:
-            return Alignment(found.classifier, {"kept": True, "aligner": aligner, **found.facts})
-        return Alignment(problem.head, {"kept": False, "aligner": aligner, "why": "no held-out loss fell"})
+
+def _mean_and_error(differences: torch.Tensor) -> tuple[float, float]:
+    """Of differences [n] between losses of the same inputs."""
+    return float(differences.mean()), float(differences.std()) / math.sqrt(len(differences))
+
+
+def _halfway(problem: Problem, ridge: Alignment, kl: Alignment) -> Alignment:
+    """The head whose first map is the mean of two; for a head of one layer its logits are the means of theirs."""
+    heads = [each.classifier for each in (ridge, kl)]
+    maps = [first_map(head) for head in heads if isinstance(head, Head)]
+    weight = torch.stack([each.weight.double() for each in maps]).mean(0)
+    biases = [each.bias.double() for each in maps if each.bias is not None]
+    made = with_first_map(problem.head, weight, torch.stack(biases).mean(0) if biases else None, task=problem.task)
+    return Alignment(made, {"strength of ridge": ridge.facts["strength"], "strength of kl-map": kl.facts["strength"]})
+
+
+def _judged(problem: Problem, found: Alignment, aligner: str, *, kept: bool) -> Alignment:
+    if kept:
+        return Alignment(found.classifier, {"kept": True, "aligner": aligner, **found.facts})
+    return Alignment(problem.head, {"kept": False, "aligner": aligner, "why": "no held-out loss fell"})

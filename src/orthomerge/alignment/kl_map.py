@@ -139,9 +139,9 @@ class KlProblem:
         return STRENGTHS[min(good, key=lambda place: abs(place - STRENGTHS.index(DEFAULT)))]
 
     def rivals(self, strength: float) -> torch.Tensor:
-        """The divergence [3, n] of `_JUDGED` inputs or, in folds, of all: unchanged, under this strength, and by ridge.
+        """The divergence [4, n] of `_JUDGED` inputs or, in folds, of all, by fits to the others.
 
-        Fits are to the other inputs.
+        Unchanged, under this strength, by ridge, and by the mean of these two.
         """
         losses: list[torch.Tensor] = []
         for fold in range(min(_FOLDS, len(self._order))):
@@ -149,7 +149,8 @@ class KlProblem:
             train, test = self._order[~mine], self._all.take(self._order[mine])
             none = self._none(test)
             ours = none if math.isinf(strength) else self.solve(train, strength, tolerance=_ROUGH).G
-            losses.append(torch.stack([test.divergence(G) for G in (none, ours, self._ridge(train))]))
+            ridge = self._ridge(train)
+            losses.append(torch.stack([test.divergence(G) for G in (none, ours, ridge, (ours + ridge) / 2)]))
             if sum(each.shape[1] for each in losses) >= _JUDGED:
                 break
         return torch.cat(losses, 1).cpu()

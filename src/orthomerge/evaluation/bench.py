@@ -18,7 +18,7 @@ from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation.controls import other_task
 from orthomerge.evaluation.metrics import logits_of
 from orthomerge.features.cache import FeatureCache, FeatureKey, weights_digest
-from orthomerge.features.extract import Precision, extract
+from orthomerge.features.extract import Precision, device_of, extract
 from orthomerge.features.features import Features
 from orthomerge.heads import Head
 from orthomerge.merged import Merged, load, load_classifier, read_manifest
@@ -153,8 +153,8 @@ class Bench:
         return self.encode(self._loaded[content], task, examples)
 
     def encode(self, merged: Merged, task: str, examples: Examples) -> Features:
-        """Features of some examples, made now."""
-        return extract(
+        """Features of some examples, made now; what passes leave in a GPU's allocator goes back to other processes."""
+        found = extract(
             merged.encoder,
             merged.family,
             merged.pooling,
@@ -165,3 +165,6 @@ class Bench:
             device=self.device,
             autocast=self.autocast,
         )
+        if device_of(self.device).type != "cpu":
+            torch.accelerator.empty_cache()
+        return found
