@@ -128,13 +128,25 @@ def test_rivals_are_judged_on_what_they_have_not_seen() -> None:
     assert KlProblem(many).rivals(math.inf).shape == (4, 840)  # two folds of five hold 500
 
 
-def test_the_limit_is_an_option() -> None:
+def test_the_limits_are_options() -> None:
     task = planted_task(3)
-    assert Auto(few=2).fit(task.pair, task.head).facts["aligner"] != "kl-map"
+    assert Auto(few=2).fit(task.pair, task.head).facts["aligner"] == MEAN
     assert Auto(few=4).fit(task.pair, task.head).facts["aligner"] == "kl-map"
+    assert Auto(enough=15).fit(task.pair, task.head).facts["aligner"] == MEAN
+    assert Auto(enough=16).fit(task.pair, task.head).facts["aligner"] == "kl-map"
     for few in (-1.0, math.nan):
         with pytest.raises(RecipeError, match="'few' must be at least 0, got"):
             Auto(few=few)
+    with pytest.raises(RecipeError, match="'enough' must be at least 0, got -1"):
+        Auto(enough=-1)
+
+
+def test_many_classes_with_an_input_each_are_enough() -> None:
+    task = planted_task(1, classes=40)
+    found = Auto().fit(task.pair, task.head)
+    assert (found.facts["kept"], found.facts["aligner"]) == (True, MEAN)
+    assert accuracy(found.classifier, task) > task.unaligned
+    assert Auto(enough=41).fit(task.pair, task.head).facts["aligner"] == "kl-map"
 
 
 @pytest.mark.parametrize("kind", HEADS)

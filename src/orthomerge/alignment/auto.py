@@ -1,17 +1,17 @@
 """The aligner to use when none is named: two estimates and their mean, and only if held-out inputs agree.
 
-- fewer than `few` inputs a class: `kl-map` with its default prior. Logits of so few inputs are too unequal for least
-  squares, and cross-validation is too noisy to choose by.
+- fewer than `few` inputs a class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs are
+  too unequal for least squares, and cross-validation is too noisy to choose by.
 - more: `ridge`, its strength by exact leave-one-out, and `kl-map`, its strength by cross-validation. They are about as
   good as each other and err on other inputs, so that the head halfway between them is mostly better than both. It is
-  taken unless held-out inputs speak for one alone: all three are fitted without the same ones, 500 of them or, in
-  folds, all, and judged by the same KL. A difference of less than a standard error says nothing.
+  taken unless held-out inputs, at least `few` a class, speak for one alone: all three are fitted without the same ones,
+  500 of them or, in folds, all, and judged by the same KL. A difference of less than a standard error says nothing.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
-or the squared error of the logits. Else the head stays as it is, and the facts say so. With fewer than `few` inputs a
-class the head stays only if the loss rises by more than chance (two standard errors), and with fewer than two it is not
-asked: a held-out input is then the only one of its class, which no fit without it can know about, and the prior is the
-only guard. One input alone changes nothing.
+or the squared error of the logits. Else the head stays as it is, and the facts say so. With too few inputs for least
+squares the head stays only if the loss rises by more than chance (two standard errors), and with fewer than two a class
+it is not asked: a held-out input is then the only one of its class, which no fit without it can know about, and the
+prior is the only guard. One input alone changes nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ _MEAN = "mean of ridge and kl-map"
 
 @dataclass(frozen=True)
 class Auto:
-    """`few`: mean number of inputs a class from which least squares has a say. `device`: see `kl-map`."""
+    """`few` and `enough`: inputs a class, or in all, from which least squares has a say. `device`: see `kl-map`."""
 
     few: float = 4.0
+    enough: int = 40
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.few >= 0:
-            raise RecipeError(f"'few' must be at least 0, got {self.few}")
+        for name in ("few", "enough"):
+            if not getattr(self, name) >= 0:
+                raise RecipeError(f"{name!r} must be at least 0, got {getattr(self, name)}")
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         return self.align(Problem.of(pair, head))
@@ -56,20 +58,20 @@ class Auto:
         if len(problem.H) < 2:
             return Alignment(problem.head, {"kept": False, "why": "one input cannot be judged"})
         kl = KlProblem(problem, device=self.device)
-        if per_class >= self.few:
-            return self._best(problem, kl)
+        if per_class >= self.few or len(problem.H) >= self.enough:
+            return self._best(problem, kl, choose=per_class >= self.few)
         before, after = (kl.held_out(strength)[0] for strength in (math.inf, DEFAULT))
         surely = _mean_and_error(after - before)
         if per_class >= _PAIR and surely[0] > _DOUBT * surely[1]:
             return _judged(problem, Alignment(problem.head), "kl-map", kept=False)
         return _judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
-    def _best(self, problem: Problem, kl: KlProblem) -> Alignment:
-        """What lowers the divergence of held-out inputs most; in doubt, the mean of both."""
+    def _best(self, problem: Problem, kl: KlProblem, *, choose: bool) -> Alignment:
+        """What lowers the divergence of held-out inputs most; in doubt, or without a choice, the mean of both."""
         chosen = kl.chosen()
         losses = dict(zip(("none", "kl-map", "ridge", _MEAN), kl.rivals(chosen), strict=True))
         taken = _MEAN
-        for alone in ("kl-map", "ridge"):
+        for alone in ("kl-map", "ridge") if choose else ():
             ahead, error = _mean_and_error(losses[_MEAN] - losses[alone])
             if ahead > error:
                 taken = alone
