@@ -27,7 +27,8 @@ __all__ = ["aligner_questions", "aligner_sheets"]
 MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class
 SHARE = 0.1
-GPU = ("kl-map", "auto", "aligned-m", "orth-m", "moma-orthogonal", "surgery", "probsurgery")  # worth one
+GPU = ("aligned-m", "orth-m", "moma-orthogonal", "surgery", "probsurgery")  # worth one
+LARGE = ("kl-map", "auto")  # with all inputs; a step to few costs a core less than waiting for a GPU that others use
 CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 
 
@@ -58,7 +59,7 @@ def aligner_questions(
             question,
             support=support,
             fewer=True,
-            options=there if question.aligner in GPU else {},
+            options=there if question.aligner in GPU or (question.aligner in LARGE and question.shots is None) else {},
         )
         for question in found
     ]

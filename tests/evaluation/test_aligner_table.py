@@ -26,9 +26,9 @@ def test_every_aligner_is_asked_everything() -> None:
 
 
 def test_a_gpu_is_asked_where_it_helps() -> None:
-    options = {question.aligner: question.options for question in aligner_questions(device="cuda")}
-    assert options["orth-m"] == options["kl-map"] == {"device": "cuda"}
-    assert options["ridge"] == {}
+    options = {(question.aligner, question.shots): question.options for question in aligner_questions(device="cuda")}
+    assert options["orth-m", 5] == options["orth-m", None] == options["kl-map", None] == {"device": "cuda"}
+    assert options["ridge", None] == options["kl-map", 5] == {}
 
 
 def test_cells_by_hand() -> None:
