@@ -75,15 +75,17 @@ class Auto:
             ahead, error = _mean_and_error(losses[_MEAN] - losses[alone])
             if ahead > error:
                 taken = alone
-        found = {
-            "ridge": Ridge().align(problem),
-            "kl-map": KlMap(chosen, device=self.device).align(problem),
-        }
-        found[_MEAN] = _halfway(problem, found["ridge"], found["kl-map"])
+        found = self._solved(problem, taken, chosen)
         lower = float((losses[taken] - losses["none"]).mean()) < 0
         # A finite strength of ridge: leave-one-out says that least squares lowers its own loss.
-        kept = (lower or not math.isinf(problem.strength)) and found[taken].facts.get("strength") != math.inf
-        return _judged(problem, found[taken], taken, kept=kept)
+        kept = (lower or not math.isinf(problem.strength)) and found.facts.get("strength") != math.inf
+        return _judged(problem, found, taken, kept=kept)
+
+    def _solved(self, problem: Problem, name: str, strength: float) -> Alignment:
+        if name == "ridge":
+            return Ridge().align(problem)
+        kl = KlMap(strength, device=self.device).align(problem)
+        return kl if name == "kl-map" else _halfway(problem, Ridge().align(problem), kl)
 
 
 def _mean_and_error(differences: torch.Tensor) -> tuple[float, float]:
