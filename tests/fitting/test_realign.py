@@ -57,8 +57,9 @@ def test_what_held_out_inputs_do_not_like_is_not_kept(setting: Setting) -> None:
     """A rate at which training only destroys: the merge with solved heads stays, to the bit."""
     made = Realign(lr=1.0, gates="free", **QUICK).fit(setting)
     merged = setting.merged("task_arithmetic", {"scale": 0.3})
-    assert made.facts["kept"] in ("solved", "merged", "trained")
+    assert made.facts["kept"] in ("solved", "merged")
     assert torch.equal(made.weights, merged)
+    assert made.facts["best_step"] > 0, "heads were solved again for something that was trained"
 
 
 def test_few_inputs_are_mixed_and_many_are_not(setting: Setting) -> None:

@@ -2,8 +2,9 @@
 
 Every task gives `batch` inputs to a step. Its inputs come in a new order every epoch; which ones a step sees depends on
 the seed and the step alone, so that a resumed run goes on as if it had not stopped. Some inputs of every task are held
-out (`hold_out`), and the loss on them is looked at every `look` steps; what is kept in the end is what they liked best
-(`best`), or what came out.
+out (`hold_out`), and the loss on them is looked at every `look` steps; what is kept in the end is what came out, or
+what they liked best of all that was trained (`best`). How it compares with the start is for the caller to judge, who
+may have better heads for it.
 
 Of several processes (`setting.group`) each passes some inputs of every batch and of those held out. Gradients and
 losses are added up, so that all take the same steps, however many they are. The first one alone keeps the state of the
@@ -113,7 +114,8 @@ class Loop:
             found["loss"] = loss
         if held is not None:
             found["held_out"] = held_out_loss(setting, objective, held)
-            course.judge(found["held_out"], step, gates, objective, keep=self.best)
+            if step:
+                course.judge(found["held_out"], step, gates, objective, keep=self.best)
         if not setting.shards.open:
             setting.group.agree(setting.encoder.weights, "weights")
         found |= {**gates.measures(), **objective.measures()}
