@@ -61,8 +61,8 @@ class Auto:
         if per_class >= self.few or len(problem.H) >= self.enough:
             return self._best(problem, kl, choose=per_class >= self.few)
         before, after = (kl.held_out(strength)[0] for strength in (math.inf, DEFAULT))
-        surely = _mean_and_error(after - before)
-        if per_class >= _PAIR and surely[0] > _DOUBT * surely[1]:
+        rise, error = _mean_and_error(after - before)
+        if per_class >= _PAIR and rise > _DOUBT * error:
             return _judged(problem, Alignment(problem.head), "kl-map", kept=False)
         return _judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
