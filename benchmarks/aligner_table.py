@@ -28,7 +28,7 @@ MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class
 SHARE = 0.1
 GPU = ("aligned-m", "orth-m", "moma-orthogonal", "surgery", "probsurgery")  # worth one
-LARGE = ("kl-map", "auto")  # with all inputs; a step to few costs a core less than waiting for a GPU that others use
+LARGE = ("kl-map", "auto")  # with all inputs alone: small fits would wait for a GPU that others use
 CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -95,8 +96,7 @@ def _mean_and_error(differences: torch.Tensor) -> tuple[float, float]:
 
 def _halfway(problem: Problem, ridge: Alignment, kl: Alignment) -> Alignment:
     """The head whose first map is the mean of two; for a head of one layer its logits are the means of theirs."""
-    heads = [each.classifier for each in (ridge, kl)]
-    maps = [first_map(head) for head in heads if isinstance(head, Head)]
+    maps = [first_map(cast("Head", each.classifier)) for each in (ridge, kl)]
     weight = torch.stack([each.weight.double() for each in maps]).mean(0)
     biases = [each.bias.double() for each in maps if each.bias is not None]
     made = with_first_map(problem.head, weight, torch.stack(biases).mean(0) if biases else None, task=problem.task)
