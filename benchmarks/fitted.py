@@ -350,6 +350,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="only rows of these (all)")
     parser.add_argument("--without", nargs="+", default=[], metavar="METHOD", help="rows that are left for another run")
     parser.add_argument("--scale", action="append", default=[], metavar="METHOD=SCALE", help="instead of a search")
     parser.add_argument(
@@ -403,7 +404,14 @@ def main() -> None:
     given.results.mkdir(parents=True, exist_ok=True)
     done = done_before(file)
     older = len(done)
-    jobs = jobs_of(given.parts, given.seeds, given.steps, analyses=given.analysis_seeds, without=given.without)
+    jobs = jobs_of(
+        given.parts,
+        given.seeds,
+        given.steps,
+        analyses=given.analysis_seeds,
+        only=given.methods,
+        without=given.without,
+    )
     known = {Job(**{name: row[name] for name in Job.__dataclass_fields__}).key for row in done}
     tried = scale_jobs(given.moma_grid, given.steps)
     encode(first, jobs, [*masked.items(), *((MASKED, scale) for scale in given.moma_grid)])

@@ -11,7 +11,7 @@ __all__ = ["PARTS", "SPLITS", "STARTS", "Job", "jobs_of"]
 
 STARTS = ("average", "task_arithmetic", "ties")
 SPLITS = {"inductive": "train", "transductive": "test"}
-PARTS = ("inductive", "transductive", "few", "ablation", "masking", "efficiency")
+PARTS = ("inductive", "transductive", "few", "ablation", "masking", "efficiency", "variants")
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,20 @@ def jobs_of(
     steps: int | None,
     *,
     analyses: int | None = None,
+    only: Sequence[str] = (),
     without: Sequence[str] = (),
 ) -> list[Job]:
     """All jobs of some parts, one with each seed; `steps`: of every loop; `analyses`: their number of seeds.
 
-    `without`: methods that are left out.
+    `only`: these methods, all if there are none; `without`: methods that are left out.
     """
     quick = {} if steps is None else {"steps": steps}
     wanted: list[Job] = []
     for part in parts:
-        wanted += _main(part) if part in SPLITS else {"few": _few, **_ANALYSES}[part]()
+        wanted += _main(part) if part in SPLITS else {"few": _few, "variants": _variants, **_ANALYSES}[part]()
     found = {}
     for job in wanted:
-        if job.what in without:
+        if job.what in without or (only and job.what not in only):
             continue
         options = {**_SHORTER.get(job.what, {}), **(quick if job.what in _LOOPS else {}), **job.options}
         once = job.part == "masking" or (job.what in ("alone", "align:auto") and job.shots is None)
@@ -108,15 +109,22 @@ def _few() -> list[Job]:
     for shots in (20.0, 5.0, 1.0):
         found += [Job("few", f"{start} w/ {title}", what, start=start, shots=shots) for title, what in ways.items()]
         found += [Job("few", "AdaMerging LW", "adamerging", shots=shots), Job("few", "RegMean", "regmean", shots=shots)]
+    return found
+
+
+def _variants() -> list[Job]:
+    """Of `realign`; more rows of the table with few inputs."""
+    start = "task_arithmetic"
     variants: dict[str, dict[str, Any]] = {
         "no mixtures": {"copies": 0},
         "mask": {"gates": "mask"},
         "row": {"gates": "row"},
         "component": {"gates": "component"},
     }
-    for title, options in variants.items():
-        found.append(Job("few", f"{start} w/ realign: {title}", "realign", start=start, options=options, shots=20.0))
-    return found
+    return [
+        Job("few", f"{start} w/ realign: {title}", "realign", start=start, options=options, shots=20.0)
+        for title, options in variants.items()
+    ]
 
 
 _PRINTED = 3  # rows of the ablation that the paper has

@@ -28,7 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table
-from benchmarks.fitted import Place, Worker, spread
+from benchmarks.fitted import Place, Worker, scales_of, spread
 from benchmarks.fitted_jobs import Job
 from benchmarks.lora_cka import KINDS, adapted_share, measure
 
@@ -193,6 +193,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="of realign (its own)")
+    parser.add_argument("--scale", action="append", default=[], metavar="MERGER=SCALE", help="instead of a search")
     parser.add_argument("--minutes", type=float, default=600.0, help="write what is done after so many")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     given = parser.parse_args()
@@ -216,9 +217,9 @@ def main() -> None:
     file = given.results / f"lora-{given.suite}-{given.rank}-{given.faster:g}.jsonl"
     given.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    old: dict[str, float] = next((row["scales"] for row in done if "scales" in row), {})
+    old: dict[str, float] = scales_of(given.scale) or next((row["scales"] for row in done if "scales" in row), {})
     place = replace(place, scales=chosen_scales(replace(place, scales=old), given.workers, say))
-    if not old:
+    if not any("scales" in row for row in done):
         with file.open("a") as out:
             out.write(json.dumps({"scales": place.scales}) + "\n")
     rows = [row for row in done if "scales" not in row]
@@ -255,9 +256,9 @@ def write(given: argparse.Namespace, merges: str, alike: Mapping[str, Mapping[st
     about = (
         f"Adapters of rank {given.rank} on the attention's projections, {share:.1%} of the encoder's weights, trained "
         f"at {given.faster:g} times the rate of the full experts. Mean accuracy of all tasks in percent on the test "
-        "split; scales chosen by normalised accuracy on validation data; realign is fitted to unlabelled training "
-        "inputs (±: deviation over seeds). ties keeps a fifth of what the adapters change, dare drops half, dare_ties "
-        "a tenth and trims nothing."
+        f"split; scales {'given' if given.scale else 'chosen by normalised accuracy on validation data'}; realign is "
+        "fitted to unlabelled training inputs (±: deviation over seeds). ties keeps a fifth of what the adapters "
+        "change, dare drops half, dare_ties a tenth and trims nothing."
     )
     cka = (
         "Mean unbiased CKA over pairs of experts of what their updates make of the same inputs of the layer (hidden "
