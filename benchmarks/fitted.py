@@ -27,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run
-from benchmarks.fitted_jobs import PARTS, SPLITS, STARTS, Job, jobs_of
+from benchmarks.fitted_jobs import METHODS, PARTS, SPLITS, STARTS, Job, jobs_of
 from benchmarks.fitted_sheets import sheets
 from benchmarks.suite_table import GRIDS
 
@@ -350,8 +350,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="only rows of these (all)")
-    parser.add_argument("--without", nargs="+", default=[], metavar="METHOD", help="rows that are left for another run")
+    methods: dict[str, Any] = {"nargs": "+", "choices": METHODS, "default": [], "metavar": "METHOD"}
+    parser.add_argument("--methods", **methods, help="only rows of these (all)")
+    parser.add_argument("--without", **methods, help="rows that are left for another run")
     parser.add_argument("--scale", action="append", default=[], metavar="METHOD=SCALE", help="instead of a search")
     parser.add_argument(
         "--moma-scale",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-__all__ = ["PARTS", "SPLITS", "STARTS", "Job", "jobs_of"]
+__all__ = ["METHODS", "PARTS", "SPLITS", "STARTS", "Job", "jobs_of"]
 
 STARTS = ("average", "task_arithmetic", "ties")
 SPLITS = {"inductive": "train", "transductive": "test"}
@@ -174,3 +174,5 @@ def _efficiency() -> list[Job]:
 
 
 _ANALYSES = {"ablation": _ablation, "masking": _masking, "efficiency": _efficiency}
+
+METHODS = tuple(dict.fromkeys(job.what for job in jobs_of(PARTS, 1, None)))

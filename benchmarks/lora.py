@@ -217,9 +217,12 @@ def main() -> None:
     file = given.results / f"lora-{given.suite}-{given.rank}-{given.faster:g}.jsonl"
     given.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    old: dict[str, float] = scales_of(given.scale) or next((row["scales"] for row in done if "scales" in row), {})
-    place = replace(place, scales=chosen_scales(replace(place, scales=old), given.workers, say))
-    if not any("scales" in row for row in done):
+    old: dict[str, float] = next((row["scales"] for row in done if "scales" in row), {})
+    wanted = scales_of(given.scale)
+    if old and {**old, **wanted} != old:
+        raise SystemExit(f"the merges in {file} have other scales than those given; move it away, or leave out --scale")
+    place = replace(place, scales=chosen_scales(replace(place, scales=old or wanted), given.workers, say))
+    if not old:
         with file.open("a") as out:
             out.write(json.dumps({"scales": place.scales}) + "\n")
     rows = [row for row in done if "scales" not in row]
