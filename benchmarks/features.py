@@ -39,8 +39,8 @@ BAR = 1.10
 BATCH = 64
 NOTES = f"""\
 Inputs a second, best of the runs, which alternate (two of what the bar is not about). *bare*: the model's forward and
-pooling on batches that lie ready on the device, in the order in which `extract` takes them, one after the other and
-never recorded; nothing is kept. *ready*: `extract` on the same batches, made before (it moves, checks, brings back and
+pooling on batches that lie ready on the device, in the order in which `extract` takes them, one after the other;
+nothing is kept. *ready*: `extract` on the same batches, made before (it moves, checks, brings back and
 collects). *raw*: `extract` from texts or images, tokenizer or resizing included. *preparing*: that part alone, without
 a model. *unsorted*: raw, with `by_length` off. A ratio is the time of `extract` over that of the bare model; the bar,
 on the same batches and so for *ready*, is {BAR}. Random weights, batches of {BATCH}; texts of 5 to 125 words (most of

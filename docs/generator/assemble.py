@@ -35,7 +35,6 @@ _PARTS = {
         "handover",
         "sweeps",
         "scaling",
-        "torchrun",
     ),
     "Evidence": ("guarantees", "findings", "gallery", "benchmarks/index"),
     "Reference": ("reference/recipe", "reference/cli"),

@@ -10,7 +10,7 @@ import hashlib
 import shutil
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,14 +25,11 @@ from orthomerge.checkpoints.publish import publish
 from orthomerge.checkpoints.replacing import os_errors
 from orthomerge.data.processing import load_processor
 from orthomerge.data.reading import read_inputs
-from orthomerge.distributed.group import Group, current_group
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.experts import local_paths
 from orthomerge.features.cache import FeatureCache
 from orthomerge.features.extract import device_of
-from orthomerge.features.parts import sendable
 from orthomerge.fitting.inputs import encoded
-from orthomerge.fitting.sharded import ShardedEncoder
 from orthomerge.fitting.stage import Stage
 from orthomerge.kinship import check_kinship
 from orthomerge.models.load import quiet
@@ -69,76 +66,18 @@ def merge_fitted(
     if recipe.fit is None:
         raise RecipeError(f"{recipe.method!r} is fitted to inputs: give --data TASK=PATH for every expert, or 'fit'")
     job = make_plan(replace(recipe, out=str(to))).check()
-    _check_sharded(recipe.fit, job)
     check_kinship(job, task_vectors(job))
     paths = [*(source.path for source in job.sources.values()), *local_paths(recipe, recipe.fit.data)]
     state: RunState | None = None
     with publish(Path(to), force=force, need=(len(job.experts) + 3) * job.bytes_to_write, inputs=paths) as partial:
         stage = _stage(recipe, recipe.fit, job, partial / _WORK, processor, cache, progress)
         state = _state(recipe, job, stage, Path(to)) if recipe.fit.resume else None
-        made = _fit(stage, cast("FittedMethod", job.method), state)
-        if stage.sharded:  # nobody trains any more: one process, with all of the encoder
-            stage = replace(stage, sharded=False, device="cpu", known=stage.teacher)
         with fixed_threads():
+            made = cast("FittedMethod", job.method).fit(stage.setting(state=state))
             manifest = write_fitted(job, stage, made, partial)
     if state is not None:
         state.remove()
     return Result(Path(to), manifest)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What a process of a group needs to fit along; the stage's group is its own."""
-
-    stage: Stage
-    method: FittedMethod
-    state: RunState | None
-
-
-def _fit(stage: Stage, method: FittedMethod, state: RunState | None) -> Fitted:
-    """By this process, or by all that torchrun started."""
-    group = stage.group
-    if not group.open:
-        with fixed_threads():
-            return method.fit(stage.setting(state=state))
-    known = stage.teacher  # made by all, before they are busy with the fit
-    tasks = {
-        name: replace(task, splits={stage.split: sendable(task[stage.split])}) for name, task in stage.tasks.items()
-    }
-    quiet = replace(stage, tasks=tasks, say=_nothing, known=known, group=Group(), about={})
-    others = _Part(quiet, method, state if stage.sharded else None)
-    return group.call(_fit_part, _Part(stage, method, state), others)
-
-
-def _fit_part(group: Group, part: _Part) -> Fitted:
-    """One process's part of a fit; of a sharded encoder, the weights end in the first one."""
-    stage = part.stage if group.rank == 0 else replace(part.stage, group=group)
-    with fixed_threads():
-        setting = stage.setting(state=part.state)
-        made = part.method.fit(setting)
-        if isinstance(setting.encoder, ShardedEncoder):
-            setting.encoder.load(made.weights)
-            made = replace(made, weights=setting.encoder.whole())
-    group.barrier()  # nobody reads what the first one now clears away
-    return made
-
-
-def _nothing(text: str) -> None:
-    """Only the first process says how far it is."""
-
-
-def _check_sharded(fit: Fit, job: Job) -> None:
-    if not fit.sharded:
-        return
-    if not current_group().open:
-        raise RecipeError(
-            "'sharded' is for several processes; start them by torchrun (docs/torchrun.md), or leave it out"
-        )
-    if not getattr(job.method, "shardable", False):
-        raise RecipeError(
-            f"{job.recipe.method!r} with these options trains numbers that belong to many weights, so that the encoder "
-            "cannot be sharded; use moma, or realign with gates free or mask, or leave 'sharded' out"
-        )
 
 
 def write_fitted(job: Job, stage: Stage, made: Fitted, folder: Path) -> dict[str, Any]:
@@ -191,8 +130,6 @@ def _stage(
         device=fit.device,
         half=half,
         say=say,
-        group=current_group(),
-        sharded=fit.sharded,
         every=fit.save_every,
     )
     if processor is None:
@@ -245,13 +182,11 @@ def _specs(found: Checkpoint) -> dict[str, Any]:
 def _about(job: Job, stage: Stage, made: Fitted, extra: dict[str, Any]) -> dict[str, Any]:
     """What the manifest says of the fit."""
     fit = job.recipe.fit
-    several = {} if fit is None or not stage.group.several else {"processes": stage.group.world, "sharded": fit.sharded}
     return {
         "split": stage.split,
         "access": "transductive" if stage.split == "test" else "inductive",
         "precision": "bfloat16" if stage.half else "float32",
         "device": (stage.encoder.device if fit is None else device_of(fit.device)).type,
-        **several,
         "facts": plain(made.facts),
         # Without the clock: the same recipe gives the same bytes.
         "curve": plain([{name: value for name, value in row.items() if name != "seconds"} for row in made.curve]),
@@ -273,9 +208,6 @@ def _state(recipe: Recipe, job: Job, stage: Stage, out: Path) -> RunState:
     seen = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     inputs = [task[stage.split].digest() for task in stage.tasks.values()]
     about = asdict(replace(recipe, out=None, fit=None)), stage.split, stage.half
-    shards = (
-        (stage.group.world,) if stage.sharded else ()
-    )  # what was kept of one number of shards is of no use to another
-    digest = hashlib.sha256(repr((VERSION, about, seen, inputs, *shards)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((VERSION, about, seen, inputs)).encode()).hexdigest()
     out = out.expanduser().absolute()
     return RunState(out.parent / f".{out.name}.fitting", digest)

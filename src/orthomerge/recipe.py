@@ -114,7 +114,6 @@ class Fit:
     `data`, `split`, `limit`: as of `align`; in Python, a `Task` may be in the place of a path. `precision`: of the
     forward passes; auto is bfloat16 on a GPU, float32 on a CPU. `resume`: keep the state of a long fit beside the
     output now and then, and go on from it after a kill. `save_every`: seconds between two such states, 60 if not given.
-    `sharded`: under torchrun, every process holds a part of the encoder instead of all of it.
     """
 
     data: Mapping[str, str]
@@ -124,7 +123,6 @@ class Fit:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     resume: bool = True
     save_every: float | None = None
-    sharded: bool = False
 
     def __post_init__(self) -> None:
         if not self.data:

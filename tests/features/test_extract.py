@@ -266,21 +266,6 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         device_of("cpuu")
 
 
-@pytest.mark.parametrize("by_length", [True, False])
-@pytest.mark.parametrize("batch", [1, 2, 4, 64])
-def test_features_that_are_fetched_late_and_in_groups_are_the_same(
-    bert: torch.nn.Module, texts: Examples, words: Any, batch: int, by_length: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"batch": batch, "by_length": by_length, "device": "cpu"}
-    whole = extract(bert, BERT, "mean", texts, words, task="film", **options)
-    monkeypatch.setattr("orthomerge.features.extract._Reader._late", True)
-    monkeypatch.setattr("orthomerge.features.extract._GROUP", 8)
-    told: list[int] = []
-    found = extract(bert, BERT, "mean", texts, words, task="film", progress=told.append, **options)
-    assert torch.equal(found.values, whole.values)
-    assert told == {1: [8, 8, 7], 2: [16, 7], 4: [23], 64: [23]}[batch]
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("by_length", [True, False])
 @pytest.mark.parametrize("batch", [1, 2, 4, 64])

@@ -46,7 +46,7 @@ def with_mixtures(
             made = {task: Examples(drawn, None, split)}
             alone = prepare(made, inputs.processor, {task: torch.zeros(len(drawn), 1)}, device=inputs.device)
             setting.encoder.load(setting.tuned(task))
-            known.append(encoded(setting.encoder, alone, task, group=setting.group))
+            known.append(encoded(setting.encoder, alone, task))
         apart = [] if held is None else list(held.raw(task))
         if held is not None:
             known.append(held.teacher[held.rows[task].to(inputs.device)])

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from orthomerge.errors import NumericalError, RecipeError
-from orthomerge.fitting.adam import pieces
 from orthomerge.fitting.drawing import at_least_one, drawn, heads_on_device
 from orthomerge.fitting.kinds import Fitted
 from orthomerge.merging.options import finite, per_expert
@@ -97,19 +96,13 @@ def fisher_of(
     encoder.gradient.zero_()
     total = torch.zeros_like(encoder.gradient)
     with torch.enable_grad():
-        for number, (_, batch) in enumerate(inputs.batches(task, 1)):
-            if number % setting.group.world != setting.group.rank:
-                directions(torch.zeros(len(head.labels)), samples, random)  # what another process draws for it
-                continue
+        for _, batch in inputs.batches(task, 1):
             logits = head(encoder.features(batch))[0]
             rows = directions(logits.detach(), samples, random).to(logits)
             for left, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
                 torch.autograd.backward(logits, row, retain_graph=left > 0)
                 total.addcmul_(encoder.gradient, encoder.gradient)
                 encoder.gradient.zero_()
-    if setting.group.several:
-        for place in pieces(len(total), total.device):
-            total[place] = setting.group.sum_(total[place].double())
     total /= len(inputs.rows[task])
     if not torch.isfinite(total).all():
         strange = next(name for name, view in setting.layout.views(total) if not torch.isfinite(view).all())

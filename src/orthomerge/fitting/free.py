@@ -9,17 +9,13 @@ from typing import Any
 
 import torch
 
-from orthomerge.distributed.group import Group
 from orthomerge.fitting.adam import FlatAdam, Moments, pieces
 
 __all__ = ["Free"]
 
 
 class Free:
-    """`origin` [P]: theta_0. `decay`: what share of the rate D loses in a step, as in AdamW.
-
-    `shards`: the processes that each have a part of it.
-    """
+    """`origin` [P]: theta_0. `decay`: what share of the rate D loses in a step, as in AdamW."""
 
     def __init__(
         self,
@@ -29,18 +25,14 @@ class Free:
         decay: float = 0.0,
         moments: Moments = "float32",
         seed: int = 0,
-        shards: Group | None = None,
     ) -> None:
-        self._shards = shards or Group()
         self._origin, self._lr, self._decay = origin, lr, decay
         self.values = origin.clone()
         self._adam = FlatAdam(len(origin), origin.device, moments=moments, seed=seed)
 
     @property
     def size(self) -> int:
-        if not self._shards.several:
-            return len(self._origin)
-        return sum(self._shards.exchange(len(self._origin)))
+        return len(self._origin)
 
     def write(self, weights: torch.Tensor) -> None:
         weights.copy_(self.values)
@@ -55,11 +47,6 @@ class Free:
             weights[place] = self.values[place]
 
     def measures(self) -> dict[str, float]:
-        if self._shards.several:
-            vectors = self.values - self._origin, self._origin
-            squares = torch.stack([torch.linalg.vector_norm(each, dtype=torch.float64).square() for each in vectors])
-            moved, origin = self._shards.sum_(squares).sqrt()
-            return {"moved": float(moved / origin.clamp_min(1e-30))}
         return {"moved": float((self.values - self._origin).norm() / self._origin.norm().clamp_min(1e-30))}
 
     def kept(self) -> torch.Tensor:

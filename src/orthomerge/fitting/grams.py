@@ -106,16 +106,12 @@ def grams(
             raise _Enough
 
     with watching(linear_layers(setting.encoder.module) if layers is None else layers, see):
-        for number, (_, batch) in enumerate(inputs.batches(task, _SIZE)):
-            if number % setting.group.world != setting.group.rank:
-                continue
+        for _, batch in inputs.batches(task, _SIZE):
             seen = 0
             try:
                 setting.encoder.features(batch)
             except _Enough:
                 continue
-    if setting.group.several:
-        sums, counts = _all_together(setting, sums, counts)
     for name, total in sums.items():
         total.div_(max(counts[name], 1))
         if not torch.isfinite(total).all():
@@ -123,19 +119,6 @@ def grams(
                 f"what {name!r} reads is not finite under the weights of task {task!r}; look at that expert"
             )
     return sums
-
-
-def _all_together(
-    setting: Setting, sums: dict[str, torch.Tensor], counts: dict[str, int]
-) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """The sums of all processes, in the first one's order: it has a batch of every task, others may have none."""
-    group = setting.group
-    sizes = group.exchange({name: len(total) for name, total in sums.items()})[0]
-    for name, size in sizes.items():
-        sums.setdefault(name, torch.zeros(size, size, dtype=torch.float64, device=setting.device))
-    totals = {name: group.sum_(sums[name]) for name in sizes}
-    found = group.sum_(torch.tensor([counts.get(name, 0) for name in sizes], dtype=torch.int64, device=setting.device))
-    return totals, dict(zip(sizes, found.tolist(), strict=True))
 
 
 def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:

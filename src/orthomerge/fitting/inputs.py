@@ -22,18 +22,15 @@ from orthomerge.data.processing import batches
 if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
-    from orthomerge.distributed.group import Group
     from orthomerge.fitting.layout import FlatEncoder
-    from orthomerge.fitting.sharded import ShardedEncoder
 
-__all__ = ["Groups", "Inputs", "encoded", "encoded_parts", "features_of", "prepare"]
+__all__ = ["Groups", "Inputs", "encoded", "features_of", "prepare"]
 
 Groups = tuple[tuple[int, int | None], ...]  # where each ends, and to how many tokens it is padded
 
 _CHUNK = 512
 _SHARE = 3  # of free memory, what prepared inputs may take
 _PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens that a pass more costs as much as
-_STEP = 16  # tokens that lengths differ by where few shapes are wanted
 
 
 @dataclass(frozen=True)
@@ -47,11 +44,6 @@ class Inputs:
     _processor: Processor
     _tensors: Mapping[str, torch.Tensor] | None
     _lengths: torch.Tensor | None  # of texts, on the CPU: to ask the GPU would be to wait for it
-
-    @property
-    def ready(self) -> bool:
-        """Whether all inputs lie prepared on the device."""
-        return self._tensors is not None
 
     def batch(self, rows: torch.Tensor, longest: int | None = None) -> dict[str, torch.Tensor]:
         """The inputs of some rows, in that order, on the device; rows on the CPU need no `longest` text."""
@@ -77,22 +69,17 @@ class Inputs:
             return torch.arange(len(rows))
         return self._lengths[rows].argsort(stable=True)
 
-    def grouped(self, rows: torch.Tensor, *, few: bool = False, whole: bool = False) -> tuple[Groups, torch.Tensor]:
+    def grouped(self, rows: torch.Tensor) -> tuple[Groups, torch.Tensor]:
         """The groups that are cheapest to encode one by one, and the places of some rows in their order.
 
         A short text beside a long one is padded to its length; a group more is a pass more. So the cheapest of one, two
-        or three groups of texts from short to long is taken, a pass being worth `_PASS` tokens. `few`: of all shapes
-        that groups could have, use few. `whole`: always one group, in the order of the rows.
+        or three groups of texts from short to long is taken, a pass being worth `_PASS` tokens.
         """
         if self._lengths is None:
             return ((len(rows), None),), torch.arange(len(rows))
-        if whole:
-            return ((len(rows), int(self._lengths[rows].max())),), torch.arange(len(rows))
         order = self.by_length(rows)
         lengths: list[int] = self._lengths[rows][order].tolist()
-        if few:
-            lengths = [min(-(-length // _STEP) * _STEP, self._width) for length in lengths]
-        cuts = sorted({len(rows) * part // 8 for part in ((4, 6, 7) if few else range(1, 8))} - {0})
+        cuts = sorted({len(rows) * part // 8 for part in range(1, 8)} - {0})
         overhead = _PASS.get(self.device.type, _LONG_PASS)
 
         def cost(*ends: int) -> int:
@@ -104,11 +91,6 @@ class Inputs:
         choices += [(one, two, last) for one in cuts for two in cuts if one < two]
         best = min(choices, key=lambda ends: cost(*ends))
         return tuple((end, lengths[end - 1]) for end in best), order
-
-    @property
-    def _width(self) -> int:
-        """Tokens of the longest text of all."""
-        return 0 if self._tensors is None else next(iter(self._tensors.values())).shape[1]
 
     def raw(self, task: str) -> Sequence[Any]:
         """The inputs of a task as they were read: texts, or pictures as arrays."""
@@ -173,7 +155,7 @@ def prepare(
 
 
 def features_of(
-    encoder: FlatEncoder | ShardedEncoder, inputs: Inputs, rows: torch.Tensor, groups: Groups, order: torch.Tensor
+    encoder: FlatEncoder, inputs: Inputs, rows: torch.Tensor, groups: Groups, order: torch.Tensor
 ) -> torch.Tensor:
     """The features of some rows, [B, d], under autograd, group by group; see `Inputs.grouped`."""
     if len(groups) == 1:
@@ -186,66 +168,19 @@ def features_of(
 
 
 @torch.no_grad()
-def encoded(
-    encoder: FlatEncoder | ShardedEncoder,
-    inputs: Inputs,
-    task: str,
-    *,
-    size: int = 256,
-    half: bool = False,
-    group: Group | None = None,
-) -> torch.Tensor:
-    """The features of a task's inputs under the encoder's present weights, [n, d] in float32 on the device.
-
-    `group`: shared out among its processes, all of which get all; batches are the same, and so are the features.
-    """
+def encoded(encoder: FlatEncoder, inputs: Inputs, task: str, *, size: int = 256, half: bool = False) -> torch.Tensor:
+    """The features of a task's inputs under the encoder's present weights, [n, d] in float32 on the device."""
     rows = inputs.rows[task]
     order = inputs.by_length(rows)
-    some = torch.split(rows[order], size)
-    if group is not None and group.several:
-        found = _shared_out(encoder, inputs, some, half=half, group=group)
-    else:
-        with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=half):
-            found = torch.cat([encoder.features(inputs.batch(part)).float() for part in some])
-    return found[order.argsort().to(encoder.device)]
-
-
-@torch.no_grad()
-def encoded_parts(
-    encoder: FlatEncoder | ShardedEncoder, inputs: Inputs, parts: Sequence[torch.Tensor], *, half: bool, group: Group
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """The features of those parts (rows each) that are this process's: number of the part, and [n, d] on the device.
-
-    Shards of an encoder are of use together only: a process that has no part left then goes along with another's.
-    """
-    rounds = -(-len(parts) // group.world)
-    for number in range(group.rank, rounds * group.world, group.world):
-        idle = number >= len(parts)
-        if idle and not encoder.shards.several:
-            continue
-        with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=half):
-            features = encoder.features(inputs.batch(parts[0] if idle else parts[number])).float()
-        if not idle:
-            yield number, features
-
-
-def _shared_out(
-    encoder: FlatEncoder | ShardedEncoder, inputs: Inputs, parts: Sequence[torch.Tensor], *, half: bool, group: Group
-) -> torch.Tensor:
-    mine = [features for _, features in encoded_parts(encoder, inputs, parts, half=half, group=group)]
-    all_of_them = group.gather(torch.cat(mine) if mine else torch.zeros(0, 0))
-    by_rank = []
-    for rank, rows in enumerate(all_of_them):
-        sizes = [len(part) for part in parts[rank :: group.world]]
-        by_rank.append(iter(torch.split(rows, sizes)))
-    return torch.cat([next(by_rank[number % group.world]) for number in range(len(parts))]).to(encoder.device)
+    with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=half):
+        parts = [encoder.features(inputs.batch(some)).float() for some in torch.split(rows[order], size)]
+    return torch.cat(parts)[order.argsort().to(encoder.device)]
 
 
 def _room(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // _SHARE
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # processes that torchrun has on this machine
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // (_SHARE * here)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // _SHARE
 
 
 def _stacked(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

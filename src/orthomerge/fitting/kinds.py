@@ -12,14 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orthomerge.distributed.group import Group
-
 if TYPE_CHECKING:
     import torch
 
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.layout import FlatEncoder, Layout
-    from orthomerge.fitting.sharded import ShardedEncoder
     from orthomerge.heads import Classifier, Head
     from orthomerge.tuning.state import RunState
 
@@ -34,13 +31,10 @@ class Setting:
     weights, [P] on the CPU, read anew every time. `merged(method, options)`: what a merge without data makes, [P] on
     the CPU. `heads`: the experts' own. `inputs`: unlabelled, with the expert's features of each. `half`: compute in
     bfloat16 where that is safe (autocast). `say` is told how far the work is; `state`: where a killed
-    run can go on from, written every so many seconds (`every`). `group`: the processes that do this together; each has
-    the same setting, but for where it keeps its state.
-
-    Where the encoder is sharded, every [P] here is this process's shard of it, and gates are over the shard.
+    run can go on from, written every so many seconds (`every`).
     """
 
-    encoder: FlatEncoder | ShardedEncoder
+    encoder: FlatEncoder
     base: torch.Tensor
     tuned: Callable[[str], torch.Tensor]
     merged: Callable[[str, Mapping[str, Any]], torch.Tensor]
@@ -51,12 +45,6 @@ class Setting:
     say: Callable[[str], None] = lambda text: None
     state: RunState | None = None
     every: float | None = None
-    group: Group = field(default_factory=Group)
-
-    @property
-    def shards(self) -> Group:
-        """The processes whose shards make up the encoder; this one alone where each has all of it."""
-        return self.encoder.shards
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from orthomerge.distributed.group import Group
 from orthomerge.errors import IncompatibleError, some
 
 __all__ = ["FlatEncoder", "Layout"]
@@ -67,7 +66,7 @@ class Layout:
 class FlatEncoder:
     """An encoder whose parameters are views of `weights` [P], and their gradients views of `gradient` [P].
 
-    It is run in eval mode: no dropout, so that a teacher and its student see the same network. `shards`: see `sharded`.
+    It is run in eval mode: no dropout, so that a teacher and its student see the same network.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class FlatEncoder:
         device: torch.device,
     ) -> None:
         self.module, self.device, self._pool = encoder.to(device, torch.float32).eval(), device, pool
-        self.shards = Group()
         self.layout = Layout.of(encoder)
         self.weights = self.layout.flat(dict(encoder.named_parameters())).to(device)
         self.gradient = torch.zeros_like(self.weights)
@@ -91,14 +89,6 @@ class FlatEncoder:
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What the heads read, [B, d]."""
         return self._pool(self.module, batch)
-
-    def clear(self) -> None:
-        """Forget the gradient."""
-        self.gradient.zero_()
-
-    def collect(self, group: Group) -> None:
-        """Add up, in `gradient`, what all processes have found."""
-        group.sum_(self.gradient)
 
     def load(self, weights: torch.Tensor) -> None:
         """Other weights, [P]."""

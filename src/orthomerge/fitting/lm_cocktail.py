@@ -77,7 +77,7 @@ def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
         terms = []
         for task, head in heads.items():
             target = head(few.teacher[few.rows[task]]).double().softmax(1)
-            features = encoded(setting.encoder, few, task, half=setting.half, group=setting.group)
+            features = encoded(setting.encoder, few, task, half=setting.half)
             found = head(features).double().log_softmax(1)
             terms.append(float(-(target * found).sum(1).mean()))
             if not math.isfinite(terms[-1]):

@@ -5,10 +5,6 @@ the seed and the step alone, so that a resumed run goes on as if it had not stop
 out (`hold_out`), and the loss on them is looked at every `look` steps; what is kept in the end is what came out, or
 what they liked best of all that was trained (`best`). How it compares with the start is for the caller to judge, who
 may have better heads for it.
-
-Of several processes (`setting.group`) each passes some inputs of every batch and of those held out. Gradients and
-losses are added up, so that all take the same steps, however many they are. The first one alone keeps the state of the
-run; of a sharded encoder, each keeps that of its shard (`saving`).
 """
 
 from __future__ import annotations
@@ -23,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.errors import NumericalError, OrthomergeError, RecipeError
-from orthomerge.fitting.inputs import encoded, encoded_parts
-from orthomerge.fitting.passes import Passes
-from orthomerge.fitting.saving import read_state, write_state
+from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.passes import backward
 from orthomerge.tuning.settings import derive
 
 if TYPE_CHECKING:
@@ -71,12 +66,11 @@ class Loop:
         first = self._resumed(setting, gates, objective, optimiser, course)
         if not first:
             self._look(0, None, setting, gates, objective, held, course)
-        passes = Passes(setting, objective, inputs, recorded=not self.checkpointing)
-        with _memory(self.batch), self._checkpointed(setting), passes.stream():
+        with _memory(self.batch), self._checkpointed(setting):
             for step in range(first, self.steps):
                 share = self._share(step)
                 picked = torch.stack([own[places] for own, places in zip(rows, order.at(step), strict=True)])
-                loss = passes(picked)
+                loss = backward(setting, objective, inputs, picked)
                 with torch.no_grad():
                     gates.step(encoder.gradient, encoder.weights, share)
                 if optimiser is not None:
@@ -116,8 +110,6 @@ class Loop:
             found["held_out"] = held_out_loss(setting, objective, held)
             if step:
                 course.judge(found["held_out"], step, gates, objective, keep=self.best)
-        if not setting.shards.open:
-            setting.group.agree(setting.encoder.weights, "weights")
         found |= {**gates.measures(), **objective.measures()}
         course.rows.append(found)
         left = course.seconds() / step * (self.steps - step) if step else None
@@ -137,7 +129,7 @@ class Loop:
         self, setting: Setting, gates: Gates, objective: Objective, optimiser: torch.optim.Adam | None, course: Course
     ) -> int:
         """Where a killed run stood: the first step to do."""
-        state = read_state(setting)
+        state = None if setting.state is None else setting.state.read()
         if state is None:
             return 0
         gates.load(state["gates"])
@@ -159,20 +151,16 @@ class Loop:
         course: Course,
         step: int,
     ) -> None:
-        due = setting.state is not None and course.due(_BETWEEN if setting.every is None else setting.every)
-        if setting.shards.open:
-            due = setting.group.exchange(due)[0]  # by the first one's clock
-        if not due:
+        if setting.state is None or not course.due(_BETWEEN if setting.every is None else setting.every):
             return
-        write_state(
-            setting,
+        setting.state.write(
             {
                 "step": step,
                 "gates": gates.state(),
                 "parameters": [parameter.detach() for parameter in objective.parameters],
                 "optimiser": None if optimiser is None else optimiser.state_dict(),
                 "course": course.state(),
-            },
+            }
         )
 
     @contextmanager
@@ -256,8 +244,6 @@ class Course:
 @torch.no_grad()
 def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float:
     """The mean over tasks of the mean loss of their held-out inputs, with the weights that the encoder has."""
-    if setting.group.several:
-        return _held_out_in_parts(setting, objective, held)
     means = []
     for task in setting.tasks:
         if not len(held.rows[task]):
@@ -265,23 +251,6 @@ def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float
         features = encoded(setting.encoder, held, task, half=setting.half)
         means.append(objective.judge(features, held.rows[task], task).mean())
     return float(torch.stack(means).mean())
-
-
-def _held_out_in_parts(setting: Setting, objective: Objective, held: Inputs, size: int = 256) -> float:
-    """The same, with the batches of all tasks dealt out in turn."""
-    tasks, parts = list[int](), list[torch.Tensor]()
-    for number, task in enumerate(setting.tasks):
-        rows = held.rows[task]
-        some = torch.split(rows[held.by_length(rows)], size) if len(rows) else ()
-        parts += some
-        tasks += [number] * len(some)
-    sums = torch.zeros(2, len(setting.tasks), dtype=torch.float64, device=setting.device)
-    for number, features in encoded_parts(setting.encoder, held, parts, half=setting.half, group=setting.group):
-        place, rows = tasks[number], parts[number]
-        sums[0, place] += objective.judge(features, rows, setting.tasks[place]).sum(dtype=torch.float64)
-        sums[1, place] += len(rows)
-    losses, counts = setting.group.sum_(sums)
-    return float((losses / counts)[counts > 0].mean())
 
 
 def divided(inputs: Inputs, share: float, *, seed: int, fewest: int = _FEWEST) -> tuple[Inputs, Inputs | None]:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import torch
 
-from orthomerge.distributed.group import Group
 from orthomerge.fitting.adam import FlatAdam, Moments, pieces
 
 __all__ = ["Form", "Mask"]
@@ -25,7 +24,7 @@ Form = Literal["soft", "hard"]
 
 
 class Mask:
-    """`start`: the value of sigma(S) at first, everywhere. `shards`: the processes that each have a part of it."""
+    """`start`: the value of sigma(S) at first, everywhere."""
 
     def __init__(
         self,
@@ -39,14 +38,12 @@ class Mask:
         form: Form = "soft",
         moments: Moments = "float32",
         seed: int = 0,
-        shards: Group | None = None,
     ) -> None:
         self._base, self._delta, self._cap = base, delta, cap
         self._lr, self._decay, self._form = lr, decay, form
         self.logits = torch.full_like(delta, math.log(start / (1 - start)))
         self._adam = FlatAdam(len(delta), delta.device, moments=moments, seed=seed)
-        self._shards = shards or Group()
-        self.size, self._live = self._all_of(len(delta)), self._all_of(delta.count_nonzero())
+        self.size, self._live = len(delta), int(delta.count_nonzero())
 
     def write(self, weights: torch.Tensor) -> None:
         self.write_as(weights, self._form)
@@ -72,7 +69,7 @@ class Mask:
     def measures(self) -> dict[str, float]:
         """`masked`: the share of the elements that some expert changed which the mask makes less than half of."""
         off = ((self.logits < 0) & (self._delta != 0)).sum()
-        return {"masked": float(self._all_of(off)) / max(self._live, 1)}
+        return {"masked": float(int(off)) / max(self._live, 1)}
 
     def kept(self) -> torch.Tensor:
         return self.logits.clone()
@@ -86,12 +83,6 @@ class Mask:
     def load(self, state: dict[str, Any]) -> None:
         self.logits.copy_(state["logits"])
         self._adam.load(state["adam"])
-
-    def _all_of(self, count: int | torch.Tensor) -> int:
-        """Over all shards."""
-        if not self._shards.several:
-            return int(count)
-        return int(self._shards.sum_(torch.as_tensor(count, dtype=torch.int64, device=self._delta.device).clone()))
 
     def _write(self, weights: torch.Tensor, place: slice, form: Form) -> None:
         logits = self.logits[place]

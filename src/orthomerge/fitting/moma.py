@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -73,8 +73,6 @@ class Moma:
     moments: Moments = "float32"
     checkpointing: bool = False
 
-    shardable: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
         if self.cap < 1:
@@ -108,7 +106,6 @@ class Moma:
                 form=self.mask,
                 moments=self.moments,
                 seed=setting.seed,
-                shards=setting.shards,
             )
         loop = Loop(steps=self.steps, batch=self.batch, look=self.look, checkpointing=self.checkpointing)
         course = loop.run(setting, gates, objective, inputs, held)

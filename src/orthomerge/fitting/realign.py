@@ -101,11 +101,6 @@ class Realign:
         if find_aligner(self.solver).extra:
             raise RecipeError(f"{self.solver!r} adds parameters to a head; name an aligner that does not, such as auto")
 
-    @property
-    def shardable(self) -> bool:
-        """Whether gates are over single weights."""
-        return self.gates in ("auto", "free", "mask")
-
     def fit(self, setting: Setting) -> Fitted:
         encoder = setting.encoder
         merged = setting.base.to(setting.device) + start_vector(setting, self.start, self.options)
@@ -182,8 +177,8 @@ class Realign:
         inputs, classes = (sum(map(len, some)) for some in (setting.inputs.rows.values(), _labels(setting)))
         kind = ("free" if inputs >= _MANY * classes else "mask") if self.gates == "auto" else self.gates
         if kind == "free":
-            rate, shards = _STEP * _moved(setting) if self.lr == "auto" else self.lr, setting.shards
-            return Free(merged, lr=rate, decay=self.decay, moments=self.moments, seed=setting.seed, shards=shards)
+            rate = _STEP * _moved(setting) if self.lr == "auto" else self.lr
+            return Free(merged, lr=rate, decay=self.decay, moments=self.moments, seed=setting.seed)
         rate = _RATES[kind] if self.lr == "auto" else self.lr
         if kind == "row":
             return Coefficients(merged, task_vectors(setting), setting.layout, groups="row", lr=rate)
@@ -199,7 +194,6 @@ class Realign:
             decay=self.decay,
             moments=self.moments,
             seed=setting.seed,
-            shards=setting.shards,
         )
 
 
@@ -223,21 +217,15 @@ class _Stages:
 
 
 def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head]:
-    """The heads that an aligner finds for the encoder's present weights.
-
-    Of several processes all encode, and each solves some of the tasks, from the same features as one alone would.
-    """
-    found = {}
+    """The heads that an aligner finds for the encoder's present weights."""
+    heads = {}
     options = {"device": str(setting.device)} if solver in _ON_DEVICE else {}
-    mine = setting.group.mine(setting.tasks)
     for task in setting.tasks:
-        features = encoded(setting.encoder, inputs, task, group=setting.group).cpu()
-        if task in mine:
-            teacher = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
-            pair = FeaturePair(Features(features, task, "train"), Features(teacher, task, "train"))
-            found[task] = cast("Head", make_aligner(solver, options).fit(pair, setting.heads[task]).classifier)
-    solved = {task: head for part in setting.group.exchange(found) for task, head in part.items()}
-    return {task: solved[task] for task in setting.tasks}
+        features = encoded(setting.encoder, inputs, task).cpu()
+        teacher = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
+        pair = FeaturePair(Features(features, task, "train"), Features(teacher, task, "train"))
+        heads[task] = cast("Head", make_aligner(solver, options).fit(pair, setting.heads[task]).classifier)
+    return heads
 
 
 def _labels(setting: Setting) -> list[tuple[str, ...]]:
@@ -249,10 +237,5 @@ def _moved(setting: Setting) -> float:
     found = []
     for task in setting.tasks:
         vector = setting.tuned(task) - setting.base
-        if setting.shards.open:
-            sums = torch.stack([vector.double().square().sum(), vector.count_nonzero().double()]).to(setting.device)
-            squares, count = setting.shards.sum_(sums)
-            found.append(float((squares / count.clamp_min(1)).sqrt()))
-            continue
         found.append(float(vector[vector != 0].square().mean().sqrt()) if vector.any() else 0.0)
     return max(sum(found) / len(found), 1e-8)

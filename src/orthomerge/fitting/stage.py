@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.distributed.group import Group
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.bench import Bench
 from orthomerge.experts import write_expert
@@ -23,7 +22,6 @@ from orthomerge.features.extract import device_of
 from orthomerge.fitting.inputs import Inputs, prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder, Layout
-from orthomerge.fitting.sharded import ShardedEncoder
 from orthomerge.manifest import read_manifest
 from orthomerge.merged import Merged, load, load_head
 from orthomerge.pipeline import merge
@@ -44,9 +42,7 @@ __all__ = ["Stage"]
 class Stage:
     """`recipe`: experts and base, whatever its method. `folder`: for outputs on the way. `tasks`: the inputs.
 
-    `group`: the processes that fit together, of which the first one writes. `sharded`: each holds a part of the
-    encoder, and weights are that part's. `known`: the experts' features, where they are made already. `every`: seconds
-    between two states on disk.
+    `every`: seconds between two states on disk.
     """
 
     recipe: Recipe
@@ -60,9 +56,6 @@ class Stage:
     batch: int = 64
     say: Callable[[str], None] = lambda text: None
     about: dict[str, dict[str, Any]] = field(default_factory=dict)  # by task: what identifies its expert
-    group: Group = field(default_factory=Group)
-    sharded: bool = False
-    known: Mapping[str, torch.Tensor] | None = None
     every: float | None = None
 
     @cached_property
@@ -76,16 +69,14 @@ class Stage:
         return load(self.origin)
 
     @cached_property
-    def encoder(self) -> FlatEncoder | ShardedEncoder:
+    def encoder(self) -> FlatEncoder:
         model = self.model
         pool = model.family.poolings[model.pooling]
-        if self.sharded:
-            return ShardedEncoder(model.encoder, pool, device_of(self.device), self.group)
         return FlatEncoder(model.encoder, pool, device_of(self.device))
 
     @cached_property
     def base(self) -> torch.Tensor:
-        """[P] on the CPU; of a sharded encoder, the shard."""
+        """[P] on the CPU."""
         return self._weights(self.origin)
 
     @cached_property
@@ -101,8 +92,6 @@ class Stage:
     @cached_property
     def teacher(self) -> Mapping[str, torch.Tensor]:
         """The features [n, d] that each task's expert makes of its own inputs."""
-        if self.known is not None:
-            return self.known
         missing = [task for task in self.recipe.experts if task not in self.tasks]
         if missing:
             raise RecipeError(f"inputs of {missing[0]!r} are needed to fit it; give --data {missing[0]}=PATH")
@@ -136,13 +125,12 @@ class Stage:
             self.say,
             state,
             self.every,
-            self.group,
         )
 
     def expert(self, task: str) -> Path:
         """An expert's output folder."""
         out = self.folder / f"expert-{task}"
-        if not out.exists() and not self._waited(out):
+        if not out.exists():
             manifest = read_manifest(self.origin)
             labels = tuple(manifest["heads"][task]["labels"])
             family, pooling = self.model.family, manifest["pooling"]
@@ -160,7 +148,7 @@ class Stage:
     def output(self, method: str, options: Mapping[str, Any]) -> Path:
         """A merge without data, in float32."""
         out = self.folder / output_name(method, options)
-        if not out.exists() and not self._waited(out):
+        if not out.exists():
             plainly = replace(
                 self.recipe, method=method, parameters=dict(options), dtype="float32", align=None, fit=None
             )
@@ -171,13 +159,6 @@ class Stage:
         """Remove what was written."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _waited(self, out: Path) -> bool:
-        """Whether the first process has written it instead."""
-        if self.group.rank:
-            self.group.wait_for(out)
-        return self.group.rank > 0
-
     def _weights(self, out: Path) -> torch.Tensor:
         encoder = load(out).encoder
-        found = Layout.of(encoder).flat(dict(encoder.named_parameters()))
-        return self.encoder.cut(found) if isinstance(self.encoder, ShardedEncoder) else found
+        return Layout.of(encoder).flat(dict(encoder.named_parameters()))
