@@ -22,7 +22,6 @@ COMMON = {
     "batch": "inputs a step, of every task",
     "hold_out": "share of the inputs that is not trained on",
     "look": "steps between two looks at the held-out loss",
-    "moments": "what Adam's state is kept in",
     "checkpointing": "compute activations again in the backward pass, to save memory",
     "options": "of what is named beside it",
     "weights": "one number an expert",

@@ -93,10 +93,9 @@ def test_measures_count_elements_that_some_expert_changed() -> None:
     assert Mask(numbers(0), torch.zeros(P)).measures() == {"masked": 0.0}
 
 
-@pytest.mark.parametrize("moments", ["float32", "bfloat16", "int8"])
-def test_restored_and_loaded(moments: str) -> None:
+def test_restored_and_loaded() -> None:
     def make() -> Mask:
-        return Mask(numbers(0), numbers(1), decay=1e-3, moments=moments, seed=5)  # type: ignore[arg-type]
+        return Mask(numbers(0), numbers(1), decay=1e-3)
 
     mask, weights = make(), torch.empty(P)
     mask.step(numbers(2), weights, 1.0)

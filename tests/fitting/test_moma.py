@@ -91,8 +91,8 @@ def test_without_a_mask_the_encoder_stays_and_the_maps_are_found() -> None:
         ({"mask": "hard"}, SOFT_AND_HARD),
         ({"mask": "none"}, {"unmasked", "unmasked, projected"}),
         ({"mask": "none", "transform": "linear"}, {"unmasked"}),
-        ({"project": False, "moments": "int8", "cap": 2.0}, SOFT_AND_HARD),
-        ({"start": "ties_sum", "options": {"scale": 0.5}, "moments": "bfloat16", "norm": "l1"}, SOFT_AND_HARD),
+        ({"project": False, "cap": 2.0}, SOFT_AND_HARD),
+        ({"start": "ties_sum", "options": {"scale": 0.5}, "norm": "l1"}, SOFT_AND_HARD),
     ],
 )
 def test_variants(options: dict[str, Any], ends: set[str]) -> None:

@@ -105,7 +105,6 @@ def test_pictures() -> None:
         ({"lr": 0.0}, "'lr' must be positive"),
         ({"hold_out": 0.9}, "'hold_out'"),
         ({"gates": "row", "decay": 0.1}, "for free weights and masks"),
-        ({"gates": "component", "moments": "int8"}, "for free weights and masks"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.fitting.adam import FlatAdam, Moments, pieces
+from orthomerge.fitting.adam import FlatAdam, pieces
 
 __all__ = ["Free"]
 
@@ -17,18 +17,10 @@ __all__ = ["Free"]
 class Free:
     """`origin` [P]: theta_0. `decay`: what share of the rate D loses in a step, as in AdamW."""
 
-    def __init__(
-        self,
-        origin: torch.Tensor,
-        *,
-        lr: float,
-        decay: float = 0.0,
-        moments: Moments = "float32",
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, origin: torch.Tensor, *, lr: float, decay: float = 0.0) -> None:
         self._origin, self._lr, self._decay = origin, lr, decay
         self.values = origin.clone()
-        self._adam = FlatAdam(len(origin), origin.device, moments=moments, seed=seed)
+        self._adam = FlatAdam(len(origin), origin.device)
 
     @property
     def size(self) -> int:

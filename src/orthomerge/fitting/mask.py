@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from orthomerge.fitting.adam import FlatAdam, Moments, pieces
+from orthomerge.fitting.adam import FlatAdam, pieces
 
 __all__ = ["Form", "Mask"]
 
@@ -36,13 +36,11 @@ class Mask:
         lr: float = 0.1,
         decay: float = 0.0,
         form: Form = "soft",
-        moments: Moments = "float32",
-        seed: int = 0,
     ) -> None:
         self._base, self._delta, self._cap = base, delta, cap
         self._lr, self._decay, self._form = lr, decay, form
         self.logits = torch.full_like(delta, math.log(start / (1 - start)))
-        self._adam = FlatAdam(len(delta), delta.device, moments=moments, seed=seed)
+        self._adam = FlatAdam(len(delta), delta.device)
         self.size, self._live = len(delta), int(delta.count_nonzero())
 
     def write(self, weights: torch.Tensor) -> None:

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from orthomerge.errors import RecipeError
-from orthomerge.fitting.adam import Moments
 from orthomerge.fitting.distance import FeatureDistance, Norm, Penalty, Transform
 from orthomerge.fitting.fixed import Fixed
 from orthomerge.fitting.kinds import Fitted
@@ -51,7 +50,7 @@ class Moma:
 
     `mask`: soft, hard, or none at all (the paper's ablation). `cap`: how far beyond the merge an element may grow (the
     paper: 1, not at all). `project`: end with orthogonal matrices. `hold_out`: share of the inputs that is only looked
-    at. `moments`: what Adam's state of the mask is kept in.
+    at.
     """
 
     start: str = "task_arithmetic"
@@ -70,7 +69,6 @@ class Moma:
     project: bool = True
     hold_out: float = 0.1
     look: int = 50
-    moments: Moments = "float32"
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -104,8 +102,6 @@ class Moma:
                 lr=self.lr,
                 decay=self.decay,
                 form=self.mask,
-                moments=self.moments,
-                seed=setting.seed,
             )
         loop = Loop(steps=self.steps, batch=self.batch, look=self.look, checkpointing=self.checkpointing)
         course = loop.run(setting, gates, objective, inputs, held)

@@ -26,7 +26,6 @@ import torch
 from orthomerge.alignment.aligners import find_aligner, make_aligner
 from orthomerge.errors import RecipeError
 from orthomerge.features.features import FeaturePair, Features
-from orthomerge.fitting.adam import Moments
 from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.components import Components
 from orthomerge.fitting.copies import with_mixtures
@@ -87,7 +86,6 @@ class Realign:
     hold_out: float = 0.1
     look: int = 100
     patience: int = 0
-    moments: Moments = "float32"
     checkpointing: bool = False
 
     def __post_init__(self) -> None:
@@ -96,8 +94,8 @@ class Realign:
             raise RecipeError(f"'cap' must be above 1, got {self.cap}; the mask starts at 1")
         if min(self.head_lr, self.decay) < 0 or (self.copies != "auto" and self.copies < 0):
             raise RecipeError("'head_lr', 'decay' and 'copies' must be at least 0")
-        if self.gates in ("row", "component") and (self.decay or self.moments != "float32"):
-            raise RecipeError(f"'decay' and 'moments' are for free weights and masks; leave them out of {self.gates!r}")
+        if self.gates in ("row", "component") and self.decay:
+            raise RecipeError(f"'decay' is for free weights and masks; leave it out of {self.gates!r}")
         if find_aligner(self.solver).extra:
             raise RecipeError(f"{self.solver!r} adds parameters to a head; name an aligner that does not, such as auto")
 
@@ -177,24 +175,14 @@ class Realign:
         inputs, classes = (sum(map(len, some)) for some in (setting.inputs.rows.values(), _labels(setting)))
         kind = ("free" if inputs >= _MANY * classes else "mask") if self.gates == "auto" else self.gates
         if kind == "free":
-            rate = _STEP * _moved(setting) if self.lr == "auto" else self.lr
-            return Free(merged, lr=rate, decay=self.decay, moments=self.moments, seed=setting.seed)
+            return Free(merged, lr=_STEP * _moved(setting) if self.lr == "auto" else self.lr, decay=self.decay)
         rate = _RATES[kind] if self.lr == "auto" else self.lr
         if kind == "row":
             return Coefficients(merged, task_vectors(setting), setting.layout, groups="row", lr=rate)
         if kind == "component":
             return Components(merged, task_vectors(setting), setting.layout, lr=rate)
         base = setting.base.to(setting.device)
-        return Mask(
-            base,
-            merged - base,
-            cap=self.cap,
-            start=1 / self.cap,
-            lr=rate,
-            decay=self.decay,
-            moments=self.moments,
-            seed=setting.seed,
-        )
+        return Mask(base, merged - base, cap=self.cap, start=1 / self.cap, lr=rate, decay=self.decay)
 
 
 class _Stages:
