@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,13 @@ from tests.golden.compare import compare_exactly, compare_prints, fingerprint
 from tests.golden.observe import Value, read_output
 from tests.golden.session import play
 from tests.golden.values import differences
-from tests.golden.world import make_world
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = torch.arange(12, dtype=torch.float32).reshape(3, 4) / 8
 
 
-def test_golden_values(tmp_path: Path) -> None:
-    make_world(tmp_path / "world")
-    changes = differences(play(ROOT / "src", tmp_path))
+def test_golden_values(lay_world: Callable[[Path], Path], tmp_path: Path) -> None:
+    changes = differences(play(ROOT / "src", lay_world(tmp_path)))
     lines = [f"{name}: {line}" for name, what in changes.items() for line in what]
     assert not lines, "\n".join([*lines, "see what changed: python -m tests.golden --against COMMIT"])
 
