@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit bench memory every features align tangent arithmetic digits text8 vision8 fitted moma jobs gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
+.PHONY: help install demo test lint format types unit golden bench memory every features align tangent arithmetic digits text8 vision8 fitted moma jobs gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -38,6 +38,10 @@ types: $(STAMP)  ## mypy, strict
 
 unit: $(STAMP)  ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+AGAINST ?= HEAD
+golden: $(STAMP)  ## tensors, scores and exit codes of 80 small commands beside those of AGAINST=COMMIT (minutes)
+	$(BIN)/python -m tests.golden --against $(AGAINST)
 
 bench: $(STAMP)  ## CPU time and memory beside mergekit (6 minutes; installs it in .venv-mergekit)
 	$(BIN)/python benchmarks/merge.py

@@ -1,0 +1,109 @@
+"""`python -m tests.golden`: compare with the committed values, or `--write` them anew, or `--against COMMIT`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.golden.compare import compare_exactly, summary
+from tests.golden.session import Outcome, play
+from tests.golden.values import differences, write_values
+from tests.golden.world import make_world
+
+ROOT = Path(__file__).resolve().parents[2]
+_SAME_MACHINE = 1e-6
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write tests/golden/values.json from what is there now")
+    parser.add_argument("--against", metavar="COMMIT", help="run both on this machine and compare whole tensors")
+    parser.add_argument("--keep", type=Path, help="leave worlds and outputs in this new folder")
+    options = parser.parse_args()
+    with _place(options.keep) as place:
+        new = _play(ROOT / "src", place / "new", old=False)
+        if options.against is not None:
+            with _worktree(options.against, place / "source") as source:
+                old = _play(source / "src", place / "old", old=True)
+            return _report(_against(old, new), f"{options.against} and the working tree")
+        if options.write:
+            complaints = {name: list(outcome.complaints) for name, outcome in new.items() if outcome.complaints}
+            if not complaints:
+                write_values(new)
+            return _report(complaints, "the table of commands and what happens")
+        return _report(differences(new), "committed values and the working tree")
+
+
+def _play(source: Path, place: Path, *, old: bool) -> dict[str, Outcome]:
+    place.mkdir(parents=True)
+    make_world(place / "world")
+    outcomes = play(source, place, old=old, say=lambda text: print(text, file=sys.stderr))
+    seconds = sum(outcome.result.seconds for outcome in outcomes.values())
+    print(f"{len(outcomes)} commands of {source} took {seconds:.0f} CPU s", file=sys.stderr)
+    return outcomes
+
+
+def _against(old: Mapping[str, Outcome], new: Mapping[str, Outcome]) -> dict[str, list[str]]:
+    """What differs, command by command: bytes of moves and merges without data, values of all else to 1e-6."""
+    changes: dict[str, list[str]] = {}
+    for name, outcome in new.items():
+        tolerance = 0.0 if outcome.command.same_bytes else _SAME_MACHINE
+        before = old[name]
+        lines = []
+        if before.result.exit != outcome.result.exit:
+            lines.append(
+                f"exit code {before.result.exit} before, {outcome.result.exit} now: {outcome.result.text[-300:]}"
+            )
+        values = compare_exactly(before.values, outcome.values, tolerance)
+        if values:
+            lines.append(summary(values, 6))
+        lines += [f"before: {each}" for each in before.complaints if each not in outcome.complaints]
+        lines += [f"now: {each}" for each in outcome.complaints if each not in before.complaints]
+        if lines:
+            changes[name] = lines
+    return changes
+
+
+def _report(changes: Mapping[str, list[str]], what: str) -> int:
+    if not changes:
+        print(f"no difference between {what}")
+        return 0
+    width = max(map(len, changes))
+    for name, lines in changes.items():
+        for number, line in enumerate(lines):
+            print(f"{name if number == 0 else '':{width}}  {line}")
+    print(f"{len(changes)} commands differ between {what}")
+    return 1
+
+
+@contextmanager
+def _place(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="golden-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def _worktree(commit: str, folder: Path) -> Iterator[Path]:
+    """The source of a commit, taken away afterwards."""
+    _git("worktree", "add", "--detach", str(folder), commit)
+    try:
+        yield folder
+    finally:
+        _git("worktree", "remove", "--force", str(folder))
+
+
+def _git(*words: str) -> None:
+    subprocess.run(["git", "-C", str(ROOT), *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""The commands whose results are golden, in the order in which they run: later ones read what earlier ones wrote.
+
+All paths are relative to a folder that holds `world/` (`tests/golden/world.py`); outputs lie beside it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["COMMANDS", "Command"]
+
+# Committed values come from one CPU and are compared on others, where sums are formed in another order.
+TOLERANCE = 1e-6
+# An aligner solves for a head, a fit descends: both enlarge the rounding of forward passes on another CPU.
+SOLVED = 1e-4
+DESCENT = 5e-3
+# Softmax does not see the bias of attention keys: its gradient is rounding alone, of which Adam makes whole steps.
+_NO_GRADIENT = r"self\.key\.bias$"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command line and what is looked at afterwards.
+
+    `model`: a model folder that it writes; `run`: a run folder. `exit`: the expected exit code. `says`: regular
+    expressions that its text must match (standard output, then standard error; line breaks count as spaces).
+    `tolerance`: how far values may be from the committed ones, as a share of the largest entry of a tensor, because
+    another CPU rounds differently. `noise`: values that rounding alone decides; they are compared on one machine only.
+    `same_bytes`: on one machine another commit gives the same bytes, else values within
+    1e-6. `old`: the command line for a commit that had other names.
+    """
+
+    name: str
+    line: str
+    model: str | None = None
+    run: str | None = None
+    exit: int = 0
+    says: tuple[str, ...] = ()
+    tolerance: float = TOLERANCE
+    noise: str | None = None
+    same_bytes: bool = True
+    old: str | None = None
+
+    def argv(self, *, old: bool = False) -> list[str]:
+        """Words of the command line; an option's value with spaces stands in single quotes."""
+        return shlex.split(self.old if old and self.old is not None else self.line)
+
+
+_TWO = "--base world/base --expert two=world/two --expert three=world/three"
+# A folder, a bare state dict and an adapter.
+_THREE = "--base world/base --expert two=world/two --expert three=world/three.pth --expert four=world/four"
+_IMAGES = "--base world/vit --expert dark=world/dark --expert shape=world/shape"
+_DATA = "--data two=world/two.csv --data three=world/three.csv"
+_PIXELS = "--data dark=world/dark.npz --data shape=world/shape.npz"
+_OWN = "--expert two=world/two --expert three=world/three"
+_QUICK = "--set steps=4 --set look=2 --set batch=4 --device cpu -q"
+_WROTE = r"wrote {}: .*heads: {}"
+
+
+def _merge(name: str, words: str, *, heads: str = r"two \(2\), three \(3\), four \(4\)", **more: Any) -> Command:
+    """A merge without data."""
+    line = f"merge {words} --out {name} -q"
+    return Command(name, line, model=name, says=(_WROTE.format(name, heads),), **more)
+
+
+def _fit(name: str, words: str, *, heads: str = r"two \(2\), three \(3\)") -> Command:
+    """A merge fitted to unlabelled inputs."""
+    line = f"merge {_TWO} {_DATA} {words} --device cpu --out {name} -q"
+    says = (_WROTE.format(name, heads),)
+    return Command(name, line, model=name, says=says, tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False)
+
+
+def _align(name: str, words: str) -> Command:
+    """New heads for `both`, a merge whose experts are folders."""
+    line = f"align both {_OWN} {_DATA} {words} --device cpu --out {name} -q"
+    return Command(name, line, model=name, tolerance=SOLVED, same_bytes=False)
+
+
+def _refusal(name: str, line: str, exit_code: int, *says: str) -> Command:
+    """A command that must write nothing and say why."""
+    return Command(f"refuse-{name}", line, model="refused", run="refused", exit=exit_code, says=says)
+
+
+_BOTH = r"two \(2\), three \(3\)"
+_LOOKS = r"dark \(2\), shape \(3\)"
+
+COMMANDS: tuple[Command, ...] = (
+    # What is there, and what would be done.
+    Command("inspect", "inspect world/two", says=("family: bert", "encoder_tensors: 39", "'two-0', 'two-1'")),
+    Command("inspect-adapter", "inspect world/four", says=("LoRA", r"classifier.weight +F32 \(4, 32\)")),
+    Command("inspect-pth", "inspect world/three.pth", says=("three.pth", r"classifier.weight +F32 \(3, 32\)")),
+    Command("plan", f"plan {_THREE} --method ties --out planned", says=("no problems",)),
+    Command("methods", "methods", says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
+    Command("aligners", "aligners", says=("auto", "ridge", "aligned-c", "orthogonal")),
+    # Merges without data; their three experts are a folder, a bare state dict and an adapter.
+    _merge("average", f"{_THREE} --method average"),
+    _merge("average-weights", f"{_THREE} --method average --set 'weights=[0.5, 0.25, 0.25]'"),
+    _merge("arithmetic", f"{_THREE} --method task_arithmetic --set scale=0.4"),
+    _merge("ties", f"{_THREE} --method ties --set density=0.3"),
+    _merge("ties-sum", f"{_THREE} --method ties_sum --set density=0.3"),
+    _merge("dare", f"{_THREE} --method dare --set drop=0.5 --set seed=3"),
+    _merge("dare-ties", f"{_THREE} --method dare_ties --set seed=4"),
+    _merge("tsv-m", f"{_THREE} --method tsv_m"),
+    _merge("iso-c", f"{_THREE} --method iso_c"),
+    _merge("knots", f"{_THREE} --method knots"),
+    _merge("breadcrumbs", f"{_THREE} --method breadcrumbs"),
+    _merge("consensus", f"{_THREE} --method consensus"),
+    _merge("stock", f"{_THREE} --method model_stock"),
+    _merge("wudi", f"{_THREE} --method wudi --set steps=5"),
+    _merge("slerp", f"{_TWO} --method slerp --set t=0.3", heads=_BOTH),
+    _merge("half", f"{_TWO} --method task_arithmetic --dtype float16", heads=_BOTH),
+    _merge("shards", f"{_TWO} --method average --max-shard-size 40KB", heads=_BOTH),
+    _merge("mean", f"{_TWO} --method task_arithmetic --set pooling=mean", heads=_BOTH),
+    _merge("ignore", "--base world/base --expert two=world/two-extra --expert three=world/three --set "
+           "'ignore=[bert.translation.*]' --method ties", heads=_BOTH),
+    _merge("gap", "--base world/base --expert two=world/two-gap --expert three=world/three --set missing=base "
+           "--method ties", heads=_BOTH),
+    _merge("vector", "world/vector.yaml"),
+    _merge("mergekit", "world/mergekit.yaml", heads=_BOTH),
+    _merge("images", f"{_IMAGES} --method ties", heads=_LOOKS),
+    _merge("both", f"{_TWO} --method task_arithmetic --set scale=0.5", heads=_BOTH),
+    _merge("auto-scale", f"{_TWO} {_DATA} --method task_arithmetic --set scale=auto", heads=_BOTH),
+    # Merges fitted to unlabelled inputs.
+    _fit("realign", f"{_QUICK} --set copies=0"),
+    _fit("realign-ties", f"{_QUICK} --set copies=0 --set start=ties --method realign --split val --limit 12"),
+    _fit("moma", f"{_QUICK} --method moma"),
+    _fit("adamerging", f"{_QUICK} --method adamerging"),
+    _fit("regmean", "--method regmean"),
+    _fit("fisher", "--method fisher --set inputs=16"),
+    # Aligned heads.
+    _align("align-auto", "--aligner auto"),
+    _align("align-ridge", "--aligner ridge"),
+    _align("align-orthogonal", "--aligner orthogonal"),
+    _align("align-linear", "--aligner linear --limit 20 --seed 1"),
+    _align("align-c", "--aligner aligned-c --set epochs=3"),
+    _align("align-surgery", "--aligner surgery --set steps=5 --set rank=2"),
+    Command("align-images", f"align images {_PIXELS} --expert dark=world/dark --expert shape=world/shape --aligner "
+            "ridge --device cpu --out align-images -q", model="align-images", tolerance=SOLVED, same_bytes=False),
+    Command("align-bare", f"align ties {_THREE} {_DATA} --data four=world/four.csv --aligner ridge --device cpu "
+            "--out align-bare -q", model="align-bare", tolerance=SOLVED, same_bytes=False),
+    # Scores.
+    Command("evaluate", f"evaluate both align-ridge {_OWN} {_DATA} --protocol current --protocol knn --protocol probe "
+            "--device cpu --out run-scores", run="run-scores", says=("task_arithmetic", "expert", "knn", "probe")),
+    Command("evaluate-shots", f"evaluate both {_OWN} {_DATA} --protocol aligned-c --protocol knn --aligner ridge "
+            "--shots 2 --seeds 2 --device cpu --out run-shots", run="run-shots", tolerance=SOLVED,
+            # An expert distilled into itself has no gradient either.
+            noise="/expert/.*/aligned-c/"),
+    Command("evaluate-images", f"evaluate images {_PIXELS} --expert dark=world/dark --expert shape=world/shape "
+            "--protocol current --protocol knn --device cpu --out run-images", run="run-images"),
+    Command("evaluate-mean", f"evaluate mean {_DATA} --protocol current --device cpu --out run-mean", run="run-mean"),
+    Command("evaluate-half", f"evaluate half {_DATA} --protocol current --protocol probe --device cpu --out run-half",
+            run="run-half"),
+    Command("evaluate-json", f"evaluate both {_DATA} --protocol current --json --device cpu --out run-json",
+            run="run-json", says=(r'"records": \[',)),
+    # Diagnosis, page.
+    Command("diagnose", f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 --device cpu "
+            "--run run-scores", run="run-scores", tolerance=SOLVED),
+    Command("report", "report run-scores --out page.html", says=("page.html",)),
+    # Arithmetic with task vectors.
+    Command("negate", f"negate {_TWO} {_DATA} --target two --heads probe --keep 0.5 --grid 0.25,0.5 --device cpu "
+            "--out negate -q", model="negate", says=("two",), tolerance=SOLVED),
+    Command("analogy", f"analogy --base world/base {_OWN} --expert four=world/four --data other=world/three.csv --of "
+            "two:four::three --grid 0.5,1 --device cpu --out analogy -q", model="analogy"),
+    # Experts.
+    Command("finetune", "finetune --base world/base --data world/two.csv --set steps=3 --set batch=8 --set lr=0.001 "
+            "--set device=cpu --out tuned -q", model="tuned", tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
+    Command("finetune-lora", "finetune --base world/base --data world/two.csv --set mode=lora --set rank=2 --set "
+            "steps=3 --set batch=8 --set lr=0.01 --set device=cpu --out tuned-lora -q", model="tuned-lora",
+            tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
+    Command("finetune-linearised", "finetune --base world/base --data world/two.csv --set mode=linearised --set "
+            "steps=3 --set batch=8 --set lr=0.01 --set head_epochs=1 --set device=cpu --out tuned-linearised -q",
+            model="tuned-linearised", tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
+    # Handover.
+    Command("export", "export align-ridge --task three --to exported", model="exported", tolerance=SOLVED),
+    Command("verify", "verify align-ridge", says=("align-ridge",)),
+    # Everything from one file.
+    Command("run", "run world/line.yaml --run run-line -q", model="line", run="run-line", tolerance=SOLVED),
+    Command("sweep", "sweep world/sweep.yaml --run run-sweep -q", run="run-sweep", tolerance=SOLVED),
+    # Refusals: the message names what is wrong, and nothing is written.
+    _refusal("unknown-method", f"merge {_TWO} --method tise --out refused", 2, "tise", "ties"),
+    _refusal("unknown-option", f"merge {_TWO} --method ties --set densty=0.2 --out refused", 2, "densty", "density"),
+    _refusal("bad-option", f"merge {_TWO} --method ties --set density=7 --out refused", 2, "density", "7"),
+    _refusal("key-twice", "merge world/twice.yaml --out refused", 2, "'method' is given twice"),
+    _refusal("no-base", f"merge {_OWN} --method ties --out refused", 2, "base"),
+    _refusal("no-checkpoint", "merge --base world/base --expert two=world/nowhere --out refused", 3, "world/nowhere"),
+    _refusal("broken-file", "merge --base world/base --expert two=world/two-broken --expert three=world/three --out "
+             "refused", 3, "world/two-broken"),
+    _refusal("missing-tensor", "merge --base world/base --expert two=world/two-gap --expert three=world/three --out "
+             "refused", 4, "two", r"encoder\.layer\.1\.output\.LayerNorm", "missing: base"),
+    _refusal("extra-tensor", "merge --base world/base --expert two=world/two-extra --expert three=world/three --out "
+             "refused", 4, r"bert\.translation\.weight", "ignore"),
+    _refusal("other-family", "merge --base world/base --expert two=world/two --expert dark=world/dark --out refused",
+             4, "dark"),
+    _refusal("existing-output", f"merge {_TWO} --method average --out average", 5, "average", "--force"),
+    _refusal("not-ours", f"merge {_TWO} --method average --out world --force", 5, "world"),
+    _refusal("wrong-labels", "evaluate both --data two=world/three.csv --device cpu --out refused", 4, "two"),
+    _refusal("no-labels", "evaluate both --data two=world/unlabelled.csv --device cpu --out refused", 2, "label"),
+    _refusal("no-data", "evaluate both --data two=world/nothing.csv --device cpu --out refused", 3, "nothing.csv"),
+    _refusal("unknown-task", f"align both {_OWN} --data tow=world/two.csv --out refused", 2, "tow", "two"),
+    _refusal("not-an-output", f"align world/two {_OWN} {_DATA} --out refused", 3, "world/two"),
+    _refusal("data-for-nothing", f"merge {_TWO} {_DATA} --method ties --out refused", 2, "ties", "--data"),
+    _refusal("surgery-export", "export align-surgery --task two --to refused", 2, "surgery"),
+    _refusal("plan-problems", f"plan {_TWO} --method tise --out refused", 2, "tise", "ties"),
+)  # fmt: skip

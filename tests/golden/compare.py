@@ -1,0 +1,103 @@
+"""Fingerprints of values, and differences between two results."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tests.golden.observe import Value
+
+__all__ = ["Print", "compare_exactly", "compare_prints", "fingerprint", "summary"]
+
+_ENTRIES = 8
+_DIGITS = 7  # of the largest entry
+
+Print = list[Any] | float | str
+
+
+def fingerprint(value: Value) -> Print:
+    """Of a tensor: dtype, shape, largest entry, norm, sum and eight entries at fixed places, all in float64."""
+    if not isinstance(value, torch.Tensor):
+        return value if isinstance(value, str) else float(f"{value:.{_DIGITS + 1}g}")
+    flat = value.detach().to(torch.float64).reshape(-1)
+    if flat.numel() == 0:
+        return [_dtype(value), list(value.shape), 0.0, 0.0, 0.0]
+    places = [number * (flat.numel() - 1) // (_ENTRIES - 1) for number in range(_ENTRIES)]
+    largest = float(flat.abs().max())
+    decimals = _DIGITS - math.floor(math.log10(largest)) if 0 < largest < math.inf else _DIGITS
+    numbers = [largest, float(flat.norm()), float(flat.sum()), *flat[places].tolist()]
+    return [_dtype(value), list(value.shape), *(round(number, decimals) for number in numbers)]
+
+
+def compare_prints(
+    expected: Mapping[str, Print], values: Mapping[str, Value], tolerance: float, noise: str | None = None
+) -> list[tuple[str, str]]:
+    """Names of values that differ, each with what differs; numbers may be off by `tolerance` times the largest entry.
+
+    Norm and sum of n entries may be off by sqrt(n) as much. Of values whose names match `noise` nothing is compared but
+    that they are there.
+    """
+    differences = _names(expected, values)
+    for name in expected.keys() & values.keys():
+        if noise is not None and re.search(noise, name):
+            continue
+        wanted, got = expected[name], fingerprint(values[name])
+        if isinstance(wanted, list) and isinstance(got, list) and wanted[:2] == got[:2]:
+            number = math.prod(wanted[1])
+            largest = max(abs(wanted[2]), abs(got[2]))
+            scales = [1.0, math.sqrt(number), math.sqrt(number), *[1.0] * (len(wanted) - 5)]
+            off = [abs(a - b) / scale for a, b, scale in zip(wanted[2:], got[2:], scales, strict=True)]
+            worst = max(off) / largest if largest > 0 else 0.0
+            if not worst <= tolerance:
+                differences.append((name, f"off by {worst:.1e} of the largest entry"))
+        elif isinstance(wanted, float) and isinstance(got, float):
+            if not abs(wanted - got) <= tolerance * max(abs(wanted), abs(got), 1.0):
+                differences.append((name, f"{got!r} instead of {wanted!r}"))
+        elif wanted != got:
+            differences.append((name, f"{got!r:.200} instead of {wanted!r:.200}"))
+    return sorted(differences)
+
+
+def compare_exactly(old: Mapping[str, Value], new: Mapping[str, Value], tolerance: float) -> list[tuple[str, str]]:
+    """The same for whole tensors; a tolerance of 0 asks for the same bytes."""
+    differences = _names(old, new)
+    for name in old.keys() & new.keys():
+        one, other = old[name], new[name]
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            if (one.dtype, one.shape) != (other.dtype, other.shape):
+                told = f"{_dtype(other)} {list(other.shape)} instead of {_dtype(one)} {list(one.shape)}"
+                differences.append((name, told))
+            elif not _same_bytes(one, other):
+                a, b = one.to(torch.float64), other.to(torch.float64)
+                largest = max(float(a.abs().max()), float(b.abs().max()), 1e-300)
+                worst = float((a - b).abs().max()) / largest
+                if tolerance == 0 or not worst <= tolerance:
+                    differences.append((name, f"off by {worst:.1e} of the largest entry"))
+        elif isinstance(one, float) and isinstance(other, float):
+            if not abs(one - other) <= tolerance * max(abs(one), abs(other), 1.0):
+                differences.append((name, f"{other!r} instead of {one!r}"))
+        elif type(one) is not type(other) or one != other:
+            differences.append((name, f"{other!r:.200} instead of {one!r:.200}"))
+    return sorted(differences)
+
+
+def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str]]:
+    missing = [(name, "is not there any more") for name in old.keys() - new.keys()]
+    return missing + [(name, "was not there before") for name in new.keys() - old.keys()]
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def summary(differences: Sequence[tuple[str, str]], most: int = 3) -> str:
+    """The first few, and how many there are."""
+    shown = "; ".join(f"{name} {what}" for name, what in differences[:most])
+    return shown if len(differences) <= most else f"{shown}; and {len(differences) - most} more"

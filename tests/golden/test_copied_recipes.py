@@ -1,0 +1,197 @@
+"""A saved model opens its base and experts again exactly as the merge did, and is not told again how.
+
+Eight bugs (R1 to R8) came from recipes that were copied by hand and lost a key on the way. `--expert` and `--base` only
+say where files are; pooling, `ignore`, `missing`, prefix, labels and tokenizer are the saved model's own knowledge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.golden.driver import Driver, Result, start
+from tests.golden.observe import Value, observe, read_output
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+BASE = "--base world/base"
+THREE = "--expert three=world/three"
+DATA = "--data two=world/two.csv --data three=world/three.csv"
+
+
+@pytest.fixture(scope="module")
+def child(lay_world: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    with start(SOURCE, lay_world(tmp_path_factory.mktemp("copied"))) as driver:
+        yield driver
+
+
+def run(child: Driver, line: str) -> Result:
+    """Run a command that must succeed."""
+    result = child.run(line.split())
+    assert result.exit == 0, f"orthomerge {line}\n{result.errors[-2000:]}"
+    return result
+
+
+def once(child: Driver, line: str, out: str) -> str:
+    """Run a merge unless an earlier test has; its folder."""
+    if not (child.place / out).exists():
+        run(child, f"merge {line} --out {out} -q")
+    return out
+
+
+def scores(child: Driver, folder: str) -> dict[str, Value]:
+    """Value and interval, and predictions, of every record."""
+    return observe(None, child.place / folder)
+
+
+def expert_is_right(child: Driver, folder: str, task: str) -> None:
+    """An expert read as it is has nine of ten labels right: so the world's labels were made."""
+    (found,) = [
+        value for name, value in scores(child, folder).items() if name.startswith(f"score/expert/{task}/current/")
+    ]
+    assert float(np.asarray(found)[0]) == pytest.approx(0.9)
+
+
+# --- R1, R2: pooling --------------------------------------------------------------------------------------------------
+
+MEAN = f"{BASE} --expert two=world/two --method task_arithmetic --set scale=1.0 --set pooling=mean"
+TWO = "--expert two=world/two --data two=world/two.csv --device cpu"
+
+
+@pytest.mark.xfail(strict=True, reason="R1: `evaluate --expert` reads experts by the family's pooling")
+@pytest.mark.parametrize("dtype", ["keep", "float16"])
+def test_r1_evaluate_reads_experts_by_the_pooling_of_the_merge(child: Driver, dtype: str) -> None:
+    # One expert merged alone is that expert. With the same bytes ("keep") the bug has a twin: features are kept by
+    # weights alone, so that the merge is read by the pooling of the expert.
+    merged = once(child, f"{MEAN} --dtype {dtype}", f"mean-{dtype}")
+    run(child, f"evaluate {merged} --data two=world/two.csv --protocol current --device cpu --out r1-alone-{dtype}")
+    run(child, f"evaluate {merged} {TWO} --protocol current --out r1-{dtype}")
+    alone, both = (
+        {name: value for name, value in scores(child, folder).items() if "/current/" in name}
+        for folder in (f"r1-alone-{dtype}", f"r1-{dtype}")
+    )
+    assert (len(alone), len(both)) == (2, 4)  # of each model a score and predictions
+    for name, value in both.items():
+        (wanted,) = [each for other, each in alone.items() if other.split("/")[0] == name.split("/")[0]]
+        assert np.array_equal(np.asarray(value), np.asarray(wanted)), name
+
+
+@pytest.mark.xfail(strict=True, reason="R2: `diagnose` reads experts by the family's pooling")
+def test_r2_diagnose_finds_no_distance_between_a_model_and_itself(child: Driver) -> None:
+    merged = once(child, f"{MEAN} --dtype float16", "mean-float16")
+    run(child, f"diagnose {merged} {BASE} {TWO} --points 0 --layers 0 --run r2")
+    distance = scores(child, "r2")["number/raw"]
+    assert isinstance(distance, float)
+    assert distance < 0.01
+
+
+# --- R3: averaged heads -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(
+    strict=True, reason="R3: `heads: average` is still a key, and a fit is then taught by averaged heads"
+)
+@pytest.mark.parametrize("command", ["merge {} --out r3 -q", "plan {}"])
+def test_r3_averaged_heads_are_refused(child: Driver, command: str) -> None:
+    recipe = child.place / "world" / "heads.yaml"
+    recipe.write_text("base: base\nexperts: {two: two}\nmethod: task_arithmetic\nheads: average\n")
+    result = child.run(command.format("world/heads.yaml").split())
+    assert result.exit == 2
+    assert "'heads'" in result.text
+    assert not (child.place / "r3").exists()
+
+
+# --- R4: device -------------------------------------------------------------------------------------------------------
+
+DEVICE = "base: base\nexperts: {two: two, three: three}\nmethod: tsv_m\ndevice: auto\n"
+TABLES = "{two: two.csv, three: three.csv}"
+
+
+@pytest.mark.xfail(strict=True, reason="R4: experts are merged alone by a method that refuses the recipe's `device`")
+@pytest.mark.parametrize(
+    ("command", "blocks"),
+    [
+        ("merge {} --out r4-merge -q", f"align: {{data: {TABLES}, aligner: ridge}}\n"),
+        ("run {} --run r4-run -q", f"evaluate: {{data: {TABLES}}}\ndiagnose: false\nreport: false\n"),
+        ("sweep {} --run r4-sweep -q", f"evaluate: {{data: {TABLES}}}\nsweep: {{aligners: [none]}}\nreport: false\n"),
+    ],
+    ids=["align", "run", "sweep"],
+)
+def test_r4_a_device_of_the_method_is_no_matter_of_experts(child: Driver, command: str, blocks: str) -> None:
+    name = f"device-{command.split(maxsplit=1)[0]}.yaml"
+    (child.place / "world" / name).write_text(DEVICE + blocks)
+    run(child, f"plan world/{name}")
+    run(child, command.format(f"world/{name}"))
+
+
+# --- R5, R6, R7: how an expert was opened -----------------------------------------------------------------------------
+
+OPENED = {
+    "extra": ("two=world/two-extra", "--set ignore=[bert.translation.*]"),
+    "gap": ("two=world/two-gap", "--set missing=base"),
+}
+LOST = {"extra": "R5: `ignore` is not passed on", "gap": "R6: `missing: base` is not passed on"}
+LOOK = "--points 0 --layers 0 --device cpu --run"
+
+
+def opened(child: Driver, kind: str) -> tuple[str, str]:
+    """A merge that needs a key to open its expert; where its experts are."""
+    expert, key = OPENED[kind]
+    experts = f"--expert {expert} {THREE}"
+    return once(child, f"{BASE} {experts} --method ties {key}", f"{kind}-merged"), experts
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=LOST[kind])) for kind in OPENED]
+)
+class TestHowExpertsWereOpened:
+    def test_align(self, child: Driver, kind: str) -> None:
+        merged, experts = opened(child, kind)
+        run(child, f"align {merged} {experts} {DATA} --aligner ridge --device cpu --out {kind}-aligned -q")
+        assert read_output(child.place / f"{kind}-aligned").heads.keys() == {"two", "three"}
+
+    def test_evaluate(self, child: Driver, kind: str) -> None:
+        merged, experts = opened(child, kind)
+        run(child, f"evaluate {merged} {experts} {DATA} --device cpu --out {kind}-scores")
+        expert_is_right(child, f"{kind}-scores", "three")
+        if kind == "extra":  # the other one is an expert with two layers of its base
+            expert_is_right(child, f"{kind}-scores", "two")
+
+    def test_diagnose(self, child: Driver, kind: str) -> None:
+        merged, experts = opened(child, kind)
+        run(child, f"diagnose {merged} {BASE} {experts} {DATA} {LOOK} {kind}-diagnosis")
+        assert "number/raw" in scores(child, f"{kind}-diagnosis")
+
+
+def bare(child: Driver) -> tuple[str, str]:
+    """A merge of a folder and a state dict that has no config."""
+    experts = "--expert two=world/two --expert three=world/three.pth"
+    return once(child, f"{BASE} {experts} --method ties", "bare-merged"), experts
+
+
+@pytest.mark.xfail(strict=True, reason="R7: an expert's config is the base's, which `evaluate --expert` does not open")
+def test_r7_evaluate_with_a_bare_state_dict(child: Driver) -> None:
+    merged, experts = bare(child)
+    run(child, f"evaluate {merged} {experts} {DATA} --device cpu --out r7-scores")
+    expert_is_right(child, "r7-scores", "three")
+
+
+@pytest.mark.xfail(strict=True, reason="R7: `diagnose --base` does not open bare experts by that base")
+def test_r7_diagnose_with_a_bare_state_dict(child: Driver) -> None:
+    merged, experts = bare(child)
+    run(child, f"diagnose {merged} {BASE} {experts} {DATA} {LOOK} r7-diagnosis")
+    assert "number/raw" in scores(child, "r7-diagnosis")
+
+
+# --- R8: tokenizer ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="R8: `--set scale=auto` looks for a tokenizer at the experts only")
+def test_r8_the_bases_tokenizer_serves_all_experts(child: Driver) -> None:
+    result = run(
+        child, f"merge {BASE} --expert two=world/two-plain --data two=world/two.csv --method task_arithmetic "
+        "--set scale=auto --out r8 --json"
+    )  # fmt: skip
+    assert 0 < json.loads(result.output)["manifest"]["method"]["parameters"]["scale"] <= 1
