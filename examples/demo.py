@@ -17,11 +17,11 @@ import torch
 
 from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
 from orthomerge.analysis.diagnosis import write_diagnosis
-from orthomerge.cli.scoring import print_records
+from orthomerge.cli.commands import print_tables
 from orthomerge.diagnosing import Looks, diagnose
 from orthomerge.evaluation.evaluate import Bench, Question
 from orthomerge.evaluation.running import run_evaluation
-from orthomerge.evaluation.tables import lines
+from orthomerge.evaluation.tables import accuracy_tables, lines
 from orthomerge.features.cache import FeatureCache
 from orthomerge.report.report import report
 from orthomerge.runinfo import FILE as RUN
@@ -85,7 +85,7 @@ def main() -> None:
     ]
     subjects = [*references.values(), *merged]
     records = run_evaluation(bench, subjects, questions, out=folder, suite="digits", workers=workers)
-    print_records(records)
+    print_tables(accuracy_tables(records))
     done("evaluate")
     means = {(line.method, line.title): line.mean for line in lines(records)}
     expert, plain = means["expert", "current"], means["task_arithmetic", "current"]

@@ -7,10 +7,9 @@ from dataclasses import MISSING
 from typing import Any, Protocol
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from orthomerge.cli.commands import print_json
+from orthomerge.cli.commands import print_json, print_tables
+from orthomerge.core.table import Table
 from orthomerge.strict import describe, schema
 
 __all__ = ["aligners", "methods"]
@@ -69,11 +68,12 @@ def _show(kind: str, entries: Sequence[tuple[_Row, type, Mapping[str, Any]]], *,
         typer.echo(f"\n{(cls.__doc__ or '').strip()}")
     else:
         marks = [", ".join(word for key, word in _MARKS.items() if document.get(key)) for document in documents]
-        shown = Table(kind, "title", "options", *([""] if any(marks) else []), box=None, pad_edge=False)
+        columns = (kind, "title", "options", *([""] if any(marks) else []))
+        rows = []
         for document, mark in zip(documents, marks, strict=True):
             options = ", ".join(f"{option['name']}={option['default']}" for option in document["options"])
-            shown.add_row(document["name"], document["title"], options, *([mark] if any(marks) else []))
-        Console(highlight=False).print(shown, markup=False)
+            rows.append((document["name"], document["title"], options, *([mark] if any(marks) else [])))
+        print_tables([Table.of("", columns, rows, left=4, wrap=("title", "options"))])
 
 
 def _options(cls: type) -> list[dict[str, Any]]:

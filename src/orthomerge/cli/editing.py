@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from orthomerge.cli.commands import pair, print_json
+from orthomerge.cli.commands import pair, print_json, print_tables
 from orthomerge.cli.measuring import say
+from orthomerge.core.table import Table
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.recipe import Recipe, parse_value
 
@@ -203,13 +201,12 @@ def _document(found: Negation) -> dict[str, Any]:
 
 def _print_negation(found: Negation, random: Negation, heads: str) -> None:
     reader = "probes on the base's features" if heads == "probe" else "the experts' heads"
-    table = _table("test accuracy", "scale", found.target, *found.controls, "control kept")
     tasks = (found.target, *found.controls)
-    table.add_row("base", "", *(_cell(found.base[task]) for task in tasks), "")
+    rows = [("base", "", *(_cell(found.base[task]) for task in tasks), "")]
     for title, result in ((f"minus {found.target}", found), ("random vector", random)):
-        cells = (_cell(result.edited[task]) for task in tasks)
-        table.add_row(Text(title), f"{result.scale:g}", *cells, f"{result.kept:.1%}")
-    _show(table)
+        rows.append((title, f"{result.scale:g}", *(_cell(result.edited[task]) for task in tasks), f"{result.kept:.1%}"))
+    columns = ("test accuracy", "scale", *tasks, "control kept")
+    print_tables([Table.of("", columns, rows, left=len(columns))])
     typer.echo(
         f"read by {reader}; scales chosen on validation data, where {found.keep:.0%} of the control must be kept"
     )
@@ -226,26 +223,14 @@ def _print_analogy(found: Analogy, form: Form) -> None:
         f"analogy, {best.scale:g} and {best.shift:g}": found.edited,
         **({f"fine-tuned on {found.task}": found.expert} if found.expert is not None else {}),
     }
-    table = _table("test accuracy", found.task)
-    for title, score in rows.items():
-        table.add_row(Text(title), _cell(score))
-    _show(table)
+    columns = ("test accuracy", found.task)
+    print_tables([Table.of("", columns, ((title, _cell(score)) for title, score in rows.items()), left=2)])
     typer.echo(
         f"{best.scale:g} {form.c} + {best.shift:g} ({form.b} - {form.a}), read by the head of {form.c}; "
         f"coefficients chosen on validation data of {found.task}"
     )
     if best.scale == best.shift == 0:
         typer.echo("that is the base: nothing of the grid is better")
-
-
-def _table(*titles: str) -> Table:
-    return Table(*titles, box=None, pad_edge=False)
-
-
-def _show(table: Table) -> None:
-    console = Console(highlight=False)
-    console.width = max(console.width, 24 * len(table.columns))  # cut numbers help nobody
-    console.print(table)
 
 
 def _cell(score: Score) -> str:

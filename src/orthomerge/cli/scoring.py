@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from orthomerge.cli.commands import pair, print_json
+from orthomerge.cli.commands import pair, print_json, print_tables
 from orthomerge.cli.measuring import open_suite, say
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.evaluation.subjects import output_subject
@@ -22,11 +19,9 @@ from orthomerge.recipe import parse_value
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.evaluate import Bench, Question, Subject
-    from orthomerge.evaluation.tables import Sheet
-    from orthomerge.records import Record
     from orthomerge.suites.suite import Suite
 
-__all__ = ["evaluate", "merges_of", "output_subject", "own_subjects", "print_records", "suite_subjects"]
+__all__ = ["evaluate", "merges_of", "output_subject", "own_subjects", "suite_subjects"]
 
 _EXPERTS = "experts"  # in the run folder: the experts in the form in which everything is evaluated
 _REFERENCES = ("base", "expert", "mtl")
@@ -88,10 +83,7 @@ def evaluate(
     if as_json:
         print_json(asdict(run))
         return
-    from orthomerge.evaluation.comparisons import comparison_sheets
-    from orthomerge.evaluation.tables import sheets
-
-    _print_sheets([*sheets(run.records), *comparison_sheets(run.comparisons)])
+    print_tables(run.tables())
     for note in run.notes:
         typer.echo(f"\nwarning: {note}")
     typer.echo(f"\nrecords, predictions, comparisons and the tables are in {out}")
@@ -110,29 +102,6 @@ def _or_nothing(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 each.rmdir()
         raise
-
-
-def print_records(records: Sequence[Record]) -> None:
-    """One table for each access class, then the controls."""
-    from orthomerge.evaluation.tables import sheets
-
-    _print_sheets(sheets(records))
-
-
-def _print_sheets(found: Iterable[Sheet]) -> None:
-    for sheet in found:
-        console = Console(highlight=False)
-        widths = [max(map(len, column)) + 2 for column in zip(sheet.columns, *sheet.rows, strict=True)]
-        console.width = max(console.width, sum(widths))  # cut numbers help nobody
-        console.print(f"\n{sheet.title}", markup=False)
-        table = Table(box=None, pad_edge=False)
-        for place, column in enumerate(sheet.columns):
-            table.add_column(Text(column), justify="left" if place < sheet.left else "right")
-        for row in sheet.rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        if sheet.note:
-            console.print(sheet.note, markup=False)
 
 
 def merges_of(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]]:

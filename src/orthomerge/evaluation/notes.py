@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from orthomerge.data.task import Split, Task
+from orthomerge.errors import CheckpointError
 from orthomerge.evaluation.bench import Bench
 from orthomerge.evaluation.compare import contamination
 from orthomerge.evaluation.metrics import accuracy, predictions
 from orthomerge.evaluation.tables import lines
 from orthomerge.records import Control, Record
 
-__all__ = ["contamination_notes", "control_notes"]
+__all__ = ["contamination_notes", "control_notes", "read_notes"]
 
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
 _WHY: Mapping[Control, str] = {
@@ -42,6 +45,19 @@ def control_notes(records: Sequence[Record]) -> list[str]:
         for row in lines(records, controls=True)
         if row.bound is not None and row.control is not None and row.low > row.bound
     ]
+
+
+def read_notes(path: Path) -> list[str]:
+    """The notes that a run wrote."""
+    try:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; evaluate again") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}; evaluate again") from error
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
+    return notes
 
 
 def _shared(name: str, task: Task) -> str | None:

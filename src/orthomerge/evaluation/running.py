@@ -21,17 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orthomerge.checkpoints.replacing import replace_file
-from orthomerge.errors import CheckpointError, OutputError, RecipeError, nearest
+from orthomerge.core.table import Table, markdown_escape
+from orthomerge.errors import OutputError, RecipeError, nearest
 from orthomerge.evaluation.comparisons import (
     MARGIN,
     Comparison,
     compare_run,
-    comparison_sheets,
+    comparison_tables,
     read_comparisons,
 )
 from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate, truth_of
-from orthomerge.evaluation.notes import contamination_notes, control_notes
-from orthomerge.evaluation.tables import sheets
+from orthomerge.evaluation.notes import contamination_notes, control_notes, read_notes
+from orthomerge.evaluation.tables import accuracy_tables
 from orthomerge.records import Record, read_records, write_records, write_whole
 from orthomerge.version import VERSION
 
@@ -50,11 +51,15 @@ class Run:
     comparisons: list[Comparison]
     notes: list[str]
 
+    def tables(self) -> list[Table]:
+        """Accuracies by access class, then comparisons."""
+        return [*accuracy_tables(self.records), *comparison_tables(self.comparisons)]
+
     def markdown(self) -> str:
         """All tables, then the notes."""
-        parts = [sheet.markdown() for sheet in (*sheets(self.records), *comparison_sheets(self.comparisons))]
+        parts = [table.markdown() for table in self.tables()]
         if self.notes:
-            parts.append("\n".join(("### Notes", "", *(f"- {note}" for note in self.notes))))
+            parts.append("\n".join(("### Notes", "", *(f"- {markdown_escape(note)}" for note in self.notes))))
         return "\n\n".join(parts)
 
 
@@ -140,15 +145,7 @@ def _writing(out: Path) -> Iterator[Callable[[Record, Ints, Ints], str]]:
 
 def read_run(folder: Path) -> Run:
     """A run folder, read back."""
-    path = folder / "notes.json"
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; evaluate again") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; evaluate again") from error
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
+    notes = read_notes(folder / "notes.json")
     return Run(read_records(folder / "records.jsonl"), read_comparisons(folder / "comparisons.json"), notes)
 
 

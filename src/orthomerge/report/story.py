@@ -65,15 +65,19 @@ def story_bars(told: Story) -> Bars | None:
     series = [
         Series(
             step.title.lower(),
-            tuple(step.row.cells[task].value if task in step.row.cells else _NAN for task in told.tasks),
-            tuple(step.row.cells[task].low if task in step.row.cells else _NAN for task in told.tasks),
-            tuple(step.row.cells[task].high if task in step.row.cells else _NAN for task in told.tasks),
+            _numbers(step.row, told.tasks, "value"),
+            _numbers(step.row, told.tasks, "low"),
+            _numbers(step.row, told.tasks, "high"),
         )
         for step in told.steps
     ]
     merge = next((step.row.line.method for step in told.steps if step.kind != "expert"), "")
     caption = f"Accuracy on each task, with 95 % intervals over test inputs. The merge is {merge}."
     return Bars("accuracy-by-task", "Task by task", caption, told.tasks, "accuracy, %", tuple(series))
+
+
+def _numbers(row: Row, tasks: Sequence[str], end: str) -> tuple[float, ...]:
+    return tuple(getattr(row.line.scores.get(task), end, _NAN) for task in tasks)
 
 
 def _mean(row: Row) -> float:
@@ -123,7 +127,7 @@ def _ending(aligned: Step, merged: Step, expert: Step | None) -> str:
     if expert and expert.mean - merged.mean > _EXACT and aligned.mean > merged.mean:
         share = (aligned.mean - merged.mean) / (expert.mean - merged.mean)
         text += f": {100 * min(share, 1):.0f} % of what merging had lost is won back"
-    if aligned.row.extra == 0:
+    if aligned.row.line.extra == 0:
         text += ", without a single new parameter"
     seen = {
         "transductive": " (aligned on the test inputs themselves)",
