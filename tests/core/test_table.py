@@ -75,6 +75,13 @@ def test_html() -> None:
     ]
 
 
+def test_a_text_that_was_cut_is_there_in_full() -> None:
+    table = Table.of("", ("name", "hash"), (("a", Cell("abab", 'blake3:ababab"')),))
+    assert '<td class="n"><code title="blake3:ababab&quot;">abab</code></td>' in table.html()
+    assert table.text().split("\n")[1] == "a     abab"
+    assert table.csv() == 'name,hash\na,"blake3:ababab"""\n'
+
+
 def test_programs_read_numbers_that_are_not_rounded() -> None:
     assert SCORES.csv() == "method,mean,n\nties,84.04,2\na|b_c,,1000\n"
     assert SCORES.json_rows() == [

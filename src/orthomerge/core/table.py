@@ -44,7 +44,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` is for people; `value`, if there is one, is the unrounded number for programs. `best`: it stands out."""
+    """`text` is for people, `value` for programs: a number that is not rounded, or a text, such as a hash, in full.
+
+    `best`: it stands out.
+    """
 
     text: str
     value: Value = None
@@ -139,12 +142,12 @@ class Table:
 
     def html(self) -> str:
         """A `table` element whose first cells are headers of their rows; numbers have the class `n`."""
-        kinds = [' class="n"' if column.align == "right" else "" for column in self.columns]
+        kinds = [_html_class(column) for column in self.columns]
         names = zip(map(_html_escape, self.names), kinds, strict=True)
         head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in names)
         body = []
         for row in self.rows:
-            first, *rest = (cell.shown(_html_escape, best="<strong>{}</strong>") for cell in row)
+            first, *rest = map(_html_cell, row)
             cells = "".join(f"<td{kind}>{text}</td>" for text, kind in zip(rest, kinds[1:], strict=True))
             body.append(f'<tr><th scope="row">{first}</th>{cells}</tr>\n')
         caption = f"<caption>{_html_escape(self.title)}</caption>"
@@ -229,6 +232,17 @@ def _cell(value: Cell | Value) -> Cell:
 def _value(cell: Cell) -> Value:
     """For programs: an empty text is nothing."""
     return cell.text or None if cell.value is None else cell.value
+
+
+def _html_class(column: Column) -> str:
+    kind = "n" if column.align == "right" else "wrap" if column.wrap else ""
+    return f' class="{kind}"' if kind else ""
+
+
+def _html_cell(cell: Cell) -> str:
+    """A text that was cut has the whole of it as its title."""
+    text = cell.shown(_html_escape, best="<strong>{}</strong>")
+    return f'<code title="{_html_escape(cell.value)}">{text}</code>' if isinstance(cell.value, str) else text
 
 
 def _html_escape(text: str) -> str:

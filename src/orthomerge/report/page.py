@@ -16,10 +16,11 @@ from importlib import resources
 from typing import Any
 
 from orthomerge.analysis.figures import Figure, Points
+from orthomerge.core.table import Table
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.report.drawing import Drawn
-from orthomerge.report.facts import listed, numbers_of, size_of, sources, time_of, versions_of
+from orthomerge.report.facts import listed, merged_tables, numbers_of, size_of, time_of, versions_of
 from orthomerge.report.figure_data import figure_csv
 from orthomerge.report.inline import inline_svg
 from orthomerge.report.payload import json_block, points_payload
@@ -69,11 +70,11 @@ def page(
         "diagnosis": material.diagnosis,
         "notes": material.notes,
         "boards": boards,
-        "comparisons": [(table, _safe(table.html())) for table in comparison_tables(material.comparisons)],
+        "comparisons": _shown(comparison_tables(material.comparisons)),
         "gallery": [shown for shown in shown_plates if shown["kind"] != "points"],
         "static_points": [shown for shown in shown_plates if shown["kind"] == "points"],
         "points": _safe(json_block(points_payload(points))) if points else None,
-        "sources": sources(material),
+        "merged": _shown(merged_tables(material)),
         "absent": material.absent,
         "info": material.info,
         "stages": _stages(material),
@@ -91,6 +92,11 @@ def page(
 def encoded(text: str) -> bytes:
     """UTF-8; half of a character, which JSON can hold, becomes a question mark."""
     return text.encode("utf-8", errors="replace")
+
+
+def _shown(tables: Sequence[Table]) -> list[tuple[Table, Any]]:
+    """Tables beside their HTML."""
+    return [(table, _safe(table.html())) for table in tables]
 
 
 def _plate(plate: Plate, prefix: str) -> dict[str, Any]:
