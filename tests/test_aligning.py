@@ -31,7 +31,6 @@ from orthomerge.features.features import FeaturePair, Features
 from orthomerge.heads import Head
 from orthomerge.manifest import access_class, read_manifest
 from orthomerge.merged import load
-from orthomerge.recipe import Expert
 from orthomerge.strict import schema
 
 TASKS = ("two", "three")
@@ -217,19 +216,6 @@ def test_a_head_in_half_precision_stays_one(berts: Path, given: dict[str, Any], 
     result = orthomerge.align(out, to=tmp_path / "to", **{**options, "data": {"two": tables / "two.csv"}})
     assert {t.dtype for t in load_head(tmp_path / "to/heads/two").tensors().values()} == {torch.bfloat16}
     assert 0 < result.manifest["alignment"]["tasks"]["two"]["facts"]["rounding"] < 1
-
-
-def test_averaged_heads_are_aligned_from_the_experts_own(berts: Path, tables: Path, tmp_path: Path) -> None:
-    labels = ("two-0", "two-1")
-    experts: Any = {name: Expert(str(berts / "two"), labels=labels) for name in ("one", "other")}
-    recipe = orthomerge.Recipe(experts, base=str(berts / "base"), method="average", heads="average")
-    orthomerge.merge(recipe, out=tmp_path / "out")
-    data: Any = {"one": tables / "two.csv"}
-    options: Any = {"aligner": "ridge", "options": {"strength": float("inf")}, "device": "cpu"}
-    orthomerge.align(tmp_path / "out", data=data, experts={"one": berts / "two"}, to=tmp_path / "to", **options)
-    with torch.no_grad():
-        own = stock(berts / "two").classifier.weight
-    assert torch.equal(load_head(tmp_path / "to/heads/one").output.weight, own)
 
 
 # Streaming

@@ -176,10 +176,6 @@ logits = model.logits({json.dumps(_code(first))}, batch)  # batch: what the mode
 
 def _export(manifest: dict[str, Any]) -> str:
     """How to export the first task whose classifier is a head; nothing where all are more than that."""
-    if "adapter" in manifest:
-        return (
-            '\n\n`PeftModel.from_pretrained(classifier, "PATH/adapter")` puts it on the stock classifier of the base.'
-        )
     tasks = {
         task: row for block in ("fit", "alignment") for task, row in manifest.get(block, {"tasks": {}})["tasks"].items()
     }

@@ -101,8 +101,8 @@ class _Cut:
 
     def _merged(self) -> Job:
         recipe, key = self.recipe, merge_key(self.recipe, self.digests)
-        if recipe.fit is not None or recipe.adapter_rank is not None:
-            return self._add("merge" if recipe.fit is None else "fit", inputs=key, needs=[])
+        if recipe.fit is not None:
+            return self._add("fit", inputs=key, needs=[])
         looks = [self._add("survey", inputs=key, needs=[])] if hasattr(self.merge.method, "survey") else []
         count = len(plan_shards(self.merge.specs, parse_size(recipe.max_shard_size)))
         shards = [

@@ -122,7 +122,6 @@ def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
         "align": "'aligners' of the sweep align",
         "out": "'keep: true' in 'sweep' keeps the models in the run folder",
         "diagnose": "diagnose the model that the sweep finds by `orthomerge run`",
-        "adapter_rank": "whole models are scored",
     }
     for name, way in ways.items():
         if getattr(recipe, name) not in (None, False):
