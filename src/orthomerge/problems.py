@@ -62,7 +62,7 @@ def alignment_problems(recipe: Recipe) -> Iterator[Problem]:
     from orthomerge.aligning import chosen_aligner
 
     try:
-        chosen_aligner(block.aligner, block.options, seed=recipe.seed, stream=block.stream)
+        chosen_aligner(block.aligner, block.options, seed=recipe.seed)
     except OrthomergeError as error:
         yield Problem.of("align", error)
     yield from _data_problems(recipe, "align", block.data)

@@ -88,7 +88,6 @@ class Align:
     """How to align the heads of the merge, and on which inputs; labels that these have are not looked at.
 
     `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most so many inputs a task.
-    `stream`: keep sums over the inputs instead of their features.
     """
 
     data: Mapping[str, str]
@@ -96,7 +95,6 @@ class Align:
     options: dict[str, Any] = field(default_factory=dict)
     split: Literal["train", "val", "test"] = "train"
     limit: int | None = None
-    stream: bool = False
 
     def __post_init__(self) -> None:
         if not self.data:

@@ -48,7 +48,7 @@ def cut(recipe: Recipe, *, text: str, command: str = "", digests: Digests, part:
     merge = make_plan(replace(given.merging, align=None)).check()
     _check(merge)
     _hash(merge, digests)
-    jobs = _Cut(given, merge, digests, part).go()
+    jobs = _Cut(given, merge, digests).go()
     inputs = _inputs(merge, given, digests)
     document = json.loads(json.dumps(asdict(given)))  # as it is read back
     return Plan(tuple(jobs), document, text, command, inputs, merge.bytes_to_write)
@@ -78,7 +78,6 @@ class _Cut:
     recipe: Recipe
     merge: Merge
     digests: Digests
-    part: int
     jobs: list[Job] = field(default_factory=list)
 
     def go(self) -> list[Job]:
@@ -116,24 +115,9 @@ class _Cut:
         digests = {task: digest_of([options, self.digests.source(source)]) for task, source in block.data.items()}
         solved = []
         for task, digest in digests.items():
-            parts = []
-            for start, stop in self._parts(block, task) if block.stream else ():
-                spec = {"task": task, "start": start, "stop": stop}
-                parts.append(self._add("statistics", spec, inputs=digest, needs=[merged, experts[task]]))
-            needs = [merged, experts[task], *parts]
-            solved.append(self._add("solve", {"task": task}, inputs=digest, needs=needs))
+            solved.append(self._add("solve", {"task": task}, inputs=digest, needs=[merged, experts[task]]))
         spec = {"tasks": list(block.data)}
         return self._add("align", spec, inputs=digest_of(list(digests.values())), needs=[merged, *solved])
-
-    def _parts(self, block: Align, task: str) -> list[tuple[int, int]]:
-        """Runs of a task's inputs, each with its first and the one after its last."""
-        from orthomerge.data.reading import read_inputs
-
-        labels = self.merge.experts[task].labels
-        seed, split = self.recipe.seed, block.split
-        inputs = read_inputs(block.data[task], name=task, labels=labels, split=split, limit=block.limit, seed=seed)
-        count = len(inputs[split])
-        return [(start, min(start + self.part, count)) for start in range(0, count, self.part)]
 
     def _evaluations(self, block: Evaluate, models: Mapping[str, Job], experts: Mapping[str, Job]) -> None:
         """Model by model, task by task, seed by seed; and each model on all labels in one space."""
