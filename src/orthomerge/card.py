@@ -131,7 +131,6 @@ def _accuracy(manifest: dict[str, Any]) -> str:
 _ACCESS = {
     "data-free": "no inputs were used to make it",
     "inductive": "the inputs used to make it are not those it is scored on",
-    "cross-fitted": "no input is scored by what was fitted to it",
     "transductive": "it has seen the very inputs it is scored on, without labels",
 }
 

@@ -15,17 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from orthomerge.records import Access, Control, Record, Way
+from orthomerge.records import Access, Record, Way
 
 __all__ = ["TITLES", "Line", "Sheet", "lines", "markdown", "sheets"]
 
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",
     "inductive": "Inductive: inputs from train or val, scored on test",
-    "cross-fitted": "Cross-fitted: test inputs, never those being scored",
     "transductive": "Transductive: the test inputs themselves, as most papers do",
 }
-_CONTROLS = "Controls: spoilt on purpose, should be no better than chance or the head as it is"
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,7 @@ class Sheet:
 class Line:
     """One row: accuracies in percent by task, averaged over seeds, and their mean with its 95 % interval.
 
-    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `bound` the mean of what
-    a control should not exceed.
+    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means.
     """
 
     method: str
@@ -61,7 +58,6 @@ class Line:
     worst_seed: float
     spread: float | None
     seeds: int
-    bound: float | None
 
     @property
     def protocol(self) -> str:
@@ -76,25 +72,21 @@ class Line:
         return self.way.access
 
     @property
-    def control(self) -> Control | None:
-        return self.way.control
-
-    @property
     def title(self) -> str:
         return self.way.title
 
 
-def lines(records: Iterable[Record], *, controls: bool = False) -> list[Line]:
-    """Rows in the order in which they were measured: the results, or the controls beside them."""
+def lines(records: Iterable[Record]) -> list[Line]:
+    """Rows in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
-        if record.metric == "accuracy" and (record.control is not None) == controls:
+        if record.metric == "accuracy":
             groups.setdefault((record.method, record.way), []).append(record)
     return [_line(method, way, group) for (method, way), group in groups.items()]
 
 
 def sheets(records: Sequence[Record]) -> list[Sheet]:
-    """One table for each access class that occurs, data-free and inductive first; then the controls."""
+    """One table per access class that occurs, data-free and inductive first."""
     tasks = list(dict.fromkeys(record.task for record in records))
     rows = lines(records)
     found = []
@@ -102,9 +94,6 @@ def sheets(records: Sequence[Record]) -> list[Sheet]:
         chosen = [row for row in rows if row.access == access]
         if chosen:
             found.append(_sheet(title, tasks, chosen))
-    spoilt = lines(records, controls=True)
-    if spoilt:
-        found.append(_control_sheet(tasks, spoilt))
     return found
 
 
@@ -124,7 +113,7 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
         {task: 100 * mean(getattr(record, end) for record in part) for task, part in by_task.items()}
         for end in ("value", "low", "high")
     )
-    middle, bounds = mean(values.values()), [record.bound for record in group if record.bound is not None]
+    middle = mean(values.values())
     return Line(
         method,
         way,
@@ -135,7 +124,6 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
         worst_seed=min(means),
         spread=stdev(means) if len(means) > 1 else None,
         seeds=len(means),
-        bound=100 * mean(bounds) if bounds else None,
     )
 
 
@@ -147,20 +135,6 @@ def _sheet(title: str, tasks: Sequence[str], rows: Sequence[Line]) -> Sheet:
         cells.append((row.method, row.title, *_numbers(row, tasks), *(over if several else ())))
     columns = ("method", "protocol", *tasks, "mean", "95 %", *(("sd", "worst", "seeds") if several else ()))
     return Sheet(title, columns, tuple(cells), left=2)
-
-
-def _control_sheet(tasks: Sequence[str], rows: Sequence[Line]) -> Sheet:
-    cells = tuple(
-        (
-            row.method,
-            f"{row.title} ({row.access})",
-            str(row.control),
-            *_numbers(row, tasks),
-            "" if row.bound is None else f"{row.bound:.1f}",
-        )
-        for row in rows
-    )
-    return Sheet(_CONTROLS, ("method", "protocol", "control", *tasks, "mean", "95 %", "no better than"), cells, left=3)
 
 
 def _numbers(row: Line, tasks: Sequence[str]) -> tuple[str, ...]:

@@ -14,16 +14,16 @@ __all__ = ["board_csv", "comparisons_csv", "figure_csv"]
 
 def board_csv(board: Board) -> str:
     """The table with its intervals in columns of their own, and those of every task after the tasks."""
-    head = ["access", "method", "protocol", "control", *board.tasks, "mean", "low", "high", "verdict", "against"]
-    head += ["sd", "worst_seed", "seeds", "extra_parameters", "bound"]
+    head = ["access", "method", "protocol", *board.tasks, "mean", "low", "high", "verdict", "against"]
+    head += ["sd", "worst_seed", "seeds", "extra_parameters"]
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
     rows: list[list[Value]] = []
     for row in board.rows:
         line, cells = row.line, [row.cells.get(task) for task in board.tasks]
-        told: list[Value] = [line.access, line.method, line.title, line.control or ""]
+        told: list[Value] = [line.access, line.method, line.title]
         told += [cell.value if cell else None for cell in cells]
         told += [line.mean, line.low, line.high, row.verdict, row.against, line.spread, line.worst_seed, line.seeds]
-        told += [row.extra, line.bound]
+        told.append(row.extra)
         for cell in cells:
             told += [cell.low, cell.high, cell.examples] if cell else [None, None, None]
         rows.append(told)

@@ -17,8 +17,7 @@ __all__ = ["MARKS", "REFERENCES", "Board", "Cell", "Row", "boards", "legend", "m
 
 REFERENCES = ("expert", "base", "mtl")  # no merges: what merges are measured by
 _CEILINGS = ("probe",)
-_ORDER: tuple[Access, ...] = ("inductive", "data-free", "cross-fitted", "transductive")
-_CONTROLS = "Controls: spoilt on purpose, should be no better than chance or the head as it is"
+_ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
 MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
 
 
@@ -50,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """One table. `key`: an access class, or `controls`."""
+    """One table. `key`: an access class."""
 
     key: str
     title: str
@@ -68,10 +67,10 @@ _Key = tuple[str, Way]
 
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
-    """One table for each access class that occurs, inductive first; then the controls."""
+    """One table for each access class that occurs, inductive first."""
     measured = [record for record in records if record.metric == "accuracy"]
     tasks = tuple(dict.fromkeys(record.task for record in measured))
-    results = _rows(measured, comparisons, controls=False)
+    results = _rows(measured, comparisons)
     found = []
     for access in _ORDER:
         rows = [row for row in results if row.line.access == access]
@@ -81,8 +80,6 @@ def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) ->
             # A joint label space is another question: its rows stand together, after the others.
             rows.sort(key=lambda row: row.line.protocol == "joint")
             found.append(Board(access, TITLES[access], tasks, tuple(_with_best(rows)), margin))
-    if controls := _rows(measured, (), controls=True):
-        found.append(Board("controls", _CONTROLS, tasks, tuple(controls)))
     return found
 
 
@@ -108,24 +105,20 @@ def legend(board: Board) -> str:
 
 def sheet(board: Board) -> Sheet:
     """A table in words. Rows that are no results of a merge are there too: nothing is left out."""
-    controls, marked = board.key == "controls", any(row.verdict for row in board.rows)
-    columns = ["method", "protocol", *(["control"] if controls else []), *board.tasks, "mean", "95 %"]
+    marked = any(row.verdict for row in board.rows)
+    columns = ["method", "protocol", *board.tasks, "mean", "95 %"]
     columns += [*(["ref."] if marked else []), *(["sd", "worst", "seeds"] if board.several else []), "extra"]
-    columns += ["no better than"] if controls else []
     cells = []
     for row in board.rows:
         line = row.line
-        told = (
-            [line.method, f"{line.title} ({line.access})", str(line.control)] if controls else [line.method, line.title]
-        )
+        told = [line.method, line.title]
         told += [f"{row.cells[task].value:.1f}" if task in row.cells else "" for task in board.tasks]
         told += [f"{line.mean:.1f}", f"{line.low:.1f}-{line.high:.1f}", *([mark(row.verdict)] if marked else [])]
         if board.several:
             spread = ["", ""] if line.spread is None else [f"{line.spread:.1f}", f"{line.worst_seed:.1f}"]
             told += [*spread, str(line.seeds)]
-        told += [f"{row.extra:,}", *([f"{line.bound:.1f}" if line.bound is not None else ""] if controls else [])]
-        cells.append(tuple(told))
-    return Sheet(board.title, tuple(columns), tuple(cells), left=3 if controls else 2, note=_note(board))
+        cells.append((*told, f"{row.extra:,}"))
+    return Sheet(board.title, tuple(columns), tuple(cells), left=2, note=_note(board))
 
 
 def _note(board: Board) -> str:
@@ -133,12 +126,12 @@ def _note(board: Board) -> str:
     return " ".join(part for part in ("Accuracy in percent.", legend(board), extra) if part)
 
 
-def _rows(records: Sequence[Record], comparisons: Sequence[Comparison], *, controls: bool) -> list[Row]:
+def _rows(records: Sequence[Record], comparisons: Sequence[Comparison]) -> list[Row]:
     alone: dict[str, dict[_Key, Line]] = {}
     extras: dict[_Key, int] = {}
     examples: dict[tuple[str, _Key], int] = {}
     for task in dict.fromkeys(record.task for record in records):
-        part = lines([record for record in records if record.task == task], controls=controls)
+        part = lines([record for record in records if record.task == task])
         alone[task] = {(line.method, line.way): line for line in part}
     for record in records:
         key = (record.method, record.way)
@@ -147,7 +140,7 @@ def _rows(records: Sequence[Record], comparisons: Sequence[Comparison], *, contr
     against = {(item.method, item.way): item for item in comparisons}
     references = {(item.reference, item.way) for item in comparisons}
     rows = []
-    for line in lines(records, controls=controls):
+    for line in lines(records):
         key = (line.method, line.way)
         item = against.get(key)
         cells = {

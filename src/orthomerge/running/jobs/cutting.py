@@ -121,7 +121,7 @@ class _Cut:
 
     def _evaluations(self, block: Evaluate, models: Mapping[str, Job], experts: Mapping[str, Job]) -> None:
         """Model by model, task by task, seed by seed; and each model on all labels in one space."""
-        options = {name: value for name, value in asdict(block).items() if name not in ("data", "workers")}
+        options = {name: value for name, value in asdict(block).items() if name != "data"}
         digests = {task: digest_of([options, self.digests.source(source)]) for task, source in block.data.items()}
         merged, roles = models["merged"], dict[str, list[Job]]()
         if self.recipe.base is not None and block.references:
