@@ -61,13 +61,6 @@ def test_features_inside_a_fit_are_the_same_to_the_bit(both: dict[str, Found]) -
     assert all(torch.equal(one[name], values) for name, values in both["encoded"].items())
 
 
-def test_streamed_sums(both: dict[str, Found]) -> None:
-    one = alone("sums")
-    assert both["sums"]["counts"] == one["counts"] == [9, 9, 9, 8, 8]
-    for found, expected in zip(both["sums"]["parts"], one["parts"], strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-10)
-
-
 def test_statistics(both: dict[str, Found]) -> None:
     one, two = alone("statistics"), both["statistics"]
     assert one["grams"].keys() == two["grams"].keys()

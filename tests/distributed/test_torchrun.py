@@ -73,7 +73,6 @@ def test_a_mistake_in_the_recipe_is_told_once(berts: Path, tmp_path: Path, cache
 
 
 def test_aligning_a_merge(berts: Path, tmp_path: Path, cache: Path) -> None:
-    """Streamed: the encoders are sent, both in one walk, and the sums added up."""
     tables, merged = tmp_path / "tables", tmp_path / "merged"
     tables.mkdir()
     write_tables(tables)
@@ -82,9 +81,9 @@ def test_aligning_a_merge(berts: Path, tmp_path: Path, cache: Path) -> None:
     data = {task: str(tables / f"{task}.csv") for task in HEADS}
     given = [f"--expert={task}={path}" for task, path in experts.items()]
     given += [f"--data={task}={path}" for task, path in data.items()]
-    options: dict[str, Any] = {"aligner": "ridge", "batch": 8, "device": "cpu", "stream": True}
+    options: dict[str, Any] = {"aligner": "ridge", "batch": 8, "device": "cpu"}
     done = torchrun(
-        "orthomerge", "align", merged, *given, "--aligner=ridge", "--stream", "--batch=8", "--device=cpu", "--out",
+        "orthomerge", "align", merged, *given, "--aligner=ridge", "--batch=8", "--device=cpu", "--out",
         tmp_path / "out", cache=cache,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -15,7 +15,6 @@ import torch
 from tests.fitting.making import CLASSES, POOLINGS, Words, make_encoder, make_setting, make_tasks
 from torch import nn
 
-from orthomerge.alignment.streaming import stream_sums
 from orthomerge.distributed.group import Group, current_group
 from orthomerge.distributed.launch import launch
 from orthomerge.errors import NumericalError
@@ -35,7 +34,6 @@ from orthomerge.fitting.moma import Moma
 from orthomerge.fitting.passes import Passes
 from orthomerge.fitting.realign import Realign
 from orthomerge.fitting.sharded import ShardedEncoder
-from orthomerge.merged import Merged
 from orthomerge.models.families import family
 
 Found = dict[str, Any]
@@ -119,22 +117,6 @@ def features(group: Group) -> Found:
     return found
 
 
-def sums(group: Group) -> Found:
-    """What closed forms are solved from, added up without any features being kept."""
-    setting, models = make_setting(inputs=43), []
-    for task in (None, "five"):
-        encoder = _fresh()
-        flat = setting.base if task is None else setting.tuned(task)
-        encoder.load_state_dict(dict(setting.layout.views(flat)), strict=False)
-        models.append(Merged(encoder, setting.heads, BERT, "mean"))
-    examples = make_tasks("bert", 43, 0)["five"]["train"]
-    merged, expert = models
-    head = setting.heads["five"]
-    found = stream_sums(merged, expert, examples, Words(), head, task="five", batch=8, device="cpu")
-    parts = [tensor for part in found.parts for tensor in (part.sum_h, part.sum_t, part.C, part.S, part.tt)]
-    return {"counts": [part.n for part in found.parts], "parts": parts}
-
-
 def held(group: Group) -> Found:
     """Bytes that a mask, its moments and the encoder take in one process, after a step."""
     gc.collect()
@@ -211,7 +193,7 @@ def passed(group: Group) -> Found:
 
 STEPS: dict[str, Any] = {"steps": 6, "look": 2}
 # Those that the first process starts by itself, and those that all are called to.
-DRIVEN: dict[str, Callable[[Group], Found]] = {"features": features, "sums": sums}
+DRIVEN: dict[str, Callable[[Group], Found]] = {"features": features}
 SCENES: dict[str, Callable[[Group], Found]] = {
     "talk": talk,
     "statistics": statistics,

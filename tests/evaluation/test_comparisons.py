@@ -133,8 +133,6 @@ def test_only_what_was_read_in_the_same_way(tmp_path: Path) -> None:
         add(tmp_path, "one", {"a": right((0, 100 + number))}, **way)
         add(tmp_path, "other", {"a": right((0, 200 + number))}, **way)
     add(tmp_path, "alone", {"a": right((0, 300))}, protocol="probe", access="inductive", support="train")
-    add(tmp_path, "one", {"a": right((0, 400))}, **{**KNN, "control": "shuffled-teacher"})
-    add(tmp_path, "other", {"a": right((0, 1))}, **{**KNN, "control": "shuffled-teacher"})
     found = compare_run(tmp_path)
     assert len(found) == len({item.way for item in found}) == 5
     assert {(item.method, item.reference) for item in found} == {("one", "other")}

@@ -84,24 +84,3 @@ def test_markdown() -> None:
             "| average | current | 25.0 |  | 25.0 | 22.0-29.0 |",
         )
     )
-
-
-def test_controls_stand_apart() -> None:
-    spoilt = [
-        record("a", 0.2, protocol="aligned-c", control="shuffled-teacher", bound=0.3, seed=0),
-        record("a", 0.3, protocol="aligned-c", control="shuffled-teacher", bound=0.4, seed=1),
-        record("b", 0.1, protocol="aligned-c", control="shuffled-teacher", bound=0.5, seed=0),
-        record("b", 0.2, protocol="aligned-c", control="shuffled-teacher", bound=0.5, seed=1),
-    ]
-    assert len(lines([*SEEDS, *spoilt])) == 1
-    (line,) = lines([*SEEDS, *spoilt], controls=True)
-    assert line.control == "shuffled-teacher"
-    assert (line.mean, line.bound) == pytest.approx((20, 42.5))
-    plain, controls = accuracy_tables([*spoilt, *SEEDS])
-    assert plain == accuracy_tables(SEEDS)[0]
-    assert controls.title.startswith("Controls: spoilt on purpose, should be no better than")
-    assert controls.names == ("method", "protocol", "control", "a", "b", "mean", "95 %", "no better than")
-    assert controls.texts == (
-        ("ties", "aligned-c, 5/class (inductive)", "shuffled-teacher", "25.0", "15.0", "20.0", "17.9-22.8", "42.5"),
-    )
-    assert len(accuracy_tables(spoilt)) == 1

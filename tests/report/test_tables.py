@@ -72,17 +72,6 @@ def test_joint_rows_stand_together_at_the_end() -> None:
     assert [row.line.protocol for row in free.rows] == ["current", "current", "joint"]
 
 
-def test_controls_have_a_table_of_their_own() -> None:
-    spoilt = [record(t, "ties", 0.3, access="inductive", control="shuffled-teacher", bound=0.5) for t in TASKS]
-    found = boards([*RUN, *spoilt])
-    assert found[-1].key == "controls"
-    made = board_table(found[-1])
-    assert made.names == ("method", "protocol", "control", "a", "b", "mean", "95 %", "extra", "no better than")
-    assert made.texts == (
-        ("ties", "current (inductive)", "shuffled-teacher", "30.0", "30.0", "30.0", "28.6-31.4", "0", "50.0"),
-    )
-
-
 def test_markdown() -> None:
     board = boards(RUN, compared())[0]
     text = board_table(board).markdown()

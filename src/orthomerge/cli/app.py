@@ -194,9 +194,6 @@ def align(
         str, typer.Option("--split", help="train, val, or test: then what is measured there is transductive.")
     ] = "train",
     limit: Annotated[int | None, typer.Option("--limit", help="At most so many inputs a task.")] = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Keep sums instead of features: any number of inputs fits into memory.")
-    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="For --limit, and for aligners that draw at random.")] = 0,
     device: Device = "auto",
     batch: Batch = 64,
@@ -217,7 +214,6 @@ def align(
         base=base,
         split=split,
         limit=limit,
-        stream=stream,
         seed=seed,
         device=device,
         batch=batch,

@@ -14,7 +14,7 @@ from orthomerge.strict import describe, schema
 
 __all__ = ["aligners", "methods"]
 
-_MARKS = {"streams": "streams", "extra": "adds parameters", "fitted": "needs inputs"}
+_MARKS = {"extra": "adds parameters", "fitted": "needs inputs"}
 
 
 class _Row(Protocol):
@@ -48,7 +48,7 @@ def aligners(name: str | None, *, as_json: bool) -> None:
     from orthomerge.alignment.aligners import aligners as table
 
     rows = [find_aligner(name)] if name is not None else table().values()
-    entries = [(row, aligner_class(row), {"streams": row.closed, "extra": row.extra}) for row in rows]
+    entries = [(row, aligner_class(row), {"extra": row.extra}) for row in rows]
     _show("aligner", entries, one=name is not None, as_json=as_json)
 
 

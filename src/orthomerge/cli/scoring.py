@@ -40,24 +40,17 @@ def evaluate(
     shots: list[str],
     seeds: int,
     access: list[str],
-    controls: bool,
     against: str | None,
     margin: float,
     out: str,
     device: str,
     batch: int,
-    workers: int,
     as_json: bool,
 ) -> None:
     """Names and numbers are checked before anything is built."""
     from orthomerge.evaluation.running import read_run, run_evaluation
 
     questions = _questions(protocols, aligners, shots, seeds, access)
-    if controls:
-        several = suite is not None or len(data) > 1
-        questions += _controls(questions, several=several)
-        if not several:
-            say("there is one task only, so the control 'other-task' is left out")
     if not margin > 0:
         raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
     if suite is not None:
@@ -76,7 +69,6 @@ def evaluate(
             suite=suite,
             against=against,
             margin=margin / 100,
-            workers=workers,
             say=say,
         )
     run = read_run(Path(out))
@@ -221,23 +213,6 @@ def _questions(
                 Question(name, shots=count, seeds=draws, access=cast(Access, kind), aligner=aligner) for kind in access
             ]
     return questions
-
-
-def _controls(questions: Sequence[Question], *, several: bool) -> list[Question]:
-    """Every question to a protocol that learns from an expert, spoilt in each way that there is for it."""
-    found = []
-    for question in questions:
-        if question.needs & {"teacher", "expert"} and "labels" not in question.needs:
-            found.append(replace(question, control="shuffled-teacher"))
-            if several and question.access == "inductive":
-                found.append(replace(question, control="other-task"))
-    if not found:
-        asked = ", ".join(dict.fromkeys(question.protocol for question in questions))
-        raise RecipeError(
-            f"--controls spoils what a protocol learns from an expert, and of {asked} none does; "
-            "add --protocol aligned-c, or leave --controls out"
-        )
-    return found
 
 
 def _shots(text: str) -> int | float | None:

@@ -32,7 +32,6 @@ def suite_build(
     data: Annotated[str | None, typer.Option("--data", help="The folder that holds the suite's data.")] = None,
     base: Base = None,
     device: Device = "auto",
-    workers: Annotated[int, typer.Option("--workers", help="Processes that train side by side.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Make a suite: fetch or train its base and experts. What is there already is kept."""
@@ -47,7 +46,6 @@ def suite_build(
         base=base,
         device=device,
         say=measuring.say,
-        workers=workers,
     )
     measuring.show_suite(suite, as_json=as_json)
 
@@ -112,12 +110,7 @@ def evaluate(
         list[str] | None, typer.Option("--shots", help="Inputs a class, a share (0.1), or all; repeat.")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Draws of few shots.")] = 5,
-    access: Annotated[
-        list[str] | None, typer.Option("--access", help="inductive, cross-fitted, transductive; repeat.")
-    ] = None,
-    controls: Annotated[
-        bool, typer.Option("--controls", help="Also spoil the evidence on purpose: shuffled teacher, other task.")
-    ] = False,
+    access: Annotated[list[str] | None, typer.Option("--access", help="inductive, transductive; repeat.")] = None,
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="NAME", help="Compare every method with this one; else with the best."),
@@ -128,7 +121,6 @@ def evaluate(
     out: Annotated[str, typer.Option("--out", help="The run folder.")] = "runs/evaluation",
     device: Device = "auto",
     batch: Annotated[int, typer.Option("--batch")] = 64,
-    workers: Annotated[int, typer.Option("--workers", help="Processes that fit side by side.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Score merged models under the papers' protocols, with what each number has seen, and compare them."""
@@ -146,13 +138,11 @@ def evaluate(
         shots=shots or ["all"],
         seeds=seeds,
         access=access or ["inductive"],
-        controls=controls,
         against=against,
         margin=margin,
         out=out,
         device=device,
         batch=batch,
-        workers=workers,
         as_json=as_json,
     )
 

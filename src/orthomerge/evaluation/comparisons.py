@@ -149,7 +149,7 @@ def _families(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
     """Rows by way of reading. A joint label space of other tasks is another way."""
     rows: dict[tuple[Way, str], dict[str, dict[int, Record]]] = {}
     for record in records:
-        if record.metric != "accuracy" or record.control is not None:
+        if record.metric != "accuracy":
             continue
         seeds = rows.setdefault((record.way, record.method), {}).setdefault(record.task, {})
         if record.seed in seeds:

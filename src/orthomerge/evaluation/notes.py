@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +13,10 @@ from orthomerge.errors import CheckpointError
 from orthomerge.evaluation.bench import Bench
 from orthomerge.evaluation.compare import contamination
 from orthomerge.evaluation.metrics import accuracy, predictions
-from orthomerge.evaluation.tables import lines
-from orthomerge.records import Control, Record
 
-__all__ = ["contamination_notes", "control_notes", "read_notes"]
+__all__ = ["contamination_notes", "read_notes"]
 
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
-_WHY: Mapping[Control, str] = {
-    "shuffled-teacher": "what this protocol gains does not come from the expert; look for a leak",
-    "other-task": "inputs of another task do part of the work; are they much like those of this one?",
-}
 
 
 def contamination_notes(bench: Bench) -> list[str]:
@@ -35,16 +28,6 @@ def contamination_notes(bench: Bench) -> list[str]:
             found.append(warning)
         bench.forget()
     return found
-
-
-def control_notes(records: Sequence[Record]) -> list[str]:
-    """Controls that do better than they should, by more than other test inputs could explain."""
-    return [
-        f"the control {row.control!r} of {row.method!r} under {row.title} ({row.access}) scores {row.mean:.1f} "
-        f"({row.low:.1f}-{row.high:.1f}) but should be no better than {row.bound:.1f}: {_WHY[row.control]}"
-        for row in lines(records, controls=True)
-        if row.bound is not None and row.control is not None and row.low > row.bound
-    ]
 
 
 def read_notes(path: Path) -> list[str]:

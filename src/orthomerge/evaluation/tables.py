@@ -17,17 +17,15 @@ from itertools import repeat
 from statistics import mean, stdev
 
 from orthomerge.core.table import Cell, Table, number, span
-from orthomerge.records import Access, Control, Record, Way
+from orthomerge.records import Access, Record, Way
 
-__all__ = ["CONTROLS", "TITLES", "Line", "TaskScore", "accuracy_table", "accuracy_tables", "lines"]
+__all__ = ["TITLES", "Line", "TaskScore", "accuracy_table", "accuracy_tables", "lines"]
 
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",
     "inductive": "Inductive: inputs from train or val, scored on test",
-    "cross-fitted": "Cross-fitted: test inputs, never those being scored",
     "transductive": "Transductive: the test inputs themselves, as most papers do",
 }
-CONTROLS = "Controls: spoilt on purpose, should be no better than chance or the head as it is"
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class TaskScore:
 class Line:
     """One row: accuracies in percent by task, averaged over seeds, and their mean with its 95 % interval.
 
-    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `bound` the mean of what
-    a control should not exceed, `extra` how many numbers inference needs beyond encoder and heads.
+    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `extra` how many numbers
+    inference needs beyond encoder and heads.
     """
 
     method: str
@@ -57,7 +55,6 @@ class Line:
     worst_seed: float
     spread: float | None
     seeds: int
-    bound: float | None
     extra: int
 
     @property
@@ -77,34 +74,25 @@ class Line:
         return self.way.access
 
     @property
-    def control(self) -> Control | None:
-        return self.way.control
-
-    @property
     def title(self) -> str:
         return self.way.title
 
 
-def lines(records: Iterable[Record], *, controls: bool = False) -> list[Line]:
-    """Rows in the order in which they were measured: the results, or the controls beside them."""
+def lines(records: Iterable[Record]) -> list[Line]:
+    """Rows in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
-        if record.metric == "accuracy" and (record.control is not None) == controls:
+        if record.metric == "accuracy":
             groups.setdefault((record.method, record.way), []).append(record)
     return [_line(method, way, group) for (method, way), group in groups.items()]
 
 
 def accuracy_tables(records: Sequence[Record]) -> list[Table]:
-    """One table for each access class that occurs, data-free and inductive first; then the controls."""
+    """One table per access class that occurs, data-free and inductive first."""
     tasks = list(dict.fromkeys(record.task for record in records))
-    rows, controls = lines(records), lines(records, controls=True)
-    groups = [(title, [row for row in rows if row.access == access]) for access, title in TITLES.items()]
-    tables = [
-        accuracy_table(title, group, tasks, over_seeds=any(row.seeds > 1 for row in group))
-        for title, group in groups
-        if group
-    ]
-    return [*tables, accuracy_table(CONTROLS, controls, tasks, over_seeds=False)] if controls else tables
+    rows = lines(records)
+    groups = ((title, [row for row in rows if row.access == access]) for access, title in TITLES.items())
+    return [accuracy_table(title, group, tasks) for title, group in groups if group]
 
 
 def accuracy_table(
@@ -112,35 +100,32 @@ def accuracy_table(
     rows: Sequence[Line],
     tasks: Sequence[str],
     *,
-    over_seeds: bool,
     best: Line | None = None,
     marks: Sequence[str] | None = None,
     extra: bool = False,
     note: str = "",
 ) -> Table:
-    """Rows of one access class, or controls. `marks`: a sign per row that says how it compares; `best`: its mean.
+    """Rows of one access class. `marks`: a sign per row that says how it compares; `best`: its mean stands out.
 
-    `over_seeds` and `extra`: whether the columns about seeds and about extra parameters are shown.
+    `extra`: whether the column about extra parameters is shown.
     """
-    controls = any(row.control is not None for row in rows)
+    seeds = any(row.seeds > 1 for row in rows)
 
     def cells(row: Line, mark: str | None) -> list[tuple[str, Cell]]:
         return [
             ("method", Cell(row.method)),
-            ("protocol", Cell(f"{row.title} ({row.access})" if controls else row.title)),
-            *([("control", Cell(str(row.control)))] if controls else []),
+            ("protocol", Cell(row.title)),
             *((task, number(row.values.get(task))) for task in tasks),
             ("mean", number(row.mean, best=row is best)),
             ("95 %", span(row.low, row.high)),
             *([("ref.", Cell(mark))] if mark is not None else []),
-            *(_over_seeds(row, always=extra) if over_seeds else []),
+            *(_over_seeds(row, always=extra) if seeds else []),
             *([("extra", number(row.extra, ","))] if extra else []),
-            *([("no better than", number(row.bound))] if controls else []),
         ]
 
     named = [cells(row, mark) for row, mark in zip(rows, marks or repeat(None, len(rows)), strict=True)]
     columns = [name for name, _ in named[0]]
-    return Table.of(title, columns, ([cell for _, cell in row] for row in named), left=3 if controls else 2, note=note)
+    return Table.of(title, columns, ([cell for _, cell in row] for row in named), left=2, note=note)
 
 
 def _over_seeds(row: Line, *, always: bool) -> list[tuple[str, Cell]]:
@@ -166,7 +151,6 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
         )
         for task, part in by_task.items()
     }
-    bounds = [record.bound for record in group if record.bound is not None]
     middle = mean(score.value for score in scores.values())
     return Line(
         method,
@@ -178,6 +162,5 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
         worst_seed=min(means),
         spread=stdev(means) if len(means) > 1 else None,
         seeds=len(means),
-        bound=100 * mean(bounds) if bounds else None,
         extra=max(record.extra_parameters for record in group),
     )

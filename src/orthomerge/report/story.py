@@ -39,7 +39,7 @@ class Story:
 
 def story(boards: Sequence[Board], *, method: str | None = None) -> Story:
     """`method`: the merge to speak of, if it was aligned; else the one that is best after it was."""
-    rows = [row for board in boards if board.key != "controls" for row in board.rows]
+    rows = [row for board in boards for row in board.rows]
     tasks = boards[0].tasks
     found = []
     expert = _first(rows, "expert")
@@ -99,7 +99,7 @@ def _aligned(rows: Sequence[Row], method: str | None) -> Row | None:
     read = [row for row in rows if row.line.way.aligner is not None or row.line.protocol == "aligned-c"]
     read = [row for row in read if _is_merge(row) and _first(rows, row.line.method) is not None]
     own = [row for row in read if row.line.method == method] or read
-    for access in ("inductive", "cross-fitted", "transductive"):
+    for access in ("inductive", "transductive"):
         if chosen := [row for row in own if row.line.access == access]:
             return max(chosen, key=_mean)
     return None
@@ -131,6 +131,5 @@ def _ending(aligned: Step, merged: Step, expert: Step | None) -> str:
         text += ", without a single new parameter"
     seen = {
         "transductive": " (aligned on the test inputs themselves)",
-        "cross-fitted": " (cross-fitted on test inputs)",
     }
     return text + seen.get(aligned.row.line.access, "") + "."

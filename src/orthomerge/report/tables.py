@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from orthomerge.core.table import Table, Value, csv_text
 from orthomerge.evaluation.comparisons import Comparison
-from orthomerge.evaluation.tables import CONTROLS, TITLES, Line, accuracy_table, lines
+from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
 from orthomerge.records import Access, Record
 
 __all__ = ["MARKS", "REFERENCES", "Board", "Row", "board_csv", "board_table", "boards", "comparisons_csv", "legend"]
 
 REFERENCES = ("expert", "base", "mtl")  # no merges: what merges are measured by
 _CEILINGS = ("probe",)
-_ORDER: tuple[Access, ...] = ("inductive", "data-free", "cross-fitted", "transductive")
+_ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
 MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
 
 
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Board:
-    """The rows of one table. `key`: an access class, or `controls`."""
+    """The rows of one table. `key`: an access class."""
 
     key: str
     title: str
@@ -58,7 +58,7 @@ class Board:
 
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
-    """One table for each access class that occurs, inductive first; then the controls."""
+    """One table for each access class that occurs, inductive first."""
     measured = [record for record in records if record.metric == "accuracy"]
     tasks = tuple(dict.fromkeys(record.task for record in measured))
     results = _rows(lines(measured), comparisons)
@@ -71,8 +71,6 @@ def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) ->
             # A joint label space is another question: its rows stand together, after the others.
             rows.sort(key=lambda row: row.line.protocol == "joint")
             found.append(Board(access, TITLES[access], tasks, tuple(_with_best(rows)), margin))
-    if controls := _rows(lines(measured, controls=True), ()):
-        found.append(Board("controls", CONTROLS, tasks, tuple(controls)))
     return found
 
 
@@ -98,7 +96,6 @@ def board_table(board: Board) -> Table:
         board.title,
         [row.line for row in board.rows],
         board.tasks,
-        over_seeds=board.several,
         best=next((row.line for row in board.rows if row.best), None),
         marks=[row.mark for row in board.rows] if any(row.verdict for row in board.rows) else None,
         extra=True,
@@ -108,16 +105,16 @@ def board_table(board: Board) -> Table:
 
 def board_csv(board: Board) -> str:
     """The same for programs, nothing rounded: intervals in columns of their own, those of each task after the tasks."""
-    head = ["access", "method", "protocol", "control", *board.tasks, "mean", "low", "high", "verdict", "against"]
-    head += ["sd", "worst_seed", "seeds", "extra_parameters", "bound"]
+    head = ["access", "method", "protocol", *board.tasks, "mean", "low", "high", "verdict", "against"]
+    head += ["sd", "worst_seed", "seeds", "extra_parameters"]
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
     rows: list[list[Value]] = []
     for row in board.rows:
         line, scores = row.line, [row.line.scores.get(task) for task in board.tasks]
-        cells: list[Value] = [line.access, line.method, line.title, line.control]
+        cells: list[Value] = [line.access, line.method, line.title]
         cells += [score.value if score else None for score in scores]
-        cells += [line.mean, line.low, line.high, row.verdict, row.against, line.spread, line.worst_seed, line.seeds]
-        cells += [line.extra, line.bound]
+        cells += [line.mean, line.low, line.high, row.verdict, row.against]
+        cells += [line.spread, line.worst_seed, line.seeds, line.extra]
         for score in scores:
             cells += [score.low, score.high, score.examples] if score else [None, None, None]
         rows.append(cells)
