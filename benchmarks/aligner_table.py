@@ -17,9 +17,9 @@ from statistics import mean, stdev
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
+from orthomerge.core.table import Table
 from orthomerge.data.task import Split
 from orthomerge.evaluation.evaluate import Question
-from orthomerge.evaluation.tables import Sheet
 from orthomerge.records import Access, Record, read_records
 
 __all__ = ["aligner_questions", "aligner_sheets"]
@@ -74,7 +74,7 @@ def _ask(aligner: str, subjects: tuple[str, ...], access: Access, shots: float |
     return Question("current", aligner=aligner, subjects=subjects, access=access, shots=shots, seeds=seeds)
 
 
-def aligner_sheets(records: Sequence[Record]) -> list[Sheet]:
+def aligner_sheets(records: Sequence[Record]) -> list[Table]:
     """One table a subject: aligners down, numbers of inputs across; inductive first, transductive apart."""
     found = []
     for subject in dict.fromkeys(record.method for record in records):
@@ -91,7 +91,7 @@ def aligner_sheets(records: Sequence[Record]) -> list[Sheet]:
                 cells = [_cell([record for record in own if _size(record) == size]) for size in sizes]
                 rows.append((aligner, f"{_extra(own):,}", *cells))
             columns = ("aligner", "extra parameters", *(name for _, name in sizes))
-            found.append(Sheet(f"{subject}, {access}", columns, tuple(rows), left=1))
+            found.append(Table.of(f"{subject}, {access}", columns, rows))
     return found
 
 

@@ -391,7 +391,6 @@ def main() -> None:
         base=given.base,
         device=given.device,
         say=say,
-        workers=min(given.workers, 4),
     )
     scales, masked = scales_of(given.scale), scales_of(given.moma_scale)
     if len(scales) < len(GRIDS):

@@ -48,7 +48,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300, help="of every fit (300)")
     parser.add_argument("--limit", type=int, help="at most so many training inputs a task (all)")
     parser.add_argument("--draws", type=int, default=3, help="of few inputs a class (3)")
-    parser.add_argument("--workers", type=int, default=1, help="processes that read few inputs (1)")
     parser.add_argument("--scale", metavar="task_arithmetic=X", help="instead of the best on validation data")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--measure-only", action="store_true", help="write figures.json alone; needs no matplotlib")
@@ -75,7 +74,6 @@ def measured(given: argparse.Namespace) -> Path:
         limit=given.limit,
         draws=given.draws,
         parts=tuple(given.only),
-        workers=given.workers,
         device=given.device,
     )
     suite = build_suite(

@@ -76,7 +76,6 @@ class Plan:
     scales: tuple[float, ...] = SCALES
     decays: tuple[float, ...] = DECAYS
     parts: tuple[str, ...] = PARTS
-    workers: int = 1
     device: str = "auto"
 
 
@@ -234,7 +233,7 @@ def _records(work: _Work, subject: Subject) -> list[Record]:
     subjects = [work.references["expert"], subject]
     return [
         record
-        for record, _ in evaluate(work.bench, subjects, asked, suite=work.suite.name, workers=plan.workers)
+        for record, _ in evaluate(work.bench, subjects, asked, suite=work.suite.name)
         if record.protocol != "joint"
     ]
 

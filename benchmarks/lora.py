@@ -86,7 +86,7 @@ class LoraPlace(Place):
         return name, options
 
 
-def lora_suite(suite: Suite, rank: int, faster: float, *, device: str, say: Say, workers: int = 1) -> Suite:
+def lora_suite(suite: Suite, rank: int, faster: float, *, device: str, say: Say) -> Suite:
     """The same suite with adapters for experts, in a folder of its own; trains those that are not there."""
     folder, full = suite.folder / f"lora-{rank}-{faster:g}", TUNING[suite.name]
     if not (folder / "base").is_dir():
@@ -98,7 +98,6 @@ def lora_suite(suite: Suite, rank: int, faster: float, *, device: str, say: Say,
         settings=replace(full, mode="lora", rank=rank, alpha=float(rank), lr=faster * full.lr, device=device),
         processor=suite.processor,
         say=say,
-        workers=workers,
     )
     experts = {task: Expert(str(path), labels=suite.tasks[task].labels) for task, path in made.items()}
     return replace(suite, folder=folder, experts=experts, mtl={})
@@ -202,10 +201,10 @@ def main() -> None:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:6.1f} s] {text}", flush=True)
 
-    folder, trainers = given.folder or ROOT / "runs" / given.suite, min(given.workers, 4)
+    folder = given.folder or ROOT / "runs" / given.suite
     made = {"folder": folder, "data": given.data, "base": given.base, "device": given.device}
-    full = build_suite(given.suite, **made, say=say, workers=trainers)
-    suite = lora_suite(full, given.rank, given.faster, device=given.device, say=say, workers=trainers)
+    full = build_suite(given.suite, **made, say=say)
+    suite = lora_suite(full, given.rank, given.faster, device=given.device, say=say)
     suite.references()  # once, before all processes want them
     share = adapted_share(suite)
     say(f"the adapters change {share:.1%} of the encoder's weights")

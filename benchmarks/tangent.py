@@ -1,7 +1,7 @@
 """Ordinary, linearised and tau-Jp experts of a suite, added up by task arithmetic.
 
     python benchmarks/tangent.py [--suite digits] [--seeds 12]                        90 minutes on one core
-    python benchmarks/tangent.py --suite text8 [--data ../shared/data] [--workers 4]  minutes on a GPU
+    python benchmarks/tangent.py --suite text8 [--data ../shared/data]  minutes on a GPU
 
 Linearised and tau-Jp experts and their merges are evaluated as the linear models they are. Experts are kept in the
 folder for the next run; remove it after a change of how they are trained.
@@ -218,24 +218,20 @@ def shared_texts(tasks: Mapping[str, Task]) -> str:
     return f"texts that two of them share: {told}. Of the test inputs {met:,} are training inputs of another task."
 
 
-def digits_study(*, folder: Path, workers: int, say: Say) -> Study:
-    suite = build_suite("digits", folder=folder, say=say, workers=workers)
+def digits_study(*, folder: Path, say: Say) -> Study:
+    suite = build_suite("digits", folder=folder, say=say)
 
     def experts(mode: Mode, seed: int) -> Mapping[str, Path]:
-        return digits.experts_of(mode, folder=folder, tasks=suite.tasks, say=say, seed=seed, workers=workers)
+        return digits.experts_of(mode, folder=folder, tasks=suite.tasks, say=say, seed=seed)
 
     return Study(suite, experts, f"Seven tasks, one base. {WAYS}\n\n{CLAIM}{DIGITS}")
 
 
-def text8_study(
-    *, folder: Path, data: Path, base: str | None, device: str, batch: int, workers: int, say: Say
-) -> Study:
+def text8_study(*, folder: Path, data: Path, base: str | None, device: str, batch: int, say: Say) -> Study:
     suite = text8.start(folder=folder, data=data, base=base)
 
     def experts(mode: Mode, seed: int) -> Mapping[str, Path]:
-        return text8.experts_of(
-            mode, folder=folder, tasks=suite.tasks, device=device, say=say, seed=seed, workers=workers
-        )
+        return text8.experts_of(mode, folder=folder, tasks=suite.tasks, device=device, say=say, seed=seed)
 
     bar = (
         "; the bar is that of the\ndigits suite. Unlike the seven of that suite these tasks are collections of their "
@@ -260,7 +256,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the suite and its experts (runs/tangent, runs/text8)")
     parser.add_argument("--seeds", type=int, help="of the experts' training (digits 12, text8 1)")
     parser.add_argument("--modes", nargs="+", choices=[*TITLES], default=[*TITLES], help="kinds of experts (all)")
-    parser.add_argument("--workers", type=int, default=1, help="processes that train side by side (1)")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="of text8")
     parser.add_argument("--base", help="folder or hub id of the base of text8")
     parser.add_argument("--device", default="auto", help="of text8; digits runs on a CPU")
@@ -273,7 +268,7 @@ def main() -> None:
 
     if given.suite == "digits":
         torch.set_num_threads(1)  # the models are so small that a second thread only gets in the way
-        study = digits_study(folder=given.folder or ROOT / "runs" / "tangent", workers=given.workers, say=say)
+        study = digits_study(folder=given.folder or ROOT / "runs" / "tangent", say=say)
     else:
         study = text8_study(
             folder=given.folder or ROOT / "runs" / "text8",
@@ -281,7 +276,6 @@ def main() -> None:
             base=given.base,
             device=given.device,
             batch=given.batch,
-            workers=given.workers,
             say=say,
         )
     seeds = given.seeds or (12 if given.suite == "digits" else 1)

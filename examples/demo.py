@@ -5,7 +5,6 @@ python examples/demo.py [FOLDER]        (default: runs/demo; experts are kept th
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
@@ -17,11 +16,11 @@ import torch
 
 from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
 from orthomerge.analysis.diagnosis import write_diagnosis
-from orthomerge.cli.scoring import print_records
+from orthomerge.cli.commands import print_tables
 from orthomerge.diagnosing import Looks, diagnose
 from orthomerge.evaluation.evaluate import Bench, Question
 from orthomerge.evaluation.running import run_evaluation
-from orthomerge.evaluation.tables import lines
+from orthomerge.evaluation.tables import accuracy_tables, lines
 from orthomerge.features.cache import FeatureCache
 from orthomerge.report.report import report
 from orthomerge.runinfo import FILE as RUN
@@ -49,7 +48,7 @@ FITS = [  # the longest first
 def main() -> None:
     torch.set_num_threads(1)  # the models are so small that a second thread only gets in the way
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
-    workers, begun, started = min(os.cpu_count() or 1, 4), datetime.now(UTC), time.monotonic()
+    begun, started = datetime.now(UTC), time.monotonic()
     seconds: dict[str, float] = {}
 
     def say(text: str) -> None:
@@ -59,7 +58,7 @@ def main() -> None:
         seconds[stage] = round(time.monotonic() - started - sum(seconds.values()), 1)
 
     say("building the suite 'digits': a tiny ViT and an expert for each of seven tasks (minutes, the first time)")
-    suite = build_suite("digits", folder=folder / "suite", say=say, workers=workers)
+    suite = build_suite("digits", folder=folder / "suite", say=say)
     references = suite.references()
     bench = Bench(
         suite.tasks,
@@ -72,7 +71,7 @@ def main() -> None:
     say("merging the seven encoders into one, three ways; every task keeps its own head")
     merged = [suite.merged(method, options) for method, options in MERGES.items()]
     say("fitting merges to unlabelled training inputs: MOMA, its rivals and realign, with few steps")
-    merged += fit_all(suite, FITS, workers=workers, device="cpu", say=say)
+    merged += fit_all(suite, FITS, device="cpu", say=say)
     done("merge and fit")
     say("scoring: experts, merges as they are, and merges whose heads were aligned without a single label")
     questions = [
@@ -84,8 +83,8 @@ def main() -> None:
         Question("current", aligner="probsurgery", access="inductive", subjects=tuple(MERGES)),
     ]
     subjects = [*references.values(), *merged]
-    records = run_evaluation(bench, subjects, questions, out=folder, suite="digits", workers=workers)
-    print_records(records)
+    records = run_evaluation(bench, subjects, questions, out=folder, suite="digits")
+    print_tables(accuracy_tables(records))
     done("evaluate")
     means = {(line.method, line.title): line.mean for line in lines(records)}
     expert, plain = means["expert", "current"], means["task_arithmetic", "current"]

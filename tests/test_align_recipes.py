@@ -51,8 +51,7 @@ def test_a_block_with_everything(tmp_path: Path) -> None:
   aligner: orthogonal
   options: {kappa: 0.1}
   split: val
-  limit: 100
-  stream: true"""
+  limit: 100"""
     found = read_recipe(write(tmp_path, block)).align
     data = {
         "a": str(tmp_path / "inputs/a.csv"),
@@ -62,7 +61,7 @@ def test_a_block_with_everything(tmp_path: Path) -> None:
         "e": "~/e.csv",
         "f": "/abs/f.npz",
     }
-    assert found == Align(data, "orthogonal", {"kappa": 0.1}, "val", 100, stream=True)
+    assert found == Align(data, "orthogonal", {"kappa": 0.1}, "val", 100)
     assert read_recipe(write(tmp_path, "data: {a: /x.csv}")).align == Align({"a": "/x.csv"}, "auto")
 
 
@@ -135,7 +134,6 @@ def test_a_plan_lists_what_is_wrong_with_the_block(recipe: Recipe) -> None:
         ("align: data of 'two'", "no/where/x.npz does not exist"),
     ]
     assert problems(recipe, options={"x": 1})[0][1].startswith("aligner ridge: unknown option 'x'")
-    assert "cannot stream" in problems(recipe, aligner="aligned-c", stream=True)[0][1]
     assert problems(recipe, data={"two": "~nobody-of-this-name/x.csv"})[0][1].endswith("does not exist")
 
 

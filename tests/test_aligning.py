@@ -14,24 +14,19 @@ import torch
 from tests.aligning import COUNTS, HEADS, contents, merge_berts, stock, write_tables
 
 import orthomerge
-from orthomerge.aligning import chosen_aligner
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.ridge import Ridge
 from orthomerge.alignment.rigid import choose_rigid
-from orthomerge.alignment.streaming import stream_sums
-from orthomerge.alignment.sums import Sums
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.classifiers import load_head
 from orthomerge.data.processing import load_processor
 from orthomerge.data.reading import read_inputs, read_task
-from orthomerge.errors import RecipeError
 from orthomerge.features.features import FeaturePair, Features
 from orthomerge.heads import Head
 from orthomerge.manifest import access_class, read_manifest
 from orthomerge.merged import load
-from orthomerge.recipe import Expert
 from orthomerge.strict import schema
 
 TASKS = ("two", "three")
@@ -104,14 +99,13 @@ def test_the_manifest_says_what_was_done(out: Path, given: dict[str, Any], tmp_p
     assert rest == {key: value for key, value in merged.items() if key not in ("files", "notes")}
     about = manifest["alignment"]
     assert about["merge"] == RawFile(out / "orthomerge.json").digest()
-    said = {key: about[key] for key in ("aligner", "options", "seed", "split", "limit", "streamed", "access")}
+    said = {key: about[key] for key in ("aligner", "options", "seed", "split", "limit", "access")}
     assert said == {
         "aligner": "ridge",
         "options": {"strength": "auto"},
         "seed": 3,
         "split": "train",
         "limit": 40,
-        "streamed": False,
         "access": "inductive",
     }
     assert list(about["tasks"]) == list(TASKS)
@@ -217,83 +211,3 @@ def test_a_head_in_half_precision_stays_one(berts: Path, given: dict[str, Any], 
     result = orthomerge.align(out, to=tmp_path / "to", **{**options, "data": {"two": tables / "two.csv"}})
     assert {t.dtype for t in load_head(tmp_path / "to/heads/two").tensors().values()} == {torch.bfloat16}
     assert 0 < result.manifest["alignment"]["tasks"]["two"]["facts"]["rounding"] < 1
-
-
-def test_averaged_heads_are_aligned_from_the_experts_own(berts: Path, tables: Path, tmp_path: Path) -> None:
-    labels = ("two-0", "two-1")
-    experts: Any = {name: Expert(str(berts / "two"), labels=labels) for name in ("one", "other")}
-    recipe = orthomerge.Recipe(experts, base=str(berts / "base"), method="average", heads="average")
-    orthomerge.merge(recipe, out=tmp_path / "out")
-    data: Any = {"one": tables / "two.csv"}
-    options: Any = {"aligner": "ridge", "options": {"strength": float("inf")}, "device": "cpu"}
-    orthomerge.align(tmp_path / "out", data=data, experts={"one": berts / "two"}, to=tmp_path / "to", **options)
-    with torch.no_grad():
-        own = stock(berts / "two").classifier.weight
-    assert torch.equal(load_head(tmp_path / "to/heads/one").output.weight, own)
-
-
-# Streaming
-
-
-def double(berts: Path, folder: Path) -> Path:
-    """The expert `two` in float64, so that rounding to the head's dtype hides nothing."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(berts / "two", folder)
-    tensors = {key: t.double() for key, t in load_file(folder / "model.safetensors").items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-@pytest.mark.parametrize("aligner", ["ridge", "affine", "orthogonal", "similarity"])
-def test_streamed_equals_solved_in_memory(
-    berts: Path, tables: Path, given: dict[str, Any], tmp_path: Path, aligner: str
-) -> None:
-    expert = double(berts, tmp_path / "two")
-    out = orthomerge.merge(
-        orthomerge.Recipe({"two": str(expert)}, base=str(berts / "base"), parameters={"scale": 0.5}),
-        out=tmp_path / "out",
-    ).out
-    options = {**given, "data": {"two": tables / "two.csv"}, "experts": {"two": expert}, "aligner": aligner, "batch": 8}
-    seen: list[FeaturePair] = []
-
-    def fit(self: object, pair: FeaturePair, head: Head) -> Alignment:
-        seen.append(pair)
-        return Alignment(head)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(chosen_aligner(aligner, {}, seed=0)), "fit", fit)
-        orthomerge.align(out, to=tmp_path / "seen", **options)
-    assert orthomerge.align(out, to=tmp_path / "to", stream=True, **options).manifest["alignment"]["streamed"] is True
-    head = load_head(out / "heads/two")
-    assert head.output.weight.dtype == torch.float64
-    expected = chosen_aligner(aligner, {}, seed=0).solve(Problem.of(seen[0], head).sums, head)  # type: ignore[attr-defined]
-    found = load_head(tmp_path / "to/heads/two")
-    assert not torch.equal(found.output.weight, head.output.weight)
-    for name, tensor in expected.classifier.tensors().items():
-        assert (found.tensors()[name] - tensor).abs().max() <= 1e-10 * tensor.abs().max()
-
-
-def test_sums_of_workers_are_the_sums_of_all(out: Path, berts: Path, tables: Path, tmp_path: Path) -> None:
-    expert = merge_berts(berts, tmp_path / "expert", names=("two",), method="average", parameters={})
-    head = load_head(out / "heads/two")
-    examples = read_inputs(tables / "two.csv", name="two", labels=head.labels, split="train")["train"]
-    models, processor = (load(out), load(expert)), load_processor(out / "encoder", modality="text")
-
-    def sums(first: int, last: int) -> Sums:
-        part = replace(examples, inputs=examples.inputs[first:last])
-        return stream_sums(*models, part, processor, head, task="two", first=first, batch=1, device="cpu")
-
-    whole = sums(0, 60)
-    parts = sum((sums(7, 31), sums(31, 60)), start=sums(0, 7))
-    assert [part.n for part in whole.parts] == [part.n for part in parts.parts] == [12] * 5
-    for one, other in zip(whole.parts, parts.parts, strict=True):
-        assert (one.C - other.C).abs().max() <= 1e-12 * one.C.abs().max()
-        assert (one.S - other.S).abs().max() <= 1e-12 * one.S.abs().max()
-    weights = [Ridge().solve(each, head).classifier.tensors()["weight"] for each in (whole, parts)]  # type: ignore[attr-defined]
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-6, atol=0)
-
-
-def test_streaming_needs_a_closed_form(out: Path, given: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"'aligned-c' needs the features .* these can: ridge, orthogonal,"):
-        orthomerge.align(out, to=tmp_path / "to", stream=True, **{**given, "aligner": "aligned-c"})

@@ -127,7 +127,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "alignment without tasks": (put("alignment", value={"aligner": "x"}), r"has no 'alignment\.tasks'"),
     "alignment without access": (
         put("alignment", value={"aligner": "x", "tasks": {}}),
-        r"'alignment\.access' must be one of data-free, inductive, cross-fitted, transductive, got None",
+        r"'alignment\.access' must be one of data-free, inductive, transductive, got None",
     ),
     "another format": (put("format", value=[2]), r"has format \[2\], this version reads 1; update orthomerge"),
 }

@@ -159,25 +159,6 @@ def test_verify_finds_what_changed(berts: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_heads_with_one_label_set_are_averaged_by_name(berts: Path, tmp_path: Path) -> None:
-    labels = {"first": ("a", "b", "c"), "second": ("c", "a", "b")}
-    experts: dict[str, Expert | str] = {
-        task: Expert(str(berts / "three"), labels=order) for task, order in labels.items()
-    }
-    given = Recipe(experts=experts, base=str(berts / "base"), method="average", heads="average")
-    orthomerge.merge(given, out=tmp_path / "out")
-    heads = orthomerge.load(tmp_path / "out").heads
-    weight = open_checkpoint(berts / "three")["classifier.weight"]
-    first, second = heads["first"], heads["second"]
-    assert isinstance(first, orthomerge.Head)
-    assert isinstance(second, orthomerge.Head)
-    by_name = {label: (weight[row] + weight[labels["second"].index(label)]) / 2 for row, label in enumerate("abc")}
-    for row, label in enumerate(first.labels):
-        torch.testing.assert_close(first.output.weight[row], by_name[label])
-    for row, label in enumerate(second.labels):
-        torch.testing.assert_close(second.output.weight[row], by_name[label])
-
-
 def test_a_state_dict_with_other_names_is_resolved_against_the_base(berts: Path, tmp_path: Path) -> None:
     expert = open_checkpoint(berts / "two")
     wrapped = {f"module.{key}": expert[key] for key in expert}

@@ -37,7 +37,6 @@ out: out
 dtype: bfloat16
 max_shard_size: 100MiB
 seed: 7
-heads: average
 ignore: ["x.*"]
 missing: base
 check_base: false
@@ -65,7 +64,7 @@ def test_a_full_recipe(tmp_path: Path) -> None:
     }
     assert (recipe.base, recipe.method, recipe.parameters) == ("org/base@main", "ties", {"density": 0.2, "scale": 1})
     assert (recipe.out, recipe.dtype, recipe.max_shard_size) == (str(tmp_path / "out"), "bfloat16", "100MiB")
-    assert (recipe.seed, recipe.heads, recipe.ignore, recipe.missing) == (7, "average", ("x.*",), "base")
+    assert (recipe.seed, recipe.ignore, recipe.missing) == (7, ("x.*",), "base")
     assert (recipe.check_base, recipe.vector, recipe.family) == (False, None, None)
 
 
@@ -213,6 +212,7 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[str, str]] = {
     "unknown key": ("experts: {a: b}\nmetod: ties", r"recipe.yaml: unknown option 'metod'; did you mean 'method'\?"),
+    "heads merged too": ("experts: {a: b}\nheads: average", "recipe.yaml: unknown option 'heads'"),
     "unknown key of an expert": (
         "experts: {a: {path: b, lables: [x]}}",
         r"'experts': 'a': unknown option 'lables'; did you mean 'labels'\?",

@@ -22,14 +22,12 @@ FULL = Record(
     low=0.7,
     high=1.0,
     examples=12,
-    access="cross-fitted",
+    access="transductive",
     split="val",
     seed=3,
     shots=0.25,
-    support="folds",
+    support="val",
     options={"epochs": 2, "lr": None},
-    control="shuffled-teacher",
-    bound=0.25,
     parameters={"scale": [0.1, 0.2], "density": None, "on": True},
     aligner="ridge",
     extra_parameters=96,
@@ -51,7 +49,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_lines_of_an_earlier_version(tmp_path: Path) -> None:
-    new = ("support", "options", "control", "bound")
+    new = ("support", "options")
     old = {name: value for name, value in asdict(PLAIN).items() if name not in new}
     (tmp_path / "r").write_text(json.dumps(old) + "\n")
     assert read_records(tmp_path / "r") == [PLAIN]
@@ -63,11 +61,10 @@ def test_lines_of_an_earlier_version(tmp_path: Path) -> None:
         {"protocol": "probe"},
         {"options": {"epochs": 3, "lr": None}},
         {"options": {"epochs": "2", "lr": None}},
-        {"support": "val"},
+        {"support": "train"},
         {"shots": 5},
-        {"access": "transductive"},
+        {"access": "inductive"},
         {"aligner": None},
-        {"control": None},
     ],
 )
 def test_what_makes_another_way(change: dict[str, Any]) -> None:
@@ -82,8 +79,7 @@ def test_what_makes_another_way(change: dict[str, Any]) -> None:
         ({}, "knn"),
         ({"shots": 5, "access": "inductive", "support": "train"}, "knn, 5/class"),
         ({"shots": 0.1, "access": "inductive", "support": "val"}, "knn, 10%, from val"),
-        ({"access": "cross-fitted", "support": "folds"}, "knn"),
-        ({"access": "transductive", "support": "folds"}, "knn, other folds"),
+        ({"access": "transductive", "support": "val"}, "knn, from val"),
         ({"access": "transductive"}, "knn"),  # of an earlier version
         ({"options": {"b": 0.5, "a": "x"}, "aligner": "ridge"}, 'aligner ridge, a="x", b=0.5'),
     ],

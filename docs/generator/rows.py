@@ -115,7 +115,6 @@ def facts(kind: str, row: Row, cls: type) -> list[tuple[str, str]]:
     elif kind == "aligners":
         found += [("looks at", "features of unlabelled inputs, under the merged encoder and under the expert")]
         found += [("adds", "parameters of its own, counted" if row.extra else "nothing: the head keeps its size")]
-        found += [("memory", "streams: sums are enough (`--stream`)" if row.closed else "keeps the features")]
     else:
         words = {
             "features": "merged features of support inputs",

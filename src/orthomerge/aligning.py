@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.aligned import Fitted, save_fitted
 from orthomerge.checkpoints.files import RawFile
@@ -31,8 +31,7 @@ from orthomerge.version import VERSION
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.alignment.aligner import Aligner, Alignment, SumAligner
-    from orthomerge.alignment.sums import Sums
+    from orthomerge.alignment.aligner import Aligner, Alignment
     from orthomerge.data.processing import Processor
     from orthomerge.data.reading import Source
     from orthomerge.data.task import Split, Task
@@ -57,7 +56,6 @@ def align(
     base: str | Path | None = None,
     split: Split = "train",
     limit: int | None = None,
-    stream: bool = False,
     seed: int = 0,
     device: str = "auto",
     batch: int = 64,
@@ -71,13 +69,13 @@ def align(
     `data`: inputs by task, each a `Task` or what `read_task` reads; `experts`: the expert of each of these tasks.
     `base` is needed where an expert is not a whole model with its own head: adapters, bare files, CLIP. `split`: with
     "test" the output says that whatever is measured there is transductive. `limit`: at most so many inputs a task,
-    drawn by `seed`. `stream`: keep sums over the inputs instead of their features, for aligners in closed form.
+    drawn by `seed`.
     """
-    settings = Align(dict.fromkeys(data, ""), aligner, dict(options or {}), split, limit, stream)
+    settings = Align(dict.fromkeys(data, ""), aligner, dict(options or {}), split, limit)
     source = Path(path)
     manifest = read_manifest(source)
     _check(source, manifest, data, experts)
-    chosen_aligner(aligner, settings.options, seed=seed, stream=stream)
+    chosen_aligner(aligner, settings.options, seed=seed)
     device_of(device)
     given = {task: each if isinstance(each, Expert) else Expert(str(each)) for task, each in experts.items()}
     like = Recipe(experts=given, base=None if base is None else str(base), seed=seed)
@@ -115,16 +113,12 @@ def align_merge(
     return Result(to, made)
 
 
-def chosen_aligner(name: str, options: Mapping[str, Any], *, seed: int, stream: bool = False) -> Aligner:
+def chosen_aligner(name: str, options: Mapping[str, Any], *, seed: int) -> Aligner:
     """An aligner with its options; one that draws at random gets the seed, unless its options have one."""
-    from orthomerge.alignment.aligners import aligner_class, aligners, find_aligner, make_aligner
+    from orthomerge.alignment.aligners import aligner_class, find_aligner, make_aligner
 
     drawn = {"seed": seed} if "seed" in schema(aligner_class(find_aligner(name))) else {}
-    made = make_aligner(name, {**drawn, **options})
-    if stream and not hasattr(made, "solve"):
-        able = ", ".join(row.name for row in aligners().values() if row.closed)
-        raise RecipeError(f"{name!r} needs the features of all inputs at once, so it cannot stream; these can: {able}")
-    return made
+    return make_aligner(name, {**drawn, **options})
 
 
 def _check(source: Path, manifest: dict[str, Any], data: Mapping[str, Any], experts: Mapping[str, Any]) -> None:
@@ -196,7 +190,7 @@ class Aligning:
     @cached_property
     def aligner(self) -> Aligner:
         given = self.settings
-        return chosen_aligner(given.aligner, given.options, seed=self.like.seed, stream=given.stream)
+        return chosen_aligner(given.aligner, given.options, seed=self.like.seed)
 
     @cached_property
     def tasks(self) -> dict[str, Task]:
@@ -233,18 +227,16 @@ class Aligning:
 
     def _fits(self, folder: Path) -> Iterator[Fitted]:
         """One task after the other; merged features first, so that the merged encoder is loaded once."""
-        if not self.settings.stream:
-            for task in self.tasks:
-                self.bench.features(self.source, task, self.settings.split)
-                self.bench.forget()
+        for task in self.tasks:
+            self.bench.features(self.source, task, self.settings.split)
+            self.bench.forget()
         for task in self.tasks:
             out = folder / _WORK / "experts" / task
             old = load_head(self.source / "heads" / task)
             read = {"family": self.family, "pooling": self.manifest["pooling"], "labels": old.labels}
             expert = write_expert(self.like, task, out, **read)
             self._say(f"aligning {task} by {self.settings.aligner}")
-            fit = self._streamed if self.settings.stream else self.in_memory
-            made, sample = fit(task, out, self.head(task, out))
+            made, sample = self.in_memory(task, out, self.head(task, out))
             self.bench.forget()
             shutil.rmtree(out)
             yield Fitted(task, made, old, sample, expert)
@@ -256,42 +248,6 @@ class Aligning:
         pair = FeaturePair(*(self.bench.features(each, task, self.settings.split) for each in (self.source, expert)))
         with single_threaded():  # what is summed up by several threads depends on their number
             return self.aligner.fit(pair, head), pair.merged.values
-
-    def _streamed(self, task: str, expert: Path, head: Head) -> tuple[Alignment, torch.Tensor]:
-        sums, sample = self.sums(task, expert, head)
-        return self.solve(sums, head), sample
-
-    def sums(
-        self, task: str, expert: Path, head: Head, *, start: int = 0, stop: int | None = None
-    ) -> tuple[Sums, torch.Tensor]:
-        """The sums over a task's inputs, or over a run of them, and the merged features of some."""
-        from orthomerge.alignment.streaming import stream_sums
-        from orthomerge.merged import load
-
-        seen: list[torch.Tensor] = []
-        examples = self.tasks[task][self.settings.split]
-        if (start, stop) != (0, None):
-            examples = examples.take(range(start, len(examples) if stop is None else stop))
-        sums = stream_sums(
-            load(self.source),
-            load(expert),
-            examples,
-            self.bench.processor,
-            head,
-            task=task,
-            first=start,
-            batch=self.batch,
-            device=self.device,
-            watch=lambda features: None if seen else seen.append(features),
-        )
-        return sums, seen[0]
-
-    def solve(self, sums: Sums, head: Head) -> Alignment:
-        """What an aligner in closed form makes of the sums over all inputs."""
-        from orthomerge.merging.stream import single_threaded
-
-        with single_threaded():
-            return cast("SumAligner", self.aligner).solve(sums, head)
 
     def head(self, task: str, expert: Path) -> Head:
         """The expert's own head, its rows named as those of the output."""
@@ -317,7 +273,6 @@ class Aligning:
             "seed": self.like.seed,
             "split": given.split,
             "limit": given.limit,
-            "streamed": given.stream,
             "access": "transductive" if given.split == "test" else "inductive",
             "merge": RawFile(self.source / MANIFEST).digest(),
             "tasks": {

@@ -12,7 +12,7 @@ from orthomerge.errors import RecipeError
 __all__ = ["Count", "Diagnose", "Evaluate", "Kind", "Reading", "Report", "Sweep", "SweptMethod"]
 
 Count = int | float | Literal["all"]
-Kind = Literal["inductive", "cross-fitted", "transductive"]
+Kind = Literal["inductive", "transductive"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Evaluate:
     `data`: as of `align`, but labelled; of all tasks or of some. `protocols`: names, or mappings as of `Reading`.
     `support`: the split that inductive readings are fitted to. `references`: whether base and experts are scored too.
     `against`: the method that others are compared with, the best if None; `margin`: points below which two may be
-    called comparable. `workers`: processes that fit side by side; the numbers are the same.
+    called comparable.
     """
 
     data: Mapping[str, str]
@@ -80,15 +80,14 @@ class Evaluate:
     margin: float = 1.0
     device: str = "auto"
     batch: int = 64
-    workers: int = 1
 
     def __post_init__(self) -> None:
         if not self.data:
             raise RecipeError("nothing to score on: give the data of at least one task as 'data'")
         if not self.protocols:
             raise RecipeError("'protocols' is empty: name at least one, or leave it out")
-        if min(self.batch, self.workers) < 1:
-            raise RecipeError("'batch' and 'workers' must be at least 1")
+        if self.batch < 1:
+            raise RecipeError(f"'batch' must be at least 1, got {self.batch}")
         if not self.margin > 0:
             raise RecipeError(f"'margin' must be a positive number of points, got {self.margin:g}")
 

@@ -131,7 +131,6 @@ def _accuracy(manifest: dict[str, Any]) -> str:
 _ACCESS = {
     "data-free": "no inputs were used to make it",
     "inductive": "the inputs used to make it are not those it is scored on",
-    "cross-fitted": "no input is scored by what was fitted to it",
     "transductive": "it has seen the very inputs it is scored on, without labels",
 }
 
@@ -176,10 +175,6 @@ logits = model.logits({json.dumps(_code(first))}, batch)  # batch: what the mode
 
 def _export(manifest: dict[str, Any]) -> str:
     """How to export the first task whose classifier is a head; nothing where all are more than that."""
-    if "adapter" in manifest:
-        return (
-            '\n\n`PeftModel.from_pretrained(classifier, "PATH/adapter")` puts it on the stock classifier of the base.'
-        )
     tasks = {
         task: row for block in ("fit", "alignment") for task, row in manifest.get(block, {"tasks": {}})["tasks"].items()
     }

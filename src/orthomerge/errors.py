@@ -14,7 +14,6 @@ __all__ = [
     "OrthomergeError",
     "OutputError",
     "RecipeError",
-    "lost_worker",
     "nearest",
     "some",
 ]
@@ -68,8 +67,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
-
-
-def lost_worker() -> OrthomergeError:
-    """For a process that was killed or crashed before it could say why."""
-    return OrthomergeError("a process at work ended without a word, perhaps for want of memory; use fewer workers")

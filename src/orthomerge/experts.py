@@ -44,8 +44,6 @@ def write_expert(
         parameters={},
         vector=None,
         dtype="keep",
-        heads="separate",
-        adapter_rank=None,
         family=family.name,
         pooling=pooling,
         align=None,

@@ -34,11 +34,10 @@ FORMAT = 1
 _WAY_OUT = "the file is damaged: fetch the folder again, or merge again"
 
 
-def read_manifest(folder: Path, *, any_name: bool = False, adapter: bool = False) -> dict[str, Any]:
+def read_manifest(folder: Path, *, any_name: bool = False) -> dict[str, Any]:
     """The manifest of an output folder; without one it is not an output.
 
-    `any_name`: names of files that point out of the folder are no error, for the caller reports them. `adapter`: an
-    output that holds an adapter instead of an encoder is welcome too.
+    `any_name`: names of files that point out of the folder are no error, for the caller reports them.
     """
     path = folder / MANIFEST
     try:
@@ -55,11 +54,6 @@ def read_manifest(folder: Path, *, any_name: bool = False, adapter: bool = False
             f"{path} has format {manifest.get('format')!r:.80}, this version reads {FORMAT}; update orthomerge"
         )
     _check_parts(manifest, path)
-    if "adapter" in manifest and not adapter:
-        raise CheckpointError(
-            f"{folder} holds an adapter and no encoder; put {folder / 'adapter'} on its base with peft, use "
-            "orthomerge.load, or merge again without 'adapter_rank'"
-        )
     outside = [name for name in manifest["files"] if not is_plain_name(name)]
     if outside and not any_name:
         raise CheckpointError(f"{path} names files outside its own folder: {some(outside)}; do not trust this folder")
@@ -137,8 +131,6 @@ def _check_parts(manifest: dict[str, Any], path: Path) -> None:
         if not isinstance(head, dict) or not is_labels(head.get("labels")):
             raise CheckpointError(f"{path}: the head of {task!r} must have 'labels', a list of strings; {_WAY_OUT}")
     _check_inputs(manifest["inputs"], manifest["heads"], path)
-    if "adapter" in manifest:
-        _check(manifest, "adapter", dict, path)
     if "alignment" in manifest:
         _check(manifest, "alignment", dict, path)
         _check(manifest["alignment"], "aligner", str, path, "alignment.")

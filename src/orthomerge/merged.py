@@ -60,15 +60,11 @@ class Merged:
 def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
     """Load an output folder. A `generic` family cannot build its module: give one, its weights are then filled in."""
     folder = Path(path)
-    manifest = read_manifest(folder, adapter=True)
+    manifest = read_manifest(folder)
     family = manifest_family(manifest, folder)
     heads = {task: load_classifier(folder / "heads" / task) for task in manifest["heads"]}
     if encoder is not None:
         _fill(encoder, folder / "encoder")
-    elif "adapter" in manifest and family.encoder_class:
-        from orthomerge.adapter_output import load_adapted
-
-        encoder = load_adapted(folder, family)
     elif family.encoder_class:
         from orthomerge.models.load import load_encoder
 
@@ -83,7 +79,7 @@ def load(path: str | Path, *, encoder: torch.nn.Module | None = None) -> Merged:
 def verify(path: str | Path) -> list[str]:
     """Re-derive every hash of an output folder; what is wrong, in words (empty: all is well)."""
     folder = Path(path)
-    files = read_manifest(folder, any_name=True, adapter=True)["files"]
+    files = read_manifest(folder, any_name=True)["files"]
     found = {name: _file_problem(folder, name, expected) for name, expected in files.items()}
     problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in found.items() if what]
     for file in sorted(file for file in folder.rglob("*") if file.is_symlink() or file.is_file()):

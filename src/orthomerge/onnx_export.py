@@ -61,8 +61,6 @@ def export_onnx(path: str | Path, to: str | Path, *, task: str | None = None, fo
     if task is not None and task not in manifest["heads"]:
         raise RecipeError(f"{folder} has no task {task!r}; {nearest(task, manifest['heads'])}")
     family = manifest_family(manifest, folder)
-    if "adapter" in manifest:
-        raise RecipeError(f"{folder} holds an adapter and no encoder; merge again without 'adapter_rank'")
     if family.name not in _INPUTS:
         raise RecipeError(
             f"ONNX export knows {', '.join(_INPUTS)}, and this model is of family {family.name!r}; use "

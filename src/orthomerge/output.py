@@ -146,7 +146,7 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
 
     All other files stay the very same (hard links, where the file system has them).
     """
-    manifest = {name: value for name, value in read_manifest(folder, adapter=True).items() if name != "evaluation"}
+    manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
     if evaluation is not None:
         manifest["evaluation"] = plain(evaluation)
     with publish(folder, force=True) as partial:
@@ -230,7 +230,6 @@ def manifest_of(
             task: {
                 "labels": list(head.labels),
                 "hidden": head.hidden is not None,
-                "policy": recipe.heads,
                 "names": expert.split.head if (expert := job.experts.get(task)) else {},
             }
             for task, head in heads.items()

@@ -90,13 +90,6 @@ def merge(
     vectors = task_vectors(job)
     check_kinship(job, vectors)
     reporter = progress or _Silent()
-    if recipe.adapter_rank is not None:
-        from orthomerge.adapter_output import write_adapter_output
-
-        reporter.stage("merging adapters", None)
-        method = cast("TensorMethod | SurveyMethod", job.method)
-        manifest = write_adapter_output(job, method, heads, vectors, out=Path(target), force=force)
-        return Result(Path(target), manifest)
     # Tiles change no bit of the result; when memory runs out, smaller ones are tried once.
     for share in SHARES:
         tiles = replace(vectors, tile=max(TILE // share, 1))
@@ -203,8 +196,7 @@ def _source(expert: ExpertPlan, merged: list[str]) -> Difference | AdapterSource
 
 def heads_of(job: Job) -> dict[str, Head]:
     """Every task's head, read now: heads are small."""
-    heads = {task: _head(job, expert) for task, expert in job.experts.items()}
-    return _averaged(heads) if job.recipe.heads == "average" else heads
+    return {task: _head(job, expert) for task, expert in job.experts.items()}
 
 
 def _head(job: Job, expert: ExpertPlan) -> Head:
@@ -234,28 +226,6 @@ def _tensor(expert: ExpertPlan, name: str) -> torch.Tensor:
     if not torch.isfinite(tensor.float()).all():
         raise NumericalError(f"{entry.file.path}: the head's {name!r} holds NaN or infinity; find a sound checkpoint")
     return tensor
-
-
-def _averaged(heads: dict[str, Head]) -> dict[str, Head]:
-    """Heads over the same set of labels become their mean, rows matched by name; others stay as they are."""
-    import torch
-
-    def mean(tensors: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack([tensor.float() for tensor in tensors]).mean(0).to(tensors[0].dtype)
-
-    result: dict[str, Head] = {}
-    for task, head in heads.items():
-        group = [other for other in heads.values() if sorted(other.labels) == sorted(head.labels)]
-        matched = [other.reordered(head.labels) for other in group]
-        if any(other.tensors().keys() != head.tensors().keys() for other in matched):
-            raise IncompatibleError(
-                f"the head of {task!r} is built otherwise than another with its labels; use 'heads: separate'"
-            )
-        parts = {name: mean([other.tensors()[name] for other in matched]) for name in head.tensors()}
-        hidden = Linear(parts["hidden.weight"], parts.get("hidden.bias")) if head.hidden else None
-        output = Linear(parts["weight"], parts.get("bias"))
-        result[task] = Head(output, head.labels, hidden, head.activation, head.normalise)
-    return result
 
 
 def check_tied(job: Job) -> None:

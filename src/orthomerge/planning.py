@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orthomerge.adapter_output import adapter_problems
 from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
 from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.lora import Adapter
@@ -180,7 +179,6 @@ def make_plan(recipe: Recipe) -> Plan:
         task: _plan_expert(plan, task, source, family=family, pooling=pooling, base=base, reference=reference)
         for task, source in opened.items()
     }
-    plan.problems += adapter_problems(recipe, experts)
     if method is not None:
         merged, copied = _roles(plan, experts, reference)
         plan.job = Job(

@@ -62,7 +62,7 @@ def alignment_problems(recipe: Recipe) -> Iterator[Problem]:
     from orthomerge.aligning import chosen_aligner
 
     try:
-        chosen_aligner(block.aligner, block.options, seed=recipe.seed, stream=block.stream)
+        chosen_aligner(block.aligner, block.options, seed=recipe.seed)
     except OrthomergeError as error:
         yield Problem.of("align", error)
     yield from _data_problems(recipe, "align", block.data)
@@ -78,9 +78,7 @@ def device_problems(recipe: Recipe) -> Iterator[Problem]:
         row = find_method(recipe.method)
     except OrthomergeError:  # which is a problem of the method
         return
-    if recipe.adapter_rank is not None:
-        yield Problem("device", "adapters are merged on the CPU", "leave 'device' or 'adapter_rank' out", RecipeError)
-    elif not row.matrices:
+    if not row.matrices:
         why = "is given a device in the block 'fit'" if row.fitted else "is as fast as the disk on a CPU"
         those = ", ".join(name for name, each in methods().items() if each.matrices)
         what = f"'device' is for methods that decompose matrices ({those}); {recipe.method} {why}"

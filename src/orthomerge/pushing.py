@@ -50,7 +50,7 @@ def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision:
         raise OutputError(
             f"{out} is not what was written, so it is not uploaded: {some(problems)}; merge again, or fetch it again"
         )
-    names = [*read_manifest(out, adapter=True)["files"], MANIFEST]
+    names = [*read_manifest(out)["files"], MANIFEST]
     return Upload(out, repo, revision, private, {name: (out / name).stat().st_size for name in sorted(names)})
 
 

@@ -88,7 +88,6 @@ class Align:
     """How to align the heads of the merge, and on which inputs; labels that these have are not looked at.
 
     `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most so many inputs a task.
-    `stream`: keep sums over the inputs instead of their features.
     """
 
     data: Mapping[str, str]
@@ -96,7 +95,6 @@ class Align:
     options: dict[str, Any] = field(default_factory=dict)
     split: Literal["train", "val", "test"] = "train"
     limit: int | None = None
-    stream: bool = False
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -141,9 +139,8 @@ class Recipe:
 
     `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
     `device`: where a method that decomposes matrices does so; the block `fit` has one of its own.
-    `adapter_rank`: write one adapter of that rank, not a full model; the experts must be adapters. `evaluate`,
-    `diagnose` and `report` are for `orthomerge.run`; the latter two are done wherever there is the first, unless they
-    are false. `sweep` is for `orthomerge.sweep`.
+    `evaluate`, `diagnose` and `report` are for `orthomerge.run`; the latter two are done wherever there is the first,
+    unless they are false. `sweep` is for `orthomerge.sweep`.
     """
 
     experts: Mapping[str, Expert | str]
@@ -156,14 +153,12 @@ class Recipe:
     max_shard_size: str | int = "5GB"
     seed: int = 0
     device: str = "cpu"
-    heads: Literal["separate", "average"] = "separate"
     family: str | None = None
     encoder_prefix: str | None = None
     pooling: str | None = None
     ignore: tuple[str, ...] = ()
     missing: Literal["error", "base"] = "error"
     check_base: bool = True
-    adapter_rank: int | None = None
     align: Align | None = None
     fit: Fit | None = None
     evaluate: Evaluate | None = None
@@ -189,7 +184,6 @@ class Recipe:
         if not -(2**63) <= self.seed < 2**63:
             raise RecipeError("'seed' must be a whole number of at most 63 bits")
         parse_size(self.max_shard_size)
-        _check_adapter(self)
         for name in ("diagnose", "report", "sweep"):
             if getattr(self, name) and self.evaluate is None:
                 raise RecipeError(f"{name!r} needs data: give a block 'evaluate' too, or leave {name!r} out")
@@ -203,17 +197,6 @@ class Recipe:
     def merging(self) -> Recipe:
         """The part that a merge depends on, without what comes after it."""
         return replace(self, evaluate=None, diagnose=None, report=None, sweep=None)
-
-
-def _check_adapter(recipe: Recipe) -> None:
-    """An adapter is written by a merge of weights alone; whatever needs a whole encoder comes after."""
-    if recipe.adapter_rank is None:
-        return
-    if recipe.adapter_rank < 1:
-        raise RecipeError(f"'adapter_rank' must be at least 1, got {recipe.adapter_rank}")
-    block = next((name for name in ("align", "fit", "evaluate") if getattr(recipe, name) is not None), None)
-    if block is not None:
-        raise RecipeError(f"{block!r} needs a whole encoder; leave 'adapter_rank' out, or {block!r}")
 
 
 def read_recipe(path: Path) -> Recipe:

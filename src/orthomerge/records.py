@@ -12,18 +12,12 @@ from orthomerge.checkpoints.replacing import replace_file
 from orthomerge.errors import CheckpointError, RecipeError
 from orthomerge.strict import build
 
-__all__ = ["Access", "Control", "Record", "Support", "Way", "read_records", "write_records", "write_whole"]
+__all__ = ["Access", "Record", "Support", "Way", "read_records", "write_records", "write_whole"]
 
-# Which inputs a method saw before it was scored: none; some that are not scored (train or val); for every scored input
-# only others of the test set; the scored inputs themselves.
-Access = Literal["data-free", "inductive", "cross-fitted", "transductive"]
-# Where the support came from: a split, or the folds of the test split that were not being scored.
-Support = Literal["train", "val", "test", "folds"]
-# What was spoilt on purpose: the expert's logits belong to other inputs; the inputs belong to another task.
-Control = Literal["shuffled-teacher", "other-task"]
-_USUAL: dict[Access, Support | None] = {
-    "data-free": None, "inductive": "train", "cross-fitted": "folds", "transductive": "test",
-}  # fmt: skip
+# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
+Access = Literal["data-free", "inductive", "transductive"]
+Support = Literal["train", "val", "test"]  # the split that the support came from
+_USUAL: dict[Access, Support | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,6 @@ class Way:
     access: Access
     support: Support | None
     aligner: str | None
-    control: Control | None
 
     @property
     def title(self) -> str:
@@ -46,7 +39,7 @@ class Way:
         if self.shots is not None:
             parts.append(f"{self.shots:g}/class" if self.shots >= 1 else f"{self.shots:.0%}")
         if self.support not in (None, _USUAL[self.access]):
-            parts.append("other folds" if self.support == "folds" else f"from {self.support}")
+            parts.append(f"from {self.support}")
         return ", ".join(parts)
 
 
@@ -57,7 +50,6 @@ class Record:
     `method` is the merge (or `expert`, `base`, `mtl`), `protocol` with its `options` how it was read, `support` where
     the inputs for that came from and `shots` how many of each class (None: all, or none needed), `low` and `high` the
     95 % interval, `examples` how many were scored, `extra_parameters` what inference needs beyond encoder and heads.
-    A `control` should not exceed its `bound`: the larger of chance and the head as it is.
     """
 
     task: str
@@ -74,8 +66,6 @@ class Record:
     shots: int | float | None = None
     support: Support | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    control: Control | None = None
-    bound: float | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     aligner: str | None = None
     extra_parameters: int = 0
@@ -87,7 +77,7 @@ class Record:
     @property
     def way(self) -> Way:
         options = tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(self.options.items()))
-        return Way(self.protocol, options, self.shots, self.access, self.support, self.aligner, self.control)
+        return Way(self.protocol, options, self.shots, self.access, self.support, self.aligner)
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

@@ -64,14 +64,6 @@ def test_options_and_json(berts: Path, tables: Path, out: Path, tmp_path: Path) 
     assert "no place" in refused("export", tmp_path / "to", "--task", "two", "--to", tmp_path / "two", code=2)
 
 
-def test_streamed(berts: Path, tables: Path, out: Path, tmp_path: Path) -> None:
-    given = arguments(berts, tables, out, tmp_path / "to")
-    document = json.loads(call(*given, "--aligner", "affine", "--stream", "--json").stdout)
-    assert document["manifest"]["alignment"]["streamed"] is True
-    message = refused(*given, "--aligner", "aligned-c", "--stream", "--force", code=2)
-    assert "cannot stream; these can: ridge, " in message
-
-
 def test_mistakes(berts: Path, tables: Path, out: Path, tmp_path: Path) -> None:
     given = arguments(berts, tables, out, tmp_path / "to")
     assert "did you mean 'two'" in refused(*given, "--data", "tow=x.csv", code=2)
@@ -96,10 +88,8 @@ def test_aligners() -> None:
     documents = json.loads(call("aligners", "--json").stdout)
     assert [document["name"] for document in documents] == list(ALIGNERS)
     assert {document["name"] for document in documents if document["extra"]} == {"surgery", "probsurgery"}
-    assert next(document for document in documents if document["name"] == "ridge")["streams"]
     shown = call("aligners").stdout
     assert "adds parameters" in shown
-    assert "streams" in shown
     assert "strength = auto" in call("aligners", "ridge").stdout
     assert "did you mean 'ridge'" in refused("aligners", "rigde", code=2)
 

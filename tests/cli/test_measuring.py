@@ -175,33 +175,12 @@ def test_evaluate_through_an_aligner(made: Path, tables: Path, tmp_path: Path) -
     assert {record.extra_parameters for record in aligned} == {0}
 
 
-def test_controls_a_reference_and_a_margin(made: Path, tables: Path, tmp_path: Path) -> None:
-    given = [*arguments(made, tables, tmp_path / "run"), "--controls", "--against", "task_arithmetic", "--margin", 30]
+def test_a_reference_and_a_margin(made: Path, tables: Path, tmp_path: Path) -> None:
+    given = [*arguments(made, tables, tmp_path / "run"), "--against", "task_arithmetic", "--margin", 30]
     document = json.loads(call(*given, "--json").stdout)
-    found = [record for record in document["records"] if record["control"] is not None]
-    assert {(record["control"], record["protocol"], record["access"]) for record in found} == {
-        ("shuffled-teacher", "aligned-c", "inductive"),
-        ("other-task", "aligned-c", "inductive"),
-    }
-    assert len(found) == 2 * 2 * 2 * 2  # controls, subjects, tasks, seeds
-    assert all(0 <= record["bound"] <= 1 for record in found)
     comparisons = document["comparisons"]
     assert {(item["method"], item["reference"]) for item in comparisons} == {("expert", "task_arithmetic")}
     assert {item["equivalence"]["margin"] for item in comparisons} == {0.3}
-    text = call(*given, "--access", "transductive").stdout
-    assert "Controls: spoilt on purpose, should be no better than chance or the head as it is" in text
-    assert "no better than" in text
-    assert "aligned-c, 2/class (transductive)" in text
-    assert text.count("other-task") == 0  # only inductive access has it
-
-
-def test_controls_with_one_task(made: Path, tables: Path, tmp_path: Path) -> None:
-    given = ["evaluate", made / "merged", "--data", f"mood={tables / 'mood.csv'}", "--expert", f"mood={made / 'mood'}"]
-    given += ["--protocol", "aligned-c", "--out", tmp_path / "run", "--device", "cpu", "--controls"]
-    result = call(*given)
-    assert "one task only, so the control 'other-task' is left out" in result.stderr
-    controls = {record.control for record in read_records(tmp_path / "run" / "records.jsonl")}
-    assert controls == {None, "shuffled-teacher"}
 
 
 def test_an_evaluation_that_fails_takes_its_experts_away(made: Path, tables: Path, tmp_path: Path) -> None:
@@ -306,8 +285,6 @@ def test_evaluate_without_what_it_needs(made: Path, tables: Path, tmp_path: Path
     data = f"mood={tables / 'mood.csv'}"
     assert wanted in refused("evaluate", "--data", data, code=2)
     assert "did you mean 'digits'" in refused("evaluate", "--suite", "digist", code=2)
-    controls = ["evaluate", made / "merged", "--data", data, "--controls", "--protocol", "knn", "--protocol", "current"]
-    assert "of knn, current none does; add --protocol aligned-c" in refused(*controls, code=2)
     given = ["--protocol", "aligned-c", "--shots", "2", "--out", tmp_path / "run", "--device", "cpu"]
     message = refused("evaluate", made / "merged", "--data", data, *given, code=2)
     assert "give --expert mood=PATH" in message

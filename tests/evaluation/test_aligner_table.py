@@ -52,5 +52,5 @@ def test_cells_by_hand() -> None:
     records += [record("one", 0.6), record("other", 0.8), record("one", 0.5, seed=1), record("other", 0.7, seed=1)]
     (sheet,) = aligner_sheets(records)
     assert sheet.title == "average, inductive"
-    assert sheet.columns == ("aligner", "extra parameters", "5 a class")
-    assert sheet.rows == (("none", "0", "50.0"), ("ridge", "0", "65.0 ± 7.1 (2)"))
+    assert sheet.names == ("aligner", "extra parameters", "5 a class")
+    assert sheet.texts == (("none", "0", "50.0"), ("ridge", "0", "65.0 ± 7.1 (2)"))

@@ -18,9 +18,6 @@ from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation import bench as module
-from orthomerge.evaluation.access import protocol_predictions
-from orthomerge.evaluation.aligned_c import AlignedC
-from orthomerge.evaluation.controls import chance, other_inputs
 from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate, truth_of
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.tables import lines
@@ -134,7 +131,7 @@ QUESTIONS = (
     Question("knn", shots=2, seeds=2, access="inductive"),
     Question("aligned-c", shots=0.5, seeds=2, access="inductive", options=CHEAP),
     Question("aligned-c", access="inductive", options=CHEAP),
-    Question("probe", access="cross-fitted", options={"steps": 5}),
+    Question("probe", access="inductive", options={"steps": 5}),
     Question("knn", shots=3, access="transductive"),
     Question("aligned-c", access="transductive", options=CHEAP),
 )
@@ -223,7 +220,6 @@ def test_what_a_record_says(toy: Toy, cache: Path) -> None:
         assert set(record.inputs) == {"model"}
         assert (record.extra_parameters > 0) == (record.protocol == "knn")
         assert record.options == {"aligned-c": CHEAP, "probe": {"steps": 5}}.get(record.protocol, {})
-        assert (record.control, record.bound) == (None, None)
     said = {(r.protocol, r.access, r.support, r.shots, r.seed) for r, _ in found}
     assert said == {
         ("current", "data-free", None, None, 0),
@@ -232,7 +228,7 @@ def test_what_a_record_says(toy: Toy, cache: Path) -> None:
         ("aligned-c", "inductive", "train", 0.5, 0),
         ("aligned-c", "inductive", "train", 0.5, 1),
         ("aligned-c", "inductive", "train", None, 0),
-        ("probe", "cross-fitted", "folds", None, 0),
+        ("probe", "inductive", "train", None, 0),
         ("knn", "transductive", "test", 3, 0),
         ("aligned-c", "transductive", "test", None, 0),
         ("joint", "data-free", None, None, 0),
@@ -257,10 +253,10 @@ def test_questions_that_differ_in_options_or_support_alone(toy: Toy, cache: Path
 
 def test_a_subject_that_saw_the_test_inputs_keeps_its_questions_apart(toy: Toy, cache: Path) -> None:
     plain = Question("aligned-c", access="inductive", options=CHEAP)
-    questions = [plain, replace(plain, access="cross-fitted"), replace(plain, access="transductive")]
+    questions = [plain, replace(plain, access="transductive")]
     found = list(evaluate(toy.bench(cache), [toy.merged("average", access="transductive")], questions))
     titles = [line.title for line in lines(record for record, _ in found) if line.protocol == "aligned-c"]
-    assert titles == [f"aligned-c, epochs=2{more}" for more in (", from train", ", other folds", "")]
+    assert titles == [f"aligned-c, epochs=2{more}" for more in (", from train", "")]
 
 
 def test_the_same_question_twice(toy: Toy, cache: Path) -> None:
@@ -346,74 +342,6 @@ def test_what_should_have_been_predicted(toy: Toy, cache: Path) -> None:
     unlabelled = replace(task, splits={"test": task["test"].unlabelled()})
     with pytest.raises(RecipeError, match="test split of 'where' has no labels; accuracy needs them"):
         truth_of(replace(bench, tasks={"where": unlabelled}), subject, replace(record, task="where"))
-
-
-CONTROLLED = Question("aligned-c", seeds=2, shots=0.5, access="inductive")
-
-
-def test_controls(toy: Toy, cache: Path) -> None:
-    questions = [
-        Question("current"),
-        CONTROLLED,
-        replace(CONTROLLED, control="shuffled-teacher"),
-        replace(CONTROLLED, control="other-task"),
-        replace(CONTROLLED, control="shuffled-teacher", access="cross-fitted", shots=None, seeds=1),
-    ]
-    bench, subject = toy.bench(cache), toy.merged("average")
-    found = list(evaluate(bench, [subject], questions))
-    assert [line.control for line in lines(record for record, _ in found)] == [None, None, None]  # with joint
-    for record, predicted in found:
-        if record.control is None:
-            assert record.bound is None
-            continue
-        ((plain, _),) = only(found, task=record.task, protocol="current")
-        labels = torch.tensor(toy.tasks[record.task]["test"].labels)
-        assert record.bound == max(plain.value, chance(predicted, labels))
-    spoilt, good = (
-        np.mean([r.value for r, _ in only(found, protocol="aligned-c", support="train", control=control)])
-        for control in ("shuffled-teacher", None)
-    )
-    assert good > 0.7 > 0.55 > spoilt
-    assert {(r.seed, r.task) for r, _ in only(found, control="other-task")} == {
-        (seed, task) for seed in (0, 1) for task in toy.tasks
-    }
-
-
-def test_the_control_with_another_tasks_inputs_by_hand(toy: Toy, cache: Path) -> None:
-    bench, subject = toy.bench(cache), toy.merged("average")
-    question = Question("aligned-c", access="inductive", options=CHEAP, control="other-task")
-    ((_, predicted),) = only(list(evaluate(bench, [subject], [question])), task="where", protocol="aligned-c")
-    model, expert = subject.models["where"], toy.experts.models["where"]
-    said = bench.head(expert, "where")(bench.features(expert, "bright", "train").values)
-    expected = protocol_predictions(
-        AlignedC(**CHEAP),
-        bench.head(model, "where"),
-        access="inductive",
-        test=bench.features(model, "where", "test"),
-        support=bench.features(model, "where", "train"),
-        teacher=bench.teacher("where", "train"),
-        spoil=lambda evidence: other_inputs(
-            evidence, support=bench.features(model, "bright", "train"), teacher=said.detach()
-        ),
-    )
-    assert predicted.equal(expected)
-    ((_, own),) = only(
-        list(evaluate(bench, [subject], [replace(question, control=None)])), task="where", protocol="aligned-c"
-    )
-    assert not predicted.equal(own)
-
-
-def test_controls_that_say_nothing(toy: Toy, cache: Path) -> None:
-    with pytest.raises(RecipeError, match=r"'shuffled-teacher' is for protocols that learn from an expert .* 'knn'"):
-        Question("knn", access="inductive", control="shuffled-teacher")
-    with pytest.raises(RecipeError, match="'current' does not; ask it without"):
-        Question("current", control="other-task")
-    with pytest.raises(RecipeError, match="no input of the scored task, which is not 'transductive' access"):
-        Question("aligned-c", access="transductive", control="other-task")
-    same = {"bright": toy.tasks["bright"], "where": replace(toy.tasks["where"], splits=toy.tasks["bright"].splits)}
-    bench = replace(toy.bench(cache), tasks=same)
-    with pytest.raises(RecipeError, match="a task with other inputs than those of 'bright'; add one"):
-        list(evaluate(bench, [toy.merged("average")], [replace(CONTROLLED, control="other-task")]))
 
 
 def test_questions_for_some_subjects_only(toy: Toy, cache: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 from tests.evaluation.test_evaluate import Toy, make_toy
 
 from orthomerge.data.task import Examples
-from orthomerge.evaluation.notes import contamination_notes, control_notes
-from orthomerge.records import Record
+from orthomerge.evaluation.notes import contamination_notes
 
 
 @pytest.fixture(scope="module")
@@ -56,23 +55,3 @@ def test_inputs_that_two_splits_share(toy: Toy, tmp_path: Path) -> None:
         f"2 of {count} test inputs of 'where' are among those for training or validation: what is fitted there has "
         "seen them; take them out of one split"
     )
-
-
-def record(value: float, *, task: str = "a", **more: object) -> Record:
-    given = {"control": "shuffled-teacher", "bound": 0.5, **more}
-    return Record(
-        task, "ties", "aligned-c", "accuracy", value, value - 0.04, value + 0.04, 100, "inductive", **given  # type: ignore[arg-type]
-    )  # fmt: skip
-
-
-def test_a_control_that_does_well() -> None:
-    assert control_notes([record(0.4), record(0.53), record(0.9, control=None, bound=None)]) == []
-    assert control_notes([record(0.53)]) == []  # 0.49 to 0.57
-    # Two tasks, each three points above: 0.04 sqrt(2) / 2 = 0.028 either way, more than the gap explains.
-    (note,) = control_notes([record(0.53), record(0.53, task="b")])
-    assert note == (
-        "the control 'shuffled-teacher' of 'ties' under aligned-c (inductive) scores 53.0 (50.2-55.8) but should be no "
-        "better than 50.0: what this protocol gains does not come from the expert; look for a leak"
-    )
-    (note,) = control_notes([record(0.6, control="other-task")])
-    assert note.endswith("inputs of another task do part of the work; are they much like those of this one?")

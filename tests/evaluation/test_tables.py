@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orthomerge.evaluation.tables import lines, markdown, sheets
+from orthomerge.evaluation.tables import accuracy_tables, lines
 from orthomerge.records import Access, Record
 
 
@@ -67,7 +67,8 @@ def test_what_makes_another_line() -> None:
 
 def test_markdown() -> None:
     other = record("a", 0.25, access="transductive", method="average", protocol="current", shots=None)
-    assert markdown([other, *SEEDS, record("b", 0.2, method="slerp")]) == "\n".join(
+    tables = accuracy_tables([other, *SEEDS, record("b", 0.2, method="slerp")])
+    assert "\n\n".join(table.markdown() for table in tables) == "\n".join(
         (
             "### Inductive: inputs from train or val, scored on test",
             "",
@@ -83,24 +84,3 @@ def test_markdown() -> None:
             "| average | current | 25.0 |  | 25.0 | 22.0-29.0 |",
         )
     )
-
-
-def test_controls_stand_apart() -> None:
-    spoilt = [
-        record("a", 0.2, protocol="aligned-c", control="shuffled-teacher", bound=0.3, seed=0),
-        record("a", 0.3, protocol="aligned-c", control="shuffled-teacher", bound=0.4, seed=1),
-        record("b", 0.1, protocol="aligned-c", control="shuffled-teacher", bound=0.5, seed=0),
-        record("b", 0.2, protocol="aligned-c", control="shuffled-teacher", bound=0.5, seed=1),
-    ]
-    assert len(lines([*SEEDS, *spoilt])) == 1
-    (line,) = lines([*SEEDS, *spoilt], controls=True)
-    assert line.control == "shuffled-teacher"
-    assert (line.mean, line.bound) == pytest.approx((20, 42.5))
-    plain, controls = sheets([*spoilt, *SEEDS])
-    assert plain == sheets(SEEDS)[0]
-    assert controls.title.startswith("Controls: spoilt on purpose, should be no better than")
-    assert controls.columns == ("method", "protocol", "control", "a", "b", "mean", "95 %", "no better than")
-    assert controls.rows == (
-        ("ties", "aligned-c, 5/class (inductive)", "shuffled-teacher", "25.0", "15.0", "20.0", "17.9-22.8", "42.5"),
-    )
-    assert len(sheets(spoilt)) == 1

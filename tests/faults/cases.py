@@ -1261,11 +1261,7 @@ PROCESS = (
         63,
         "a worker dies",
         (
-            Held("tests/evaluation/test_aligned.py::test_a_worker_that_dies_is_told"),
             Held("tests/running/test_jobs_runs.py::test_a_process_that_is_killed_in_the_middle", "a worker of a run"),
-            Held(
-                "tests/evaluation/test_aligned.py::test_workers_change_nothing", "workers return values and own no file"
-            ),
         ),
     ),
     Case(64, "clock jumps", (Sound("times of all kinds", m.old_and_new_times),)),

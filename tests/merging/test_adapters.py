@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from orthomerge.adapter_output import truncate
 from orthomerge.checkpoints.lora import AdapterSource, read_adapter
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import make_method
@@ -136,15 +135,6 @@ def test_ways_that_work_on_the_product(way: str, adapted: tuple[Any, Path], vect
     close(ours(method, options, vectors), theirs(adapted[0], way, **asked))
 
 
-def test_a_truncated_sum_is_theirs_too(adapted: tuple[Any, Path], vectors: TaskVectors) -> None:
-    summed, cut = ours("task_arithmetic", {"scale": WEIGHTS}, vectors), theirs(adapted[0], "svd", svd_rank=4)
-    for key, delta in summed.items():
-        B, A, error = truncate(delta, 4, dtype=torch.float32, key=key)
-        torch.testing.assert_close(B @ A, cut[key], rtol=1e-4, atol=1e-4)
-        s = torch.linalg.svdvals(delta.double())
-        assert error == pytest.approx(float(s[4:].norm() / s.norm()), rel=1e-5)
-
-
 @pytest.mark.parametrize("way", ["linear", "ties"])
 def test_ways_that_merge_the_factors(way: str, adapted: tuple[Any, Path], vectors: TaskVectors) -> None:
     """Each factor is a tensor of its own, weighted by sqrt(weight * scaling): our methods then give peft's factors."""
@@ -186,16 +176,3 @@ def test_factors_are_those_of_the_product(vectors: TaskVectors) -> None:
         for (left, right), vector in zip(pairs, vectors.vectors.values(), strict=True):
             assert left.shape[1] == right.shape[0] == 4
             torch.testing.assert_close(left @ right, vector[key], rtol=1e-5, atol=1e-5)
-
-
-def test_truncation_of_what_has_less_rank() -> None:
-    delta = torch.outer(torch.arange(1.0, 4.0), torch.ones(5))
-    B, A, error = truncate(delta, 6, dtype=torch.float32, key="w")
-    assert (B.shape, A.shape) == ((3, 6), (6, 5))
-    assert not B[:, 1:].any()
-    assert not A[1:].any()
-    assert error < 1e-6
-    torch.testing.assert_close(B @ A, delta)
-    B, A, error = truncate(torch.zeros(3, 5), 2, dtype=torch.float32, key="w")
-    assert error == 0
-    assert not (B @ A).any()

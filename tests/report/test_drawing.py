@@ -13,9 +13,9 @@ import pytest
 from tests.report.making import ALERT, figures, points
 
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
-from orthomerge.report.cells import figure_csv
 from orthomerge.report.drawing import draw
 from orthomerge.report.drawings.style import class_colours, shown
+from orthomerge.report.figure_data import figure_csv
 from orthomerge.report.inline import inline_svg
 
 ALL: list[Figure] = [*figures(), points("a"), points("b", images=True)]

@@ -6,12 +6,9 @@ import csv
 import io
 
 import pytest
-from tests.report.making import ALERT, comparison, record, small_run
+from tests.report.making import comparison, record, small_run
 
-from orthomerge.evaluation.tables import Sheet
-from orthomerge.report.cells import board_csv, comparisons_csv
-from orthomerge.report.formats import csv_text, latex, latex_escape, markdown
-from orthomerge.report.tables import boards, legend, mark, sheet
+from orthomerge.report.tables import board_csv, board_table, boards, comparisons_csv, legend
 
 RUN = small_run()
 TASKS = ("a", "b")
@@ -39,11 +36,11 @@ def test_numbers_of_a_row() -> None:
     assert (row.line.method, row.line.title) == ("ties", "aligner auto")
     # 86 and 82; each interval reaches 2 points either way, so the mean's sqrt(4 + 4) / 2.
     assert (row.line.mean, row.line.low) == pytest.approx((84, 84 - 2**0.5))
-    cell = row.cells["a"]
-    assert (cell.value, cell.low, cell.high) == pytest.approx((86, 84, 88))
-    assert cell.examples == 100
-    assert transductive.rows[0].extra == 1234
-    assert [row.extra for row in free.rows] == [0, 0]
+    score = row.line.scores["a"]
+    assert (score.value, score.low, score.high) == pytest.approx((86, 84, 88))
+    assert score.examples == 100
+    assert transductive.rows[0].line.extra == 1234
+    assert [row.line.extra for row in free.rows] == [0, 0]
 
 
 def test_the_best_adds_nothing_and_is_a_merge() -> None:
@@ -61,13 +58,12 @@ def test_a_probe_or_a_method_on_fewer_tasks_is_not_the_best() -> None:
 
 def test_marks() -> None:
     inductive, free, transductive = boards(RUN, compared())
-    assert [mark(row.verdict) for row in inductive.rows] == ["★", "↓≈"]
-    assert [mark(row.verdict) for row in free.rows] == ["★", "↓"]
-    assert free.rows[1].cells["a"].told == ""
-    assert free.rows[1].cells["b"].told == "worse"
+    assert [row.mark for row in inductive.rows] == ["★", "↓≈"]
+    assert [row.mark for row in free.rows] == ["★", "↓"]
+    assert free.rows[1].apart == {"b": "worse"}
     assert "less than 1 point apart" in legend(inductive)
     assert legend(transductive) == ""
-    assert "ref." not in sheet(transductive).columns
+    assert "ref." not in board_table(transductive).names
 
 
 def test_joint_rows_stand_together_at_the_end() -> None:
@@ -76,20 +72,9 @@ def test_joint_rows_stand_together_at_the_end() -> None:
     assert [row.line.protocol for row in free.rows] == ["current", "current", "joint"]
 
 
-def test_controls_have_a_table_of_their_own() -> None:
-    spoilt = [record(t, "ties", 0.3, access="inductive", control="shuffled-teacher", bound=0.5) for t in TASKS]
-    found = boards([*RUN, *spoilt])
-    assert found[-1].key == "controls"
-    made = sheet(found[-1])
-    assert made.columns == ("method", "protocol", "control", "a", "b", "mean", "95 %", "extra", "no better than")
-    assert made.rows == (
-        ("ties", "current (inductive)", "shuffled-teacher", "30.0", "30.0", "30.0", "28.6-31.4", "0", "50.0"),
-    )
-
-
 def test_markdown() -> None:
     board = boards(RUN, compared())[0]
-    text = markdown(sheet(board), bold=[0])
+    text = board_table(board).markdown()
     assert text.splitlines()[:6] == [
         "### Inductive: inputs from train or val, scored on test",
         "",
@@ -102,7 +87,7 @@ def test_markdown() -> None:
 
 def test_latex() -> None:
     board = boards(RUN, compared())[1]
-    text = latex(sheet(board), label="Accuracy: data_free", bold=[1])
+    text = board_table(board).latex("Accuracy: data_free")
     assert text.splitlines()[:12] == [
         r"% needs \usepackage{booktabs}",
         r"\begin{table}",
@@ -134,38 +119,6 @@ def test_csv_has_numbers_and_the_intervals_of_every_task() -> None:
 
 def test_several_seeds_have_their_columns() -> None:
     found = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
-    made = sheet(boards(found)[0])
-    assert made.columns[-4:] == ("sd", "worst", "seeds", "extra")
-    assert made.rows[0][-4:] == ("14.1", "50.0", "2", "0")
-
-
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("a_b & 50 %", r"a\_b \& 50 \%"),
-        (r"\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
-        ("$x^2$ ~ #1", r"\$x\textasciicircum{}2\$ \textasciitilde{} \#1"),
-        (ALERT, r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{}"),
-        ("two\nlines\t|", r"two lines \textbar{}"),
-        ("-19.7 to -16.8", "$-$19.7 to $-$16.8"),
-    ],
-)
-def test_latex_prints_what_is_written(text: str, escaped: str) -> None:
-    assert latex_escape(text) == escaped
-
-
-def test_markdown_shows_labels_as_text() -> None:
-    made = Sheet("t", ("method", "mean"), (("a|b `c` " + ALERT, "1.0"),), left=1)
-    row = markdown(made).splitlines()[-1]
-    assert row == r"| a\|b \`c\` &lt;script&gt;alert(1)&lt;/script&gt; | 1.0 |"
-
-
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx"])
-def test_csv_computes_no_text(text: str) -> None:
-    (head, row) = csv.reader(io.StringIO(csv_text(["name", text], [[text, -1.5]])))
-    assert head[1] == f"'{text}"
-    assert row == [f"'{text}", "-1.5"]
-
-
-def test_csv_leaves_holes_for_what_is_missing() -> None:
-    assert csv_text(["a", "b"], [[float("nan"), None], [1, "x,y"]]) == 'a,b\n,\n1,"x,y"\n'
+    made = board_table(boards(found)[0])
+    assert made.names[-4:] == ("sd", "worst", "seeds", "extra")
+    assert made.texts[0][-4:] == ("14.1", "50.0", "2", "0")

@@ -21,7 +21,7 @@ CUT = (
     BARE
     + """\
 max_shard_size: 30KB
-align: {data: {two: two.csv, three: three.csv}, aligner: ridge, stream: true}
+align: {data: {two: two.csv, three: three.csv}, aligner: ridge}
 evaluate:
   data: {two: two.csv, three: three.csv}
   protocols: [current, {protocol: knn, shots: [1, 5], seeds: 2}]

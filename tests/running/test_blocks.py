@@ -82,7 +82,7 @@ def test_which_stages(tmp_path: Path) -> None:
         ("evaluate: {data: {a: x.csv}, protocols: [{protocol: knn, aligner: ridge}]}", "a 'protocol' or an 'aligner'"),
         ("evaluate: {data: {a: x.csv}, protocols: [{access: free}]}", "'access' must be"),
         ("evaluate: {data: {a: x.csv}, support: test}", r"'support' must be train \| val"),
-        ("evaluate: {data: {a: x.csv}, batch: 0}", "'batch' and 'workers' must be at least 1"),
+        ("evaluate: {data: {a: x.csv}, batch: 0}", "'batch' must be at least 1, got 0"),
         ("evaluate: {data: {a: x.csv}, margin: 0}", "'margin' must be a positive number"),
         ("evaluate: {data: {a: x.csv}}\ndiagnose: {point: 3}", "unknown option 'point'; did you mean 'points'"),
         ("evaluate: {data: {a: x.csv}}\nreport: {titel: x}", "unknown option 'titel'; did you mean 'title'"),

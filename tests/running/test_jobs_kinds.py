@@ -1,4 +1,4 @@
-"""Kinds of jobs by themselves: what a survey found and sums of inputs, written and read back to the last bit."""
+"""Kinds of jobs by themselves: what a survey found, written and read back to the last bit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from orthomerge.alignment.sums import Sums
 from orthomerge.errors import CheckpointError
 from orthomerge.merging.kinds import SurveyMethod
 from orthomerge.merging.methods import METHODS, make_method, method_class
 from orthomerge.merging.stream import prepare
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
-from orthomerge.running.jobs.kinds.statistics import read_sums, write_sums
 from orthomerge.running.jobs.kinds.survey import FILE, read_survey, told
 from orthomerge.running.jobs.kinds.table import KINDS
 
@@ -55,20 +53,6 @@ def test_a_survey_of_another_method(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"class": "torch", "own": [], "values": {}}))
     with pytest.raises(CheckpointError, match="is not of the method Ties; remove it, and run again"):
         read_survey(tmp_path, method, lambda: prepare(method, vectors()))
-
-
-def test_sums_are_read_back(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    H, T = (torch.randn(23, 4, generator=generator) for _ in range(2))
-    sums = Sums.zero(4, "two").add(H, T, first=2)
-    write_sums(tmp_path, sums, H[:7])
-    found, sample = read_sums(tmp_path, "two")
-    assert (found.n, found.task) == (23, "two")
-    assert torch.equal(sample, H[:7])
-    for ours, theirs in zip(sums.parts, found.parts, strict=True):
-        assert ours.n == theirs.n
-        for name in ("sum_h", "sum_t", "C", "S", "tt"):
-            assert torch.equal(getattr(ours, name), getattr(theirs, name))
 
 
 @pytest.mark.parametrize("name", KINDS)

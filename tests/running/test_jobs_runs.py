@@ -33,7 +33,7 @@ from orthomerge.running.jobs.store import Store
 from orthomerge.running.jobs.working import parse_shard, work
 from orthomerge.running.line import Ran, read_run_recipe
 
-KINDS = {"merge-shard": 4, "assemble": 1, "expert": 2, "statistics": 6, "solve": 2, "align": 1, "base": 1,
+KINDS = {"merge-shard": 4, "assemble": 1, "expert": 2, "solve": 2, "align": 1, "base": 1,
          "evaluate": 20, "finish": 1}  # fmt: skip
 
 
@@ -208,16 +208,6 @@ def test_a_fitted_merge_is_one_job(berts: Path, tmp_path: Path, cache: Path) -> 
     assert [job.kind for job in read_plan(run).jobs] == ["fit", "finish"]
     assert hashes(run / "models") == hashes(plain / "models")
     assert list(run.glob("jobs/*.fit")) == []
-
-
-def test_an_aligner_that_needs_all_features_is_one_job_a_task(berts: Path, tmp_path: Path) -> None:
-    text = CUT.replace("stream: true", "stream: false").partition("evaluate:")[0]
-    recipe = lay_out(berts, tmp_path, text)
-    ran = orthomerge.run(recipe, run=tmp_path / "run", on="serial")
-    kinds = [job.kind for job in read_plan(ran.folder).jobs]
-    assert (kinds.count("solve"), kinds.count("statistics")) == (2, 0)
-    plain = orthomerge.run(recipe, run=tmp_path / "plain")
-    assert hashes(ran.out) == hashes(plain.out)
 
 
 def test_where_the_recipe_says(berts: Path, tmp_path: Path) -> None:

@@ -184,15 +184,9 @@ def test_a_fitted_merge_says_what_it_has_seen(suite: Suite) -> None:
     assert suite.fitted("lm_cocktail", {"inputs": 4}, split="test", device="cpu").access == "transductive"
 
 
-def test_fits_side_by_side_are_the_same_to_the_byte(suite: Suite) -> None:
-    options = {"steps": 2, "batch": 4, "look": 2}
-    fittings = [Fitting("moma", options, "first"), Fitting("lm_cocktail", {"inputs": 4})]
+def test_fits_one_after_the_other(suite: Suite) -> None:
+    fittings = [Fitting("moma", {"steps": 2, "batch": 4, "look": 2}, "first"), Fitting("lm_cocktail", {"inputs": 4})]
     told: list[str] = []
-    found = {}
-    for workers in (1, 2):
-        made = fit_all(suite, fittings, workers=workers, device="cpu", say=told.append)
-        assert [subject.name for subject in made] == ["first", "lm_cocktail"]
-        outs = [next(iter(subject.models.values())) for subject in made]
-        found[workers] = [(out / "encoder" / "model.safetensors").read_bytes() for out in outs]
-    assert found[1] == found[2]
-    assert sorted(told[:2]) == sorted(told[2:]) == ["fitted: first", "fitted: lm_cocktail"]
+    subjects = fit_all(suite, fittings, device="cpu", say=told.append)
+    assert [subject.name for subject in subjects] == ["first", "lm_cocktail"]
+    assert told == ["fitted: first", "fitted: lm_cocktail"]

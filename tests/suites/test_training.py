@@ -1,10 +1,9 @@
-"""Trainings of a suite in processes: the same bytes as in one, and errors as they are."""
+"""Trainings of a suite: what is there is kept, and errors come through."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +12,12 @@ import torch
 
 from orthomerge.data.pixels import PixelProcessor
 from orthomerge.data.task import Examples, Split, Task
-from orthomerge.errors import OrthomergeError, OutputError, RecipeError
+from orthomerge.errors import OutputError
 from orthomerge.suites.building import experts_root, make_both, make_experts, pretrained_vit
-from orthomerge.suites.table import build_suite
-from orthomerge.suites.training import Training, train_missing
 from orthomerge.tuning.settings import Tuning
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
 TUNING = Tuning(epochs=2, batch=16, lr=1e-3, head_lr=1e-2, augment="shift", device="cpu")
@@ -72,24 +69,17 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_processes_write_the_same_bytes(base: Path, tmp_path: Path) -> None:
-    said: dict[int, list[str]] = {1: [], 2: []}
-    made = []
-    for workers, lines in said.items():
-        folder = tmp_path / str(workers)
-        folder.mkdir()
-        (folder / "base").symlink_to(base)
-        options: dict[str, Any] = {"processor": PROCESSOR, "say": lines.append, "workers": workers}
-        experts, mtl = make_both(TASKS, folder=folder, settings=TUNING, joint=JOINT, **options)
-        assert experts == {name: folder / "experts" / name for name in TASKS}
-        assert mtl == {name: folder / "mtl" / name for name in TASKS}
-        assert len(lines) == 4
-        made.append({name: files(folder / name) for name in ("experts", "mtl")})
-    assert made[0] == made[1]
-    assert len(made[0]["experts"]) == 2 * len(TASKS)
-    assert sorted(said[1]) == sorted(said[2])
-    assert said[1][3] == "trained on all tasks together"
-    assert said[1][0].startswith("one: loss")
+def test_experts_and_the_joint_model(base: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    (tmp_path / "base").symlink_to(base)
+    options: dict[str, Any] = {"processor": PROCESSOR, "say": lines.append}
+    experts, mtl = make_both(TASKS, folder=tmp_path, settings=TUNING, joint=JOINT, **options)
+    assert experts == {name: tmp_path / "experts" / name for name in TASKS}
+    assert mtl == {name: tmp_path / "mtl" / name for name in TASKS}
+    assert len(files(tmp_path / "experts")) == 2 * len(TASKS)
+    assert len(lines) == 4
+    assert lines[0].startswith("one: loss")
+    assert lines[3] == "trained on all tasks together"
 
 
 def test_what_is_there_is_kept_and_an_error_comes_through(base: Path, tmp_path: Path) -> None:
@@ -102,7 +92,7 @@ def test_what_is_there_is_kept_and_an_error_comes_through(base: Path, tmp_path: 
     made["two"].mkdir()
     (made["two"] / "diary.txt").write_text("dear diary")
     with pytest.raises(OutputError, match=r"two exists already"):
-        make_experts(TASKS, **options, say=said.append, workers=2)
+        make_experts(TASKS, **options, say=said.append)
     assert files(made["one"]) == before
     assert not (made["two"] / "config.json").exists()
     shutil.rmtree(made["two"])
@@ -110,25 +100,6 @@ def test_what_is_there_is_kept_and_an_error_comes_through(base: Path, tmp_path: 
     assert [line.partition(":")[0] for line in said].count("one") == 1
     assert all((tmp_path / name / "config.json").is_file() for name in TASKS)
     assert files(made["one"]) == before
-
-
-@dataclass(frozen=True)
-class Fatal(PixelProcessor):
-    """Ends the process that it is used in."""
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        os._exit(7)
-
-
-def test_a_process_that_dies(base: Path, tmp_path: Path) -> None:
-    trainings = [Training({name: task}, base, tmp_path, TUNING, Fatal(8, channels=1)) for name, task in TASKS.items()]
-    with pytest.raises(OrthomergeError, match=r"a process at work ended without a word, .*; use fewer workers"):
-        train_missing(trainings, workers=2, say=lambda text: None)
-
-
-def test_no_workers_at_all(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="'workers' must be at least 1, got 0"):
-        build_suite("digits", folder=tmp_path, workers=0)
 
 
 def test_where_experts_lie(tmp_path: Path) -> None:

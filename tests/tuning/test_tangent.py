@@ -108,7 +108,7 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in list(vars(digits).items()):
         if isinstance(value, Tuning):
             monkeypatch.setattr(digits, name, replace(value, steps=1))
-    study = digits_study(folder=tmp_path, workers=1, say=lambda text: None)
+    study = digits_study(folder=tmp_path, say=lambda text: None)
     assert "these seven share their images" in study.about
     found = run(study, [*TITLES], 1, lambda text: None)
     names = {"experts", "experts-linearised", "experts-tau_jp"}
@@ -150,7 +150,6 @@ def test_a_small_run_on_texts(berts: Path, monkeypatch: pytest.MonkeyPatch, tmp_
         base=str(berts / "base"),
         device="cpu",
         batch=3,
-        workers=1,
         say=lambda text: None,
     )
     assert "texts that two of them share: ag_news and yelp5 4, " in study.about

@@ -77,7 +77,7 @@ def _curve(way: Way, group: Sequence[Line]) -> Curve:
 
 
 def _without_shots(way: Way) -> Way:
-    return Way(way.protocol, way.options, None, way.access, way.support, way.aligner, way.control)
+    return Way(way.protocol, way.options, None, way.access, way.support, way.aligner)
 
 
 def _current(found: Sequence[Line], method: str) -> Line | None:

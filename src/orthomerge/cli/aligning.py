@@ -26,7 +26,6 @@ def align(
     base: str | None,
     split: str,
     limit: int | None,
-    stream: bool,
     seed: int,
     device: str,
     batch: int,
@@ -50,7 +49,6 @@ def align(
             base=base,
             split=cast("Split", split),  # checked there
             limit=limit,
-            stream=stream,
             seed=seed,
             device=device,
             batch=batch,

@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from orthomerge.cli.exporting import export
 from orthomerge.cli.options import (
     Base,
     Batch,
@@ -193,9 +194,6 @@ def align(
         str, typer.Option("--split", help="train, val, or test: then what is measured there is transductive.")
     ] = "train",
     limit: Annotated[int | None, typer.Option("--limit", help="At most so many inputs a task.")] = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Keep sums instead of features: any number of inputs fits into memory.")
-    ] = False,
     seed: Annotated[int, typer.Option("--seed", help="For --limit, and for aligners that draw at random.")] = 0,
     device: Device = "auto",
     batch: Batch = 64,
@@ -216,7 +214,6 @@ def align(
         base=base,
         split=split,
         limit=limit,
-        stream=stream,
         seed=seed,
         device=device,
         batch=batch,
@@ -237,27 +234,8 @@ def aligners(
     catalogue.aligners(name, as_json=as_json)
 
 
-@app.command()
-def export(
-    path: Annotated[str, typer.Argument(help="A folder that `orthomerge merge` wrote.")],
-    to: Annotated[str, typer.Option("--to", help="The folder to write.")],
-    task: Annotated[str | None, typer.Option("--task", help="Whose head to put on the encoder.")] = None,
-    form: Annotated[
-        str, typer.Option("--format", help="transformers, or onnx (needs the extra `onnx`).")
-    ] = "transformers",
-    all_heads: Annotated[
-        bool, typer.Option("--all-heads", help="For onnx: one graph, one output for each task.")
-    ] = False,
-    force: Force = False,
-) -> None:
-    """Write one task as an ordinary transformers classifier folder, or as an ONNX graph."""
-    from orthomerge.cli import exporting
-
-    exporting.export(path, task=task, to=to, form=form, all_heads=all_heads, force=force)
-
-
 app.add_typer(suites, name="suite")
-for _command in (*COMMANDS, work, sweep):
+for _command in (export, *COMMANDS, work, sweep):
     app.command()(_command)
 
 

@@ -7,15 +7,14 @@ from dataclasses import MISSING
 from typing import Any, Protocol
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from orthomerge.cli.commands import print_json
+from orthomerge.cli.commands import print_json, print_tables
+from orthomerge.core.table import Table
 from orthomerge.strict import describe, schema
 
 __all__ = ["aligners", "methods"]
 
-_MARKS = {"streams": "streams", "extra": "adds parameters", "fitted": "needs inputs"}
+_MARKS = {"extra": "adds parameters", "fitted": "needs inputs"}
 
 
 class _Row(Protocol):
@@ -49,7 +48,7 @@ def aligners(name: str | None, *, as_json: bool) -> None:
     from orthomerge.alignment.aligners import aligners as table
 
     rows = [find_aligner(name)] if name is not None else table().values()
-    entries = [(row, aligner_class(row), {"streams": row.closed, "extra": row.extra}) for row in rows]
+    entries = [(row, aligner_class(row), {"extra": row.extra}) for row in rows]
     _show("aligner", entries, one=name is not None, as_json=as_json)
 
 
@@ -69,11 +68,12 @@ def _show(kind: str, entries: Sequence[tuple[_Row, type, Mapping[str, Any]]], *,
         typer.echo(f"\n{(cls.__doc__ or '').strip()}")
     else:
         marks = [", ".join(word for key, word in _MARKS.items() if document.get(key)) for document in documents]
-        shown = Table(kind, "title", "options", *([""] if any(marks) else []), box=None, pad_edge=False)
+        columns = (kind, "title", "options", *([""] if any(marks) else []))
+        rows = []
         for document, mark in zip(documents, marks, strict=True):
             options = ", ".join(f"{option['name']}={option['default']}" for option in document["options"])
-            shown.add_row(document["name"], document["title"], options, *([mark] if any(marks) else []))
-        Console(highlight=False).print(shown, markup=False)
+            rows.append((document["name"], document["title"], options, *([mark] if any(marks) else [])))
+        print_tables([Table.of("", columns, rows, left=4, wrap=("title", "options"))])
 
 
 def _options(cls: type) -> list[dict[str, Any]]:

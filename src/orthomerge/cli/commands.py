@@ -5,17 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from orthomerge.core.table import Table, plain
 from orthomerge.errors import OutputError, RecipeError
 from orthomerge.recipe import Recipe, load_recipe_mapping, parse_value
 from orthomerge.strict import build, schema
@@ -28,7 +28,7 @@ AUTO = "auto"  # a scale that is chosen on validation data
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-__all__ = ["fit_block", "gather", "inspect", "merge", "pair", "pairs", "plan", "print_json", "verify"]
+__all__ = ["fit_block", "gather", "inspect", "merge", "pair", "pairs", "plan", "print_json", "print_tables", "verify"]
 
 
 def gather(
@@ -36,11 +36,11 @@ def gather(
     *,
     base: str | None,
     experts: list[str] | None,
-    method: str | None,
-    settings: list[str] | None,
+    method: str | None = None,
+    settings: list[str] | None = None,
     out: str | None,
     dtype: str | None,
-    max_shard_size: str | None,
+    max_shard_size: str | None = None,
     aligning: bool = True,
     fit: Mapping[str, Any] | None = None,
 ) -> Recipe:
@@ -199,46 +199,39 @@ def _plan_document(made: Plan) -> dict[str, Any]:
 
 
 def _print_plan(made: Plan) -> None:
-    console = Console(highlight=False)
     if (job := made.job) is not None:
-        _print_job(console, job)
+        _print_job(job)
     for note in made.notes:
-        console.print(f"note: {note}", markup=False)
+        typer.echo(f"note: {plain(note)}")
     if not made.problems:
-        console.print("no problems")
+        typer.echo("no problems")
         return
-    problems = Table("", show_lines=True)
-    for title in ("where", "problem", "what to do"):
-        problems.add_column(title, overflow="fold")  # names of tensors and files are shown whole
-    for number, problem in enumerate(made.problems, 1):
-        problems.add_row(str(number), *map(Text, (problem.where, problem.what, problem.fix)))
-    console.print(problems)
+    columns = ("where", "problem", "what to do")
+    rows = ((str(number), each.where, each.what, each.fix) for number, each in enumerate(made.problems, 1))
+    print_tables([Table.of("", ("", *columns), rows, left=4, wrap=columns)])
 
 
-def _print_job(console: Console, job: Job) -> None:
-    console.print(
-        f"{job.recipe.method} of {len(job.experts)} {job.family.title} experts on {job.base.path}", markup=False
-    )
-    table = Table("expert", "from", "tensors", "left out", "classes", "labels", box=None, pad_edge=False)
+def _print_job(job: Job) -> None:
+    typer.echo(plain(f"{job.recipe.method} of {len(job.experts)} {job.family.title} experts on {job.base.path}"))
+    rows = []
     for task, expert in job.experts.items():
         labels = ", ".join(expert.labels[:4]) + (" ..." if len(expert.labels) > 4 else "")
         counts = (len(expert.split.names), len(expert.split.left_out), len(expert.labels))
-        table.add_row(task, Text(Path(expert.source.path).name), *map(str, counts), Text(labels))
-    console.print(table)
-    console.print(
+        rows.append((task, Path(expert.source.path).name, *counts, labels))
+    columns = ("expert", "from", "tensors", "left out", "classes", "labels")
+    print_tables([Table.of("", columns, rows, left=6, wrap=("from", "labels"))])
+    typer.echo(
         f"encoder: {len(job.merged)} tensors merged, {len(job.copied)} copied; "
         f"{len(job.base_split.left_out)} of the base left out\n"
         f"read {job.bytes_to_read / 1e6:,.0f} MB, write {job.bytes_to_write / 1e6:,.0f} MB, "
-        f"at most {job.peak_memory / 1e6:,.0f} MB of blocks in memory",
-        markup=False,
-        soft_wrap=True,
+        f"at most {job.peak_memory / 1e6:,.0f} MB of blocks in memory"
     )
     if (fit := job.recipe.fit) is not None:
         where = f"inputs of the {fit.split} split" + (f", at most {fit.limit} a task" if fit.limit else "")
-        console.print(f"fitted to {where} of {', '.join(fit.data)}", markup=False)
+        typer.echo(f"fitted to {where} of {', '.join(fit.data)}")
     if (block := job.recipe.align) is not None:
         where = f"inputs of the {block.split} split" + (f", at most {block.limit} a task" if block.limit else "")
-        console.print(f"then the heads of {', '.join(block.data)} aligned by {block.aligner} on {where}", markup=False)
+        typer.echo(f"then the heads of {', '.join(block.data)} aligned by {block.aligner} on {where}")
 
 
 def inspect(path: str, *, as_json: bool, headers: bool) -> None:
@@ -295,3 +288,15 @@ def pairs(texts: list[str], form: str, what: str) -> dict[str, str]:
 def print_json(document: Any) -> None:
     """One document on standard output."""
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Tables for a terminal, with a blank line before each that has a title."""
+    width = get_terminal_size().columns
+    for table in tables:
+        if table.title:
+            typer.echo(f"\n{plain(table.title)}")
+        header, *rows = table.text(width).split("\n")
+        typer.echo("\n".join((typer.style(header, bold=True), *rows)))
+        if table.note:
+            typer.echo(fill(plain(table.note), width))

@@ -1,4 +1,4 @@
-"""What `negate` and `analogy` do once their arguments are read."""
+"""The commands `negate` and `analogy`: parse, call the library, print the accuracies."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from orthomerge.cli.commands import pair, print_json
-from orthomerge.cli.measuring import say
+from orthomerge.cli.options import Base, Batch, Device, Dtype, Experts, Force, Grid, Json, Out, Quiet, RecipePath
+from orthomerge.core.table import Table
 from orthomerge.errors import RecipeError, nearest
-from orthomerge.recipe import Recipe, parse_value
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.analogy import Analogy, Form
     from orthomerge.evaluation.bench import Bench
     from orthomerge.evaluation.metrics import Score
     from orthomerge.evaluation.negation import Negation
+    from orthomerge.recipe import Recipe
 
 __all__ = ["Heads", "analogy", "negate"]
 
@@ -30,36 +27,48 @@ Heads = Literal["probe", "expert"]
 
 
 def negate(
-    recipe: Recipe,
-    *,
-    target: str,
-    controls: list[str],
-    data: list[str],
-    heads: str,
-    keep: float,
-    grid: str | None,
-    device: str,
-    batch: int,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
+    target: Annotated[str, typer.Option("--target", metavar="TASK", help="Which expert's task to forget.")],
+    data: Annotated[
+        list[str], typer.Option("--data", metavar="TASK=PATH", help="Labelled data of target and controls; repeat.")
+    ],
+    recipe: RecipePath = None,
+    base: Base = None,
+    expert: Experts = None,
+    control: Annotated[
+        list[str] | None,
+        typer.Option("--control", metavar="TASK", help="What to keep; all other tasks with data if not given."),
+    ] = None,
+    heads: Annotated[
+        str, typer.Option("--heads", help="probe (fitted on the base's features) or expert: who reads the tasks.")
+    ] = "probe",
+    keep: Annotated[float, typer.Option("--keep", help="The share of the base's control accuracy to keep.")] = 0.95,
+    grid: Grid = None,
+    out: Out = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    batch: Batch = 64,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Forget a task, beside a random vector of the same length; `recipe.out` gets the edited model."""
+    """Forget a task: the base minus its task vector, as far as a control allows, beside a random vector."""
+    from orthomerge.cli.commands import gather, print_json
     from orthomerge.evaluation.negation import base_heads, negated, negation_span, search_negation
     from orthomerge.evaluation.span import ORIGIN, Span
 
     if heads not in get_args(Heads):
         raise RecipeError(f"unknown heads {heads!r}; {nearest(heads, get_args(Heads))}")
+    request = gather(recipe, base=base, experts=expert, out=out, dtype=dtype, aligning=False)
     given, options = _sources(data), _grid(grid)
-    wanted = [target, *(controls or (task for task in given if task != target))]
+    wanted = [target, *(control or (task for task in given if task != target))]
     for task in wanted:
         if task not in given:
             raise RecipeError(f"there is no data of {task!r}; give --data {task}=PATH")
-        if heads == "expert" and task not in recipe.experts:
+        if heads == "expert" and task not in request.experts:
             raise RecipeError(f"'--heads expert' reads {task!r} by its expert's head; give --expert {task}=PATH")
-    _check_out(recipe, force=force)
+    _check_out(request, force=force)
     with tempfile.TemporaryDirectory(prefix="orthomerge-negation-") as name:
-        span, origin = negation_span(recipe, target, Path(name)), Path(name) / ORIGIN
+        span, origin = negation_span(request, target, Path(name)), Path(name) / ORIGIN
         readers = {task: task for task in wanted} if heads == "expert" else {}
         bench = _bench(origin, {task: given[task] for task in wanted}, readers=readers, device=device, batch=batch)
         read_by = (
@@ -73,52 +82,59 @@ def negate(
             return search_negation(line, bench, read_by, target=target, keep=keep, say=told, **options)
 
         found = walk(span, f"minus {target}")
-        random = walk(span.random(seed=recipe.seed), "random vector")
+        random = walk(span.random(seed=request.seed), "random vector")
     if as_json:
-        out = recipe.out if found.scale else None
-        print_json({"heads": heads, "negated": _document(found), "random": _document(random), "out": out})
+        written = request.out if found.scale else None
+        print_json({"heads": heads, "negated": _document(found), "random": _document(random), "out": written})
     else:
         _print_negation(found, random, heads)
-    if recipe.out is not None:
+    if request.out is not None:
         if found.scale == 0:
             raise RecipeError(
-                f"no scale of the grid forgets {target!r} and keeps {keep:.0%} of the control, so {recipe.out} was not "
-                "written; give a finer --grid, or a smaller --keep"
+                f"no scale of the grid forgets {target!r} and keeps {keep:.0%} of the control, so {request.out} was "
+                "not written; give a finer --grid, or a smaller --keep"
             )
-        _write(negated(recipe, target, found.scale), force=force, as_json=as_json, quiet=quiet)
+        _write(negated(request, target, found.scale), force=force, as_json=as_json, quiet=quiet)
 
 
 def analogy(
-    recipe: Recipe,
-    *,
-    of: str,
-    data: str,
-    independent: bool,
-    grid: str | None,
-    device: str,
-    batch: int,
-    force: bool,
-    as_json: bool,
-    quiet: bool,
+    of: Annotated[str, typer.Option("--of", metavar="A:B::C", help="A is to B as C is to the task of --data.")],
+    data: Annotated[str, typer.Option("--data", metavar="TASK=PATH", help="Labelled validation and test data.")],
+    recipe: RecipePath = None,
+    base: Base = None,
+    expert: Experts = None,
+    independent: Annotated[
+        bool, typer.Option("--independent", help="A coefficient for C and one for B - A: all pairs of the grid.")
+    ] = False,
+    grid: Grid = None,
+    out: Out = None,
+    dtype: Dtype = None,
+    device: Device = "auto",
+    batch: Batch = 64,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Make a model for a task without training data; `recipe.out` gets it."""
+    """Make a model for a task without training data: C + (B - A). An expert of the task itself is the ceiling."""
+    from orthomerge.cli.commands import gather, pair, print_json
     from orthomerge.evaluation.analogy import Form, analogy_span, combined, search_analogy
     from orthomerge.evaluation.span import ORIGIN, arithmetic
     from orthomerge.merged import load_head
     from orthomerge.pipeline import merge
 
+    request = gather(recipe, base=base, experts=expert, out=out, dtype=dtype, aligning=False)
     form, options = Form.parse(of), _grid(grid)
     task, source = pair(data, "--data TASK=PATH")
     if task in (form.a, form.b, form.c):
         raise RecipeError(
             f"--data is of the fourth task, and {task!r} is one of the three of {of!r}; give it a new name"
         )
-    _check_out(recipe, force=force)
+    _check_out(request, force=force)
     with tempfile.TemporaryDirectory(prefix="orthomerge-analogy-") as name:
-        span, origin = analogy_span(recipe, form, Path(name)), Path(name) / ORIGIN
+        span, origin = analogy_span(request, form, Path(name)), Path(name) / ORIGIN
         bench = _bench(origin, {task: source}, readers={task: form.c}, device=device, batch=batch)
-        if task in recipe.experts:
-            merge(arithmetic(recipe, {task: 1.0}), out=Path(name) / "expert")
+        if task in request.experts:
+            merge(arithmetic(request, {task: 1.0}), out=Path(name) / "expert")
             bench = replace(bench, teachers={task: Path(name) / "expert"})
         found = search_analogy(
             span,
@@ -131,26 +147,29 @@ def analogy(
         )
     unedited = found.best.scale == found.best.shift == 0
     if as_json:
-        print_json({**asdict(found), "out": None if unedited else recipe.out})
+        print_json({**asdict(found), "out": None if unedited else request.out})
     else:
         _print_analogy(found, form)
-    if recipe.out is not None:
+    if request.out is not None:
         if unedited:
             raise RecipeError(
-                f"nothing of the grid is better for {task!r} than the base itself, so {recipe.out} was not written; "
+                f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not written; "
                 "give another --grid, or another analogy"
             )
-        edited = combined(recipe, form, scale=found.best.scale, shift=found.best.shift)
+        edited = combined(request, form, scale=found.best.scale, shift=found.best.shift)
         _write(edited, force=force, as_json=as_json, quiet=quiet)
 
 
 def _sources(data: list[str]) -> dict[str, str]:
+    from orthomerge.cli.commands import pair
+
     return dict(pair(text, "--data TASK=PATH") for text in data)
 
 
 def _grid(text: str | None) -> dict[str, Any]:
     """The option `grid`, written `0.1,0.5` and checked before any work; nothing where the default is meant."""
     from orthomerge.evaluation.span import scales
+    from orthomerge.recipe import parse_value
 
     if text is None:
         return {}
@@ -160,6 +179,8 @@ def _grid(text: str | None) -> dict[str, Any]:
 
 
 def _told(title: str, *, quiet: bool) -> Callable[[str], None]:
+    from orthomerge.cli.measuring import say
+
     return (lambda text: None) if quiet else lambda text: say(f"{title}: {text}")
 
 
@@ -202,14 +223,15 @@ def _document(found: Negation) -> dict[str, Any]:
 
 
 def _print_negation(found: Negation, random: Negation, heads: str) -> None:
+    from orthomerge.cli.commands import print_tables
+
     reader = "probes on the base's features" if heads == "probe" else "the experts' heads"
-    table = _table("test accuracy", "scale", found.target, *found.controls, "control kept")
     tasks = (found.target, *found.controls)
-    table.add_row("base", "", *(_cell(found.base[task]) for task in tasks), "")
+    rows = [("base", "", *(_cell(found.base[task]) for task in tasks), "")]
     for title, result in ((f"minus {found.target}", found), ("random vector", random)):
-        cells = (_cell(result.edited[task]) for task in tasks)
-        table.add_row(Text(title), f"{result.scale:g}", *cells, f"{result.kept:.1%}")
-    _show(table)
+        rows.append((title, f"{result.scale:g}", *(_cell(result.edited[task]) for task in tasks), f"{result.kept:.1%}"))
+    columns = ("test accuracy", "scale", *tasks, "control kept")
+    print_tables([Table.of("", columns, rows, left=len(columns))])
     typer.echo(
         f"read by {reader}; scales chosen on validation data, where {found.keep:.0%} of the control must be kept"
     )
@@ -218,6 +240,8 @@ def _print_negation(found: Negation, random: Negation, heads: str) -> None:
 
 
 def _print_analogy(found: Analogy, form: Form) -> None:
+    from orthomerge.cli.commands import print_tables
+
     best = found.best
     rows = {
         "base": found.base,
@@ -226,26 +250,14 @@ def _print_analogy(found: Analogy, form: Form) -> None:
         f"analogy, {best.scale:g} and {best.shift:g}": found.edited,
         **({f"fine-tuned on {found.task}": found.expert} if found.expert is not None else {}),
     }
-    table = _table("test accuracy", found.task)
-    for title, score in rows.items():
-        table.add_row(Text(title), _cell(score))
-    _show(table)
+    columns = ("test accuracy", found.task)
+    print_tables([Table.of("", columns, ((title, _cell(score)) for title, score in rows.items()), left=2)])
     typer.echo(
         f"{best.scale:g} {form.c} + {best.shift:g} ({form.b} - {form.a}), read by the head of {form.c}; "
         f"coefficients chosen on validation data of {found.task}"
     )
     if best.scale == best.shift == 0:
         typer.echo("that is the base: nothing of the grid is better")
-
-
-def _table(*titles: str) -> Table:
-    return Table(*titles, box=None, pad_edge=False)
-
-
-def _show(table: Table) -> None:
-    console = Console(highlight=False)
-    console.width = max(console.width, 24 * len(table.columns))  # cut numbers help nobody
-    console.print(table)
 
 
 def _cell(score: Score) -> str:

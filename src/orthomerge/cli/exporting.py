@@ -1,9 +1,12 @@
-"""What `export` does once its arguments are read."""
+"""The command `export`: parse, call the library, say how to load what was written."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from orthomerge.cli.options import Force
 from orthomerge.errors import RecipeError, nearest
 
 __all__ = ["export"]
@@ -11,8 +14,19 @@ __all__ = ["export"]
 _FORMS = ("transformers", "onnx")
 
 
-def export(path: str, *, task: str | None, to: str, form: str, all_heads: bool, force: bool) -> None:
-    """Write, and say how to load it."""
+def export(
+    path: Annotated[str, typer.Argument(help="A folder that `orthomerge merge` wrote.")],
+    to: Annotated[str, typer.Option("--to", help="The folder to write.")],
+    task: Annotated[str | None, typer.Option("--task", help="Whose head to put on the encoder.")] = None,
+    form: Annotated[
+        str, typer.Option("--format", help="transformers, or onnx (needs the extra `onnx`).")
+    ] = "transformers",
+    all_heads: Annotated[
+        bool, typer.Option("--all-heads", help="For onnx: one graph, one output for each task.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Write one task as an ordinary transformers classifier folder, or as an ONNX graph."""
     if form not in _FORMS:
         raise RecipeError(f"--format must be transformers or onnx, got {form!r}; {nearest(form, _FORMS)}")
     if all_heads and form != "onnx":

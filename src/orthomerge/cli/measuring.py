@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from orthomerge.cli.commands import pair
+from orthomerge.cli.commands import pair, print_tables
+from orthomerge.core.table import Table
 from orthomerge.errors import RecipeError
 from orthomerge.recipe import parse_value
 from orthomerge.strict import build
@@ -44,10 +43,9 @@ def list_suites(*, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in SUITES.values()], indent=2))
         return
-    table = Table("suite", "what it is", "tasks", "needs", box=None, pad_edge=False)
-    for row in SUITES.values():
-        table.add_row(row.name, row.title, str(len(row.tasks)), row.needs)
-    Console(highlight=False).print(table)
+    columns = ("suite", "what it is", "tasks", "needs")
+    rows = ((row.name, row.title, len(row.tasks), row.needs) for row in SUITES.values())
+    print_tables([Table.of("", columns, rows, left=4, wrap=("what it is", "needs"))])
 
 
 def describe_suite(name: str, *, as_json: bool) -> None:
@@ -73,10 +71,9 @@ def show_suite(suite: Suite, *, as_json: bool) -> None:
         typer.echo(json.dumps({"suite": suite.name, "folder": str(suite.folder), "tasks": rows}, indent=2))
         return
     typer.echo(f"{suite.name} in {suite.folder}, base {suite.base}")
-    table = Table("task", "classes", "train", "val", "test", box=None, pad_edge=False)
-    for name, row in rows.items():
-        table.add_row(name, *(str(row.get(column, "")) for column in ("classes", "train", "val", "test")))
-    Console(highlight=False).print(table)
+    columns = ("classes", "train", "val", "test")
+    counts = ((name, *(str(row.get(column, "")) for column in columns)) for name, row in rows.items())
+    print_tables([Table.of("", ("task", *columns), counts, left=5)])
 
 
 def open_suite(name: str, *, folder: str | None, data: str | None, base: str | None, device: str) -> Suite:

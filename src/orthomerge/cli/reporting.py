@@ -1,19 +1,26 @@
-"""What `report` does once its arguments are read."""
+"""The command `report`: parse, call the library, say where the page is."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from orthomerge.cli.commands import print_json
+from orthomerge.cli.options import Json
 
 __all__ = ["report"]
 
 
-def report(run: str, *, out: str, title: str | None, as_json: bool) -> None:
-    """Say where the page is, and what lies beside it."""
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder: what `evaluate` and `diagnose` wrote.")],
+    out: Annotated[str, typer.Option("--out", help="The page; its figures and tables go into a folder beside it.")],
+    title: Annotated[str | None, typer.Option("--title", help="The heading, instead of the suite's name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make one page of a run that opens anywhere, and its figures and tables as files. No model is needed."""
+    from orthomerge.cli.commands import print_json
     from orthomerge.report.report import report as write
 
     done = write(Path(run), Path(out), title=title)

@@ -132,12 +132,13 @@ def _document(ran: Ran) -> dict[str, object]:
 def _print(ran: Ran) -> None:
     """Tables and verdict where there are any, then where things are."""
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
+    from orthomerge.cli.commands import print_tables
     from orthomerge.cli.diagnosing import print_verdict
-    from orthomerge.cli.scoring import print_records
+    from orthomerge.evaluation.tables import accuracy_tables
     from orthomerge.records import read_records
 
     if "evaluate" in ran.stages:
-        print_records(read_records(ran.folder / "records.jsonl"))
+        print_tables(accuracy_tables(read_records(ran.folder / "records.jsonl")))
         typer.echo("")
     if "diagnose" in ran.stages:
         print_verdict(read_diagnosis(ran.folder / FILE))

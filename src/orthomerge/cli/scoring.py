@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from orthomerge.cli.commands import pair, print_json
+from orthomerge.cli.commands import pair, print_json, print_tables
 from orthomerge.cli.measuring import open_suite, say
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.evaluation.subjects import output_subject
@@ -22,11 +19,9 @@ from orthomerge.recipe import parse_value
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.evaluate import Bench, Question, Subject
-    from orthomerge.evaluation.tables import Sheet
-    from orthomerge.records import Record
     from orthomerge.suites.suite import Suite
 
-__all__ = ["evaluate", "merges_of", "output_subject", "own_subjects", "print_records", "suite_subjects"]
+__all__ = ["evaluate", "merges_of", "output_subject", "own_subjects", "suite_subjects"]
 
 _EXPERTS = "experts"  # in the run folder: the experts in the form in which everything is evaluated
 _REFERENCES = ("base", "expert", "mtl")
@@ -45,24 +40,17 @@ def evaluate(
     shots: list[str],
     seeds: int,
     access: list[str],
-    controls: bool,
     against: str | None,
     margin: float,
     out: str,
     device: str,
     batch: int,
-    workers: int,
     as_json: bool,
 ) -> None:
     """Names and numbers are checked before anything is built."""
     from orthomerge.evaluation.running import read_run, run_evaluation
 
     questions = _questions(protocols, aligners, shots, seeds, access)
-    if controls:
-        several = suite is not None or len(data) > 1
-        questions += _controls(questions, several=several)
-        if not several:
-            say("there is one task only, so the control 'other-task' is left out")
     if not margin > 0:
         raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
     if suite is not None:
@@ -81,17 +69,13 @@ def evaluate(
             suite=suite,
             against=against,
             margin=margin / 100,
-            workers=workers,
             say=say,
         )
     run = read_run(Path(out))
     if as_json:
         print_json(asdict(run))
         return
-    from orthomerge.evaluation.comparisons import comparison_sheets
-    from orthomerge.evaluation.tables import sheets
-
-    _print_sheets([*sheets(run.records), *comparison_sheets(run.comparisons)])
+    print_tables(run.tables())
     for note in run.notes:
         typer.echo(f"\nwarning: {note}")
     typer.echo(f"\nrecords, predictions, comparisons and the tables are in {out}")
@@ -110,29 +94,6 @@ def _or_nothing(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 each.rmdir()
         raise
-
-
-def print_records(records: Sequence[Record]) -> None:
-    """One table for each access class, then the controls."""
-    from orthomerge.evaluation.tables import sheets
-
-    _print_sheets(sheets(records))
-
-
-def _print_sheets(found: Iterable[Sheet]) -> None:
-    for sheet in found:
-        console = Console(highlight=False)
-        widths = [max(map(len, column)) + 2 for column in zip(sheet.columns, *sheet.rows, strict=True)]
-        console.width = max(console.width, sum(widths))  # cut numbers help nobody
-        console.print(f"\n{sheet.title}", markup=False)
-        table = Table(box=None, pad_edge=False)
-        for place, column in enumerate(sheet.columns):
-            table.add_column(Text(column), justify="left" if place < sheet.left else "right")
-        for row in sheet.rows:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        if sheet.note:
-            console.print(sheet.note, markup=False)
 
 
 def merges_of(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -252,23 +213,6 @@ def _questions(
                 Question(name, shots=count, seeds=draws, access=cast(Access, kind), aligner=aligner) for kind in access
             ]
     return questions
-
-
-def _controls(questions: Sequence[Question], *, several: bool) -> list[Question]:
-    """Every question to a protocol that learns from an expert, spoilt in each way that there is for it."""
-    found = []
-    for question in questions:
-        if question.needs & {"teacher", "expert"} and "labels" not in question.needs:
-            found.append(replace(question, control="shuffled-teacher"))
-            if several and question.access == "inductive":
-                found.append(replace(question, control="other-task"))
-    if not found:
-        asked = ", ".join(dict.fromkeys(question.protocol for question in questions))
-        raise RecipeError(
-            f"--controls spoils what a protocol learns from an expert, and of {asked} none does; "
-            "add --protocol aligned-c, or leave --controls out"
-        )
-    return found
 
 
 def _shots(text: str) -> int | float | None:

@@ -1,4 +1,4 @@
-"""The commands that make experts, measure models and edit them: parse, call the library."""
+"""The commands that make experts and measure models: parse, call the library."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,22 +6,10 @@ from typing import Annotated
 import typer
 
 from orthomerge.cli.diagnosing import diagnose
-from orthomerge.cli.options import (
-    Base,
-    Batch,
-    Device,
-    Dtype,
-    Experts,
-    Folder,
-    Force,
-    Grid,
-    Json,
-    Out,
-    Quiet,
-    RecipePath,
-    Settings,
-)
+from orthomerge.cli.editing import analogy, negate
+from orthomerge.cli.options import Base, Device, Folder, Force, Json, Quiet, Settings
 from orthomerge.cli.pushing import push
+from orthomerge.cli.reporting import report
 from orthomerge.cli.running import run
 
 __all__ = ["COMMANDS", "suites"]
@@ -44,7 +32,6 @@ def suite_build(
     data: Annotated[str | None, typer.Option("--data", help="The folder that holds the suite's data.")] = None,
     base: Base = None,
     device: Device = "auto",
-    workers: Annotated[int, typer.Option("--workers", help="Processes that train side by side.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Make a suite: fetch or train its base and experts. What is there already is kept."""
@@ -59,7 +46,6 @@ def suite_build(
         base=base,
         device=device,
         say=measuring.say,
-        workers=workers,
     )
     measuring.show_suite(suite, as_json=as_json)
 
@@ -124,12 +110,7 @@ def evaluate(
         list[str] | None, typer.Option("--shots", help="Inputs a class, a share (0.1), or all; repeat.")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Draws of few shots.")] = 5,
-    access: Annotated[
-        list[str] | None, typer.Option("--access", help="inductive, cross-fitted, transductive; repeat.")
-    ] = None,
-    controls: Annotated[
-        bool, typer.Option("--controls", help="Also spoil the evidence on purpose: shuffled teacher, other task.")
-    ] = False,
+    access: Annotated[list[str] | None, typer.Option("--access", help="inductive, transductive; repeat.")] = None,
     against: Annotated[
         str | None,
         typer.Option("--against", metavar="NAME", help="Compare every method with this one; else with the best."),
@@ -140,7 +121,6 @@ def evaluate(
     out: Annotated[str, typer.Option("--out", help="The run folder.")] = "runs/evaluation",
     device: Device = "auto",
     batch: Annotated[int, typer.Option("--batch")] = 64,
-    workers: Annotated[int, typer.Option("--workers", help="Processes that fit side by side.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Score merged models under the papers' protocols, with what each number has seen, and compare them."""
@@ -158,126 +138,13 @@ def evaluate(
         shots=shots or ["all"],
         seeds=seeds,
         access=access or ["inductive"],
-        controls=controls,
         against=against,
         margin=margin,
         out=out,
         device=device,
         batch=batch,
-        workers=workers,
         as_json=as_json,
     )
-
-
-def negate(
-    target: Annotated[str, typer.Option("--target", metavar="TASK", help="Which expert's task to forget.")],
-    data: Annotated[
-        list[str], typer.Option("--data", metavar="TASK=PATH", help="Labelled data of target and controls; repeat.")
-    ],
-    recipe: RecipePath = None,
-    base: Base = None,
-    expert: Experts = None,
-    control: Annotated[
-        list[str] | None,
-        typer.Option("--control", metavar="TASK", help="What to keep; all other tasks with data if not given."),
-    ] = None,
-    heads: Annotated[
-        str, typer.Option("--heads", help="probe (fitted on the base's features) or expert: who reads the tasks.")
-    ] = "probe",
-    keep: Annotated[float, typer.Option("--keep", help="The share of the base's control accuracy to keep.")] = 0.95,
-    grid: Grid = None,
-    out: Out = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    batch: Batch = 64,
-    force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Forget a task: the base minus its task vector, as far as a control allows, beside a random vector."""
-    from orthomerge.cli import commands, editing
-
-    editing.negate(
-        commands.gather(
-            recipe,
-            base=base,
-            experts=expert,
-            method=None,
-            settings=None,
-            out=out,
-            dtype=dtype,
-            max_shard_size=None,
-            aligning=False,
-        ),
-        target=target,
-        controls=control or [],
-        data=data,
-        heads=heads,
-        keep=keep,
-        grid=grid,
-        device=device,
-        batch=batch,
-        force=force,
-        as_json=as_json,
-        quiet=quiet,
-    )
-
-
-def analogy(
-    of: Annotated[str, typer.Option("--of", metavar="A:B::C", help="A is to B as C is to the task of --data.")],
-    data: Annotated[str, typer.Option("--data", metavar="TASK=PATH", help="Labelled validation and test data.")],
-    recipe: RecipePath = None,
-    base: Base = None,
-    expert: Experts = None,
-    independent: Annotated[
-        bool, typer.Option("--independent", help="A coefficient for C and one for B - A: all pairs of the grid.")
-    ] = False,
-    grid: Grid = None,
-    out: Out = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    batch: Batch = 64,
-    force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Make a model for a task without training data: C + (B - A). An expert of the task itself is the ceiling."""
-    from orthomerge.cli import commands, editing
-
-    editing.analogy(
-        commands.gather(
-            recipe,
-            base=base,
-            experts=expert,
-            method=None,
-            settings=None,
-            out=out,
-            dtype=dtype,
-            max_shard_size=None,
-            aligning=False,
-        ),
-        of=of,
-        data=data,
-        independent=independent,
-        grid=grid,
-        device=device,
-        batch=batch,
-        force=force,
-        as_json=as_json,
-        quiet=quiet,
-    )
-
-
-def report(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder: what `evaluate` and `diagnose` wrote.")],
-    out: Annotated[str, typer.Option("--out", help="The page; its figures and tables go into a folder beside it.")],
-    title: Annotated[str | None, typer.Option("--title", help="The heading, instead of the suite's name.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Make one page of a run that opens anywhere, and its figures and tables as files. No model is needed."""
-    from orthomerge.cli import reporting
-
-    reporting.report(run, out=out, title=title, as_json=as_json)
 
 
 COMMANDS = (run, finetune, evaluate, negate, analogy, diagnose, report, push)

@@ -15,7 +15,6 @@ import torch
 
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.errors import IncompatibleError, RecipeError
-from orthomerge.evaluation.controls import other_task
 from orthomerge.evaluation.metrics import logits_of
 from orthomerge.features.cache import FeatureCache, FeatureKey, weights_digest
 from orthomerge.features.extract import Precision, device_of, extract
@@ -54,18 +53,8 @@ class Bench:
         return {}
 
     @cached_property
-    def _keys(self) -> dict[tuple[Path, str, Split], FeatureKey]:
-        """The keys of all that was made."""
-        return {}
-
-    @cached_property
-    def _logits(self) -> dict[tuple[str, str, Split], torch.Tensor]:
+    def _logits(self) -> dict[tuple[str, Split], torch.Tensor]:
         """The experts' logits, which every subject needs."""
-        return {}
-
-    @cached_property
-    def _others(self) -> dict[tuple[str, Split], str]:
-        """What `other` found."""
         return {}
 
     def forget(self) -> None:
@@ -94,20 +83,9 @@ class Bench:
         if (model, task, split) in self._features:
             return self._features[model, task, split]
         examples = self.tasks[task][split]
-        key = self._keys.setdefault((model, task, split), self.key(model, task, split))
-        found = self.cache.get_or_make(key, lambda: self._extract(model, task, examples))
+        found = self.cache.get_or_make(self.key(model, task, split), lambda: self._extract(model, task, examples))
         self._features[model, task, split] = found
         return found
-
-    def made(self, model: Path, task: str, split: Split) -> FeatureKey:
-        """The key of features that are in the cache from now on."""
-        self.features(model, task, split)
-        return self._keys[model, task, split]
-
-    def by_key(self, key: FeatureKey) -> Features:
-        """Features that were made before."""
-        place = next(place for place, known in self._keys.items() if known is key)
-        return self.features(*place)
 
     def key(self, model: Path, task: str, split: Split) -> FeatureKey:
         """By what the features of one split under one encoder are found in the cache."""
@@ -130,19 +108,12 @@ class Bench:
             )
         return self.teachers[task]
 
-    def teacher(self, task: str, split: Split, *, inputs: str | None = None) -> torch.Tensor:
-        """The expert's logits on one split of its own task, or of the task `inputs`."""
+    def teacher(self, task: str, split: Split) -> torch.Tensor:
+        """The expert's logits on one split of its task."""
         expert = self.teacher_of(task)
-        key = (task, inputs or task, split)
-        if key not in self._logits:
-            self._logits[key] = logits_of(self.head(expert, task), self.features(expert, inputs or task, split).values)
-        return self._logits[key]
-
-    def other(self, task: str, split: Split) -> str:
-        """Another task, whose inputs are not those of `task`."""
-        if (task, split) not in self._others:
-            self._others[task, split] = other_task(self.tasks, task, split)
-        return self._others[task, split]
+        if (task, split) not in self._logits:
+            self._logits[task, split] = logits_of(self.head(expert, task), self.features(expert, task, split).values)
+        return self._logits[task, split]
 
     def _extract(self, model: Path, task: str, examples: Examples) -> Features:
         self.progress(f"encoding {task}/{examples.split} with {model.name} ({len(examples)} inputs)")

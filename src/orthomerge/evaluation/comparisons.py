@@ -21,14 +21,14 @@ from statistics import mean
 import numpy as np
 from numpy.typing import NDArray
 
+from orthomerge.core.table import Table
 from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest
 from orthomerge.evaluation.compare import Difference, Equivalence, bootstrap_by_task, holm, mcnemar_hits, tost
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.tables import Sheet
 from orthomerge.records import Record, Way, read_records
 from orthomerge.strict import build
 
-__all__ = ["MARGIN", "Comparison", "TaskDifference", "compare_run", "comparison_sheets", "read_comparisons"]
+__all__ = ["MARGIN", "Comparison", "TaskDifference", "compare_run", "comparison_tables", "read_comparisons"]
 
 MARGIN = 0.01  # below one point either way two methods may be called comparable
 _ALPHA = 0.05
@@ -112,17 +112,17 @@ def read_comparisons(path: Path) -> list[Comparison]:
     return [build(Comparison, item, where=f"{path} item {number}") for number, item in enumerate(items, 1)]
 
 
-def comparison_sheets(comparisons: Iterable[Comparison]) -> list[Sheet]:
+def comparison_tables(comparisons: Iterable[Comparison]) -> list[Table]:
     """One table for each family."""
     families: dict[tuple[Way, str, tuple[str, ...]], list[Comparison]] = {}
     for item in comparisons:
         families.setdefault((item.way, item.reference, tuple(item.tasks)), []).append(item)
     columns = ("method", "verdict", "difference", "95 %", "p", "better on", "worse on")
     return [
-        Sheet(
+        Table.of(
             f"Against {reference}: {way.title} ({way.access})",
             columns,
-            tuple(map(_cells, items)),
+            map(_cells, items),
             left=2,
             note=f"Points, paired by input, on {', '.join(tasks)}. Comparable: the difference is less than "
             f"{100 * items[0].equivalence.margin:g} either way, by two one-sided tests. p and the number of tasks "
@@ -149,7 +149,7 @@ def _families(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
     """Rows by way of reading. A joint label space of other tasks is another way."""
     rows: dict[tuple[Way, str], dict[str, dict[int, Record]]] = {}
     for record in records:
-        if record.metric != "accuracy" or record.control is not None:
+        if record.metric != "accuracy":
             continue
         seeds = rows.setdefault((record.way, record.method), {}).setdefault(record.task, {})
         if record.seed in seeds:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from orthomerge.data.task import Split, Task
+from orthomerge.errors import CheckpointError
 from orthomerge.evaluation.bench import Bench
 from orthomerge.evaluation.compare import contamination
 from orthomerge.evaluation.metrics import accuracy, predictions
-from orthomerge.evaluation.tables import lines
-from orthomerge.records import Control, Record
 
-__all__ = ["contamination_notes", "control_notes"]
+__all__ = ["contamination_notes", "read_notes"]
 
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
-_WHY: Mapping[Control, str] = {
-    "shuffled-teacher": "what this protocol gains does not come from the expert; look for a leak",
-    "other-task": "inputs of another task do part of the work; are they much like those of this one?",
-}
 
 
 def contamination_notes(bench: Bench) -> list[str]:
@@ -34,14 +30,17 @@ def contamination_notes(bench: Bench) -> list[str]:
     return found
 
 
-def control_notes(records: Sequence[Record]) -> list[str]:
-    """Controls that do better than they should, by more than other test inputs could explain."""
-    return [
-        f"the control {row.control!r} of {row.method!r} under {row.title} ({row.access}) scores {row.mean:.1f} "
-        f"({row.low:.1f}-{row.high:.1f}) but should be no better than {row.bound:.1f}: {_WHY[row.control]}"
-        for row in lines(records, controls=True)
-        if row.bound is not None and row.control is not None and row.low > row.bound
-    ]
+def read_notes(path: Path) -> list[str]:
+    """The notes that a run wrote."""
+    try:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}; evaluate again") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}; evaluate again") from error
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
+    return notes
 
 
 def _shared(name: str, task: Task) -> str | None:

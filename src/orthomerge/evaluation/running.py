@@ -4,7 +4,7 @@ RUN/records.jsonl          one line a measurement
 RUN/predictions/*.npz      what was predicted for every test input, and the truth, in the same label space
 RUN/comparisons.json       each method against a reference, from the predictions
 RUN/notes.json             what would make a reader doubt the numbers
-RUN/table.md               the tables: one for each access class, controls, comparisons, notes
+RUN/table.md               the tables: one for each access class, comparisons, notes
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orthomerge.checkpoints.replacing import replace_file
-from orthomerge.errors import CheckpointError, OutputError, RecipeError, nearest
+from orthomerge.core.table import Table, markdown_escape
+from orthomerge.errors import OutputError, RecipeError, nearest
 from orthomerge.evaluation.comparisons import (
     MARGIN,
     Comparison,
     compare_run,
-    comparison_sheets,
+    comparison_tables,
     read_comparisons,
 )
 from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate, truth_of
-from orthomerge.evaluation.notes import contamination_notes, control_notes
-from orthomerge.evaluation.tables import sheets
+from orthomerge.evaluation.notes import contamination_notes, read_notes
+from orthomerge.evaluation.tables import accuracy_tables
 from orthomerge.records import Record, read_records, write_records, write_whole
 from orthomerge.version import VERSION
 
@@ -50,11 +51,15 @@ class Run:
     comparisons: list[Comparison]
     notes: list[str]
 
+    def tables(self) -> list[Table]:
+        """Accuracies by access class, then comparisons."""
+        return [*accuracy_tables(self.records), *comparison_tables(self.comparisons)]
+
     def markdown(self) -> str:
         """All tables, then the notes."""
-        parts = [sheet.markdown() for sheet in (*sheets(self.records), *comparison_sheets(self.comparisons))]
+        parts = [table.markdown() for table in self.tables()]
         if self.notes:
-            parts.append("\n".join(("### Notes", "", *(f"- {note}" for note in self.notes))))
+            parts.append("\n".join(("### Notes", "", *(f"- {markdown_escape(note)}" for note in self.notes))))
         return "\n\n".join(parts)
 
 
@@ -67,7 +72,6 @@ def run_evaluation(
     suite: str | None = None,
     against: str | None = None,
     margin: float = MARGIN,
-    workers: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Record]:
     """Measure everything and write the run folder; predictions are kept, so that any two rows can be compared later.
@@ -84,11 +88,11 @@ def run_evaluation(
     versions = {"orthomerge": VERSION, "torch": torch.__version__}
     with _writing(out) as keep:
         records: list[Record] = []
-        for record, predicted in evaluate(bench, subjects, questions, suite=suite, workers=workers):
+        for record, predicted in evaluate(bench, subjects, questions, suite=suite):
             truth = truth_of(bench, by_name[record.method], record).numpy().astype(np.int32)
             name = keep(record, predicted.numpy().astype(np.int32), truth)
             records.append(replace(record, predictions=name, versions=versions))
-        notes = contamination_notes(bench) + control_notes(records)
+        notes = contamination_notes(bench)
         # Whoever reads the folder before all of it is new finds a file missing, not one of another run.
         for derived in ("notes.json", "comparisons.json", "table.md"):
             (out / derived).unlink(missing_ok=True)
@@ -140,15 +144,7 @@ def _writing(out: Path) -> Iterator[Callable[[Record, Ints, Ints], str]]:
 
 def read_run(folder: Path) -> Run:
     """A run folder, read back."""
-    path = folder / "notes.json"
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; evaluate again") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; evaluate again") from error
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
+    notes = read_notes(folder / "notes.json")
     return Run(read_records(folder / "records.jsonl"), read_comparisons(folder / "comparisons.json"), notes)
 
 
@@ -157,7 +153,7 @@ def _file_name(record: Record, predicted: Ints, truth: Ints) -> str:
     said = hashlib.sha256(predicted.tobytes() + truth.tobytes()).hexdigest()
     key = json.dumps([record.method, record.task, record.seed, asdict(record.way), said])
     shots = "all" if record.shots is None else f"{record.shots:g}"
-    parts = [record.method, record.task, record.protocol, record.access, record.support, record.control, shots]
+    parts = [record.method, record.task, record.protocol, record.access, record.support, shots]
     shown = "-".join(part for part in parts if part is not None).replace("/", "_")
     shown = shown.encode()[:_MOST_BYTES].decode(errors="ignore")
     return f"{shown}-{record.seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"

@@ -13,55 +13,53 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import mean, stdev
 
-from orthomerge.records import Access, Control, Record, Way
+from orthomerge.core.table import Cell, Table, number, span
+from orthomerge.records import Access, Record, Way
 
-__all__ = ["TITLES", "Line", "Sheet", "lines", "markdown", "sheets"]
+__all__ = ["TITLES", "Line", "TaskScore", "accuracy_table", "accuracy_tables", "lines"]
 
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",
     "inductive": "Inductive: inputs from train or val, scored on test",
-    "cross-fitted": "Cross-fitted: test inputs, never those being scored",
     "transductive": "Transductive: the test inputs themselves, as most papers do",
 }
-_CONTROLS = "Controls: spoilt on purpose, should be no better than chance or the head as it is"
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """A table in words, ready to be printed; the first `left` columns are text, the others numbers."""
+class TaskScore:
+    """One task in one row: accuracy in percent with its 95 % interval, averaged over seeds."""
 
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int
-    note: str = ""
-
-    def markdown(self) -> str:
-        rule = "|" + "---|" * self.left + "---:|" * (len(self.columns) - self.left)
-        head, *body = (f"| {' | '.join(cells)} |" for cells in (self.columns, *self.rows))
-        return "\n".join((f"### {self.title}", "", head, rule, *body, *(("", self.note) if self.note else ())))
+    value: float
+    low: float
+    high: float
+    examples: int
 
 
 @dataclass(frozen=True)
 class Line:
     """One row: accuracies in percent by task, averaged over seeds, and their mean with its 95 % interval.
 
-    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `bound` the mean of what
-    a control should not exceed.
+    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `extra` how many numbers
+    inference needs beyond encoder and heads.
     """
 
     method: str
     way: Way
-    values: dict[str, float]
+    scores: dict[str, TaskScore]
     mean: float
     low: float
     high: float
     worst_seed: float
     spread: float | None
     seeds: int
-    bound: float | None
+    extra: int
+
+    @property
+    def values(self) -> dict[str, float]:
+        return {task: score.value for task, score in self.scores.items()}
 
     @property
     def protocol(self) -> str:
@@ -76,41 +74,65 @@ class Line:
         return self.way.access
 
     @property
-    def control(self) -> Control | None:
-        return self.way.control
-
-    @property
     def title(self) -> str:
         return self.way.title
 
 
-def lines(records: Iterable[Record], *, controls: bool = False) -> list[Line]:
-    """Rows in the order in which they were measured: the results, or the controls beside them."""
+def lines(records: Iterable[Record]) -> list[Line]:
+    """Rows in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
-        if record.metric == "accuracy" and (record.control is not None) == controls:
+        if record.metric == "accuracy":
             groups.setdefault((record.method, record.way), []).append(record)
     return [_line(method, way, group) for (method, way), group in groups.items()]
 
 
-def sheets(records: Sequence[Record]) -> list[Sheet]:
-    """One table for each access class that occurs, data-free and inductive first; then the controls."""
+def accuracy_tables(records: Sequence[Record]) -> list[Table]:
+    """One table per access class that occurs, data-free and inductive first."""
     tasks = list(dict.fromkeys(record.task for record in records))
     rows = lines(records)
-    found = []
-    for access, title in TITLES.items():
-        chosen = [row for row in rows if row.access == access]
-        if chosen:
-            found.append(_sheet(title, tasks, chosen))
-    spoilt = lines(records, controls=True)
-    if spoilt:
-        found.append(_control_sheet(tasks, spoilt))
-    return found
+    groups = ((title, [row for row in rows if row.access == access]) for access, title in TITLES.items())
+    return [accuracy_table(title, group, tasks) for title, group in groups if group]
 
 
-def markdown(records: Sequence[Record]) -> str:
-    """All tables of some records."""
-    return "\n\n".join(sheet.markdown() for sheet in sheets(records))
+def accuracy_table(
+    title: str,
+    rows: Sequence[Line],
+    tasks: Sequence[str],
+    *,
+    best: Line | None = None,
+    marks: Sequence[str] | None = None,
+    extra: bool = False,
+    note: str = "",
+) -> Table:
+    """Rows of one access class. `marks`: a sign per row that says how it compares; `best`: its mean stands out.
+
+    `extra`: whether the column about extra parameters is shown.
+    """
+    seeds = any(row.seeds > 1 for row in rows)
+
+    def cells(row: Line, mark: str | None) -> list[tuple[str, Cell]]:
+        return [
+            ("method", Cell(row.method)),
+            ("protocol", Cell(row.title)),
+            *((task, number(row.values.get(task))) for task in tasks),
+            ("mean", number(row.mean, best=row is best)),
+            ("95 %", span(row.low, row.high)),
+            *([("ref.", Cell(mark))] if mark is not None else []),
+            *(_over_seeds(row, always=extra) if seeds else []),
+            *([("extra", number(row.extra, ","))] if extra else []),
+        ]
+
+    named = [cells(row, mark) for row, mark in zip(rows, marks or repeat(None, len(rows)), strict=True)]
+    columns = [name for name, _ in named[0]]
+    return Table.of(title, columns, ([cell for _, cell in row] for row in named), left=2, note=note)
+
+
+def _over_seeds(row: Line, *, always: bool) -> list[tuple[str, Cell]]:
+    """`always`: the number of seeds is told where there was only one."""
+    worst = None if row.spread is None else row.worst_seed
+    seeds = None if row.spread is None and not always else row.seeds
+    return [("sd", number(row.spread)), ("worst", number(worst)), ("seeds", number(seeds, "d"))]
 
 
 def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
@@ -120,49 +142,25 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
         by_task.setdefault(record.task, []).append(record)
         by_seed.setdefault(record.seed, []).append(100 * record.value)
     means = [mean(values) for values in by_seed.values()]
-    values, lows, highs = (
-        {task: 100 * mean(getattr(record, end) for record in part) for task, part in by_task.items()}
-        for end in ("value", "low", "high")
-    )
-    middle, bounds = mean(values.values()), [record.bound for record in group if record.bound is not None]
+    scores = {
+        task: TaskScore(
+            value=100 * mean(record.value for record in part),
+            low=100 * mean(record.low for record in part),
+            high=100 * mean(record.high for record in part),
+            examples=part[-1].examples,
+        )
+        for task, part in by_task.items()
+    }
+    middle = mean(score.value for score in scores.values())
     return Line(
         method,
         way,
-        values,
+        scores,
         mean=middle,
-        low=middle - math.hypot(*(values[task] - lows[task] for task in values)) / len(values),
-        high=middle + math.hypot(*(highs[task] - values[task] for task in values)) / len(values),
+        low=middle - math.hypot(*(score.value - score.low for score in scores.values())) / len(scores),
+        high=middle + math.hypot(*(score.high - score.value for score in scores.values())) / len(scores),
         worst_seed=min(means),
         spread=stdev(means) if len(means) > 1 else None,
         seeds=len(means),
-        bound=100 * mean(bounds) if bounds else None,
+        extra=max(record.extra_parameters for record in group),
     )
-
-
-def _sheet(title: str, tasks: Sequence[str], rows: Sequence[Line]) -> Sheet:
-    several = any(row.seeds > 1 for row in rows)
-    cells = []
-    for row in rows:
-        over = ("", "", "") if row.spread is None else (f"{row.spread:.1f}", f"{row.worst_seed:.1f}", str(row.seeds))
-        cells.append((row.method, row.title, *_numbers(row, tasks), *(over if several else ())))
-    columns = ("method", "protocol", *tasks, "mean", "95 %", *(("sd", "worst", "seeds") if several else ()))
-    return Sheet(title, columns, tuple(cells), left=2)
-
-
-def _control_sheet(tasks: Sequence[str], rows: Sequence[Line]) -> Sheet:
-    cells = tuple(
-        (
-            row.method,
-            f"{row.title} ({row.access})",
-            str(row.control),
-            *_numbers(row, tasks),
-            "" if row.bound is None else f"{row.bound:.1f}",
-        )
-        for row in rows
-    )
-    return Sheet(_CONTROLS, ("method", "protocol", "control", *tasks, "mean", "95 %", "no better than"), cells, left=3)
-
-
-def _numbers(row: Line, tasks: Sequence[str]) -> tuple[str, ...]:
-    values = (f"{row.values[task]:.1f}" if task in row.values else "" for task in tasks)
-    return (*values, f"{row.mean:.1f}", f"{row.low:.1f}-{row.high:.1f}")

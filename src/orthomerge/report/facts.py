@@ -3,69 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from orthomerge.core.table import Cell, Column, Table
 from orthomerge.records import Record
 from orthomerge.report.reading import Material
 from orthomerge.report.tables import REFERENCES
 
-__all__ = ["Merge", "Part", "Source", "listed", "numbers_of", "size_of", "sources", "time_of", "versions_of"]
+__all__ = ["listed", "merged_tables", "numbers_of", "size_of", "time_of", "versions_of"]
 
 _HEX = 12
 
 
-@dataclass(frozen=True)
-class Part:
-    """A file that went in: the base's or an expert's."""
+_PARTS = (Column("part"), Column("name"), Column("labels"), Column("size", "right"), Column("hash"))
+_MERGES = (Column("method"), Column("options", wrap=True), Column("has seen"), Column("hash"))
 
-    role: str
-    name: str
-    labels: str = ""
-    size: str = ""
-    digest: str = ""
-
-    @property
-    def short(self) -> str:
-        """The beginning of the digest, without its algorithm."""
-        return self.digest.rpartition(":")[2][:_HEX]
+_Cells = tuple[Cell, ...]
 
 
-@dataclass(frozen=True)
-class Merge:
-    """One way of merging them. `seen`: on which inputs it was fitted or aligned."""
-
-    method: str
-    parameters: str
-    seen: str = ""
-    digest: str = ""
-
-    @property
-    def short(self) -> str:
-        return self.digest.rpartition(":")[2][:_HEX]
-
-
-@dataclass(frozen=True)
-class Source:
-    """Merges of the same parts. Without a manifest there are no parts."""
-
-    family: str
-    parts: tuple[Part, ...]
-    merges: tuple[Merge, ...]
-
-
-def sources(material: Material) -> list[Source]:
-    """One for each set of parts, in their order."""
-    found: dict[tuple[str, tuple[Part, ...]], list[Merge]] = {}
+def merged_tables(material: Material) -> list[Table]:
+    """For each set of parts: the files that went in, and the merges of them; without manifests, merges alone."""
+    groups: dict[tuple[str, tuple[_Cells, ...]], dict[_Cells, None]] = {}
     for block in material.manifests.values():
         key = (str(block.get("family") or ""), tuple(_parts(block)))
-        merge = _merge(block)
-        if merge not in (merges := found.setdefault(key, [])):
-            merges.append(merge)
-    if not found:
-        merges = _from_records(material.records)
-        return [Source("", (), tuple(merges))] if merges else []
-    return [Source(family, parts, tuple(merges)) for (family, parts), merges in found.items()]
+        groups.setdefault(key, {})[_merge(block)] = None
+    tables = []
+    for (family, parts), merges in groups.items():
+        if parts:
+            tables.append(Table(f"Parts (family {family})" if family else "Parts", _PARTS, parts))
+        tables.append(Table("Merges", _MERGES, tuple(merges)))
+    if not groups and (rows := _from_records(material.records)):
+        tables.append(Table("Merges", tuple(column for column in _MERGES if column.name != "has seen"), tuple(rows)))
+    return tables
 
 
 def versions_of(material: Material) -> dict[str, str]:
@@ -136,7 +105,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _parts(block: Mapping[str, Any]) -> list[Part]:
+def _parts(block: Mapping[str, Any]) -> list[_Cells]:
     inputs, heads = _mapping(block.get("inputs")), _mapping(block.get("heads"))
     base = _mapping(inputs.get("base"))
     found = [_part("base", base, "")] if base else []
@@ -145,7 +114,7 @@ def _parts(block: Mapping[str, Any]) -> list[Part]:
     return found
 
 
-def _part(role: str, entry: Mapping[str, Any], labels: str) -> Part:
+def _part(role: str, entry: Mapping[str, Any], labels: str) -> _Cells:
     given = entry.get("files")
     files = [_mapping(file) for file in given] if isinstance(given, list | tuple) else []
     digest = str(files[0].get("hash") or "") if len(files) == 1 else ""
@@ -155,7 +124,13 @@ def _part(role: str, entry: Mapping[str, Any], labels: str) -> Part:
     total = sum(size for size in sizes if isinstance(size, int))
     digest = digest or str(entry.get("hash") or "")
     revision = f" @ {entry['revision']}" if entry.get("revision") else ""
-    return Part(role, f"{entry.get('name') or ''}{revision}", labels, size_of(total) if total else "", digest)
+    size = size_of(total) if total else ""
+    return Cell(role), Cell(f"{entry.get('name') or ''}{revision}"), Cell(labels), Cell(size), _digest(digest)
+
+
+def _digest(digest: str) -> Cell:
+    """Its beginning, without the name of the algorithm."""
+    return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 
 def _labels(labels: object, *, most: int = 4) -> str:
@@ -165,14 +140,15 @@ def _labels(labels: object, *, most: int = 4) -> str:
     return ", ".join(map(str, labels[:most])) + rest
 
 
-def _merge(block: Mapping[str, Any]) -> Merge:
+def _merge(block: Mapping[str, Any]) -> _Cells:
     method = block.get("method")
     name = str(_mapping(method).get("name") or "") if isinstance(method, Mapping) else str(method or "")
     parameters = _mapping(method).get("parameters", block.get("parameters"))
     files = _mapping(block.get("files"))
     encoder = _mapping(files.get("encoder/model.safetensors")).get("hash")
     seen = [text for text in (_seen(block, "fit", "fitted"), _seen(block, "alignment", "aligned")) if text]
-    return Merge(name, listed(parameters), "; ".join(seen) or "no inputs", str(encoder or ""))
+    told = "; ".join(seen) or "no inputs"
+    return Cell(name), Cell(listed(parameters) or "–"), Cell(told), _digest(str(encoder or ""))
 
 
 def _seen(block: Mapping[str, Any], part: str, verb: str) -> str:
@@ -188,15 +164,15 @@ def _seen(block: Mapping[str, Any], part: str, verb: str) -> str:
     return f"{verb}{how} on {' '.join(filter(None, told))}{access}"
 
 
-def _from_records(records: Sequence[Record]) -> list[Merge]:
+def _from_records(records: Sequence[Record]) -> list[_Cells]:
     """Methods with their parameters; the digest only where all tasks share one model."""
     found: dict[str, list[Record]] = {}
     for record in records:
         if record.method not in REFERENCES:
             found.setdefault(record.method, []).append(record)
-    merges = []
+    merges: list[_Cells] = []
     for method, own in found.items():
         digests = {record.inputs.get("model", "") for record in own}
         digest = digests.pop() if len(digests) == 1 else ""
-        merges.append(Merge(method, listed(own[0].parameters), digest=digest))
+        merges.append((Cell(method), Cell(listed(own[0].parameters) or "–"), _digest(digest)))
     return merges

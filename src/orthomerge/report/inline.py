@@ -51,7 +51,7 @@ def _share(group: ET.Element) -> None:
     """What all markers of a group have in common is said once."""
     if group.tag != "g" or len(group) < 2 or any(child.tag != "use" for child in group):
         return
-    for name in set(group[0].attrib) & {*_LOOKS, "class"}:
+    for name in sorted(set(group[0].attrib) & {*_LOOKS, "class"}):
         value = group[0].get(name, "")
         if name not in group.attrib and all(child.get(name) == value for child in group):
             group.set(name, value)

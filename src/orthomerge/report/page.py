@@ -16,20 +16,20 @@ from importlib import resources
 from typing import Any
 
 from orthomerge.analysis.figures import Figure, Points
+from orthomerge.core.table import Table
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.comparisons import comparison_sheets
-from orthomerge.report.cells import figure_csv
+from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.report.drawing import Drawn
-from orthomerge.report.facts import listed, numbers_of, size_of, sources, time_of, versions_of
-from orthomerge.report.formats import encoded
+from orthomerge.report.facts import listed, merged_tables, numbers_of, size_of, time_of, versions_of
+from orthomerge.report.figure_data import figure_csv
 from orthomerge.report.inline import inline_svg
 from orthomerge.report.payload import json_block, points_payload
 from orthomerge.report.reading import Material
 from orthomerge.report.story import Story
-from orthomerge.report.tables import Board, Cell, Row, legend, mark
+from orthomerge.report.tables import Board, Row, legend
 from orthomerge.version import VERSION
 
-__all__ = ["Plate", "page"]
+__all__ = ["Plate", "encoded", "page"]
 
 _SCRIPTS = ("page.js", "tables.js", "points.js")
 
@@ -70,11 +70,11 @@ def page(
         "diagnosis": material.diagnosis,
         "notes": material.notes,
         "boards": boards,
-        "comparisons": comparison_sheets(material.comparisons),
+        "comparisons": _shown(comparison_tables(material.comparisons)),
         "gallery": [shown for shown in shown_plates if shown["kind"] != "points"],
         "static_points": [shown for shown in shown_plates if shown["kind"] == "points"],
         "points": _safe(json_block(points_payload(points))) if points else None,
-        "sources": sources(material),
+        "merged": _shown(merged_tables(material)),
         "absent": material.absent,
         "info": material.info,
         "stages": _stages(material),
@@ -87,6 +87,16 @@ def page(
         "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
     }
     return str(_environment().get_template("page.html").render(context))
+
+
+def encoded(text: str) -> bytes:
+    """UTF-8; half of a character, which JSON can hold, becomes a question mark."""
+    return text.encode("utf-8", errors="replace")
+
+
+def _shown(tables: Sequence[Table]) -> list[tuple[Table, Any]]:
+    """Tables beside their HTML."""
+    return [(table, _safe(table.html())) for table in tables]
 
 
 def _plate(plate: Plate, prefix: str) -> dict[str, Any]:
@@ -123,15 +133,16 @@ def _on_scale(value: float, floor: float) -> str:
     return f"{100 * (value - floor) / (100 - floor):.1f}"
 
 
-def _cell_title(cell: Cell, row: Row) -> str:
-    told = f"{cell.value:.1f} % ({cell.low:.1f} to {cell.high:.1f}), {cell.examples:,} inputs"
-    told += f", {row.line.seeds} seeds" if row.line.seeds > 1 else ""
-    return f"{told}. Here {cell.told} than {row.against} (McNemar, Holm)." if cell.told else f"{told}."
+def _cell_title(task: str, row: Row) -> str:
+    score = row.line.scores[task]
+    text = f"{score.value:.1f} % ({score.low:.1f} to {score.high:.1f}), {score.examples:,} inputs"
+    text += f", {row.line.seeds} seeds" if row.line.seeds > 1 else ""
+    return f"{text}. Here {row.apart[task]} than {row.against} (McNemar, Holm)." if task in row.apart else f"{text}."
 
 
 def _mean_title(row: Row) -> str:
     line = row.line
-    told = f"Mean {line.mean:.1f} % ({line.low:.1f} to {line.high:.1f}) over {len(row.cells)} tasks."
+    told = f"Mean {line.mean:.1f} % ({line.low:.1f} to {line.high:.1f}) over {len(row.line.scores)} tasks."
     if row.verdict == "reference":
         return f"{told} What the others are compared with."
     return f"{told} Against {row.against}: {row.verdict}." if row.verdict else told
@@ -150,7 +161,7 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(cell_title=_cell_title, mean_title=_mean_title, mark=mark, legend=legend)
+    environment.globals.update(cell_title=_cell_title, mean_title=_mean_title, legend=legend)
     environment.globals.update(on_scale=_on_scale)
     environment.globals.update(time_of=time_of)
     environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, day=_day)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from orthomerge.analysis.figures import Points
+from orthomerge.core.table import plain
 from orthomerge.report.drawings.style import class_colours
-from orthomerge.report.formats import plain
 
 __all__ = ["json_block", "points_payload"]
 

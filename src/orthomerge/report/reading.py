@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from orthomerge.analysis import diagnosis as diagnoses
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.errors import CheckpointError
 from orthomerge.evaluation.comparisons import Comparison, read_comparisons
+from orthomerge.evaluation.notes import read_notes
 from orthomerge.manifest import read_manifest
 from orthomerge.records import Record, read_records
 from orthomerge.runinfo import RunInfo
@@ -51,24 +51,12 @@ def read_material(run: Path) -> Material:
         run.resolve().name,
         records,
         comparisons=read_comparisons(run / "comparisons.json") if (run / "comparisons.json").is_file() else [],
-        notes=_notes(run / "notes.json") if (run / "notes.json").is_file() else [],
+        notes=read_notes(run / "notes.json") if (run / "notes.json").is_file() else [],
         diagnosis=diagnoses.read_diagnosis(run / diagnoses.FILE) if (run / diagnoses.FILE).is_file() else None,
         info=info,
         manifests=manifests,
         absent=absent,
     )
-
-
-def _notes(path: Path) -> list[str]:
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; evaluate again") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; evaluate again") from error
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
-    return notes
 
 
 def _manifests(run: Path, info: RunInfo | None) -> tuple[dict[str, Mapping[str, Any]], tuple[str, ...]]:

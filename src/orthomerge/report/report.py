@@ -15,14 +15,13 @@ from pathlib import Path
 
 from orthomerge.analysis.figures import Figure
 from orthomerge.errors import OutputError, RecipeError
-from orthomerge.evaluation.comparisons import comparison_sheets
-from orthomerge.report.cells import board_csv, comparisons_csv, figure_csv
+from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.report.drawing import draw
-from orthomerge.report.formats import encoded, latex, markdown
-from orthomerge.report.page import Plate, page
+from orthomerge.report.figure_data import figure_csv
+from orthomerge.report.page import Plate, encoded, page
 from orthomerge.report.reading import Material, read_material
 from orthomerge.report.story import story, story_bars
-from orthomerge.report.tables import Board, boards, sheet
+from orthomerge.report.tables import Board, board_csv, board_table, boards, comparisons_csv
 
 __all__ = ["Written", "report"]
 
@@ -86,16 +85,16 @@ def _tables(found: Sequence[Board], material: Material) -> dict[str, str]:
     """Texts by file name."""
     texts = {}
     for board in found:
-        made, best = sheet(board), [number for number, row in enumerate(board.rows) if row.best]
-        texts[f"{board.key}.md"] = markdown(made, bold=best)
+        table = board_table(board)
+        texts[f"{board.key}.md"] = table.markdown() + "\n"
         texts[f"{board.key}.csv"] = board_csv(board)
-        texts[f"{board.key}.tex"] = latex(made, label=f"accuracy-{board.key}", bold=best)
+        texts[f"{board.key}.tex"] = table.latex(f"accuracy-{board.key}")
     if material.comparisons:
-        sheets = comparison_sheets(material.comparisons)
-        texts["comparisons.md"] = "\n".join(map(markdown, sheets))
+        tables = comparison_tables(material.comparisons)
+        texts["comparisons.md"] = "\n\n".join(table.markdown() for table in tables) + "\n"
         texts["comparisons.csv"] = comparisons_csv(material.comparisons)
         texts["comparisons.tex"] = "\n".join(
-            latex(made, label=f"comparison-{number}") for number, made in enumerate(sheets, 1)
+            table.latex(f"comparison-{number}") for number, table in enumerate(tables, 1)
         )
     return texts
 

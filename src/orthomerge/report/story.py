@@ -39,7 +39,7 @@ class Story:
 
 def story(boards: Sequence[Board], *, method: str | None = None) -> Story:
     """`method`: the merge to speak of, if it was aligned; else the one that is best after it was."""
-    rows = [row for board in boards if board.key != "controls" for row in board.rows]
+    rows = [row for board in boards for row in board.rows]
     tasks = boards[0].tasks
     found = []
     expert = _first(rows, "expert")
@@ -65,15 +65,19 @@ def story_bars(told: Story) -> Bars | None:
     series = [
         Series(
             step.title.lower(),
-            tuple(step.row.cells[task].value if task in step.row.cells else _NAN for task in told.tasks),
-            tuple(step.row.cells[task].low if task in step.row.cells else _NAN for task in told.tasks),
-            tuple(step.row.cells[task].high if task in step.row.cells else _NAN for task in told.tasks),
+            _numbers(step.row, told.tasks, "value"),
+            _numbers(step.row, told.tasks, "low"),
+            _numbers(step.row, told.tasks, "high"),
         )
         for step in told.steps
     ]
     merge = next((step.row.line.method for step in told.steps if step.kind != "expert"), "")
     caption = f"Accuracy on each task, with 95 % intervals over test inputs. The merge is {merge}."
     return Bars("accuracy-by-task", "Task by task", caption, told.tasks, "accuracy, %", tuple(series))
+
+
+def _numbers(row: Row, tasks: Sequence[str], end: str) -> tuple[float, ...]:
+    return tuple(getattr(row.line.scores.get(task), end, _NAN) for task in tasks)
 
 
 def _mean(row: Row) -> float:
@@ -95,7 +99,7 @@ def _aligned(rows: Sequence[Row], method: str | None) -> Row | None:
     read = [row for row in rows if row.line.way.aligner is not None or row.line.protocol == "aligned-c"]
     read = [row for row in read if _is_merge(row) and _first(rows, row.line.method) is not None]
     own = [row for row in read if row.line.method == method] or read
-    for access in ("inductive", "cross-fitted", "transductive"):
+    for access in ("inductive", "transductive"):
         if chosen := [row for row in own if row.line.access == access]:
             return max(chosen, key=_mean)
     return None
@@ -123,10 +127,9 @@ def _ending(aligned: Step, merged: Step, expert: Step | None) -> str:
     if expert and expert.mean - merged.mean > _EXACT and aligned.mean > merged.mean:
         share = (aligned.mean - merged.mean) / (expert.mean - merged.mean)
         text += f": {100 * min(share, 1):.0f} % of what merging had lost is won back"
-    if aligned.row.extra == 0:
+    if aligned.row.line.extra == 0:
         text += ", without a single new parameter"
     seen = {
         "transductive": " (aligned on the test inputs themselves)",
-        "cross-fitted": " (cross-fitted on test inputs)",
     }
     return text + seen.get(aligned.row.line.access, "") + "."

@@ -1,56 +1,49 @@
 """The accuracy tables of a report: a row for each method and way of reading, access classes never mixed.
 
-What a row says is `evaluation.tables.lines`; here come beside it the interval of every cell, what inference costs
-beyond encoder and heads, and what the run's comparisons say of it.
+What a row says is `evaluation.tables.lines`; here comes beside it what the run's comparisons say of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from orthomerge.core.table import Table, Value, csv_text
 from orthomerge.evaluation.comparisons import Comparison
-from orthomerge.evaluation.tables import TITLES, Line, Sheet, lines
-from orthomerge.records import Access, Record, Way
+from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
+from orthomerge.records import Access, Record
 
-__all__ = ["MARKS", "REFERENCES", "Board", "Cell", "Row", "boards", "legend", "mark", "sheet"]
+__all__ = ["MARKS", "REFERENCES", "Board", "Row", "board_csv", "board_table", "boards", "comparisons_csv", "legend"]
 
 REFERENCES = ("expert", "base", "mtl")  # no merges: what merges are measured by
 _CEILINGS = ("probe",)
-_ORDER: tuple[Access, ...] = ("inductive", "data-free", "cross-fitted", "transductive")
-_CONTROLS = "Controls: spoilt on purpose, should be no better than chance or the head as it is"
+_ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
 MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One task in one row, in percent. `told`: better or worse than the reference by McNemar, else empty."""
-
-    value: float
-    low: float
-    high: float
-    examples: int
-    told: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
     """`verdict` of the comparison with `against`; both empty where there was none, `reference` for what it was with.
 
-    `best`: the best mean of a merge that needs nothing beyond encoder and heads, on all tasks of the board.
+    `apart`: tasks on which it is `better` or `worse` than the reference by McNemar. `best`: the best mean of a merge
+    that needs nothing beyond encoder and heads, on all tasks of the board.
     """
 
     line: Line
-    cells: dict[str, Cell]
-    extra: int
     verdict: str = ""
     against: str = ""
+    apart: Mapping[str, str] = field(default_factory=dict)
     best: bool = False
+
+    @property
+    def mark(self) -> str:
+        """The verdict as one or two signs: `worse, but comparable` is `↓≈`."""
+        return "".join(sign for word, sign in MARKS.items() if word in self.verdict)
 
 
 @dataclass(frozen=True)
 class Board:
-    """One table. `key`: an access class, or `controls`."""
+    """The rows of one table. `key`: an access class."""
 
     key: str
     title: str
@@ -64,14 +57,11 @@ class Board:
         return any(row.line.seeds > 1 for row in self.rows)
 
 
-_Key = tuple[str, Way]
-
-
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
-    """One table for each access class that occurs, inductive first; then the controls."""
+    """One table for each access class that occurs, inductive first."""
     measured = [record for record in records if record.metric == "accuracy"]
     tasks = tuple(dict.fromkeys(record.task for record in measured))
-    results = _rows(measured, comparisons, controls=False)
+    results = _rows(lines(measured), comparisons)
     found = []
     for access in _ORDER:
         rows = [row for row in results if row.line.access == access]
@@ -81,14 +71,7 @@ def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) ->
             # A joint label space is another question: its rows stand together, after the others.
             rows.sort(key=lambda row: row.line.protocol == "joint")
             found.append(Board(access, TITLES[access], tasks, tuple(_with_best(rows)), margin))
-    if controls := _rows(measured, (), controls=True):
-        found.append(Board("controls", _CONTROLS, tasks, tuple(controls)))
     return found
-
-
-def mark(verdict: str) -> str:
-    """A verdict as one or two signs: `worse, but comparable` is `↓≈`."""
-    return "".join(sign for word, sign in MARKS.items() if word in verdict)
 
 
 def legend(board: Board) -> str:
@@ -106,64 +89,66 @@ def legend(board: Board) -> str:
     )
 
 
-def sheet(board: Board) -> Sheet:
-    """A table in words. Rows that are no results of a merge are there too: nothing is left out."""
-    controls, marked = board.key == "controls", any(row.verdict for row in board.rows)
-    columns = ["method", "protocol", *(["control"] if controls else []), *board.tasks, "mean", "95 %"]
-    columns += [*(["ref."] if marked else []), *(["sd", "worst", "seeds"] if board.several else []), "extra"]
-    columns += ["no better than"] if controls else []
-    cells = []
-    for row in board.rows:
-        line = row.line
-        told = (
-            [line.method, f"{line.title} ({line.access})", str(line.control)] if controls else [line.method, line.title]
-        )
-        told += [f"{row.cells[task].value:.1f}" if task in row.cells else "" for task in board.tasks]
-        told += [f"{line.mean:.1f}", f"{line.low:.1f}-{line.high:.1f}", *([mark(row.verdict)] if marked else [])]
-        if board.several:
-            spread = ["", ""] if line.spread is None else [f"{line.spread:.1f}", f"{line.worst_seed:.1f}"]
-            told += [*spread, str(line.seeds)]
-        told += [f"{row.extra:,}", *([f"{line.bound:.1f}" if line.bound is not None else ""] if controls else [])]
-        cells.append(tuple(told))
-    return Sheet(board.title, tuple(columns), tuple(cells), left=3 if controls else 2, note=_note(board))
-
-
-def _note(board: Board) -> str:
+def board_table(board: Board) -> Table:
+    """A table for readers. Rows that are no results of a merge are there too: nothing is left out."""
     extra = "extra: numbers that inference needs beyond encoder and heads."
-    return " ".join(part for part in ("Accuracy in percent.", legend(board), extra) if part)
+    return accuracy_table(
+        board.title,
+        [row.line for row in board.rows],
+        board.tasks,
+        best=next((row.line for row in board.rows if row.best), None),
+        marks=[row.mark for row in board.rows] if any(row.verdict for row in board.rows) else None,
+        extra=True,
+        note=" ".join(part for part in ("Accuracy in percent.", legend(board), extra) if part),
+    )
 
 
-def _rows(records: Sequence[Record], comparisons: Sequence[Comparison], *, controls: bool) -> list[Row]:
-    alone: dict[str, dict[_Key, Line]] = {}
-    extras: dict[_Key, int] = {}
-    examples: dict[tuple[str, _Key], int] = {}
-    for task in dict.fromkeys(record.task for record in records):
-        part = lines([record for record in records if record.task == task], controls=controls)
-        alone[task] = {(line.method, line.way): line for line in part}
-    for record in records:
-        key = (record.method, record.way)
-        extras[key] = max(extras.get(key, 0), record.extra_parameters)
-        examples[record.task, key] = record.examples
-    against = {(item.method, item.way): item for item in comparisons}
+def board_csv(board: Board) -> str:
+    """The same for programs, nothing rounded: intervals in columns of their own, those of each task after the tasks."""
+    head = ["access", "method", "protocol", *board.tasks, "mean", "low", "high", "verdict", "against"]
+    head += ["sd", "worst_seed", "seeds", "extra_parameters"]
+    head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
+    rows: list[list[Value]] = []
+    for row in board.rows:
+        line, scores = row.line, [row.line.scores.get(task) for task in board.tasks]
+        cells: list[Value] = [line.access, line.method, line.title]
+        cells += [score.value if score else None for score in scores]
+        cells += [line.mean, line.low, line.high, row.verdict, row.against]
+        cells += [line.spread, line.worst_seed, line.seeds, line.extra]
+        for score in scores:
+            cells += [score.low, score.high, score.examples] if score else [None, None, None]
+        rows.append(cells)
+    return csv_text(head, rows)
+
+
+def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
+    """Every comparison, in points."""
+    head = ["access", "protocol", "method", "against", "verdict", "difference", "low", "high", "p", "p_adjusted"]
+    head += ["seeds", "margin", "better_on", "worse_on"]
+    rows: list[list[Value]] = [
+        [
+            item.way.access, item.way.title, item.method, item.reference, item.verdict,
+            100 * item.difference.estimate, 100 * item.difference.low, 100 * item.difference.high,
+            item.difference.p, item.adjusted, item.seeds, 100 * item.equivalence.margin,
+            "; ".join(item.better), "; ".join(item.worse),
+        ]
+        for item in comparisons
+    ]  # fmt: skip
+    return csv_text(head, rows)
+
+
+def _rows(own: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Row]:
+    compared = {(item.method, item.way): item for item in comparisons}
     references = {(item.reference, item.way) for item in comparisons}
     rows = []
-    for line in lines(records, controls=controls):
+    for line in own:
         key = (line.method, line.way)
-        item = against.get(key)
-        cells = {
-            task: Cell(own[key].mean, own[key].low, own[key].high, examples[task, key], _told(item, task))
-            for task, own in alone.items()
-            if key in own
-        }
-        verdict = item.verdict if item else "reference" if key in references else ""
-        rows.append(Row(line, cells, extras[key], verdict, item.reference if item else ""))
+        if item := compared.get(key):
+            apart = {**dict.fromkeys(item.worse, "worse"), **dict.fromkeys(item.better, "better")}
+            rows.append(Row(line, item.verdict, item.reference, apart))
+        else:
+            rows.append(Row(line, "reference" if key in references else ""))
     return rows
-
-
-def _told(item: Comparison | None, task: str) -> str:
-    if item is None:
-        return ""
-    return "better" if task in item.better else "worse" if task in item.worse else ""
 
 
 def _with_best(rows: Sequence[Row]) -> list[Row]:
@@ -171,8 +156,8 @@ def _with_best(rows: Sequence[Row]) -> list[Row]:
     merges = [
         row
         for row in rows
-        if row.extra == 0 and row.line.method not in REFERENCES and row.line.protocol not in _CEILINGS
+        if row.line.extra == 0 and row.line.method not in REFERENCES and row.line.protocol not in _CEILINGS
     ]
-    widest = max((len(row.cells) for row in merges), default=0)
-    best = max((row for row in merges if len(row.cells) == widest), key=lambda row: row.line.mean, default=None)
-    return [Row(r.line, r.cells, r.extra, r.verdict, r.against, best=True) if r is best else r for r in rows]
+    widest = max((len(row.line.scores) for row in merges), default=0)
+    best = max((row for row in merges if len(row.line.scores) == widest), key=lambda row: row.line.mean, default=None)
+    return [replace(row, best=row is best) for row in rows]

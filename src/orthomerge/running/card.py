@@ -58,6 +58,6 @@ def evaluation_of(out: Path, records: Sequence[Record]) -> dict[str, Any] | None
 
 def _current(records: Iterable[Record], method: str) -> Iterable[Record]:
     for record in records:
-        plain = record.protocol == "current" and record.aligner is None and record.control is None
+        plain = record.protocol == "current" and record.aligner is None
         if plain and record.method == method and record.metric == "accuracy":
             yield record

@@ -55,7 +55,6 @@ def _asked(reading: Reading, recipe: Recipe, block: Evaluate) -> list[Question]:
             support=block.support,
             options=reading.options,
             aligner=aligner,
-            together=False,  # the same bytes whether seeds are jobs of their own or not
         )
         for aligner in reading.aligners
         for shots in reading.counts
@@ -105,7 +104,7 @@ def evaluate_key(recipe: Recipe, places: Places, digests: Digests) -> str:
     import torch
 
     block = _block(recipe)
-    options = {name: value for name, value in vars(block).items() if name not in ("data", "workers", "protocols")}
+    options = {name: value for name, value in vars(block).items() if name not in ("data", "protocols")}
     models = {
         subject.name: {task: output_digest(model) for task, model in subject.models.items()}
         for subject in subjects_of(recipe, places)
@@ -134,7 +133,6 @@ def evaluate_models(
         out=run,
         against=block.against,
         margin=block.margin / 100,
-        workers=block.workers,
     )
     return written_files(run, records)
 

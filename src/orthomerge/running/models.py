@@ -147,7 +147,7 @@ def base_of(recipe: Recipe, merged: Path, out: Path) -> None:
     alone = replace(
         recipe.merging, method="task_arithmetic", parameters={"scale": 0.0}, vector=None, align=None, fit=None
     )
-    merge(replace(alone, pooling=pooling, heads="separate"), out=out, force=True)
+    merge(replace(alone, pooling=pooling), out=out, force=True)
 
 
 def output_digest(folder: Path) -> str:

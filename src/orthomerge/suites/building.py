@@ -29,11 +29,10 @@ def make_experts(
     settings: Tuning,
     processor: Processor,
     say: Say,
-    workers: int = 1,
 ) -> dict[str, Path]:
-    """One expert a task in `root`, in `workers` processes; those that are there already are kept."""
+    """One expert a task in `root`; those that are there already are kept."""
     trainings = _experts(tasks, base=base, root=root, settings=settings, processor=processor)
-    train_missing(trainings, workers=workers, say=say)
+    train_missing(trainings, say=say)
     return {name: root / name for name in tasks}
 
 
@@ -41,7 +40,7 @@ def make_jointly(
     tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
 ) -> dict[str, Path]:
     """One encoder for all tasks, with a head each."""
-    train_missing([Training(tasks, base, root, settings, processor, jointly=True)], workers=1, say=say)
+    train_missing([Training(tasks, base, root, settings, processor, jointly=True)], say=say)
     return {name: root / name for name in tasks}
 
 
@@ -53,13 +52,12 @@ def make_both(
     joint: Tuning,
     processor: Processor,
     say: Say,
-    workers: int = 1,
 ) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Ordinary experts in FOLDER/experts and the joint model in FOLDER/mtl, side by side if there are workers."""
+    """Ordinary experts in FOLDER/experts and the joint model in FOLDER/mtl."""
     base, experts, mtl = (folder / name for name in ("base", "experts", "mtl"))
     trainings = _experts(tasks, base=base, root=experts, settings=settings, processor=processor)
     together = Training(tasks, base, mtl, joint, processor, jointly=True)
-    train_missing([*trainings, together], workers=workers, say=say)
+    train_missing([*trainings, together], say=say)
     return {name: experts / name for name in tasks}, {name: mtl / name for name in tasks}
 
 

@@ -34,19 +34,15 @@ _PRETRAINING = replace(TUNING, epochs=6, lr=1e-3, head_lr=1e-3)
 _JOINT = replace(TUNING, epochs=8)
 
 
-def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Make or find the suite; `data`, `base` and `device` do not matter: it is small and self-contained."""
     tasks = digit_tasks()
     pretrained_vit(tasks, folder=folder, shape=_SHAPE, settings=_PRETRAINING, processor=PROCESSOR, say=say)
-    experts, mtl = make_both(
-        tasks, folder=folder, settings=TUNING, joint=_JOINT, processor=PROCESSOR, say=say, workers=workers
-    )
+    experts, mtl = make_both(tasks, folder=folder, settings=TUNING, joint=_JOINT, processor=PROCESSOR, say=say)
     return Suite("digits", folder, tasks, PROCESSOR, experts, mtl)
 
 
-def experts_of(
-    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], say: Say, seed: int = 0, workers: int = 1
-) -> dict[str, Path]:
+def experts_of(mode: Mode, *, folder: Path, tasks: Mapping[str, Task], say: Say, seed: int = 0) -> dict[str, Path]:
     """Experts fine-tuned in some other way or with another seed, beside the ordinary ones."""
     return make_experts(
         tasks,
@@ -55,5 +51,4 @@ def experts_of(
         settings=replace(TUNING, mode=mode, seed=seed),
         processor=PROCESSOR,
         say=say,
-        workers=workers,
     )

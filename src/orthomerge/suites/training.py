@@ -1,23 +1,14 @@
-"""The trainings of a suite: each one described, done if it was not before, here or in several processes.
-
-A step of a small model costs what Python costs, so that processes side by side share a GPU with profit. What they
-write is what one process writes.
-"""
+"""The trainings of a suite: each one described, and done if it was not before."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from orthomerge.suites.processes import side_by_side
 from orthomerge.tuning.finetune import finetune
 from orthomerge.tuning.multitask import finetune_jointly
-from orthomerge.tuning.settings import choose_device
 
 if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
@@ -43,10 +34,6 @@ class Training:
     @property
     def done(self) -> bool:
         return all((self.root / name / "config.json").is_file() for name in self.tasks)
-
-    @property
-    def size(self) -> int:
-        return sum(len(task["train"]) for task in self.tasks.values())
 
     def run(self) -> str:
         """Train and write; what there is to say about it."""
@@ -75,22 +62,8 @@ class Training:
         return f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items())
 
 
-def train_missing(trainings: Sequence[Training], *, workers: int, say: Say) -> None:
-    """Do those that are not done: here, one after the other, or in `workers` processes, the largest first."""
-    missing = [training for training in trainings if not training.done]
-    workers = min(workers, len(missing))
-    if workers <= 1:
-        for training in missing:
+def train_missing(trainings: Sequence[Training], *, say: Say) -> None:
+    """Do those that are not done, one after the other."""
+    for training in trainings:
+        if not training.done:
             say(training.run())
-        return
-    ordered = sorted(missing, key=lambda training: -training.size)
-    threads = _threads(missing, workers)
-    for _, told in side_by_side([training.run for training in ordered], workers=workers, threads=threads):
-        say(told)
-
-
-def _threads(trainings: Sequence[Training], workers: int) -> int:
-    """Threads of one of several processes: the cores are shared, and beside a GPU one is enough."""
-    if any(choose_device(training.settings.device).type != "cpu" for training in trainings):
-        return 1
-    return max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // workers))

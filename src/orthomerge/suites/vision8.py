@@ -39,16 +39,14 @@ SHAPE = {
 }
 
 
-def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say, workers: int = 1) -> Suite:
+def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Make or find the suite; meant for a GPU."""
     tasks = read_tasks(data)
     pretraining = replace(PRETRAINING, device=device)
     known = {name: tasks[name] for name in PRETRAINED_ON}
     pretrained_vit(known, folder=folder, shape=SHAPE, settings=pretraining, processor=PROCESSOR, say=say)
     settings, joint = (replace(given, device=device) for given in (TUNING, JOINT))
-    experts, mtl = make_both(
-        tasks, folder=folder, settings=settings, joint=joint, processor=PROCESSOR, say=say, workers=workers
-    )
+    experts, mtl = make_both(tasks, folder=folder, settings=settings, joint=joint, processor=PROCESSOR, say=say)
     return Suite("vision8", folder, tasks, PROCESSOR, experts, mtl)
 
 
@@ -61,7 +59,7 @@ def read_tasks(data: Path | None) -> dict[str, Task]:
 
 
 def experts_of(
-    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], device: str, say: Say, seed: int = 0, workers: int = 1
+    mode: Mode, *, folder: Path, tasks: Mapping[str, Task], device: str, say: Say, seed: int = 0
 ) -> dict[str, Path]:
     """Experts fine-tuned in one of the ways."""
     return make_experts(
@@ -71,5 +69,4 @@ def experts_of(
         settings=replace(TUNING, mode=mode, seed=seed, device=device),
         processor=PROCESSOR,
         say=say,
-        workers=workers,
     )

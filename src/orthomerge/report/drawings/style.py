@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orthomerge.report.formats import plain
+from orthomerge.core.table import plain
 
 __all__ = [
     "COLUMN",

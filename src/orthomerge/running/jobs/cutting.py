@@ -48,7 +48,7 @@ def cut(recipe: Recipe, *, text: str, command: str = "", digests: Digests, part:
     merge = make_plan(replace(given.merging, align=None)).check()
     _check(merge)
     _hash(merge, digests)
-    jobs = _Cut(given, merge, digests, part).go()
+    jobs = _Cut(given, merge, digests).go()
     inputs = _inputs(merge, given, digests)
     document = json.loads(json.dumps(asdict(given)))  # as it is read back
     return Plan(tuple(jobs), document, text, command, inputs, merge.bytes_to_write)
@@ -78,7 +78,6 @@ class _Cut:
     recipe: Recipe
     merge: Merge
     digests: Digests
-    part: int
     jobs: list[Job] = field(default_factory=list)
 
     def go(self) -> list[Job]:
@@ -101,8 +100,8 @@ class _Cut:
 
     def _merged(self) -> Job:
         recipe, key = self.recipe, merge_key(self.recipe, self.digests)
-        if recipe.fit is not None or recipe.adapter_rank is not None:
-            return self._add("merge" if recipe.fit is None else "fit", inputs=key, needs=[])
+        if recipe.fit is not None:
+            return self._add("fit", inputs=key, needs=[])
         looks = [self._add("survey", inputs=key, needs=[])] if hasattr(self.merge.method, "survey") else []
         count = len(plan_shards(self.merge.specs, parse_size(recipe.max_shard_size)))
         shards = [
@@ -116,28 +115,13 @@ class _Cut:
         digests = {task: digest_of([options, self.digests.source(source)]) for task, source in block.data.items()}
         solved = []
         for task, digest in digests.items():
-            parts = []
-            for start, stop in self._parts(block, task) if block.stream else ():
-                spec = {"task": task, "start": start, "stop": stop}
-                parts.append(self._add("statistics", spec, inputs=digest, needs=[merged, experts[task]]))
-            needs = [merged, experts[task], *parts]
-            solved.append(self._add("solve", {"task": task}, inputs=digest, needs=needs))
+            solved.append(self._add("solve", {"task": task}, inputs=digest, needs=[merged, experts[task]]))
         spec = {"tasks": list(block.data)}
         return self._add("align", spec, inputs=digest_of(list(digests.values())), needs=[merged, *solved])
 
-    def _parts(self, block: Align, task: str) -> list[tuple[int, int]]:
-        """Runs of a task's inputs, each with its first and the one after its last."""
-        from orthomerge.data.reading import read_inputs
-
-        labels = self.merge.experts[task].labels
-        seed, split = self.recipe.seed, block.split
-        inputs = read_inputs(block.data[task], name=task, labels=labels, split=split, limit=block.limit, seed=seed)
-        count = len(inputs[split])
-        return [(start, min(start + self.part, count)) for start in range(0, count, self.part)]
-
     def _evaluations(self, block: Evaluate, models: Mapping[str, Job], experts: Mapping[str, Job]) -> None:
         """Model by model, task by task, seed by seed; and each model on all labels in one space."""
-        options = {name: value for name, value in asdict(block).items() if name not in ("data", "workers")}
+        options = {name: value for name, value in asdict(block).items() if name != "data"}
         digests = {task: digest_of([options, self.digests.source(source)]) for task, source in block.data.items()}
         merged, roles = models["merged"], dict[str, list[Job]]()
         if self.recipe.base is not None and block.references:

@@ -16,7 +16,7 @@ from typing import Any
 from orthomerge.checkpoints.publish import publish
 from orthomerge.errors import OutputError
 from orthomerge.evaluation.comparisons import compare_run
-from orthomerge.evaluation.notes import contamination_notes, control_notes
+from orthomerge.evaluation.notes import contamination_notes
 from orthomerge.evaluation.running import Run
 from orthomerge.output import link_files
 from orthomerge.recipe import Recipe
@@ -100,7 +100,7 @@ class _Given:
         folders = [self.store.place(job.key) for job in self.plan.of("evaluate")]
         records = list(self._records(recipe))
         _put_records(folders, records, run)
-        notes = contamination_notes(bench_of(recipe, self.made, say=say)) + control_notes(records)
+        notes = contamination_notes(bench_of(recipe, self.made, say=say))
         comparisons = compare_run(run, against=block.against, margin=block.margin / 100)
         write_whole(run / "table.md", Run(records, comparisons, notes).markdown() + "\n")
         _write_json(run / "comparisons.json", [asdict(comparison) for comparison in comparisons])

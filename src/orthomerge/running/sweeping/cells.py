@@ -75,10 +75,11 @@ class Readout:
     @property
     def teaches(self) -> bool:
         """Whether it looks at the expert."""
-        from orthomerge.evaluation.evaluate import Question
+        from orthomerge.evaluation.aligned import Aligned
+        from orthomerge.evaluation.protocols import find_protocol
 
-        kind: Access = "data-free" if self.aligner is None else "inductive"
-        return bool(Question(self.protocol, access=kind, aligner=self.aligner).needs & {"teacher", "expert"})
+        needs = find_protocol(self.protocol).needs if self.aligner is None else Aligned.needs
+        return bool(needs & {"teacher", "expert"})
 
     def questions(self, *, first: int, seeds: int, support: Any) -> list[Question]:
         """What is asked of a model; as often as there are seeds where few inputs are drawn, else once."""
@@ -122,7 +123,6 @@ def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
         "align": "'aligners' of the sweep align",
         "out": "'keep: true' in 'sweep' keeps the models in the run folder",
         "diagnose": "diagnose the model that the sweep finds by `orthomerge run`",
-        "adapter_rank": "whole models are scored",
     }
     for name, way in ways.items():
         if getattr(recipe, name) not in (None, False):

@@ -7,13 +7,12 @@ budgets (how many inputs a merge and its reading saw, and which) do not compete.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from orthomerge.core.table import Table, Value, csv_text, markdown_escape
 from orthomerge.errors import some
-from orthomerge.evaluation.tables import Line, Sheet, lines
+from orthomerge.evaluation.tables import Line, lines
 from orthomerge.records import Record, Way
 from orthomerge.running.sweeping.cells import Cell, Variant
 
@@ -118,15 +117,13 @@ def best_of(rows: Iterable[Row]) -> list[Best]:
 
 def sweep_csv(rows: Sequence[Row], best: Sequence[Best], tasks: Sequence[str]) -> str:
     """Every row with its numbers; `best` says why a row was chosen."""
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
     heads = ("best", "budget", "method", "scale", "merge", "read by", "access", "shots", "seeds")
-    writer.writerow((*heads, "val", "test", "low", "high", "sd", *tasks, "failed"))
+    cells: list[tuple[Value, ...]] = []
     for row in rows:
         line, way = row.test, row.way
         shots = "" if way.support is None else "all" if way.shots is None else way.shots
         numbers = ["" for _ in range(4 + len(tasks))] if line is None else _numbers(line, tasks)
-        writer.writerow(
+        cells.append(
             (
                 _why(row, best),
                 row.budget,
@@ -142,7 +139,7 @@ def sweep_csv(rows: Sequence[Row], best: Sequence[Best], tasks: Sequence[str]) -
                 row.failed,
             )
         )
-    return made.getvalue()
+    return csv_text((*heads, "val", "test", "low", "high", "sd", *tasks, "failed"), cells)
 
 
 def _why(row: Row, best: Iterable[Best]) -> str:
@@ -167,11 +164,11 @@ def sweep_markdown(
         parts.append(f"For comparison, heads as they are, mean over tasks on test: {told}.")
     parts.append(_all_sheet(rows).markdown())
     if failures:
-        parts.append("\n".join(("### Failed", "", *(f"- {line}" for line in told_failures(failures)))))
+        parts.append("\n".join(("### Failed", "", *(f"- {markdown_escape(line)}" for line in told_failures(failures)))))
     return "\n\n".join(parts) + "\n"
 
 
-def _honest_sheet(best: Sequence[Best]) -> Sheet:
+def _honest_sheet(best: Sequence[Best]) -> Table:
     columns = ("budget", "merge", "read by", "best in hindsight", "val", "test", "95 %", "hindsight")
     cells = []
     for item in best:
@@ -196,10 +193,10 @@ def _honest_sheet(best: Sequence[Best]) -> Sheet:
         "Chosen by the mean accuracy on labelled validation inputs; test had no part in it. The best in hindsight is "
         "chosen by the test accuracy that is shown, which flatters it."
     )
-    return Sheet("Best for each budget of inputs, chosen on validation", columns, tuple(cells), left=4, note=note)
+    return Table.of("Best for each budget of inputs, chosen on validation", columns, cells, left=4, note=note)
 
 
-def _hindsight_sheet(best: Sequence[Best]) -> Sheet:
+def _hindsight_sheet(best: Sequence[Best]) -> Table:
     columns = ("budget", "merge", "read by", "test", "95 %")
     cells = tuple(
         (
@@ -215,10 +212,10 @@ def _hindsight_sheet(best: Sequence[Best]) -> Sheet:
         "Chosen by the very test accuracy that is shown, which flatters it: a model chosen so will do worse on other "
         "inputs. With `choose: val` the choice is made elsewhere."
     )
-    return Sheet("Best in hindsight for each budget of inputs", columns, cells, left=3, note=note)
+    return Table.of("Best in hindsight for each budget of inputs", columns, cells, left=3, note=note)
 
 
-def _all_sheet(rows: Sequence[Row]) -> Sheet:
+def _all_sheet(rows: Sequence[Row]) -> Table:
     cells = tuple(
         (
             row.budget,
@@ -228,7 +225,7 @@ def _all_sheet(rows: Sequence[Row]) -> Sheet:
         )
         for row in rows
     )
-    return Sheet("All cells", ("budget", "merge", "read by", "", "val", "test", "sd", "seeds"), cells, left=4)
+    return Table.of("All cells", ("budget", "merge", "read by", "", "val", "test", "sd", "seeds"), cells, left=4)
 
 
 def _told(row: Row) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from orthomerge.output import link_files
 from orthomerge.running.jobs.context import MODEL, Context
-from orthomerge.running.jobs.kinds.solve import ABOUT, HEAD
-from orthomerge.running.jobs.kinds.statistics import aligning
+from orthomerge.running.jobs.kinds.solve import ABOUT, HEAD, aligning
 
 __all__ = ["align"]
 

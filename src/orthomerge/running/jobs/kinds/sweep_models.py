@@ -42,7 +42,7 @@ def base(context: Context, folder: Path) -> None:
     recipe = replace(context.recipe.merging, method="average", parameters={}, vector=None, align=None, fit=None)
     if recipe.base is not None:
         recipe = replace(recipe, method="task_arithmetic", parameters={"scale": 0.0})
-    merge(replace(recipe, heads="separate"), out=folder / MODEL)
+    merge(recipe, out=folder / MODEL)
 
 
 def expert(context: Context, folder: Path) -> None:

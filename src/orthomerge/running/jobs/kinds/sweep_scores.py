@@ -48,7 +48,10 @@ def encode(context: Context, folder: Path) -> None:
     spec, model = context.job.spec, _model(context)
     with noted(folder):
         bench = _bench(context, [spec["task"]], "test")
-        made = {split: bench.made(model, spec["task"], split).digest for split in spec["splits"]}
+        made = {}
+        for split in spec["splits"]:
+            bench.features(model, spec["task"], split)
+            made[split] = bench.key(model, spec["task"], split).digest
         write_json(folder / "features.json", made)
 
 

@@ -39,7 +39,6 @@ KINDS: dict[str, Kind] = {
     "fit": Kind(f"{_HERE}.whole:fit", "a merge that is fitted to inputs", "merge"),
     "expert": Kind(f"{_HERE}.references:expert", "an expert, read as the merge is", "references"),
     "base": Kind(f"{_HERE}.references:base", "the base under the experts' heads", "references"),
-    "statistics": Kind(f"{_HERE}.statistics:statistics", "sums over a part of a task's inputs", "align"),
     "solve": Kind(f"{_HERE}.solve:solve", "the aligned head of a task", "align"),
     "align": Kind(f"{_HERE}.align:align", "the merge with its heads aligned", "align"),
     "evaluate": Kind(f"{_HERE}.evaluate:evaluate", "one model on one task with one seed", "evaluate"),

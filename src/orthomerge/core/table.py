@@ -1,0 +1,255 @@
+"""One table, and how it is shown: plain text, Markdown, LaTeX, CSV, HTML and JSON.
+
+Texts may come from any file and are never markup: each form passes them through `plain` and escapes what it must.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+import re
+import textwrap
+import unicodedata
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Cell", "Column", "Table", "Value", "csv_text", "latex_escape", "markdown_escape", "number", "plain", "span"]
+
+Value = str | int | float | None
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "★": r"$\star$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
+    "≈": r"$\approx$",
+}  # fmt: skip
+# An underscore between letters or digits is only an underscore.
+_MARKDOWN = re.compile(r"[\\|*`\[\]~]|(?<![^\W_])_|_(?![^\W_])")
+_FORMULA = tuple("=+-@＝＋－＠")
+_GAP = "  "  # between columns of plain text
+_NARROW = 12  # letters: a column that wraps gets no narrower
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that wraps shares what the others leave of a line; numbers stand to the right and are never wrapped."""
+
+    name: str
+    align: Literal["left", "right"] = "left"
+    wrap: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`text` is for people, `value` for programs: a number that is not rounded, or a text, such as a hash, in full.
+
+    `best`: it stands out.
+    """
+
+    text: str
+    value: Value = None
+    best: bool = False
+
+    def shown(self, escape: Callable[[str], str], *, best: str) -> str:
+        """The text, escaped; `best` is the form of a cell that stands out."""
+        text = escape(self.text)
+        return best.format(text) if self.best else text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a title."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        columns: Iterable[str],
+        rows: Iterable[Iterable[Cell | Value]],
+        *,
+        left: int = 1,
+        wrap: Container[str] = (),
+        note: str = "",
+    ) -> Table:
+        """A table of plain values. The first `left` columns are text, the others numbers; `wrap`: those that may."""
+        typed = (Column(name, "left" if place < left else "right", name in wrap) for place, name in enumerate(columns))
+        return cls(title, tuple(typed), tuple(tuple(map(_cell, row)) for row in rows), note)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def texts(self) -> tuple[tuple[str, ...], ...]:
+        """Of the cells."""
+        return tuple(tuple(cell.text for cell in row) for row in self.rows)
+
+    def text(self, width: int = 80) -> str:
+        """Header and rows for a terminal. Only columns that wrap make room, so a line of others may be longer."""
+        lines = [[plain(text) for text in row] for row in (self.names, *self.texts)]
+        widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+        wrapping = [place for place, column in enumerate(self.columns) if column.wrap]
+        room = width - len(_GAP) * (len(widths) - 1)
+        while wrapping and sum(widths) > room:
+            widest = max(wrapping, key=lambda place: widths[place])
+            if widths[widest] <= _NARROW:
+                break
+            widths[widest] -= 1
+        return "\n".join(line for row in lines for line in self._wrapped(row, widths))
+
+    def markdown(self) -> str:
+        """With title and note."""
+        rule = "|" + "".join("---|" if column.align == "left" else "---:|" for column in self.columns)
+        rows = ([cell.shown(markdown_escape, best="**{}**") for cell in row] for row in self.rows)
+        head, *body = (f"| {' | '.join(cells)} |" for cells in (map(markdown_escape, self.names), *rows))
+        note = ("", markdown_escape(self.note)) if self.note else ()
+        return "\n".join((f"### {markdown_escape(self.title)}", "", head, rule, *body, *note))
+
+    def latex(self, label: str) -> str:
+        """A floating table for booktabs, with title and note."""
+        rows = ([cell.shown(latex_escape, best=r"\textbf{{{}}}") for cell in row] for row in self.rows)
+        note = [rf"\par\smallskip\footnotesize {latex_escape(self.note)}"] if self.note else []
+        lines = [
+            "% needs \\usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{latex_escape(self.title)}}}",
+            rf"\label{{tab:{re.sub(r'[^a-z0-9-]+', '-', label.lower())}}}",
+            rf"\begin{{tabular}}{{{''.join(column.align[0] for column in self.columns)}}}",
+            r"\toprule",
+            " & ".join(map(latex_escape, self.names)) + r" \\",
+            r"\midrule",
+            *(" & ".join(row) + r" \\" for row in rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            *note,
+            r"\end{table}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """Header and rows, without title and note; numbers are not rounded."""
+        return csv_text(self.names, ([_value(cell) for cell in row] for row in self.rows))
+
+    def html(self) -> str:
+        """A `table` element whose first cells are headers of their rows; numbers have the class `n`."""
+        kinds = [_html_class(column) for column in self.columns]
+        names = zip(map(_html_escape, self.names), kinds, strict=True)
+        head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in names)
+        body = []
+        for row in self.rows:
+            first, *rest = map(_html_cell, row)
+            cells = "".join(f"<td{kind}>{text}</td>" for text, kind in zip(rest, kinds[1:], strict=True))
+            body.append(f'<tr><th scope="row">{first}</th>{cells}</tr>\n')
+        caption = f"<caption>{_html_escape(self.title)}</caption>"
+        return f"<table>\n{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(body)}</tbody>\n</table>"
+
+    def json_rows(self) -> list[dict[str, Any]]:
+        """A mapping from names of columns to values per row."""
+        return [dict(zip(self.names, map(_value, row), strict=True)) for row in self.rows]
+
+    def _wrapped(self, texts: Sequence[str], widths: Sequence[int]) -> list[str]:
+        """The lines of one row."""
+        cells = [
+            textwrap.wrap(text, width) or [""] if column.wrap else [text]
+            for text, width, column in zip(texts, widths, self.columns, strict=True)
+        ]
+        lines = []
+        for number in range(max(map(len, cells))):
+            parts = []
+            for cell, width, column in zip(cells, widths, self.columns, strict=True):
+                text = cell[number] if number < len(cell) else ""
+                blank = " " * (width - _width(text))
+                parts.append(text + blank if column.align == "left" else blank + text)
+            lines.append(_GAP.join(parts).rstrip())
+        return lines
+
+
+def number(value: float | None, form: str = ".1f", *, best: bool = False) -> Cell:
+    """A number as `form` says; nothing where there is none."""
+    return Cell("") if value is None else Cell(format(value, form), value, best)
+
+
+def span(low: float, high: float) -> Cell:
+    """An interval."""
+    return Cell(f"{low:.1f}-{high:.1f}")
+
+
+def plain(text: str) -> str:
+    """One line in which every letter can be seen; what cannot be printed is written as an escape."""
+    line = " ".join(text.split())
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+
+
+def markdown_escape(text: str) -> str:
+    """So that Markdown shows what is written."""
+    return _MARKDOWN.sub(r"\\\g<0>", html.escape(plain(text), quote=False))
+
+
+def latex_escape(text: str) -> str:
+    """So that TeX prints what is written; a range of numbers gets its dash."""
+    if re.fullmatch(r"\d+\.\d-\d+\.\d", text):
+        return text.replace("-", "--")
+    if re.fullmatch(r"[+-]\d+(\.\d+)?( to [+-]\d+(\.\d+)?)?", text):
+        return text.replace("-", "$-$")
+    return "".join(_LATEX.get(letter, letter) for letter in plain(text))
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Value]]) -> str:
+    """Numbers as they are, nothing for what is missing; a text that a spreadsheet would compute gets an apostrophe."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_csv_cell(column) for column in columns])
+    writer.writerows([_csv_cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _csv_cell(value: Value) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, str):
+        # A carriage return, which the writer would not quote, ends here as a space.
+        text = plain(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    return repr(value)
+
+
+def _cell(value: Cell | Value) -> Cell:
+    if isinstance(value, Cell):
+        return value
+    return Cell("" if value is None else str(value), None if isinstance(value, str) else value)
+
+
+def _value(cell: Cell) -> Value:
+    """For programs: an empty text is nothing."""
+    return cell.text or None if cell.value is None else cell.value
+
+
+def _html_class(column: Column) -> str:
+    kind = "n" if column.align == "right" else "wrap" if column.wrap else ""
+    return f' class="{kind}"' if kind else ""
+
+
+def _html_cell(cell: Cell) -> str:
+    """A text that was cut has the whole of it as its title."""
+    text = cell.shown(_html_escape, best="<strong>{}</strong>")
+    return f'<code title="{_html_escape(cell.value)}">{text}</code>' if isinstance(cell.value, str) else text
+
+
+def _html_escape(text: str) -> str:
+    return html.escape(plain(text))
+
+
+def _width(text: str) -> int:
+    """Places that a terminal needs."""
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))

@@ -1,0 +1,193 @@
+"""One table in all its forms, by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from html.parser import HTMLParser
+
+import pytest
+
+from orthomerge.core.table import Cell, Table, csv_text, latex_escape, markdown_escape, number, plain
+
+SCRIPT = "<script>alert(1)</script>"
+BIDI = "a\u202eb"
+SIGNS = ["=1+1", "+1", "-1", "@SUM(A1)", "＝1", "＋1", "－1", "＠SUM"]
+
+SCORES = Table.of(
+    "Scores & more",
+    ("method", "mean", "n"),
+    (("ties", number(84.04, best=True), 2), ("a|b_c", number(None), 1_000)),
+    note="In percent.",
+)
+
+
+def test_plain_text() -> None:
+    assert SCORES.text().split("\n") == ["method  mean     n", "ties    84.0     2", "a|b_c         1000"]
+
+
+def test_markdown() -> None:
+    assert SCORES.markdown().split("\n") == [
+        "### Scores &amp; more",
+        "",
+        "| method | mean | n |",
+        "|---|---:|---:|",
+        "| ties | **84.0** | 2 |",
+        r"| a\|b_c |  | 1000 |",
+        "",
+        "In percent.",
+    ]
+
+
+def test_latex() -> None:
+    assert SCORES.latex("Scores: all_of them").split("\n") == [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{Scores \& more}",
+        r"\label{tab:scores-all-of-them}",
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"method & mean & n \\",
+        r"\midrule",
+        r"ties & \textbf{84.0} & 2 \\",
+        r"a\textbar{}b\_c &  & 1000 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\par\smallskip\footnotesize In percent.",
+        r"\end{table}",
+        "",
+    ]
+
+
+def test_html() -> None:
+    names = '<th scope="col">method</th><th scope="col" class="n">mean</th><th scope="col" class="n">n</th>'
+    assert SCORES.html().split("\n") == [
+        "<table>",
+        "<caption>Scores &amp; more</caption>",
+        f"<thead><tr>{names}</tr></thead>",
+        "<tbody>",
+        '<tr><th scope="row">ties</th><td class="n"><strong>84.0</strong></td><td class="n">2</td></tr>',
+        '<tr><th scope="row">a|b_c</th><td class="n"></td><td class="n">1000</td></tr>',
+        "</tbody>",
+        "</table>",
+    ]
+
+
+def test_a_text_that_was_cut_is_there_in_full() -> None:
+    table = Table.of("", ("name", "hash"), (("a", Cell("abab", 'blake3:ababab"')),))
+    assert '<td class="n"><code title="blake3:ababab&quot;">abab</code></td>' in table.html()
+    assert table.text().split("\n")[1] == "a     abab"
+    assert table.csv() == 'name,hash\na,"blake3:ababab"""\n'
+
+
+def test_programs_read_numbers_that_are_not_rounded() -> None:
+    assert SCORES.csv() == "method,mean,n\nties,84.04,2\na|b_c,,1000\n"
+    assert SCORES.json_rows() == [
+        {"method": "ties", "mean": 84.04, "n": 2},
+        {"method": "a|b_c", "mean": None, "n": 1000},
+    ]
+
+
+def test_columns_that_may_wrap_share_the_line() -> None:
+    text = "alpha beta gamma delta"
+    table = Table.of("", ("name", "options", "n"), (("one", text, "123456"),), left=2, wrap=("options",))
+    assert table.text(80).split("\n") == ["name  options                      n", f"one   {text}  123456"]
+    assert table.text(28).split("\n") == [
+        "name  options              n",
+        "one   alpha beta      123456",
+        "      gamma delta",
+    ]
+    # No narrower than twelve letters, and nothing is cut.
+    assert max(map(len, table.text(5).split("\n"))) == 4 + 2 + 12 + 2 + 6
+    assert table.text(5).split() == ["name", "options", "n", "one", "alpha", "beta", "123456", "gamma", "delta"]
+
+
+def test_wide_letters_stand_in_line() -> None:
+    table = Table.of("", ("label", "n"), (("日本", 1), ("cafe\u0301", 2)))
+    assert table.text().split("\n") == ["label  n", "日本   1", "cafe\u0301   2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("two\nlines\r\tand  more ", "two lines and more"),
+        ("\x1b[31mred\x9b", r"\x1b[31mred\x9b"),
+        (BIDI, r"a\u202eb"),
+        ("\ud83d", r"\ud83d"),
+        ("日本 é", "日本 é"),
+    ],
+)
+def test_every_letter_can_be_seen(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+def test_no_form_passes_on_what_cannot_be_seen() -> None:
+    table = Table.of(BIDI, (BIDI,), ((f"\x1b[2J{BIDI}\r\x85\ud83d",),), note=BIDI)
+    for form in (table.text(), table.markdown(), table.latex(BIDI), table.csv(), table.html()):
+        assert all(letter == "\n" or letter.isprintable() for letter in form)
+        assert "u202eb" in form
+        form.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a_b & 50 %", r"a\_b \& 50 \%"),
+        (r"\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
+        (r"-1\input{x}", r"-1\textbackslash{}input\{x\}"),
+        ("$x^2$ ~ #1", r"\$x\textasciicircum{}2\$ \textasciitilde{} \#1"),
+        (SCRIPT, r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{}"),
+        ("two\nlines\t|", r"two lines \textbar{}"),
+        ("82.6-85.4", "82.6--85.4"),
+        ("-13.8", "$-$13.8"),
+        ("-19.7 to +16.8", "$-$19.7 to +16.8"),
+        ("★ ↓≈", r"$\star$ $\downarrow$$\approx$"),
+    ],
+)
+def test_latex_prints_what_is_written(text: str, escaped: str) -> None:
+    assert latex_escape(text) == escaped
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a|b `c` " + SCRIPT, r"a\|b \`c\` &lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("![x](http://y)", r"!\[x\](http://y)"),
+        ("*a* _b_ __c__ ~~d~~ task_arithmetic", r"\*a\* \_b\_ \_\_c\_\_ \~\~d\~\~ task_arithmetic"),
+        ("a\n# b", "a # b"),
+    ],
+)
+def test_markdown_shows_what_is_written(text: str, escaped: str) -> None:
+    assert markdown_escape(text) == escaped
+
+
+def test_html_holds_no_markup_but_ours() -> None:
+    tags: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+
+    table = Table.of(SCRIPT, (SCRIPT, '"><img src=x>'), ((SCRIPT, Cell("<b>", best=True)),))
+    Reader().feed(table.html())
+    assert set(tags) == {"table", "caption", "thead", "tbody", "tr", "th", "td", "strong"}
+
+
+@pytest.mark.parametrize("text", SIGNS)
+@pytest.mark.parametrize("before", ["", "\t", "\r", " ", "\n"])
+def test_csv_computes_no_text(text: str, before: str) -> None:
+    (head, row) = csv.reader(io.StringIO(csv_text(["name", before + text], [[before + text, -1.5]])))
+    assert head[1] == f"'{text}"
+    assert row == [f"'{text}", "-1.5"]
+
+
+def test_a_carriage_return_begins_no_cell() -> None:
+    """Spreadsheets end a row at one that is not quoted."""
+    text = csv_text(["name", "n"], [["a\r=1+1", 1], ["b\r\n=1+1", 2]])
+    assert text == "name,n\na =1+1,1\nb =1+1,2\n"
+
+
+def test_csv_leaves_holes_for_what_is_missing() -> None:
+    assert csv_text(["a", "b"], [[math.nan, None], [1, "x,y"]]) == 'a,b\n,\n1,"x,y"\n'
