@@ -34,7 +34,6 @@ _PARTS = {
         "report",
         "handover",
         "sweeps",
-        "scaling",
         "torchrun",
     ),
     "Evidence": ("guarantees", "findings", "gallery", "benchmarks/index"),

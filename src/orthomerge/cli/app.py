@@ -32,7 +32,6 @@ from orthomerge.cli.options import (
     Settings,
     ShardSize,
 )
-from orthomerge.cli.running import work
 from orthomerge.cli.study import COMMANDS, suites
 from orthomerge.cli.sweeping import sweep
 from orthomerge.errors import OrthomergeError
@@ -257,7 +256,7 @@ def export(
 
 
 app.add_typer(suites, name="suite")
-for _command in (*COMMANDS, work, sweep):
+for _command in (*COMMANDS, sweep):
     app.command()(_command)
 
 
