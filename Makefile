@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit golden bench memory every features align tangent arithmetic digits text8 vision8 fitted moma jobs gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
+.PHONY: help install demo test lint format types unit golden bench memory every features align tangent arithmetic digits text8 vision8 fitted moma gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -78,9 +78,6 @@ fitted: $(STAMP)  ## every fitted merge on the embedded suite, as in MOMA's tabl
 
 moma: $(STAMP)  ## what a step of MOMA costs beside plain fine-tuning (a GPU)
 	$(BIN)/python benchmarks/moma.py
-
-jobs: $(STAMP)  ## 10,000 jobs that do nothing, and a merge of 8 GB by two workers (minutes; 35 GB of disk)
-	$(BIN)/python benchmarks/jobs.py
 
 gpumerge: $(STAMP)  ## methods that decompose matrices on a GPU and on the CPU (a GPU)
 	$(BIN)/python benchmarks/gpu_merge.py

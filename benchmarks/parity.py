@@ -78,7 +78,7 @@ class Case:
 
 
 _TRIMMED = {"density": 0.4}
-_CRUMBS = {"density": 0.85, "gamma": 0.05}
+_CRUMBS = {"density": 0.85}
 _T = {"t": 0.3}
 CASES = [
     Case("linear"),
@@ -88,7 +88,7 @@ CASES = [
     Case("ties", _TRIMMED),
     Case("ties", _TRIMMED, {"normalize": False, "lambda": 1.3}),
     Case("breadcrumbs", _CRUMBS),
-    Case("breadcrumbs", {"density": 0.5, "gamma": 0.0}),
+    Case("breadcrumbs", {"density": 0.5}),
     Case("slerp", shared=_T, dtype="float64"),
     Case("slerp", shared=_T, reason=_SUMS),
     Case("model_stock", dtype="float64"),

@@ -34,7 +34,6 @@ _PARTS = {
         "report",
         "handover",
         "sweeps",
-        "scaling",
     ),
     "Evidence": ("guarantees", "findings", "gallery", "benchmarks/index"),
     "Reference": ("reference/recipe", "reference/cli"),

@@ -1,12 +1,13 @@
 """mergekit's YAML configs (0.1.5) as recipes of ours, for the methods that both have.
 
-What would change the result and cannot be said in a recipe is refused by name: numbers that vary over layers or
-tensors, several slices, sub-modules, tokenizer surgery, `model+lora`. An unknown key is an error; mergekit ignores it.
+Read are `merge_method`, `models` with `weight` and `density`, `base_model`, `parameters` with `weight`, `density`,
+`lambda`, `normalize`, `int8_mask` and `t`, `dtype`, and `tokenizer_source: base`. Every other key is refused by name,
+and so is a parameter that the method does not have, which mergekit ignores.
 
 *Differs from mergekit:* each task keeps its own head, where mergekit merges heads too and refuses heads of different
-sizes. `dtype` and `out_dtype` say what is written; the arithmetic is in float32, where mergekit calculates in `dtype`.
-With neither, the dtype is the base's; there, the widest among the models. Random draws are ours, so DARE gives
-another sample from the same distribution. `random_seed`, an argument of mergekit's command, may stand in the file.
+sizes. `dtype` says what is written; the arithmetic is in float32, where mergekit calculates in `dtype`. Without it, the
+dtype is the base's; there, the widest among the models. Random draws are ours, so DARE gives another sample from the
+same distribution.
 """
 
 from __future__ import annotations
@@ -16,192 +17,132 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from orthomerge.errors import RecipeError, nearest, some
-from orthomerge.strict import build
 
 __all__ = ["translate"]
 
 Options = Mapping[str, Any]
 
-# What mergekit has and we have not, so that a name which is merely unknown here is told from a typing error.
-_THEIRS = (
-    "arcee_fusion", "breadcrumbs_ties", "della", "della_linear", "karcher", "multislerp", "nearswap", "nuslerp",
-    "passthrough", "ram", "ramplus_tl", "sce",
-)  # fmt: skip
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
-_LAYER_COUNTS = ("num_hidden_layers", "n_layers", "num_layers")  # in config.json; families differ
+_KEYS = ("merge_method", "models", "base_model", "parameters", "dtype", "tokenizer_source")
+_WAYS = {
+    "slices": "only whole models can be merged here: list them under 'models'",
+    "modules": "only whole models can be merged here: list them under 'models'",
+    "out_dtype": "give what is to be written as 'dtype'",
+    "tokenizer": "embeddings are never rearranged: merge models with one vocabulary, and leave it out",
+    "chat_template": "it means nothing to a classifier: leave it out",
+    "random_seed": "leave it out, or write a recipe of ours, which has 'seed'",
+    "gamma": "leave it out for mergekit's 0.01, or write a recipe of ours with 'breadcrumbs'",
+    "rescale": "leave it out for mergekit's default, or write a recipe of ours",
+    "filter_wise": "here each tensor has one angle: leave it out",
+}
 _NOTHING = 1e-8  # weights whose sum is under this are not divided by, as in mergekit
 
 
 @dataclass(frozen=True)
-class _Model:
-    model: Any
-    parameters: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Source:
-    model: Any
-    layer_range: tuple[int, ...]
-    parameters: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Slice:
-    sources: tuple[_Source, ...]
-    base_model: Any = None
-    residual_weight: float | None = None  # mergekit reads it and does nothing with it
-    parameters: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Config:
-    """The keys of a merge config; an option that mergekit does not know is unknown here too."""
-
-    merge_method: str
-    base_model: Any = None
-    models: tuple[_Model, ...] = ()
-    slices: tuple[_Slice, ...] = ()
-    modules: Any = None
-    parameters: dict[str, Any] | None = None
-    dtype: str | None = None
-    out_dtype: str | None = None
-    tokenizer_source: Any = None
-    tokenizer: Any = None
-    chat_template: Any = None
-    random_seed: int = 0
-
-
-@dataclass(frozen=True)
 class _Inputs:
-    """What is merged: each model's own options, those for all (the nearest first), and the base."""
+    """What is merged: each model's own options, those for all, and the base."""
 
     where: str
     method: str
     models: Mapping[str, Options]
-    shared: tuple[Options, ...]
+    shared: Options
     base: str | None
-    base_joins: bool  # mergekit adds a base that is not listed to the models, but not to a slice
 
-    def number(self, name: str, default: float | None = None) -> float:
-        """An option of the whole merge."""
-        return _number(*self._find(name, self.shared, default), self.where)
+    def refusal(self, message: str) -> RecipeError:
+        return RecipeError(f"{self.where}: {message}")
 
-    def flag(self, name: str, default: bool) -> bool:
-        """A yes-or-no option of the whole merge."""
-        value, place = self._find(name, self.shared, default)
-        value = _constant(value, f"{self.where}: {place}")
+    def number(self, name: str, default: float | None = None, *, model: str | None = None) -> float:
+        """A number of one model, its own or that for all, or of the whole merge."""
+        title = f"parameter {name!r}" + (f" of model {model!r}" if model is not None else "")
+        options = {**self.shared, **(self.models.get(model, {}) if model is not None else {})}
+        value = options.get(name, default)
+        if value is None:
+            raise self.refusal(f"{title} is missing; {self.method} has no default for it")
+        if isinstance(value, list | Mapping):
+            raise self.refusal(
+                f"{title} varies over layers or tensors, {value}; here one number holds for all: give one"
+            )
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            with suppress(ValueError, OverflowError):
+                return float(value)  # text too: YAML 1.1 reads 1e-3 as text, and mergekit takes it for the number
+        raise self.refusal(f"{title} must be a number, got {value!r}")
+
+    def normalized(self, default: bool) -> bool:
+        value = self.shared.get("normalize", default)
         if value not in (True, False):
-            raise RecipeError(f"{self.where}: {place} must be true or false, got {value!r}")
+            raise self.refusal(f"parameter 'normalize' must be true or false, got {value!r}")
         return bool(value)
 
-    def each(self, name: str, models: tuple[str, ...], default: float | None = None) -> list[float]:
-        """An option of each model, its own or the one for all."""
-        return [
-            _number(*self._find(name, (self.models.get(model, {}), *self.shared), default, model=model), self.where)
-            for model in models
-        ]
+    def weights(self, models: tuple[str, ...]) -> list[float]:
+        return [self.number("weight", model=model) for model in models]
 
-    def same(self, name: str, models: tuple[str, ...], default: float) -> float:
-        """An option that mergekit has for each model and we have for all."""
-        numbers = self.each(name, models, default)
+    def density(self, models: tuple[str, ...]) -> float:
+        """One for all models, where mergekit has one for each."""
+        numbers = [self.number("density", 1.0, model=model) for model in models]
         if len(set(numbers)) > 1:
-            raise RecipeError(
-                f"{self.where}: {name!r} differs between the models ({some(numbers)}), and here one holds for all; "
-                "give them the same"
+            raise self.refusal(
+                f"'density' differs between the models ({some(numbers)}); here one holds for all: give them the same"
             )
         return numbers[0]
-
-    def _find(
-        self, name: str, places: tuple[Options, ...], default: float | None, *, model: str = ""
-    ) -> tuple[Any, str]:
-        of = f" of model {model!r}" if model else ""
-        for options in places:
-            if name in options:
-                return options[name], f"parameter {name!r}{of}"
-        if default is None:
-            raise RecipeError(f"{self.where}: parameter {name!r}{of} is missing; {self.method} has no default for it")
-        return default, ""
-
-
-# The experts in order, and the options of our method.
-_Translated = tuple[tuple[str, ...], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """How one of mergekit's methods is said here: our name for it, and the options of the merge and of each model."""
-
-    ours: str
-    translate: Callable[[_Inputs], _Translated]
-    shared: frozenset[str]
-    own: frozenset[str] = frozenset()
 
 
 def translate(document: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The mapping of a recipe from that of a mergekit config; `where` is the path of its file, for messages."""
-    config = build(_Config, document, where=where)
-    rule = _rule(config.merge_method, where)
-    inputs = _inputs(config, where)
-    _refuse_surgery(config, inputs.base, where)
-    for model, options in inputs.models.items():
-        _check_names(options, rule, f"{where}: model {model!r}", config.merge_method, of_model=True)
-    for options in inputs.shared:
-        _check_names(options, rule, where, config.merge_method)
+    _check_keys(document, _KEYS, where)
+    inputs = _inputs(document, where)
+    source = document.get("tokenizer_source")
+    if source is not None and (inputs.base is None or source != "base"):
+        raise inputs.refusal(
+            f"tokenizer source {source!r} rearranges the embeddings, which is not done here; if all models share one "
+            "tokenizer it changes nothing: leave it out, or use 'base' with a 'base_model'"
+        )
+    rule = _RULES[inputs.method]
     experts, parameters = rule.translate(inputs)
     recipe = {
         "experts": dict(zip(_names(experts), experts, strict=True)),
         "method": rule.ours,
         "parameters": parameters,
-        "dtype": _dtype(config.out_dtype or config.dtype, where),
-        "seed": config.random_seed,
+        "dtype": _dtype(document.get("dtype"), where),
     }
     # Slerp's base_model is one of the two that are merged, not what they were fine-tuned from.
-    return recipe if inputs.base is None or rule.ours == "slerp" else {**recipe, "base": inputs.base}
+    return recipe if inputs.base is None or inputs.method == "slerp" else {**recipe, "base": inputs.base}
 
 
-def _rule(method: str, where: str) -> _Rule:
-    if method in _RULES:
-        return _RULES[method]
-    if method in _THEIRS:
+def _check_keys(options: object, known: tuple[str, ...], where: str) -> None:
+    if not isinstance(options, Mapping):
+        raise RecipeError(f"{where} must be a mapping of options, got {options!r}")
+    for key in options:
+        if key not in known:
+            way = _WAYS.get(str(key)) or nearest(str(key), known)
+            raise RecipeError(f"{where}: {str(key)!r} is not read from a config of mergekit's; {way}")
+
+
+def _inputs(document: Mapping[str, Any], where: str) -> _Inputs:
+    method, listed = document["merge_method"], document.get("models")
+    if not isinstance(method, str) or method not in _RULES:
         raise RecipeError(
             f"{where}: merge_method {method!r} is not among those that mergekit and orthomerge share; "
-            f"use one of {', '.join(sorted(_RULES))}, or see `orthomerge methods` for ours"
+            f"{nearest(str(method), _RULES)}; `orthomerge methods` lists ours"
         )
-    raise RecipeError(f"{where}: unknown merge_method {method!r}; {nearest(method, (*_RULES, *_THEIRS))}")
-
-
-def _inputs(config: _Config, where: str) -> _Inputs:
-    if config.modules:
-        raise RecipeError(f"{where}: 'modules' merges parts of a model apart; only whole models can be merged here")
-    if bool(config.models) == bool(config.slices):
-        raise RecipeError(f"{where}: give the models to merge under 'models' (or as one slice under 'slices')")
-    base, shared, listed = config.base_model, [config.parameters or {}], config.models
-    if config.slices:
-        if len(config.slices) > 1:
-            raise RecipeError(
-                f"{where}: {len(config.slices)} slices stack layers of different merges; only one slice of all layers "
-                "can be merged here: write it as 'models'"
-            )
-        cut = config.slices[0]
-        base = base if cut.base_model is None else cut.base_model
-        shared.insert(0, cut.parameters or {})
-        listed = tuple(_Model(source.model, source.parameters) for source in cut.sources)
-        for source in cut.sources:
-            _check_whole(_reference(source.model, f"{where}: 'model'"), source.layer_range, where)
+    if not isinstance(listed, list) or not listed:
+        raise RecipeError(f"{where}: 'models' must be a list of the models to merge, each as '- model: PATH'")
     models: dict[str, Options] = {}
-    for entry in listed:
-        reference = _reference(entry.model, f"{where}: 'model'")
-        if reference in models:
-            raise RecipeError(
-                f"{where}: the model {reference!r} is listed twice; give it once, with both weights added"
-            )
-        models[reference] = entry.parameters or {}
-    base = None if base is None else _reference(base, f"{where}: 'base_model'")
-    return _Inputs(where, config.merge_method, models, tuple(shared), base, base_joins=not config.slices)
+    for number, entry in enumerate(listed, 1):
+        place = f"{where}: 'models' item {number}"
+        _check_keys(entry, ("model", "parameters"), place)
+        model = _reference(entry.get("model"), f"{place}: 'model'")
+        if model in models:
+            raise RecipeError(f"{where}: the model {model!r} is listed twice; give it once, with both weights added")
+        models[model] = entry.get("parameters") or {}
+        own = tuple(name for name in ("weight", "density") if name in _RULES[method].parameters)
+        _check_keys(models[model], own, f"{where}: parameters of model {model!r}")
+    shared, base = document.get("parameters") or {}, document.get("base_model")
+    _check_keys(shared, (*_RULES[method].parameters, "int8_mask"), f"{where}: 'parameters'")  # a mask's storage
+    return _Inputs(where, method, models, shared, None if base is None else _reference(base, f"{where}: 'base_model'"))
 
 
 def _reference(value: Any, what: str) -> str:
@@ -215,93 +156,13 @@ def _reference(value: Any, what: str) -> str:
     return value
 
 
-def _check_whole(model: str, layers: tuple[int, ...], where: str) -> None:
-    """A slice is a merge of whole models only if it has all their layers, which is for their configs to say."""
-    for folder in (Path(where).parent / model, Path(model)):
-        if (folder / "config.json").is_file():
-            from orthomerge.checkpoints.documents import read_json
-
-            config = read_json(folder / "config.json")
-            count = next((config[key] for key in _LAYER_COUNTS if key in config), None)
-            break
-    else:
-        count = None
-    if count is None:
-        raise RecipeError(
-            f"{where}: whether layer_range {list(layers)} is all of {model!r} cannot be seen here; "
-            "if it is, list the model under 'models' instead of 'slices'"
-        )
-    if list(layers) != [0, count]:
-        raise RecipeError(
-            f"{where}: layer_range {list(layers)} is not all of {model!r}, which has {count} layers; "
-            "only whole models can be merged here"
-        )
-
-
-def _refuse_surgery(config: _Config, base: str | None, where: str) -> None:
-    """Tokenizers are taken from the base as they are; embeddings are never rearranged."""
-    tokenizer = config.tokenizer
-    source = config.tokenizer_source
-    if tokenizer is not None:
-        if not isinstance(tokenizer, Mapping) or set(tokenizer) - {"source"}:
-            raise RecipeError(
-                f"{where}: 'tokenizer' rearranges the embeddings, which is not done here; merge models with one "
-                "vocabulary, and leave it out"
-            )
-        source = tokenizer.get("source", "union")
-    if source is not None and (base is None or source not in ("base", base)):
-        raise RecipeError(
-            f"{where}: tokenizer source {source!r} rearranges the embeddings, which is not done here; "
-            "if all models share one tokenizer it changes nothing: leave it out, or use 'base' with a 'base_model'"
-        )
-    if config.chat_template is not None:
-        raise RecipeError(f"{where}: 'chat_template' means nothing to a classifier; leave it out")
-
-
-def _check_names(options: Options, rule: _Rule, where: str, method: str, *, of_model: bool = False) -> None:
-    shared = rule.shared | {"int8_mask"}  # how mergekit stores a mask; changes nothing
-    for name in options:
-        if name in rule.own or (name in shared and not of_model):
-            continue
-        if name in shared:
-            raise RecipeError(
-                f"{where}: parameter {name!r} holds for the whole merge, and mergekit ignores it here; "
-                "move it to the 'parameters' of the file"
-            )
-        known = rule.own | (frozenset() if of_model else shared)
-        raise RecipeError(f"{where}: unknown parameter {name!r} of {method}; {nearest(name, known)}")
-
-
-def _constant(value: Any, what: str) -> Any:
-    """One value for all layers and tensors."""
-    if isinstance(value, Mapping) and set(value) <= {"value", "filter"} and value.get("filter") in (None, "*"):
-        return _constant(value.get("value"), what)
-    if isinstance(value, list) and len(value) == 1:
-        return _constant(value[0], what)
-    if isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(item, Mapping) for item in value)):
-        raise RecipeError(
-            f"{what} depends on a filter over the names of tensors; here one number holds for all: give one"
-        )
-    if isinstance(value, list):
-        raise RecipeError(f"{what} is a gradient over the layers, {value}; here one number holds for all: give one")
-    return value
-
-
-def _number(value: Any, place: str, where: str) -> float:
-    value = _constant(value, f"{where}: {place}")
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        with suppress(ValueError):
-            return float(value)  # text too: YAML 1.1 reads 1e-3 as text, and mergekit takes it for the number
-    raise RecipeError(f"{where}: {place} must be a number, got {value!r}")
-
-
-def _dtype(name: str | None, where: str) -> str:
+def _dtype(name: Any, where: str) -> str:
     if name is None:
         return "keep"
-    name = name.removeprefix("torch.")
-    if name not in _DTYPES:
-        raise RecipeError(f"{where}: cannot write weights as {name!r}; {nearest(name, _DTYPES)}")
-    return name
+    short = str(name).removeprefix("torch.")
+    if short not in _DTYPES:
+        raise RecipeError(f"{where}: cannot write weights as {short!r}; {nearest(short, _DTYPES)}")
+    return short
 
 
 def _names(references: tuple[str, ...]) -> list[str]:
@@ -323,21 +184,25 @@ def _valid(name: str) -> str:
     return kept[:90] or "expert"
 
 
+# The experts in order, and the options of our method.
+_Translated = tuple[tuple[str, ...], dict[str, Any]]
+
+
 def _linear(inputs: _Inputs) -> _Translated:
     models = tuple(inputs.models)
-    if inputs.base_joins and inputs.base is not None and inputs.base not in models:
-        if not any("weight" in options for options in inputs.shared):
-            raise RecipeError(
-                f"{inputs.where}: mergekit counts 'base_model' among the models of a linear merge, and "
-                f"{inputs.base!r} has no weight; list it under 'models' with one, or leave 'base_model' out"
+    if inputs.base is not None and inputs.base not in models:
+        if "weight" not in inputs.shared:
+            raise inputs.refusal(
+                f"mergekit counts 'base_model' among the models of a linear merge, and {inputs.base!r} has no weight; "
+                "list it under 'models' with one, or leave 'base_model' out"
             )
         models = (*models, inputs.base)
-    weights = inputs.each("weight", models)
+    weights = inputs.weights(models)
     total = math.fsum(weights)
-    if not inputs.flag("normalize", True) and abs(total - 1) > 1e-9:
-        raise RecipeError(
-            f"{inputs.where}: weights that sum to {total:g} scale the whole model when 'normalize' is false; "
-            "make them sum to 1, or use task_arithmetic with a 'base_model'"
+    if not inputs.normalized(True) and abs(total - 1) > 1e-9:
+        raise inputs.refusal(
+            f"weights that sum to {total:g} scale the whole model when 'normalize' is false; make them sum to 1, or "
+            "use task_arithmetic with a 'base_model'"
         )
     return models, {"weights": weights}
 
@@ -345,96 +210,76 @@ def _linear(inputs: _Inputs) -> _Translated:
 def _vectors(inputs: _Inputs) -> tuple[str, ...]:
     """The models that are measured from the base; the base itself, if it is listed, adds nothing."""
     if inputs.base is None:
-        raise RecipeError(
-            f"{inputs.where}: {inputs.method} needs the model that the others were fine-tuned from as 'base_model'"
-        )
+        raise inputs.refusal(f"{inputs.method} needs the model that the others were fine-tuned from as 'base_model'")
     models = tuple(model for model in inputs.models if model != inputs.base)
     if not models:
-        raise RecipeError(f"{inputs.where}: only the base is listed under 'models'; add the models to merge")
+        raise inputs.refusal("only the base is listed under 'models'; add the models to merge")
     return models
 
 
 def _scales(inputs: _Inputs, models: tuple[str, ...]) -> list[float]:
     """Each weight times lambda, divided by the sum of the weights when normalised."""
-    weights, factor = inputs.each("weight", models), inputs.number("lambda", 1.0)
+    weights, factor = inputs.weights(models), inputs.number("lambda", 1.0)
     total = math.fsum(weights)
-    if inputs.flag("normalize", False) and abs(total) >= _NOTHING:
+    if inputs.normalized(False) and abs(total) >= _NOTHING:
         factor /= total
     return weights if factor == 1 else [weight * factor for weight in weights]
 
 
 def _task_arithmetic(inputs: _Inputs) -> _Translated:
     models = _vectors(inputs)
-    if set(inputs.each("density", models, 1.0)) != {1.0}:
-        raise RecipeError(
-            f"{inputs.where}: 'density' does nothing in task_arithmetic, in mergekit neither; leave it out, or use ties"
+    if inputs.density(models) != 1:
+        raise inputs.refusal(
+            "'density' does nothing in task_arithmetic, in mergekit neither; leave it out, or use ties"
         )
     return models, {"scale": _scales(inputs, models)}
 
 
 def _breadcrumbs(inputs: _Inputs) -> _Translated:
     models = _vectors(inputs)
-    _refuse_rescale(inputs)
-    density, gamma = inputs.same("density", models, 1.0), inputs.same("gamma", models, 0.01)
-    return models, {"density": density, "gamma": gamma, "scale": _scales(inputs, models)}
+    return models, {"density": inputs.density(models), "gamma": 0.01, "scale": _scales(inputs, models)}
 
 
 def _ties(inputs: _Inputs) -> _Translated:
     models = _vectors(inputs)
-    _refuse_rescale(inputs)
-    return models, {**_weighted(inputs, models), "normalize": inputs.flag("normalize", True)}
-
-
-def _dare(inputs: _Inputs) -> _Translated:
-    models = _vectors(inputs)
-    flags = {"normalize": inputs.flag("normalize", False), "rescale": inputs.flag("rescale", True)}
-    return models, {**_weighted(inputs, models), **flags}
-
-
-def _weighted(inputs: _Inputs, models: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "density": inputs.same("density", models, 1.0),
-        "weights": inputs.each("weight", models),
+    return models, {
+        "density": inputs.density(models),
+        "weights": inputs.weights(models),
         "scale": inputs.number("lambda", 1.0),
+        "normalize": inputs.normalized(inputs.method == "ties"),
     }
-
-
-def _refuse_rescale(inputs: _Inputs) -> None:
-    if inputs.flag("rescale", False):
-        raise RecipeError(
-            f"{inputs.where}: 'rescale' restores the norm of what {inputs.method} trims, which is not done here; "
-            "leave it out, or use a larger 'lambda'"
-        )
 
 
 def _slerp(inputs: _Inputs) -> _Translated:
     if inputs.base is None:
-        raise RecipeError(f"{inputs.where}: slerp needs 'base_model', the one of the two models that t = 0 gives")
+        raise inputs.refusal("slerp needs 'base_model', the one of the two models that t = 0 gives")
     others = tuple(model for model in inputs.models if model != inputs.base)
     if len(others) != 1:
-        raise RecipeError(
-            f"{inputs.where}: slerp merges exactly 2 models, 'base_model' and another, got {1 + len(others)}"
-        )
+        raise inputs.refusal(f"slerp merges exactly 2 models, 'base_model' and another, got {1 + len(others)}")
     return (inputs.base, *others), {"t": inputs.number("t")}
 
 
 def _model_stock(inputs: _Inputs) -> _Translated:
-    if inputs.flag("filter_wise", False):
-        raise RecipeError(
-            f"{inputs.where}: 'filter_wise' takes an angle for each row, here each tensor has one; leave it out"
-        )
     return _vectors(inputs), {}
 
 
-_SHARED = frozenset({"normalize", "rescale", "lambda"})
-_OWN = frozenset({"weight", "density"})
+@dataclass(frozen=True)
+class _Rule:
+    """How one of mergekit's methods is said here: our name for it, and the parameters that it has there."""
+
+    ours: str
+    translate: Callable[[_Inputs], _Translated]
+    parameters: tuple[str, ...] = ()
+
+
+_ALL = ("weight", "density", "lambda", "normalize")
 _RULES: Mapping[str, _Rule] = {
-    "linear": _Rule("average", _linear, frozenset({"normalize"}), frozenset({"weight"})),
-    "task_arithmetic": _Rule("task_arithmetic", _task_arithmetic, _SHARED, _OWN),
-    "ties": _Rule("ties@mergekit", _ties, _SHARED, _OWN),
-    "dare_linear": _Rule("dare@mergekit", _dare, _SHARED, _OWN),
-    "dare_ties": _Rule("dare_ties@mergekit", _dare, _SHARED, _OWN),
-    "breadcrumbs": _Rule("breadcrumbs", _breadcrumbs, _SHARED, _OWN | {"gamma"}),
-    "slerp": _Rule("slerp", _slerp, frozenset({"t"})),
-    "model_stock": _Rule("model_stock", _model_stock, frozenset({"filter_wise"})),
+    "linear": _Rule("average", _linear, ("weight", "normalize")),
+    "task_arithmetic": _Rule("task_arithmetic", _task_arithmetic, _ALL),
+    "ties": _Rule("ties@mergekit", _ties, _ALL),
+    "dare_linear": _Rule("dare@mergekit", _ties, _ALL),
+    "dare_ties": _Rule("dare_ties@mergekit", _ties, _ALL),
+    "breadcrumbs": _Rule("breadcrumbs", _breadcrumbs, _ALL),
+    "slerp": _Rule("slerp", _slerp, ("t",)),
+    "model_stock": _Rule("model_stock", _model_stock),
 }

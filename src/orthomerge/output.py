@@ -22,7 +22,7 @@ from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, is_float
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.hashing import algorithm_of
 from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write_json
-from orthomerge.checkpoints.shards import Written, write_shards
+from orthomerge.checkpoints.shards import write_shards
 from orthomerge.classifiers import write_classifier
 from orthomerge.errors import CheckpointError
 from orthomerge.licences import licence_of
@@ -42,7 +42,6 @@ __all__ = [
     "COMPANIONS",
     "README",
     "companions",
-    "complete_output",
     "copy_files",
     "finish_output",
     "link_files",
@@ -80,30 +79,14 @@ def write_output(
         encoder = folder / "encoder"
         encoder.mkdir()
         shards = write_shards(encoder, job.specs, blocks, most=most, progress=progress)
-        return complete_output(job, heads, folder, shards, beside=beside)
-
-
-def complete_output(
-    job: Job,
-    heads: dict[str, Head],
-    folder: Path,
-    shards: Iterable[Written],
-    *,
-    beside: Iterable[Path],
-    digest: Callable[[RawFile], str] = RawFile.digest,
-) -> dict[str, Any]:
-    """All that comes after the encoder's shards, which lie in their places; the manifest.
-
-    `digest`: what the hash of an input is, for those who know it already.
-    """
-    for task, head in heads.items():
-        write_classifier(folder / "heads" / task, head)
-    _write_encoder_files(job, folder / "encoder", beside)
-    for source in job.sources.values():
-        for file in source.files:
-            file.check_unchanged()
-    known = {f"encoder/{shard.name}": {"size": shard.size, "hash": shard.digest} for shard in shards}
-    return finish_output(folder, manifest_of(job, heads, digest=digest), known)
+        for task, head in heads.items():
+            write_classifier(folder / "heads" / task, head)
+        _write_encoder_files(job, encoder, beside)
+        for source in job.sources.values():
+            for file in source.files:
+                file.check_unchanged()
+        known = {f"encoder/{shard.name}": {"size": shard.size, "hash": shard.digest} for shard in shards}
+        return finish_output(folder, manifest_of(job, heads), known)
 
 
 def link_files(source: Path, folder: Path, names: Iterable[str]) -> None:
@@ -199,9 +182,7 @@ def _write_encoder_files(job: Job, encoder: Path, beside: Iterable[Path]) -> Non
         write_json(encoder / "config.json", encoder_config(config, job.family, dtype))
 
 
-def manifest_of(
-    job: Job, heads: dict[str, Head], *, digest: Callable[[RawFile], str] = RawFile.digest
-) -> dict[str, Any]:
+def manifest_of(job: Job, heads: dict[str, Head]) -> dict[str, Any]:
     """What an output says of how it was made; the table of its files comes last."""
     recipe, family = job.recipe, job.family
     method = {"name": recipe.method, "parameters": plain(vars(job.method))}
@@ -215,8 +196,8 @@ def manifest_of(
         "pooling": job.pooling,
         "encoder": {"prefix": family.prefix, "class": family.encoder_class, "dtype": recipe.dtype},
         "inputs": {
-            "base": _input(job.base, recipe.base or "the first expert", digest),
-            "experts": {task: _input(expert.source, expert.given.path, digest) for task, expert in job.experts.items()},
+            "base": _input(job.base, recipe.base or "the first expert"),
+            "experts": {task: _input(expert.source, expert.given.path) for task, expert in job.experts.items()},
         },
         "tensors": {
             "merged": len(job.merged),
@@ -244,11 +225,11 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
 
 
-def _input(source: Checkpoint | Adapter, reference: str, digest: Callable[[RawFile], str]) -> dict[str, Any]:
+def _input(source: Checkpoint | Adapter, reference: str) -> dict[str, Any]:
     """What identifies an input without telling where on this machine it lay."""
     revision = getattr(source, "revision", None)
     name = reference if revision else Path(reference).name
-    files = [{"name": file.path.name, "size": file.size, "hash": digest(file)} for file in source.files]
+    files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
     licence = licence_of(source.path, reference=reference, revision=revision)
     return {"name": name, "revision": revision, "license": licence, "files": files}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from orthomerge.checkpoints.publish import check_target
 from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.heads import Head, Linear
 from orthomerge.merging.expressions import evaluate
-from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
 from orthomerge.models.split import TIED
 from orthomerge.models.weights import EncoderWeights
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
 
 __all__ = [
-    "SHARES",
     "Progress",
     "Result",
     "check_tied",
@@ -40,7 +38,7 @@ __all__ = [
     "task_vectors",
 ]
 
-SHARES = (1, 8)  # by how much blocks shrink when memory runs out
+_SHARES = (1, 8)  # by how much blocks shrink when memory runs out
 
 
 class Progress(Protocol):
@@ -91,7 +89,7 @@ def merge(
     check_kinship(job, vectors)
     reporter = progress or _Silent()
     # Tiles change no bit of the result; when memory runs out, smaller ones are tried once.
-    for share in SHARES:
+    for share in _SHARES:
         tiles = replace(vectors, tile=max(TILE // share, 1))
         try:
             return _carry_out(job, heads, tiles, Path(target), force=force, memory=MEMORY // share, reporter=reporter)
@@ -133,9 +131,9 @@ def _seen_there(job: Job, vectors: TaskVectors) -> Vectors:
 
 
 def encoder_blocks(
-    job: Job, vectors: TaskVectors, method: TensorMethod, *, memory: int, keys: Iterable[str] | None = None
+    job: Job, vectors: TaskVectors, method: TensorMethod, *, memory: int
 ) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """The merged encoder in the order of writing, or those tensors of it that are named; close it."""
+    """The merged encoder in the order of writing; close it."""
     from orthomerge.merging.stream import MEMORY, merge_blocks
 
     workers = None if memory == MEMORY else 1
@@ -148,14 +146,8 @@ def encoder_blocks(
     def finish(block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
         return _cast(job, block, weights)
 
-    wanted = tuple(job.specs if keys is None else keys)
-    some = (
-        vectors
-        if keys is None
-        else _Only(vectors.vectors, vectors.tile, tuple(filter(job.merged.__contains__, wanted)))
-    )
-    with closing(merge_blocks(some, method, finish, workers=workers, memory=memory)) as merged:
-        for key in wanted:
+    with closing(merge_blocks(vectors, method, finish, workers=workers, memory=memory)) as merged:
+        for key in job.specs:
             if key in job.copied:
                 yield key, copied_tensor(job, key)
                 continue
@@ -164,16 +156,6 @@ def encoder_blocks(
                 found, weights = next(merged)
                 left -= weights.numel()
                 yield found, weights
-
-
-@dataclass(frozen=True)
-class _Only(TaskVectors):
-    """Task vectors of which only some tensors are streamed."""
-
-    keys: tuple[str, ...] = ()
-
-    def sites(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[tuple[Site, int]]:
-        return super().sites(keys=self.keys if keys is None else keys, scope=scope)
 
 
 def task_vectors(job: Job) -> TaskVectors:

@@ -14,9 +14,8 @@ from orthomerge.errors import OrthomergeError, RecipeError
 from orthomerge.evaluation.evaluate import Question
 from orthomerge.recipe import Recipe, read_recipe
 from orthomerge.records import Record
-from orthomerge.running.sweeping.cells import Cell, Variant, cells_of, check_sweep, readouts_of, variants_of
+from orthomerge.running.sweeping.cells import Cell, Variant, cells_of, check_sweep, readouts_of, splits_of, variants_of
 from orthomerge.running.sweeping.choosing import best_of, rows_of, sweep_csv, sweep_markdown
-from orthomerge.running.sweeping.cutting import splits_of
 
 
 def read(folder: Path, sweep: str, more: str = "") -> Recipe:

@@ -18,7 +18,7 @@ from orthomerge.errors import CheckpointError, OutputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Written", "plan_shards", "shard_name", "write_index", "write_shard", "write_shards"]
+__all__ = ["Written", "plan_shards", "write_shards"]
 
 _METADATA = {"format": "pt"}  # what transformers asks of a file
 
@@ -57,40 +57,27 @@ def write_shards(
     shards = plan_shards(specs, most)
     stream = _views(blocks)
     written = [
-        _write_shard(folder / shard_name(number, len(shards)), shard, stream, progress)
+        _write_shard(folder / _shard_name(number, len(shards)), shard, stream, progress)
         for number, shard in enumerate(shards, 1)
     ]
-    _check_end(stream)
-    write_index(folder, shards)
+    if (key := next(stream, (None,))[0]) is not None:
+        raise AssertionError(f"a block of {key!r} came after the last tensor")
+    _write_index(folder, shards)
     return written
 
 
-def write_shard(
-    path: Path,
-    specs: dict[str, Spec],
-    blocks: Iterable[tuple[str, torch.Tensor]],
-    *,
-    progress: Callable[[int], None] = lambda count: None,
-) -> Written:
-    """Write one shard alone, byte for byte as `write_shards` does."""
-    stream = _views(blocks)
-    written = _write_shard(path, specs, stream, progress)
-    _check_end(stream)
-    return written
-
-
-def shard_name(number: int, count: int) -> str:
+def _shard_name(number: int, count: int) -> str:
     """The file of shard `number`, from 1 on, of `count`."""
     return "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
 
 
-def write_index(folder: Path, shards: list[dict[str, Spec]]) -> None:
+def _write_index(folder: Path, shards: list[dict[str, Spec]]) -> None:
     """Where each tensor is; a single file needs no index."""
     if len(shards) == 1:
         return
     places: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
-        places |= dict.fromkeys(shard, shard_name(number, len(shards)))
+        places |= dict.fromkeys(shard, _shard_name(number, len(shards)))
     total = sum(spec.nbytes for shard in shards for spec in shard.values())
     write_json(
         folder / "model.safetensors.index.json",
@@ -101,11 +88,6 @@ def write_index(folder: Path, shards: list[dict[str, Spec]]) -> None:
 def _views(blocks: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, memoryview]]:
     """Blocks as bytes; a tensor without elements has none, and whether a block comes for it does not matter."""
     return ((name, view) for name, block in blocks if len(view := _bytes(block)))
-
-
-def _check_end(stream: Iterator[tuple[str, memoryview]]) -> None:
-    if (key := next(stream, (None,))[0]) is not None:
-        raise AssertionError(f"a block of {key!r} came after the last tensor")
 
 
 def _write_shard(

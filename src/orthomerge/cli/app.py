@@ -33,7 +33,6 @@ from orthomerge.cli.options import (
     Settings,
     ShardSize,
 )
-from orthomerge.cli.running import work
 from orthomerge.cli.study import COMMANDS, suites
 from orthomerge.cli.sweeping import sweep
 from orthomerge.errors import OrthomergeError
@@ -235,7 +234,7 @@ def aligners(
 
 
 app.add_typer(suites, name="suite")
-for _command in (export, *COMMANDS, work, sweep):
+for _command in (export, *COMMANDS, sweep):
     app.command()(_command)
 
 

@@ -24,16 +24,7 @@ def sweep(
     folder: Annotated[
         str | None, typer.Option("--run", metavar="FOLDER", help="The run folder; runs/RECIPE-sweep if not given.")
     ] = None,
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on", metavar="WHERE", help="serial, process[:N], ray[:N] or ray://host:port (docs/scaling.md)."
-        ),
-    ] = "serial",
     listed: Annotated[bool, typer.Option("--list", help="Print the cells, and stop.")] = False,
-    plan_only: Annotated[
-        bool, typer.Option("--plan-only", help="Only write the jobs to RUN/plan.json, for `orthomerge work`.")
-    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Do everything again.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -41,7 +32,7 @@ def sweep(
     """Merge and score methods x scales x seeds x aligners x shots from one recipe. What is done is not done again."""
     from orthomerge.cli.commands import print_json
     from orthomerge.cli.progress import watched
-    from orthomerge.running.sweeping.sweep import list_cells, plan_sweep
+    from orthomerge.running.sweeping.sweep import list_cells
     from orthomerge.running.sweeping.sweep import sweep as carry_out
 
     if listed:
@@ -52,14 +43,6 @@ def sweep(
             typer.echo("\n".join((*(f"{title}, seed {seed}" for title, seed in cells), f"{len(cells)} cells")))
         return
 
-    if plan_only:
-        run, plan = plan_sweep(recipe, run=folder, force=force)
-        if as_json:
-            print_json({"run": str(run), "jobs": len(plan.jobs)})
-        else:
-            typer.echo(f"{len(plan.jobs)} jobs; now `orthomerge work {shlex.quote(str(run))}`, as often as you like")
-        return
-
     def say(text: str) -> None:
         if not quiet and not as_json:
             sys.stderr.write(f"{text}\n")
@@ -67,7 +50,7 @@ def sweep(
     command = shlex.join(["orthomerge", "sweep", recipe, *(["--run", folder] if folder is not None else [])])
     try:
         with watched(quiet=quiet or as_json) as watch:
-            swept = carry_out(recipe, run=folder, on=on, force=force, watch=watch, command=command, say=say)
+            swept = carry_out(recipe, run=folder, force=force, watch=watch, command=command, say=say)
     except KeyboardInterrupt:
         sys.stderr.write("orthomerge: interrupted; what is done is kept: run the same command to go on\n")
         raise SystemExit(130) from None
@@ -85,7 +68,7 @@ def _document(swept: Swept) -> dict[str, Any]:
         "run": str(swept.folder),
         "report": None if swept.page is None else str(swept.page),
         "cells": swept.cells,
-        "jobs": {"done": swept.done, "found": swept.found},
+        "models": {"done": swept.done, "found": swept.found},
         "best": [_best(item) for item in swept.best],
         "failed": [{"cell": failure.title, "message": failure.message} for failure in swept.failures],
     }
@@ -106,7 +89,7 @@ def _print(swept: Swept) -> None:
     text = (swept.folder / "sweep.md").read_text(encoding="utf-8")
     typer.echo(text.partition("\n### All cells")[0].strip())
     typer.echo("")
-    typer.echo(f"{swept.cells} cells; {swept.done} jobs done, {swept.found} found done")
+    typer.echo(f"{swept.cells} cells; {swept.done} models scored, {swept.found} found done")
     typer.echo(f"all cells: {swept.folder / 'sweep.csv'}")
     if swept.page is not None:
         typer.echo(f"report: {swept.page}")

@@ -39,7 +39,7 @@ from orthomerge.running.ledger import Ledger, open_ledger
 from orthomerge.running.watching import Silent, Watch
 from orthomerge.version import VERSION
 
-__all__ = ["Makers", "Ran", "carry_out", "check_recipe", "read_run_recipe", "run", "stages_of"]
+__all__ = ["Ran", "check_recipe", "read_run_recipe", "run", "stages_of"]
 
 State = Literal["done", "found"]
 _PAGE = "report.html"
@@ -57,17 +57,6 @@ class Ran:
     page: Path | None = None
 
 
-@dataclass(frozen=True)
-class Makers:
-    """Who makes the models and the records of a run. `spent`: seconds that a stage took before it came to the line."""
-
-    merge: Callable[..., Mapping[Path, str]] = models.merge_model
-    align: Callable[..., Mapping[Path, str]] = models.align_model
-    references: Callable[..., Mapping[Path, str]] = models.write_references
-    evaluate: Callable[..., Iterable[Path]] = evaluate_models
-    spent: Callable[[str], float] = lambda name: 0.0
-
-
 def run(
     recipe: Recipe | str | Path,
     *,
@@ -75,23 +64,16 @@ def run(
     force: bool = False,
     watch: Watch | None = None,
     command: str = "",
-    on: str | None = None,
-    part: int = 4096,
 ) -> Ran:
     """Carry out a recipe with all its blocks in one run folder; `runs/NAME` for a file NAME.yaml, if none is given.
 
     `force`: do every stage again, and replace an existing output of ours at the recipe's `out`. `command`: how this was
-    called, for the report. `on`: cut the run into jobs and let an executor do them: serial, process:N, ray, ray:N or
-    ray://host:port (docs/scaling.md). `part`: inputs in one job of statistics, where `align` streams.
+    called, for the report.
     """
     given, text, folder = read_run_recipe(recipe, run)
     check_recipe(given)
-    if on is not None:
-        from orthomerge.running.jobs.driving import run_jobs
-
-        return run_jobs(given, text, folder, on=on, force=force, watch=watch, command=command, part=part)
     with open_ledger(folder, force=force) as ledger:
-        return carry_out(given, text, command, ledger, watch=watch, force=force)
+        return _Line(given, text, command, ledger, watch or Silent(), force).go()
 
 
 def read_run_recipe(recipe: Recipe | str | Path, run: str | Path | None) -> tuple[Recipe, str, Path]:
@@ -105,20 +87,6 @@ def read_run_recipe(recipe: Recipe | str | Path, run: str | Path | None) -> tupl
         given, text = read_recipe(path), path.read_text(encoding="utf-8")
         folder = Path(run) if run is not None else Path("runs") / path.stem
     return given, text, folder.expanduser()
-
-
-def carry_out(
-    recipe: Recipe,
-    text: str,
-    command: str,
-    ledger: Ledger,
-    *,
-    watch: Watch | None = None,
-    force: bool = False,
-    makers: Makers | None = None,
-) -> Ran:
-    """Do all stages of a recipe that the ledger does not know to be done."""
-    return _Line(recipe, text, command, ledger, watch or Silent(), force, makers or Makers()).go()
 
 
 def stages_of(recipe: Recipe) -> list[str]:
@@ -154,7 +122,6 @@ class _Line:
     ledger: Ledger
     watch: Watch
     force: bool
-    makers: Makers
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     states: dict[str, State] = field(default_factory=dict)
 
@@ -171,23 +138,23 @@ class _Line:
         steps: dict[str, tuple[Callable[[], str], Callable[[], Mapping[Path, str]]]] = {
             "merge": (
                 lambda: models.merge_key(recipe, digests),
-                lambda: self.makers.merge(
+                lambda: models.merge_model(
                     recipe, places, force=ours or self._is_inside(places.merged), progress=self.watch
                 ),
             ),
             "align": (
                 lambda: models.align_key(recipe, places, digests),
-                lambda: self.makers.align(
+                lambda: models.align_model(
                     recipe, places, force=ours or self._is_inside(places.out), progress=self.watch
                 ),
             ),
             "references": (
                 lambda: models.references_key(recipe, places, digests),
-                lambda: self.makers.references(recipe, places, progress=self.watch),
+                lambda: models.write_references(recipe, places, progress=self.watch),
             ),
             "evaluate": (
                 lambda: evaluate_key(recipe, places, digests),
-                lambda: self._hashed(self.makers.evaluate(recipe, places, folder, say=self._say)),
+                lambda: self._hashed(evaluate_models(recipe, places, folder, say=self._say)),
             ),
             "card": (
                 lambda: card_key(places.out, read_records(folder / RECORDS)),
@@ -221,7 +188,7 @@ class _Line:
                 self.ledger.begin(name)
                 started = time.perf_counter()
                 files = do()
-                seconds = time.perf_counter() - started + self.makers.spent(name)
+                seconds = time.perf_counter() - started
                 self.ledger.add(name, key, files, seconds=seconds, memory=peak_memory())
                 self.states[name] = "done"
         except OrthomergeError as error:

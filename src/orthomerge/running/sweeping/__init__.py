@@ -1,1 +1,1 @@
-"""Sweeps: many merges and ways of reading them from one recipe, as jobs of one plan."""
+"""Sweeps: many merges and ways of reading them from one recipe, one after the other."""

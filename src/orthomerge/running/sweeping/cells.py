@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.evaluate import Question
     from orthomerge.records import Access, Record, Way
 
-__all__ = ["Cell", "Readout", "Variant", "cells_of", "check_sweep", "readouts_of", "sweep_of", "variants_of"]
+__all__ = [
+    "Cell",
+    "Readout",
+    "Variant",
+    "cells_of",
+    "check_sweep",
+    "readouts_of",
+    "splits_of",
+    "sweep_of",
+    "variants_of",
+]
 
 _REFERENCES = ("base", "expert")
 _NONE = "none"
@@ -132,6 +142,27 @@ def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
             "'parameters' are of 'method'; a sweep with 'methods' has them there: {method: ties, parameters: {...}}"
         )
     return recipe.sweep, recipe.evaluate
+
+
+def splits_of(block: Sweep, scored: Evaluate) -> tuple[str, ...]:
+    """What is scored: test, and val where the best is chosen there. Data is read for it."""
+    from orthomerge.data.reading import read_task
+
+    missing = []
+    for name, source in scored.data.items():
+        task = read_task(source) if isinstance(source, str) else source
+        if task["test"].labels is None:
+            raise RecipeError(f"the test split of {name!r} has no labels; accuracy needs them")
+        if "val" not in task.splits or task["val"].labels is None or not len(task["val"]):
+            missing.append(name)
+    why = ""
+    if missing:
+        why = f"{missing[0]!r} has no labelled val split"
+    elif scored.support == "val":
+        why = "the val split is what the readings are fitted to ('support')"
+    if block.choose == "val" and why:
+        raise RecipeError(f"the best cannot be chosen on val: {why}; change that, or say 'choose: test'")
+    return ("test",) if why or block.choose == "test" else ("test", "val")
 
 
 def variants_of(recipe: Recipe) -> list[Variant]:

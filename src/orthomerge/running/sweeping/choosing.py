@@ -21,13 +21,14 @@ __all__ = ["Best", "Failure", "Row", "best_of", "rows_of", "sweep_csv", "sweep_m
 
 @dataclass(frozen=True)
 class Failure:
-    """A question about a task that could not be answered."""
+    """A question about a task that could not be answered. `lasting`: it would fail again, by its own numbers."""
 
     name: str
     task: str
     split: str
     way: Way
     message: str
+    lasting: bool = True
 
     @property
     def cell(self) -> str:

@@ -1,8 +1,11 @@
-"""A sweep from its recipe to its report: check, plan, let an executor do the jobs, finish.
+"""A sweep: a loop over its models, each merged, scored and removed; then tables and a report.
 
-What is done is not done again: a sweep that was killed goes on, and one whose recipe has grown does what is new. Cells
-that failed by their own numbers would fail again and are not tried; what failed for want of memory, say, is. Merged
-models are kept while anything needs them, and then removed.
+RUN/records.jsonl, predictions/, comparisons.json, notes.json, table.md, run.json, report.html    as of `orthomerge run`
+RUN/validation.jsonl     the same questions on val, where the best is chosen there
+RUN/sweep.csv, sweep.md  every cell, the best for each budget of inputs, and what failed
+RUN/scores/NAME.json     the scores of one model, by which a repeated sweep knows that it is done
+RUN/models/              base, experts and the merge that is being scored; removed at the end
+RUN/merges/NAME          the merges, with `keep: true`
 """
 
 from __future__ import annotations
@@ -10,39 +13,63 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from orthomerge.checkpoints.publish import check_room
-from orthomerge.errors import OutputError
-from orthomerge.output import link_files
+from orthomerge.blocks import Report
+from orthomerge.checkpoints.publish import MANIFEST, check_room
+from orthomerge.errors import OrthomergeError, OutputError
+from orthomerge.evaluation.comparisons import compare_run
+from orthomerge.evaluation.notes import contamination_notes
+from orthomerge.evaluation.running import Run
+from orthomerge.evaluation.tables import lines
+from orthomerge.pipeline import merge
+from orthomerge.planning import make_plan
 from orthomerge.recipe import Recipe
-from orthomerge.running.jobs.context import MODEL
-from orthomerge.running.jobs.executors import executor_of
-from orthomerge.running.jobs.finishing import waiting_ledger
-from orthomerge.running.jobs.job import Job
-from orthomerge.running.jobs.kinds.sweep_models import may_pass
-from orthomerge.running.jobs.plan import FILE, Plan, write_plan
-from orthomerge.running.jobs.store import FOLDER, Store
-from orthomerge.running.ledger import open_ledger
+from orthomerge.records import Record, write_records, write_whole
+from orthomerge.runinfo import FILE as INFO
+from orthomerge.runinfo import RunInfo, write_info
+from orthomerge.running.digests import digest_of, output_files
+from orthomerge.running.evaluation import RECORDS, written_files
+from orthomerge.running.info import machine, peak_memory, versions
+from orthomerge.running.ledger import Ledger, open_ledger
 from orthomerge.running.line import read_run_recipe
-from orthomerge.running.sweeping.cells import Cell, check_sweep, sweep_of
-from orthomerge.running.sweeping.choosing import Best, Failure, Row
-from orthomerge.running.sweeping.cutting import MODELS, cut_sweep, variant_of
-from orthomerge.running.sweeping.finishing import finish_sweep
+from orthomerge.running.models import MODELS, merge_key
+from orthomerge.running.sweeping.cells import (
+    Cell,
+    Variant,
+    check_sweep,
+    readouts_of,
+    splits_of,
+    sweep_of,
+    variants_of,
+)
+from orthomerge.running.sweeping.choosing import Best, Failure, Row, best_of, rows_of, sweep_csv, sweep_markdown
+from orthomerge.running.sweeping.scoring import Result, Scorer
 from orthomerge.running.watching import Silent, Watch
+from orthomerge.strict import build
+from orthomerge.threads import fixed_threads
+from orthomerge.version import VERSION
 
-__all__ = ["Swept", "list_cells", "plan_sweep", "sweep"]
+__all__ = ["Swept", "list_cells", "sweep"]
 
-_KEPT, _MARKER = "merges", ".orthomerge-sweep"
+_STAGE, _PAGE, _VALIDATION, _MERGES = "sweep", "report.html", "validation.jsonl", "merges"
+_REFERENCES = ("expert", "base")
 _ODD = re.compile(r"[^A-Za-z0-9_.+=@-]+")
-_LONGEST = 100  # letters of a folder's name
+_LONGEST = 100  # letters of a model's name in files
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep came to. `rows`: every merge under every reading; `best`: for each budget of inputs."""
+    """What a sweep came to. `rows`: every merge under every reading; `best`: for each budget of inputs.
+
+    `done` and `found`: how many models were scored now, and how many had been before.
+    """
 
     folder: Path
     cells: int
@@ -64,7 +91,6 @@ def sweep(
     recipe: Recipe | str | Path,
     *,
     run: str | Path | None = None,
-    on: str = "serial",
     force: bool = False,
     watch: Watch | None = None,
     command: str = "",
@@ -72,111 +98,226 @@ def sweep(
 ) -> Swept:
     """Merge and score every cell of a recipe's block `sweep`; into `runs/NAME-sweep` for NAME.yaml, if none is given.
 
-    `on`: who does the jobs: serial, process:N, ray, ray:N or ray://host:port; the numbers are the same. `force`: do all
-    again. A cell that fails is told in `failures` and ends nothing.
+    `force`: do all again. A cell that fails is told in `failures` and ends nothing.
     """
-    executor = executor_of(on)
-    given, text, folder = _read(recipe, run)
-    cells = check_sweep(given)
-    plan = _plan(given, text, folder, command=command, force=force)
-    store = Store(folder)
-    jobs, missing = _wanted(plan, store)
-    _tell(plan, folder, len(cells), missing, say)
-    executor.map(folder, jobs, watch or Silent())
-    with waiting_ledger(folder) as ledger:
-        made = finish_sweep(plan, ledger)
-    block, _ = sweep_of(given)
-    _clear(folder / _KEPT)
-    if block.keep:
-        _put_models(plan, store)
-    store.keep(job.key for job in plan.jobs if block.keep or job.kind not in MODELS)
-    counts = (len(missing), len(jobs) - len(missing))
-    return Swept(folder, len(cells), made.rows, made.best, made.failures, *counts, made.page)
-
-
-def plan_sweep(recipe: Recipe | str | Path, *, run: str | Path | None = None, force: bool = False) -> tuple[Path, Plan]:
-    """Only write the plan of a sweep, for `orthomerge work`; the folder and the plan."""
-    given, text, folder = _read(recipe, run)
-    check_sweep(given)
-    return folder, _plan(given, text, folder, command="", force=force)
-
-
-def _read(recipe: Recipe | str | Path, run: str | Path | None) -> tuple[Recipe, str, Path]:
     if run is None and not isinstance(recipe, Recipe):
         run = Path("runs") / f"{Path(recipe).stem}-sweep"
-    return read_run_recipe(recipe, run)
+    given, text, folder = read_run_recipe(recipe, run)
+    cells = check_sweep(given)
+    with open_ledger(folder, force=force) as ledger, fixed_threads():
+        return _Sweep(given, text, command, ledger, watch or Silent(), force).go(cells, say)
 
 
-def _plan(recipe: Recipe, text: str, folder: Path, *, command: str, force: bool) -> Plan:
-    """Write the plan, and remove what it does not have any more, and what failed but may not fail again."""
-    with open_ledger(folder, force=force) as ledger:
-        _check_folder(folder, force=force)
-        plan = cut_sweep(recipe, text=text, command=command, digests=ledger.digests)
-        ledger.write()
-        if force:
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
-        store = Store(folder)
-        store.keep(job.key for job in plan.jobs if not may_pass(store.place(job.key)))
-        write_plan(folder, plan)
-    return plan
+@dataclass(frozen=True)
+class _Sweep:
+    recipe: Recipe
+    text: str
+    command: str
+    ledger: Ledger
+    watch: Watch
+    force: bool
+
+    @property
+    def run(self) -> Path:
+        return self.ledger.run
+
+    def go(self, cells: Sequence[Cell], say: Callable[[str], None]) -> Swept:
+        """Score what is not scored yet, then write what people read."""
+        block, scored = sweep_of(self.recipe)
+        splits = splits_of(block, scored)
+        models, keys = self._models(), self._keys(splits)
+        if not self.force and any(not name.startswith(_STAGE) for name in self.ledger.entries):
+            raise OutputError(f"{self.run} holds a run that is no sweep; give another --run, or --force to replace it")
+        kept = [f"{_STAGE} keeps {name}" for name in models if block.keep and name not in _REFERENCES]
+        self._remove_merges(kept)
+        self.ledger.keep([_STAGE, *(f"{_STAGE} {name}" for name in models), *kept], models=MODELS)
+        self.ledger.write()
+        missing = [name for name in models if self.force or not self._is_scored(name, keys[name], kept)]
+        self._check_room(len(cells), models, missing, say)
+        scorer = Scorer(self.recipe, self.run, self.run / MODELS, splits, self.watch)
+        for place, name in enumerate(missing, 1):
+            self.watch.begin(name, place=place, count=len(missing))
+            self._score(scorer, name, models[name], keys[name], keep=block.keep)
+            self.watch.end(name, seconds=self.ledger.entries[f"{_STAGE} {name}"].seconds, found=False)
+        results = [
+            build(Result, json.loads(self._file(name).read_text(encoding="utf-8")), where=name) for name in models
+        ]
+        swept = self._finish(scorer, cells, results, digest_of([keys, self.text]))
+        shutil.rmtree(self.run / MODELS, ignore_errors=True)
+        return replace(swept, done=len(missing), found=len(models) - len(missing))
+
+    def _models(self) -> dict[str, Variant]:
+        """What is scored, by names that files can have: references, then merges."""
+        block, scored = sweep_of(self.recipe)
+        models = dict[str, Variant]()
+        if scored.references:
+            models["expert"] = Variant("expert")
+            if self.recipe.base is not None:
+                models["base"] = Variant("base", seeds=block.seeds)
+        for variant in variants_of(self.recipe):
+            seed = f"-seed{variant.first}" if variant.seeds == 1 and variant.first else ""
+            name = f"{_ODD.sub('-', variant.name)[:_LONGEST]}{seed}"
+            models[name if name not in models else f"{name}-{digest_of(asdict(variant))[:8]}"] = variant
+        return models
+
+    def _keys(self, splits: Sequence[str]) -> dict[str, str]:
+        """What the scores of each model depend on."""
+        import torch
+
+        _, scored = sweep_of(self.recipe)
+        digests = self.ledger.digests
+        plain = replace(self.recipe.merging, method="average", parameters={}, vector=None, seed=0, align=None, fit=None)
+        shared = [
+            {"orthomerge": VERSION, "torch": torch.__version__},
+            merge_key(plain, digests),
+            [asdict(readout) for readout in readouts_of(self.recipe)],
+            [splits, scored.support, scored.device, scored.batch],
+            [(task, digests.source(source)) for task, source in scored.data.items()],
+        ]
+        models = self._models().items()
+        merges = {
+            name: merge_key(variant.recipe(self.recipe), digests) for name, variant in models if name not in _REFERENCES
+        }
+        return {name: digest_of([shared, asdict(variant), merges.get(name)]) for name, variant in models}
+
+    def _is_scored(self, name: str, key: str, kept: Sequence[str]) -> bool:
+        own = f"{_STAGE} keeps {name}"
+        return self.ledger.has(f"{_STAGE} {name}", key) and (own not in kept or self.ledger.has(own, key))
+
+    def _remove_merges(self, kept: Sequence[str]) -> None:
+        """Remove merges that an earlier sweep kept and this one does not."""
+        for name in self.ledger.entries.keys() - set(kept):
+            if name.startswith(f"{_STAGE} keeps "):
+                shutil.rmtree(self.run / _MERGES / name.removeprefix(f"{_STAGE} keeps "), ignore_errors=True)
+        if not kept:
+            with suppress(OSError):
+                (self.run / _MERGES).rmdir()
+
+    def _check_room(
+        self, cells: int, models: Collection[str], missing: Collection[str], say: Callable[[str], None]
+    ) -> None:
+        """Say how much there is to do, and refuse what the disk cannot hold."""
+        block, scored = sweep_of(self.recipe)
+        merges = [name for name in missing if name not in _REFERENCES]
+        count = len(merges) if block.keep else min(len(merges), 1)
+        count += 1 + len(scored.data) if missing else 0
+        size = count * make_plan(variants_of(self.recipe)[0].recipe(self.recipe)).check().bytes_to_write
+        room = f", and {size / 1e9:.2f} GB in {self.run} for {count} models at a time" if missing else ""
+        all_merges = len(set(models) - set(_REFERENCES))
+        say(f"{cells} cells from {all_merges} merges; {len(missing)} models to score{room}")
+        check_room(self.run, size)
+
+    def _file(self, name: str) -> Path:
+        return self.run / "scores" / f"{name}.json"
+
+    def _score(self, scorer: Scorer, name: str, variant: Variant, key: str, *, keep: bool) -> None:
+        """Make a model, score it and note that it is done, unless something failed that may not fail again."""
+        self.ledger.begin(f"{_STAGE} {name}")
+        started = time.perf_counter()
+        place, tasks = self.run / (_MERGES if keep else MODELS) / name, scorer.benches["test"].tasks
+        if name == "expert":
+            result = scorer.score(variant, scorer.experts)
+        elif name == "base":
+            result = scorer.score(variant, dict.fromkeys(tasks, scorer.base))
+        else:
+            try:
+                self.watch.stage("merging", None)
+                merge(variant.recipe(self.recipe), out=place, force=True, progress=self.watch)
+                result = scorer.score(variant, dict.fromkeys(tasks, place))
+            except OutputError:
+                raise
+            except OrthomergeError as error:
+                result = scorer.failed(variant, error)
+        self._file(name).parent.mkdir(exist_ok=True)
+        write_whole(self._file(name), json.dumps(asdict(result), ensure_ascii=False) + "\n")
+        predictions = [self.run / record.predictions for record in result.records if record.predictions is not None]
+        files = {path: self.ledger.digests.file(path) for path in (self._file(name), *predictions)}
+        final = all(failure.lasting for failure in result.failures)
+        seconds, memory = time.perf_counter() - started, peak_memory()
+        if name not in _REFERENCES and (place / MANIFEST).is_file():
+            if keep:
+                self.ledger.add(f"{_STAGE} keeps {name}", key, output_files(place), seconds=0.0, memory=memory)
+            else:
+                shutil.rmtree(place)
+        self.ledger.add(f"{_STAGE} {name}", key if final else "", files, seconds=seconds, memory=memory)
+
+    def _finish(self, scorer: Scorer, cells: Sequence[Cell], results: Sequence[Result], key: str) -> Swept:
+        """Everything that comes after the scores; where nothing is new, it is only told."""
+        records = [record for result in results for record in result.records]
+        validation = [record for result in results for record in result.validation]
+        failures = [failure for result in results for failure in result.failures]
+        rows = rows_of(cells, records, validation, failures)
+        failed = {(failure.name, failure.way) for failure in failures}
+        whole = [record for record in records if (record.method, record.way) not in failed]
+        page = self.run / _PAGE if self.recipe.report is not False and whole else None
+        swept = Swept(self.run, len(cells), rows, best_of(rows), failures, page=page)
+        if not self.force and self.ledger.has(_STAGE, key):
+            return swept
+        self.ledger.begin(_STAGE)
+        started = time.perf_counter()
+        facts = tuple(result.facts for result in results if result.facts)
+        files = self._write(swept, whole, validation, contamination_notes(scorer.benches["test"]), facts)
+        digests = {path: self.ledger.digests.file(path) for path in files}
+        self.ledger.add(_STAGE, key, digests, seconds=time.perf_counter() - started, memory=peak_memory())
+        return swept
+
+    def _write(
+        self,
+        swept: Swept,
+        records: Sequence[Record],
+        validation: Sequence[Record],
+        notes: Sequence[str],
+        facts: tuple[dict[str, Any], ...],
+    ) -> list[Path]:
+        """Every file of the run folder, in an order in which nobody finds what does not belong together."""
+        _, scored = sweep_of(self.recipe)
+        for derived in ("notes.json", "comparisons.json", "table.md", "sweep.md", "sweep.csv"):
+            (self.run / derived).unlink(missing_ok=True)
+        write_records(self.run / RECORDS, records)
+        write_records(self.run / _VALIDATION, validation)
+        against = scored.against if any(record.method == scored.against for record in records) else None
+        comparisons = compare_run(self.run, against=against, margin=scored.margin / 100)
+        notes = [*notes, *_own_notes(swept)]
+        write_whole(self.run / "table.md", Run(list(records), comparisons, notes).markdown() + "\n")
+        for name, document in (("comparisons.json", [asdict(each) for each in comparisons]), ("notes.json", notes)):
+            write_whole(self.run / name, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        write_whole(self.run / "sweep.csv", sweep_csv(swept.rows, swept.best, list(scored.data)))
+        markdown = sweep_markdown(swept.rows, swept.best, swept.failures, _references(records))
+        write_whole(self.run / "sweep.md", markdown)
+        entries = [entry for name, entry in self.ledger.entries.items() if name != _STAGE]
+        info = RunInfo(
+            command=self.command,
+            recipe=self.text,
+            started=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+            seconds={"scores": round(sum(entry.seconds for entry in entries), 3)},
+            memory=max(entry.memory for entry in entries),
+            machine=machine(),
+            versions=versions(),
+            manifests=facts,
+        )
+        write_info(self.run / INFO, info)
+        names = (_VALIDATION, "sweep.csv", "sweep.md", INFO)
+        files = [*written_files(self.run, list(records)), *(self.run / name for name in names)]
+        if swept.page is not None:
+            from orthomerge.report.report import report
+
+            title = self.recipe.report.title if isinstance(self.recipe.report, Report) else None
+            made = report(self.run, swept.page, title=title)
+            files += [made.page, *(path for path in sorted(made.files.rglob("*")) if path.is_file())]
+        return files
 
 
-def _check_folder(folder: Path, *, force: bool) -> None:
-    """The jobs of a run that is no sweep would be removed."""
-    path = folder / FILE
-    if force or not path.is_file():
-        return
-    try:
-        sweeps = bool(json.loads(path.read_text(encoding="utf-8"))["recipe"].get("sweep"))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        sweeps = False
-    if not sweeps:
-        raise OutputError(f"{folder} holds a run that is no sweep; give another --run, or --force to replace its jobs")
+def _own_notes(swept: Swept) -> list[str]:
+    where = "sweep.md has those that validation chose" if any(item.chosen for item in swept.best) else "see sweep.md"
+    told = f"{len(swept.rows)} ways to merge and read were scored on the same test inputs, so the best row of a table"
+    notes = [f"{told} is the best in hindsight; {where}"]
+    failed = {(failure.name, failure.way) for failure in swept.failures}
+    return notes + ([f"{len(failed)} of them failed on some task and are left out; see sweep.md"] if failed else [])
 
 
-def _wanted(plan: Plan, store: Store) -> tuple[list[Job], list[Job]]:
-    """The jobs to look after, and those of them that are not done: whatever a number that is missing depends on."""
-    done = {job.key for job in plan.jobs if store.found(job.key) is not None}
-    block, _ = sweep_of(plan.made_recipe())
-    passing = {*MODELS, "sweep-encode", "sweep-finish"} - ({"sweep-merge"} if block.keep else set())
-    wanted = {job.key for job in plan.jobs if job.kind not in passing}
-    for job in reversed(plan.jobs):  # a job comes after what it needs
-        if job.key in wanted and job.key not in done:
-            wanted.update(job.needs)
-    jobs = [job for job in plan.jobs if job.key in wanted]
-    return jobs, [job for job in jobs if job.key not in done]
-
-
-def _tell(plan: Plan, folder: Path, cells: int, missing: Collection[Job], say: Callable[[str], None]) -> None:
-    """Say how much there is to do, and refuse what the disk cannot hold."""
-    models = sum(job.kind in MODELS for job in missing)
-    size = models * plan.nbytes
-    told = f"{cells} cells from {len(list(plan.of('sweep-merge')))} merges; {len(missing)} jobs to do"
-    room = f", and {size / 1e9:.2f} GB in {folder} for {models} models on the way" if models else ""
-    say(f"{told}{room}")
-    check_room(folder, size)
-
-
-def _clear(kept: Path) -> None:
-    """Remove what an earlier sweep kept; whatever else has that name is not touched."""
-    if (kept / _MARKER).is_file():
-        shutil.rmtree(kept)
-
-
-def _put_models(plan: Plan, store: Store) -> None:
-    """Every merge under a name that people can read: the very same files by hard links where that can be."""
-    kept = store.run / _KEPT
-    if kept.exists():
-        raise OutputError(f"{kept} is there already and not of a sweep; move it away, and run again")
-    kept.mkdir()
-    (kept / _MARKER).write_text("the next sweep here replaces this folder\n")
-    for job in plan.of("sweep-merge"):
-        variant, made = variant_of(job), store.place(job.key) / MODEL
-        seed = f"-seed{variant.first}" if variant.seeds == 1 and variant.first else ""
-        name = f"{_ODD.sub('-', variant.name)[:_LONGEST]}{seed}"
-        place = kept / name
-        place = place if not place.exists() else place.with_name(f"{name}-{job.key[:8]}")
-        files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
-        if files:
-            place.mkdir()
-            link_files(made, place, files)
+def _references(records: Sequence[Record]) -> dict[str, float]:
+    return {
+        line.method: line.mean
+        for line in lines(records)
+        if line.method in ("base", "expert") and line.protocol == "current" and line.way.aligner is None
+    }

@@ -1,1 +1,0 @@
-"""One file a kind of job; `table.py` lists them."""
