@@ -13,14 +13,14 @@ import torch
 from orthomerge.alignment.sums import Sums
 from orthomerge.errors import CheckpointError
 from orthomerge.merging.kinds import SurveyMethod
-from orthomerge.merging.methods import METHODS, make_method, method_class
+from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.stream import prepare
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
 from orthomerge.running.jobs.kinds.statistics import read_sums, write_sums
 from orthomerge.running.jobs.kinds.survey import FILE, read_survey, told
 from orthomerge.running.jobs.kinds.table import KINDS
 
-SURVEYS = [name for name, row in METHODS.items() if hasattr(method_class(row), "survey")]
+SURVEYS = [name for name, row in METHODS.items() if hasattr(make_method(name, {}, tasks=("a", "b")), "survey")]
 
 
 def vectors() -> TaskVectors:
