@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-__all__ = ["Doc", "option_texts", "parse", "prose"]
+__all__ = ["Doc", "about_options", "option_texts", "parse", "prose"]
 
 _MARK = re.compile(r"(?:^|(?<=\n)|(?<=\. ))\*?(Letters|Differs from [^:\n]{1,40}):\*?\s+")
 _NAMES = r"`\w+`(?:(?:, | and |, and )`\w+`)*"
@@ -53,6 +53,13 @@ def parse(text: str | None) -> Doc:
             else:
                 differs.append((mark.removeprefix("Differs from "), prose(said)))
     return Doc(prose(_joined(blocks[0])), tuple(_fences_joined(body)), letters, tuple(differs))
+
+
+def about_options(maker: Callable[..., object]) -> str:
+    """What says something of the options: all of a class's docstring, one paragraph of a function's."""
+    if isinstance(maker, type):
+        return maker.__doc__ or ""
+    return "\n\n".join(block for block in (inspect.getdoc(maker) or "").split("\n\n") if block.startswith("`"))
 
 
 def option_texts(text: str | None, names: Collection[str]) -> tuple[str, dict[str, str]]:

@@ -6,22 +6,24 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from docs.generator.docstrings import Doc, option_texts, parse, prose
+from docs.generator.docstrings import Doc, about_options, option_texts, parse, prose
 from docs.generator.types import COMMON, options_table, plain
 
 from orthomerge.alignment.aligners import ALIGNERS
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
-from orthomerge.rows import class_of
+from orthomerge.rows import maker_of
 from orthomerge.strict import schema
 
 __all__ = ["Row", "facts", "guided", "page", "pages", "slug", "tables"]
 
+Maker = Callable[..., Any]
 Row = Any  # of any table: name, maker, title, reference, and marks of its own
 _GUIDE = Path(__file__).parents[1] / "fitting.md"
 _OURS = {"orthomerge", "this project"}
@@ -75,21 +77,29 @@ def pages() -> dict[str, str]:
 
 def page(kind: str, row: Row, names: Mapping[str, str] | None = None) -> str:
     """One row as Markdown: what it is, formula, options, differences, how to ask for it."""
-    cls = class_of(row)
-    module = sys.modules[cls.__module__]
-    doc = parse(module.__doc__)
-    lead, _ = option_texts(cls.__doc__, schema(cls))
-    told = "\n".join(f"- **{name}:** {what}" for name, what in facts(kind, row, cls))
+    maker = maker_of(row)
+    module = sys.modules[maker.__module__]
+    doc = doc_of(maker)
+    lead, _ = option_texts(about_options(maker), schema(maker))
+    told = "\n".join(f"- **{name}:** {what}" for name, what in facts(kind, row, maker))
     text = [f"# {row.name}", doc.summary or f"{prose(row.title)}.", told]
     text += ["## What it does", *doc.body] if doc.body else []
     text += [f"*Letters:* {doc.letters}."] if doc.letters else []
     text += _borrowed(module, row)
-    options = options_table(cls, guided(row.name), common=COMMON | _SAID.get(row.name, {}))
+    options = options_table(maker, guided(row.name), common=COMMON | _SAID.get(row.name, {}))
     text += ["## Options", lead if options else "", options or lead or "It has none."]
-    text += ["## How to ask for it", *_use(kind, row, cls)]
+    text += ["## How to ask for it", *_use(kind, row, maker)]
     text += ["## Where it differs", *_differs(doc, row)]
     linked = [_with_links(block, names or {}, row.name) for block in text if block]
     return "\n\n".join(linked) + "\n"
+
+
+def doc_of(maker: Maker) -> Doc:
+    """What is said of a row: in the module of a class, or by a function, whose paragraph about options is left out."""
+    if isinstance(maker, type):
+        return parse(sys.modules[maker.__module__].__doc__)
+    doc = parse(inspect.getdoc(maker))
+    return replace(doc, body=tuple(block for block in doc.body if not block.startswith("`")))
 
 
 def guided(name: str, guide: str | None = None) -> dict[str, str]:
@@ -103,12 +113,12 @@ def guided(name: str, guide: str | None = None) -> dict[str, str]:
     return found
 
 
-def facts(kind: str, row: Row, cls: type) -> list[tuple[str, str]]:
-    """What the table and the class say of a row, in words."""
+def facts(kind: str, row: Row, maker: Maker) -> list[tuple[str, str]]:
+    """What the table and the maker say of a row, in words."""
     reference = "ours" if row.reference in _OURS else prose(row.reference)
     found = [("reference", reference)]
     if kind == "methods":
-        found += [("looks at", "weights alone"), ("needs", _experts(row)), ("memory", _memory(cls))]
+        found += [("looks at", "weights alone"), ("needs", _experts(row)), ("memory", _memory(maker))]
     elif kind == "fitted":
         found += [("looks at", "weights, and unlabelled inputs of every task"), ("needs", _experts(row))]
         found += [("memory", "not streamed: see [the engine](../../fitting.md#the-engine)")]
@@ -126,15 +136,15 @@ def facts(kind: str, row: Row, cls: type) -> list[tuple[str, str]]:
     return [*found, ("source", f"`{row.maker.partition(':')[0].replace('.', '/')}.py`")]
 
 
-def example(row: Row, cls: type) -> dict[str, Any]:
+def example(row: Row, maker: Maker) -> dict[str, Any]:
     """Options of a row with their defaults: those that have one."""
-    made = {name: plain(field.default) for name, (_, field) in schema(cls).items() if _simple(field.default)}
+    made = {name: plain(field.default) for name, (_, field) in schema(maker).items() if _simple(field.default)}
     made.pop("seed", None)
     return made
 
 
-def _use(kind: str, row: Row, cls: type) -> list[str]:
-    options = example(row, cls)
+def _use(kind: str, row: Row, maker: Maker) -> list[str]:
+    options = example(row, maker)
     first = next(iter(options.items()), None)
     setting = f" --set {first[0]}={_flow(first[1])}" if first else ""
     given = _block(options, deep=4 if kind == "aligners" else 2)
@@ -208,10 +218,8 @@ def _experts(row: Row) -> str:
     return f"{count} and {'their base' if row.base else 'no base'}"
 
 
-def _memory(cls: type) -> str:
-    if getattr(cls, "scope", "element") == "matrix":
-        return "matrix by matrix"
-    return "streams, after one survey of all weights" if hasattr(cls, "survey") else "streams"
+def _memory(maker: Maker) -> str:
+    return "matrix by matrix" if getattr(maker, "scope", "element") == "matrix" else "streams"
 
 
 def _simple(value: Any) -> bool:

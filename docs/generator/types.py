@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, get_args, get_origin
 
 import yaml
-from docs.generator.docstrings import option_texts
+from docs.generator.docstrings import about_options, option_texts
 
 from orthomerge.strict import describe, schema
 
@@ -83,20 +83,20 @@ def default(field: Field[Any]) -> str:
 
 
 def options_table(
-    cls: type,
+    maker: Callable[..., Any],
     told: Mapping[str, str] | None = None,
     *,
     common: Mapping[str, str] = COMMON,
     links: Mapping[type, str] | None = None,
 ) -> str:
-    """Every option of a dataclass: name, meaning, type, default.
+    """Every option of a dataclass or function: name, meaning, type, default.
 
     `told` knows better than the docstring; `common` fills in where both are silent.
     """
-    known = schema(cls)
+    known = schema(maker)
     if not known:
         return ""
-    _, said = option_texts(cls.__doc__, known)
+    _, said = option_texts(about_options(maker), known)
     rows = []
     for name, (kind, field) in known.items():
         meaning = (told or {}).get(name) or said.get(name) or common.get(name, "")

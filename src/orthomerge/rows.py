@@ -1,8 +1,11 @@
-"""Tables of named makers: methods, protocols, aligners. Written by hand, open to plug-ins, imported row by row."""
+"""Tables of named makers: methods, protocols, aligners. Written by hand, open to plug-ins, imported row by row.
+
+A maker is a dataclass, or a function that fixes some fields of one: what it takes are the options of its row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar, cast
@@ -10,11 +13,11 @@ from typing import Any, Protocol, TypeVar, cast
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.strict import build
 
-__all__ = ["Named", "class_of", "find_row", "made", "with_plugins"]
+__all__ = ["Named", "find_row", "made", "maker_of", "with_plugins"]
 
 
 class Named(Protocol):
-    """A row: a name, and `module:Class` of the dataclass whose fields are its options."""
+    """A row: a name, and its maker as `module:Class` or `module:function`."""
 
     @property
     def name(self) -> str: ...
@@ -44,12 +47,12 @@ def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
     return rows[name]
 
 
-def class_of(row: Named) -> type:
-    """The dataclass behind a row."""
+def maker_of(row: Named) -> Callable[..., Any]:
+    """The dataclass or function behind a row."""
     module, _, name = row.maker.partition(":")
-    return cast("type", getattr(import_module(module), name))
+    return cast("Callable[..., Any]", getattr(import_module(module), name))
 
 
 def made(row: Named, options: Mapping[str, Any], *, what: str) -> Any:
     """An instance with its options, strictly checked."""
-    return build(class_of(row), options, where=f"{what} {row.name}")
+    return build(maker_of(row), options, where=f"{what} {row.name}")

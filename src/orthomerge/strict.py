@@ -1,4 +1,4 @@
-"""Dataclasses from plain data, strictly: the fields of a class are its schema.
+"""Dataclasses from plain data, strictly: the fields of a class, or the parameters of a function, are its schema.
 
 An unknown key is an error that offers the nearest known one; a value of the wrong type says which type it must be. Only
 the shapes that recipes use are supported: scalars, literals, unions, tuples of one type, string-keyed mappings, and
@@ -8,8 +8,9 @@ dataclasses.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from inspect import Parameter, signature
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from orthomerge.errors import RecipeError, nearest
@@ -19,27 +20,34 @@ __all__ = ["build", "describe", "schema"]
 Made = TypeVar("Made")
 
 
-def build(cls: type[Made], data: object, *, where: str) -> Made:
-    """An instance of dataclass `cls` from a mapping; `where` names the place in messages."""
+def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
+    """What a dataclass or function makes of a mapping of its options; `where` names the place in messages."""
     if not isinstance(data, Mapping):
         raise RecipeError(f"{where} must be a mapping of options, got {_shown(data)}")
-    known = schema(cls)
+    known = schema(maker)
     for key in data:
         if key not in known:
             raise RecipeError(f"{where}: unknown option {str(key)!r}; {nearest(str(key), known)}")
-    for name, (_, field) in known.items():
-        if name not in data and field.default is MISSING and field.default_factory is MISSING:
+    for name, (_, option) in known.items():
+        if name not in data and option.default is MISSING and option.default_factory is MISSING:
             raise RecipeError(f"{where}: {name!r} is missing")
     values = {
         name: _convert(data[name], kind, f"{where}: {name!r}") for name, (kind, _) in known.items() if name in data
     }
-    return cls(**values)
+    return maker(**values)
 
 
-def schema(cls: type) -> dict[str, tuple[Any, Field[Any]]]:
-    """Type and field of every option of a dataclass, in order."""
-    hints = get_type_hints(cls)
-    return {field.name: (hints[field.name], field) for field in fields(cls) if field.init}
+def schema(maker: Callable[..., Any]) -> dict[str, tuple[Any, Field[Any]]]:
+    """Type and field of every option of a dataclass, or of a function that makes one, in order."""
+    hints = get_type_hints(maker)
+    if is_dataclass(maker):
+        return {option.name: (hints[option.name], option) for option in fields(maker) if option.init}
+    return {name: (hints[name], _field(parameter)) for name, parameter in signature(maker).parameters.items()}
+
+
+def _field(parameter: Parameter) -> Field[Any]:
+    made: Field[Any] = field() if parameter.default is Parameter.empty else field(default=parameter.default)
+    return made
 
 
 def describe(kind: Any) -> str:

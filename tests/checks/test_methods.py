@@ -1,6 +1,5 @@
 """Contracts that every row of the method table keeps, whatever it computes."""
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -8,9 +7,10 @@ import torch
 
 from orthomerge.errors import RecipeError
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
-from orthomerge.merging.methods import METHODS, find_method, make_method, method_class
+from orthomerge.merging.methods import METHODS, find_method, make_method, method_maker
 from orthomerge.merging.stream import merge_blocks, prepare
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.strict import schema
 
 State = dict[str, torch.Tensor]
 
@@ -196,9 +196,10 @@ def test_the_seed_decides(name: str) -> None:
         return merged(make(name, count, seed), vectors_of(base, experts))
 
     assert same(run(0), run(0))
-    random = hasattr(method_class(find_method(name)), "seed")
-    dropped = random and (getattr(method_class(find_method(name)), "density", None) or 0.5) < 1
-    if dropped:
+    options: dict[str, Any] = {
+        option: field.default for option, (_, field) in schema(method_maker(find_method(name))).items()
+    }
+    if "seed" in options and (options.get("density") or 0.5) < 1:  # at density 1 nothing is drawn
         assert not same(run(0), run(1))
 
 
@@ -220,8 +221,8 @@ def test_an_unknown_option_is_refused_and_the_nearest_offered(name: str) -> None
 @every_method
 def test_rows_are_complete(name: str) -> None:
     row = METHODS[name]
-    cls: Callable[..., Any] = method_class(row)
+    maker = method_maker(row)
     assert row.name == name
     assert row.title
     assert row.reference
-    assert cls.__doc__
+    assert maker.__doc__

@@ -20,7 +20,7 @@ from orthomerge.alignment.aligners import make_aligner
 from orthomerge.cli.app import app
 from orthomerge.merging.methods import make_method
 from orthomerge.recipe import Recipe, read_recipe
-from orthomerge.rows import class_of
+from orthomerge.rows import maker_of
 from orthomerge.strict import schema
 
 ROWS = [(kind, row) for kind, table in tables().items() for row in table.values()]
@@ -146,13 +146,12 @@ def test_every_key_of_a_recipe_is_explained() -> None:
 @pytest.mark.parametrize(("kind", "row"), ROWS, ids=NAMES)
 def test_every_row_has_a_page(kind: str, row: Any) -> None:
     made = page(kind, row)
-    cls = class_of(row)
     assert made.startswith(f"# {row.name}\n\n")
     assert "- **reference:** " in made
     assert "## Where it differs" in made
     described = made.partition("\n\n")[2].partition("\n\n")[0]
     assert len(described) > 20, "a sentence says what it is"
-    assert [name for name in schema(cls) if f"| `{name}` |" not in made] == []
+    assert [name for name in schema(maker_of(row)) if f"| `{name}` |" not in made] == []
     assert re.findall(r"(?m)^\| `(\w+)` \|  \|", made) == [], "every option has a word of explanation"
     if "arXiv" in row.reference:
         assert "](https://arxiv.org/abs/" in made
@@ -189,7 +188,7 @@ def test_a_guides_words_on_options() -> None:
 
 def test_a_row_that_says_nothing_still_has_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     kind, row = ROWS[0]
-    cls = class_of(row)
+    cls = maker_of(row)
     monkeypatch.setattr(cls, "__doc__", None)
     monkeypatch.setattr(f"{cls.__module__}.__doc__", None)
     made = page(kind, row)
@@ -201,7 +200,7 @@ def test_pages_link_to_each_other() -> None:
     made = pages()
     assert len(made) == len(ROWS)
     text = made["reference/methods/ties_sum.md"]
-    assert "[`Ties`](../methods/ties.md)" in text
+    assert "[`ties`](../methods/ties.md)" in text
     for path, text in made.items():
         for link in re.findall(r"\]\((\.\./[^)#]+)", text):
             place = (Path(path).parent / link).as_posix()

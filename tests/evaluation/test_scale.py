@@ -14,10 +14,10 @@ from orthomerge import load, merge
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.scale import GRID, ScaleSearch, search_scale
-from orthomerge.merging.methods import METHODS, method_class
+from orthomerge.merging.methods import METHODS, method_maker
 from orthomerge.strict import schema
 
-SCALED = [name for name, row in METHODS.items() if "scale" in schema(method_class(row))]
+SCALED = [name for name, row in METHODS.items() if "scale" in schema(method_maker(row))]
 
 
 @pytest.fixture(scope="module")

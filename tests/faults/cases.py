@@ -1260,9 +1260,7 @@ PROCESS = (
     Case(
         63,
         "a worker dies",
-        (
-            Held("tests/running/test_jobs_runs.py::test_a_process_that_is_killed_in_the_middle", "a worker of a run"),
-        ),
+        (Held("tests/running/test_jobs_runs.py::test_a_process_that_is_killed_in_the_middle", "a worker of a run"),),
     ),
     Case(64, "clock jumps", (Sound("times of all kinds", m.old_and_new_times),)),
     Case(

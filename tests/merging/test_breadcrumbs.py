@@ -7,7 +7,7 @@ import torch
 
 from orthomerge.errors import RecipeError
 from orthomerge.merging.breadcrumbs import Breadcrumbs
-from orthomerge.merging.ties_per_tensor import TiesPerTensor
+from orthomerge.merging.ties import ties_per_tensor
 from orthomerge.merging.vectors import TaskVectors
 
 Merge = Callable[..., dict[str, torch.Tensor]]
@@ -37,7 +37,7 @@ def test_equal_entries_stay_together(vectors_of: Make, merged: Merge) -> None:
 
 def test_without_outliers_it_is_a_trim(vectors_of: Make, merged: Merge) -> None:
     vectors = vectors_of(torch.randn(300, generator=torch.Generator().manual_seed(0)))
-    assert torch.equal(merged(Breadcrumbs(0.3, 0.0, 1.0), vectors)["w"], merged(TiesPerTensor(0.3), vectors)["w"])
+    assert torch.equal(merged(Breadcrumbs(0.3, 0.0, 1.0), vectors)["w"], merged(ties_per_tensor(0.3), vectors)["w"])
 
 
 def _naive(delta: torch.Tensor, density: float, gamma: float) -> torch.Tensor:

@@ -8,43 +8,49 @@ import torch
 from orthomerge.errors import RecipeError
 from orthomerge.merging.breadcrumbs import Breadcrumbs
 from orthomerge.merging.consensus import Consensus
-from orthomerge.merging.dare import Dare
-from orthomerge.merging.dare_mergekit import DareMergekit
-from orthomerge.merging.dare_peft import DarePeft
-from orthomerge.merging.dare_ties import DareTies
-from orthomerge.merging.dare_ties_mergekit import DareTiesMergekit
-from orthomerge.merging.dare_ties_peft import DareTiesPeft
+from orthomerge.merging.dare import (
+    Dare,
+    dare,
+    dare_mergekit,
+    dare_peft,
+    dare_ties,
+    dare_ties_mergekit,
+    dare_ties_peft,
+)
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
 from orthomerge.merging.magmax import MagMax
 from orthomerge.merging.model_stock import ModelStock
 from orthomerge.merging.slerp import Slerp
-from orthomerge.merging.ties import Ties
-from orthomerge.merging.ties_fusionbench import TiesFusionBench
-from orthomerge.merging.ties_mergekit import TiesMergekit
-from orthomerge.merging.ties_peft import TiesPeft
-from orthomerge.merging.ties_per_tensor import TiesPerTensor
-from orthomerge.merging.ties_sum import TiesSum
+from orthomerge.merging.ties import (
+    Ties,
+    ties,
+    ties_fusionbench,
+    ties_mergekit,
+    ties_peft,
+    ties_per_tensor,
+    ties_sum,
+)
 from orthomerge.merging.vectors import TaskVectors
 
 Method = TensorMethod | SurveyMethod
 Merge = Callable[[Method, TaskVectors], dict[str, torch.Tensor]]
 
 METHODS: list[Method] = [
-    Ties(),
-    Ties(density=1.0),
-    TiesSum(),
-    TiesPerTensor(),
-    TiesMergekit(0.4, (0.5, 0.2, 0.9)),
-    TiesPeft(0.3, (0.5, -0.2, 0.9)),
-    TiesFusionBench(),
-    TiesFusionBench(merge="mean"),
-    TiesFusionBench(merge="max"),
-    Dare(0.3, (0.1, 0.2, 0.3)),
-    DareTies(),
-    DareMergekit(0.6, normalize=True),
-    DareTiesMergekit(0.6, (0.5, 0.2, 0.9), normalize=True),
-    DarePeft(),
-    DareTiesPeft(),
+    ties(),
+    ties(density=1.0),
+    ties_sum(),
+    ties_per_tensor(),
+    ties_mergekit(0.4, (0.5, 0.2, 0.9)),
+    ties_peft(0.3, (0.5, -0.2, 0.9)),
+    ties_fusionbench(),
+    ties_fusionbench(merge="mean"),
+    ties_fusionbench(merge="max"),
+    dare(0.3, (0.1, 0.2, 0.3)),
+    dare_ties(),
+    dare_mergekit(0.6, normalize=True),
+    dare_ties_mergekit(0.6, (0.5, 0.2, 0.9), normalize=True),
+    dare_peft(),
+    dare_ties_peft(),
     Breadcrumbs(0.5, 0.1, (0.1, 0.2, 0.3)),
     MagMax(),
     ModelStock(),
@@ -54,33 +60,33 @@ METHODS: list[Method] = [
 
 # Each returns a single expert unchanged.
 FAITHFUL: list[Method] = [
-    Ties(1.0),
-    TiesSum(1.0, scale=1.0),
-    TiesPerTensor(1.0),
-    TiesMergekit(),
-    TiesPeft(1.0),
-    TiesFusionBench(1.0, scale=1.0),
-    TiesFusionBench(1.0, scale=1.0, merge="mean"),
-    TiesFusionBench(1.0, scale=1.0, merge="max"),
-    Dare(0.0, 1.0),
-    DareTies(0.0, 1.0, 1.0),
-    DareMergekit(),
-    DareTiesMergekit(),
-    DarePeft(1.0),
-    DareTiesPeft(1.0),
+    ties(1.0),
+    ties_sum(1.0, scale=1.0),
+    ties_per_tensor(1.0),
+    ties_mergekit(),
+    ties_peft(1.0),
+    ties_fusionbench(1.0, scale=1.0),
+    ties_fusionbench(1.0, scale=1.0, merge="mean"),
+    ties_fusionbench(1.0, scale=1.0, merge="max"),
+    dare(0.0, 1.0),
+    dare_ties(0.0, 1.0, 1.0),
+    dare_mergekit(),
+    dare_ties_mergekit(),
+    dare_peft(1.0),
+    dare_ties_peft(1.0),
     Breadcrumbs(1.0, scale=1.0),
     MagMax(1.0),
     Consensus(agree=1, scale=1.0),
 ]
 
 WEIGHTED: list[Method] = [
-    TiesMergekit(weights=(1.0,)),
-    TiesPeft(weights=(1.0,)),
-    Dare(scale=(1.0,)),
-    DareMergekit(weights=(1.0,)),
-    DareTiesMergekit(weights=(1.0,)),
-    DarePeft(weights=(1.0,)),
-    DareTiesPeft(weights=(1.0,)),
+    ties_mergekit(weights=(1.0,)),
+    ties_peft(weights=(1.0,)),
+    dare(scale=(1.0,)),
+    dare_mergekit(weights=(1.0,)),
+    dare_ties_mergekit(weights=(1.0,)),
+    dare_peft(weights=(1.0,)),
+    dare_ties_peft(weights=(1.0,)),
     Breadcrumbs(scale=(1.0,)),
     Consensus(threshold=(1.0,)),
 ]
@@ -138,16 +144,18 @@ def test_one_number_for_three_experts_is_refused(
     "method",
     [
         Ties,
-        TiesSum,
-        TiesPerTensor,
-        TiesMergekit,
-        TiesPeft,
-        TiesFusionBench,
-        DareTies,
-        DareMergekit,
-        DareTiesMergekit,
-        DarePeft,
-        DareTiesPeft,
+        ties,
+        ties_sum,
+        ties_per_tensor,
+        ties_mergekit,
+        ties_peft,
+        ties_fusionbench,
+        Dare,
+        dare_ties,
+        dare_mergekit,
+        dare_ties_mergekit,
+        dare_peft,
+        dare_ties_peft,
         Breadcrumbs,
     ],
 )
@@ -161,14 +169,16 @@ def test_density_is_a_share(method: Callable[..., Method], density: float) -> No
     "method",
     [
         Ties,
-        TiesSum,
-        TiesPerTensor,
-        TiesMergekit,
-        TiesFusionBench,
+        ties,
+        ties_sum,
+        ties_per_tensor,
+        ties_mergekit,
+        ties_fusionbench,
         Dare,
-        DareTies,
-        DareMergekit,
-        DareTiesMergekit,
+        dare,
+        dare_ties,
+        dare_mergekit,
+        dare_ties_mergekit,
         Breadcrumbs,
         MagMax,
         Consensus,
@@ -179,7 +189,9 @@ def test_scale_is_finite(method: Callable[..., Method]) -> None:
         method(scale=float("inf"))
 
 
-@pytest.mark.parametrize("method", [TiesMergekit, TiesPeft, DareMergekit, DareTiesMergekit, DarePeft, DareTiesPeft])
+@pytest.mark.parametrize(
+    "method", [ties_mergekit, ties_peft, dare_mergekit, dare_ties_mergekit, dare_peft, dare_ties_peft]
+)
 def test_weights_are_finite(method: Callable[..., Method]) -> None:
     with pytest.raises(RecipeError, match="'weights' must be a finite number, got nan"):
         method(weights=(1.0, float("nan")))

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, cast
 
 from orthomerge.alignment.aligner import Aligner
-from orthomerge.rows import class_of, find_row, made, with_plugins
+from orthomerge.rows import find_row, made, maker_of, with_plugins
 
 __all__ = ["ALIGNERS", "Row", "aligner_class", "aligners", "find_aligner", "make_aligner"]
 
@@ -84,7 +84,7 @@ def find_aligner(name: str) -> Row:
 
 def aligner_class(row: Row) -> type:
     """The dataclass behind a row."""
-    return class_of(row)
+    return cast("type", maker_of(row))
 
 
 def make_aligner(name: str, options: Mapping[str, Any] | None = None) -> Aligner:

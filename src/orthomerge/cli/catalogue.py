@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
+from inspect import getdoc
 from typing import Any, Protocol
 
 import typer
@@ -31,13 +32,13 @@ class _Row(Protocol):
 
 
 def methods(name: str | None, *, as_json: bool) -> None:
-    from orthomerge.merging.methods import find_method, method_class
+    from orthomerge.merging.methods import find_method, method_maker
     from orthomerge.merging.methods import methods as table
 
     rows = [find_method(name)] if name is not None else table().values()
     _show(
         "method",
-        [(row, method_class(row), {"base": row.base, "fitted": row.fitted}) for row in rows],
+        [(row, method_maker(row), {"base": row.base, "fitted": row.fitted}) for row in rows],
         one=name is not None,
         as_json=as_json,
     )
@@ -52,20 +53,22 @@ def aligners(name: str | None, *, as_json: bool) -> None:
     _show("aligner", entries, one=name is not None, as_json=as_json)
 
 
-def _show(kind: str, entries: Sequence[tuple[_Row, type, Mapping[str, Any]]], *, one: bool, as_json: bool) -> None:
-    """Rows with the class behind each and what they say besides: a table of all, or `one` in full."""
+def _show(
+    kind: str, entries: Sequence[tuple[_Row, Callable[..., Any], Mapping[str, Any]]], *, one: bool, as_json: bool
+) -> None:
+    """Rows with the maker behind each and what they say besides: a table of all, or `one` in full."""
     documents: list[dict[str, Any]] = [
-        {"name": row.name, "title": row.title, "reference": row.reference, **about, "options": _options(cls)}
-        for row, cls, about in entries
+        {"name": row.name, "title": row.title, "reference": row.reference, **about, "options": _options(maker)}
+        for row, maker, about in entries
     ]
     if as_json:
         print_json(documents)
     elif one:
-        row, cls, _ = entries[0]
+        row, maker, _ = entries[0]
         typer.echo(f"{row.name}: {row.title}\n{row.reference}\n")
         for option in documents[0]["options"]:
             typer.echo(f"  {option['name']} = {option['default']}  ({option['type']})")
-        typer.echo(f"\n{(cls.__doc__ or '').strip()}")
+        typer.echo(f"\n{getdoc(maker) or ''}")
     else:
         marks = [", ".join(word for key, word in _MARKS.items() if document.get(key)) for document in documents]
         columns = (kind, "title", "options", *([""] if any(marks) else []))
@@ -76,8 +79,8 @@ def _show(kind: str, entries: Sequence[tuple[_Row, type, Mapping[str, Any]]], *,
         print_tables([Table.of("", columns, rows, left=4, wrap=("title", "options"))])
 
 
-def _options(cls: type) -> list[dict[str, Any]]:
+def _options(maker: Callable[..., Any]) -> list[dict[str, Any]]:
     return [
         {"name": name, "type": describe(kind), "default": None if field.default is MISSING else field.default}
-        for name, (kind, field) in schema(cls).items()
+        for name, (kind, field) in schema(maker).items()
     ]

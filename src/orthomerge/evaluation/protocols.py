@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, cast
 
 from orthomerge.evaluation.protocol import Need, ReadingProtocol
-from orthomerge.rows import class_of, find_row, made, with_plugins
+from orthomerge.rows import find_row, made, maker_of, with_plugins
 
 __all__ = ["PROTOCOLS", "Row", "find_protocol", "make_protocol", "protocol_class", "protocols"]
 
@@ -74,7 +74,7 @@ def find_protocol(name: str) -> Row:
 
 def protocol_class(row: Row) -> type:
     """The dataclass behind a row."""
-    return class_of(row)
+    return cast("type", maker_of(row))
 
 
 def make_protocol(name: str, parameters: Mapping[str, Any] | None = None) -> ReadingProtocol:

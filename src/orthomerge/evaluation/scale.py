@@ -18,7 +18,7 @@ from orthomerge.evaluation.metrics import predict, predictions
 from orthomerge.evaluation.span import ORIGIN, span_of
 from orthomerge.heads import Head
 from orthomerge.merged import Merged
-from orthomerge.merging.methods import find_method, method_class
+from orthomerge.merging.methods import find_method, method_maker
 from orthomerge.recipe import Recipe
 from orthomerge.strict import schema
 
@@ -68,7 +68,7 @@ def search_scale(
     """
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
-    if "scale" not in schema(method_class(find_method(recipe.method))):
+    if "scale" not in schema(method_maker(find_method(recipe.method))):
         raise RecipeError(f"{recipe.method!r} has no 'scale' to search; merge it as it is")
     start, end = (replace(recipe, parameters={**recipe.parameters, "scale": scale}) for scale in (0.0, 1.0))
     with tempfile.TemporaryDirectory(prefix="orthomerge-scale-") as name:

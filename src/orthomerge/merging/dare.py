@@ -1,55 +1,146 @@
-"""DARE: drop entries of the task vectors at random, enlarge what is left, add.
+"""DARE: drop entries of the task vectors at random, enlarge the rest, merge.
 
 Yu et al., "Language models are super Mario", 2023, arXiv 2311.03099: each entry of tau_t is dropped with
-probability p and the others are divided by 1 - p, so that tau_t is kept in expectation; then task arithmetic.
+probability p and the others are divided by 1 - p, so that tau_t is kept in expectation; then task arithmetic,
+or the election of signs of TIES (Yadav et al. 2023, arXiv 2306.01708).
+
+`Dare` holds every choice in which published implementations differ. The functions below it are the rows of
+the table of methods: each fixes some choices and has the rest as options.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from orthomerge.merging.kinds import Scope, Site
-from orthomerge.merging.options import PerExpert, finite, fraction, per_expert
+from orthomerge.errors import RecipeError
+from orthomerge.merging.elect import disjoint_mean, disjoint_sum, elect_sign, trim
+from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
+from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
 from orthomerge.merging.random import keep_mask
+from orthomerge.merging.runs import runs
+from orthomerge.merging.select import kth_largest_streamed
+from orthomerge.merging.tensor_quantiles import Thresholds
+from orthomerge.merging.ties import count_elements
 
-__all__ = ["Dare", "drop", "weighted_sum"]
+__all__ = ["Dare", "weighted_sum"]
+
+_TINY = 1e-7  # norms under this are not restored, as in mergekit
+_NOTHING = 1e-8  # weights whose sum is under this are not divided by, as in mergekit
 
 
 @dataclass(frozen=True)
 class Dare:
-    """`drop`: p, the share of entries that go; `scale`: lambda, one or one an expert; `seed` of the draws."""
+    """DARE with every choice open.
 
-    drop: float = 0.5
-    scale: PerExpert = 0.3
+    `density`: share of entries that stay, 1 - p; `scale`: lambda; `weights`: one per expert, or one for all (1);
+    `normalize`: divide by the sum of the weights (in an election, of those that agree); `rescale`: divide what
+    stays by `density`, restore each tensor's L1 norm, or do neither; `elect`: add everything, or only what
+    agrees with the sign of the sum of the weighted or unweighted entries (if unweighted, the weighted sum is
+    divided by their count); `trim`: share of the dropped vector's entries, zeros included, that then survive a
+    trim over the whole model; `seed`: of the draws.
+    """
+
+    density: float = 0.5
+    scale: float = 1.0
+    weights: PerExpert | None = None
+    normalize: bool = False
+    rescale: Literal["density", "norm", "no"] = "density"
+    elect: Literal["no", "weighted", "unweighted"] = "no"
+    trim: float = 1.0
     seed: int = 0
 
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        fraction("drop", self.drop, zero=True, one=False)
+        fraction("density", self.density)
         finite("scale", self.scale)
+        finite("weights", self.weights or 1.0)
+        fraction("trim", self.trim)
+        choices(self)
+        if self.normalize and self.elect == "unweighted":
+            raise RecipeError("'normalize' must be false where 'elect' is 'unweighted', which divides by a count")
+
+    def survey(self, vectors: Vectors) -> TensorMethod:
+        weights = per_expert(1.0 if self.weights is None else self.weights, len(vectors.tasks))
+        if self.normalize and self.elect == "no" and abs(share := sum(weights)) >= _NOTHING:
+            weights = tuple(weight / share for weight in weights)
+        return _Dare(self, weights, self._factors(vectors), self._thresholds(vectors))
+
+    def dropped(self, deltas: torch.Tensor, site: Site) -> list[torch.Tensor]:
+        """Each expert's entries with probability `density`, else zero; not enlarged, not copied when all stay."""
+        if self.density >= 1:
+            return list(deltas)
+        return [
+            # As bytes a mask turns into numbers seven times faster than as booleans.
+            keep_mask(site, task, row.numel(), keep=self.density, seed=self.seed)
+            .view(torch.uint8)
+            .to(row.dtype)
+            .reshape(row.shape)
+            .mul_(row)
+            for task, row in zip(site.tasks, deltas, strict=True)
+        ]
+
+    def _factors(self, vectors: Vectors) -> dict[str, tuple[float, ...]]:
+        """What gives each expert's dropped tensor its L1 norm again, by tensor; empty if norms are not restored."""
+        if self.density >= 1 or self.rescale != "norm":
+            return {}
+        before: dict[str, torch.Tensor] = {}
+        after: dict[str, torch.Tensor] = {}
+        for site, rows in runs(vectors):
+            magnitudes, count = rows[1:].abs(), rows.shape[1]
+            masks = [keep_mask(site, task, count, keep=self.density, seed=self.seed) for task in vectors.tasks]
+            zeros = torch.zeros(len(masks), dtype=rows.dtype)
+            before[site.key] = before.get(site.key, zeros) + magnitudes.sum(1)
+            after[site.key] = after.get(site.key, zeros) + magnitudes.mul_(torch.stack(masks).view(torch.uint8)).sum(1)
+        return {key: tuple(map(_factor, before[key].tolist(), after[key].tolist())) for key in before}
+
+    def _thresholds(self, vectors: Vectors) -> Thresholds:
+        """Of the dropped vectors before they are enlarged: dividing all by 1 - p changes no order."""
+        if self.trim >= 1:
+            return (0.0,) * len(vectors.tasks)
+
+        def stream() -> Iterator[torch.Tensor]:
+            for block in vectors.blocks():
+                yield torch.stack(self.dropped(block.deltas, block.site))
+
+        def sample() -> Iterator[torch.Tensor]:
+            start = 0  # a sample does not say where it lies: any mask of the same density will do
+            for run in vectors.sample():
+                yield torch.stack(self.dropped(run, Site("", run.shape[1:], start, vectors.tasks)))
+                start += run.shape[1]
+
+        count = count_elements(vectors)
+        ranks = (int(self.trim * count),) * len(vectors.tasks)
+        return kth_largest_streamed(stream, ranks, sample=sample(), count=count)
+
+
+@dataclass(frozen=True)
+class _Dare:
+    """DARE with the factors that restore norms, by tensor, and the thresholds of the trim, one per expert."""
+
+    options: Dare
+    weights: tuple[float, ...]
+    factors: Mapping[str, tuple[float, ...]]
+    thresholds: Thresholds
+
+    scope: ClassVar[Scope] = "element"
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        keep = 1 - self.drop
-        numbers = per_expert(self.scale, len(deltas))
-        return weighted_sum(drop(deltas, site, keep=keep, seed=self.seed), [n / keep for n in numbers])
-
-
-def drop(deltas: torch.Tensor, site: Site, *, keep: float, seed: int) -> list[torch.Tensor]:
-    """Each expert's entries with probability `keep`, else zero; not enlarged, not copied when all stay."""
-    if keep >= 1:
-        return list(deltas)
-    return [
-        # As bytes a mask turns into numbers seven times faster than as booleans.
-        keep_mask(site, task, row.numel(), keep=keep, seed=seed)
-        .view(torch.uint8)
-        .to(row.dtype)
-        .reshape(row.shape)
-        .mul_(row)
-        for task, row in zip(site.tasks, deltas, strict=True)
-    ]
+        options, scale = self.options, self.options.scale
+        keep = options.density if options.rescale == "density" else 1.0
+        pairs = list(zip(self.weights, self.factors.get(site.key, (1.0,) * len(deltas)), strict=True))
+        rows = trim(options.dropped(deltas, site), self.thresholds)
+        if options.elect == "no":
+            return weighted_sum(rows, [scale * weight * factor / keep for weight, factor in pairs])
+        if options.elect == "unweighted":
+            numbers = [weight * factor / keep for weight, factor in pairs]
+            return disjoint_mean(rows, elect_sign(rows), factors=numbers).mul_(scale)
+        rows = [row * (weight * factor) for row, (weight, factor) in zip(rows, pairs, strict=True)]
+        sign = elect_sign(rows)
+        agreeing = disjoint_mean(rows, sign, votes=self.weights) if options.normalize else disjoint_sum(rows, sign)
+        return agreeing.mul_(scale / keep)
 
 
 def weighted_sum(rows: Iterable[torch.Tensor], weights: Iterable[float]) -> torch.Tensor:
@@ -59,3 +150,105 @@ def weighted_sum(rows: Iterable[torch.Tensor], weights: Iterable[float]) -> torc
     for row, number in rest:
         result.add_(row, alpha=number)
     return result
+
+
+def _factor(before: float, after: float) -> float:
+    return 1.0 if min(before, after) < _TINY else before / after
+
+
+def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:
+    """DARE as in the paper: drop at random, divide by 1 - p, add.
+
+    `drop`: p, the share of entries that go; `scale`: lambda, one or one per expert; `seed` of the draws.
+    """
+    fraction("drop", drop, zero=True, one=False)
+    finite("scale", scale)
+    return Dare(1 - drop, weights=scale, seed=seed)
+
+
+def dare_ties(drop: float = 0.5, density: float = 0.2, scale: float = 0.5, seed: int = 0) -> Dare:
+    """DARE before TIES: drop at random, enlarge, trim over the whole model, elect, add those that agree.
+
+    `drop`: p; `density`: share that survives the trim; `scale`: lambda; `seed` fixes what is dropped.
+
+    Section 4.3 of the paper, with the defaults of FusionBench (disjoint sum, lambda 0.5).
+
+    *Differs from the paper:* the paper leaves the TIES that follows open; here it is the disjoint sum of
+    `ties_sum`. The trim counts dropped entries as the zeros they are: with `density` above 1 - `drop` it keeps
+    everything that was not dropped.
+    """
+    fraction("drop", drop, zero=True, one=False)
+    fraction("density", density)
+    return Dare(1 - drop, scale, elect="weighted", trim=density, seed=seed)
+
+
+def dare_mergekit(
+    density: float = 1.0,
+    weights: tuple[float, ...] | None = None,
+    normalize: bool = False,
+    rescale: bool = True,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> Dare:
+    """DARE as in mergekit 0.1.5 (`dare_linear`): drop at random, restore each tensor's L1 norm, weigh, add.
+
+    `density`: share of entries that stay; `weights`: one per expert, 1 unless given; `scale`: lambda.
+
+    mergekit calls the options `density`, `weight`, `normalize`, `rescale` and `lambda`.
+
+    *Differs from the paper:* what is left of a tensor is multiplied by (L1 norm before) / (L1 norm after), not
+    divided by the density; with large tensors the two agree closely, with small ones they do not, and the
+    expectation is no longer exactly tau. `normalize` divides by the sum of the weights.
+
+    *Differs from mergekit:* the draws depend on seed, tensor and expert alone, not on the order of the merge; the
+    norms are summed in float64, so that half precision cannot overflow.
+    """
+    return Dare(density, scale, weights, normalize, "norm" if rescale else "no", seed=seed)
+
+
+def dare_ties_mergekit(
+    density: float = 1.0,
+    weights: tuple[float, ...] | None = None,
+    normalize: bool = False,
+    rescale: bool = True,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> Dare:
+    """DARE with an election as in mergekit 0.1.5: drop at random, restore the L1 norm, weigh, elect, add.
+
+    `density`: share of entries that stay; `weights`: one per expert, 1 unless given; `scale`: lambda.
+
+    mergekit's method is `dare_ties` (options `density`, `weight`, `normalize`, `rescale`, `lambda`).
+
+    *Differs from the paper:* nothing is trimmed by magnitude, only dropped at random; each tensor's L1 norm is
+    restored (see `dare@mergekit`); the weights multiply before the sign is elected (see `ties@mergekit`). Those
+    that agree are added; `normalize`, off there and here unless asked for, divides by the sum of their weights.
+    """
+    return Dare(density, scale, weights, normalize, "norm" if rescale else "no", "weighted", seed=seed)
+
+
+def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, seed: int = 0) -> Dare:
+    """DARE as in peft 0.21 (`peft.utils.merge_utils.dare_linear`): drop at random, divide by the density, weigh, add.
+
+    `density`: share of entries that stay; `weights`: one per expert; `seed` fixes what is dropped.
+
+    *Differs from the paper:* in words only: `density` is 1 - p, and `weights` (each 1 unless given) stand for
+    lambda.
+
+    *Differs from PEFT:* the draws depend on seed, tensor and expert alone, not on what was drawn before.
+    """
+    return Dare(density, weights=weights, seed=seed)
+
+
+def dare_ties_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, seed: int = 0) -> Dare:
+    """DARE with an election as in peft 0.21: drop at random, rescale, elect, weigh, divide by the count.
+
+    `density`: share of entries that stay; `weights`: one per expert, each 1 unless given.
+
+    The function is `peft.utils.merge_utils.dare_ties` with `majority_sign_method="total"`.
+
+    *Differs from the paper:* nothing is trimmed by magnitude; election, weights and count as in `ties@peft`.
+
+    *Differs from PEFT:* the draws depend on seed, tensor and expert alone, not on what was drawn before.
+    """
+    return Dare(density, weights=weights, elect="unweighted", seed=seed)

@@ -25,7 +25,7 @@ import torch
 from orthomerge.errors import RecipeError
 from orthomerge.merging.joint import Pair, joint_basis, joint_basis_of_factors, parts, parts_of_factors
 from orthomerge.merging.kinds import Block, Scope, Site, SurveyMethod, TensorMethod, Vectors
-from orthomerge.merging.methods import METHODS, method_class
+from orthomerge.merging.methods import METHODS, method_maker
 from orthomerge.merging.options import PerExpert
 from orthomerge.merging.polar import is_table
 from orthomerge.strict import build, schema
@@ -61,8 +61,8 @@ class Knots:
 
     def inner(self) -> TensorMethod | SurveyMethod:
         """The merger with its options; one that it does not have is refused."""
-        cls = method_class(METHODS[self.merger])
-        known = schema(cls)
+        maker = method_maker(METHODS[self.merger])
+        known = schema(maker)
         given: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         for name in given:
             if name not in known:
@@ -70,7 +70,7 @@ class Knots:
                 raise RecipeError(f"method knots: merger {self.merger!r} has no {name!r}; it has {has}")
         if "seed" in known:
             given["seed"] = self.seed
-        return cast("TensorMethod | SurveyMethod", build(cls, given, where=f"method knots: merger {self.merger}"))
+        return cast("TensorMethod | SurveyMethod", build(maker, given, where=f"method knots: merger {self.merger}"))
 
     def survey(self, vectors: Vectors) -> TensorMethod:
         aligned, inner = Parts(vectors), self.inner()

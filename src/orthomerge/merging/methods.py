@@ -7,25 +7,27 @@ Third parties add rows through the entry-point group `orthomerge.methods`; each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from orthomerge.errors import RecipeError, nearest, some
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
-from orthomerge.rows import class_of, find_row, with_plugins
+from orthomerge.rows import find_row, maker_of, with_plugins
 from orthomerge.strict import build, schema
 
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import FittedMethod
 
-__all__ = ["FITTED", "METHODS", "Row", "find_method", "make_method", "method_class", "methods"]
+__all__ = ["FITTED", "METHODS", "Row", "find_method", "make_method", "method_maker", "methods"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method. `maker` is `module:Class`, imported when first used.
+    """One method. `maker` is `module:Class`, or `module:function` for one variant of a class; imported when first used.
+
+    Its options are the fields of the class, or the parameters of the function.
 
     `base`: whether a base must be given; `fitted`: whether inputs must. `matrices`: whether it decomposes matrices, for
     which a GPU is worth it.
@@ -63,20 +65,18 @@ METHODS: Mapping[str, Row] = dict(
     (
         _row("average", "average:Average", "Weighted average", "Wortsman et al. 2022, arXiv 2203.05482", base=False),
         _row("task_arithmetic", "task_arithmetic:TaskArithmetic", "Scaled sum of task vectors", _TASK),
-        _row("ties", "ties:Ties", "TIES as in the paper: global trim, disjoint mean", _TIES),
-        _row("ties_sum", "ties_sum:TiesSum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES),
-        _row("ties_per_tensor", "ties_per_tensor:TiesPerTensor", "TIES, trimmed tensor by tensor", _TIES),
-        _row("ties@mergekit", "ties_mergekit:TiesMergekit", "TIES as mergekit 0.1.5 reads it", _TIES),
-        _row("ties@peft", "ties_peft:TiesPeft", "TIES as peft 0.21 reads it", _TIES),
-        _row("ties@fusionbench", "ties_fusionbench:TiesFusionBench", "TIES as FusionBench 0.2 reads it", _TIES),
-        _row("dare", "dare:Dare", "Drop at random, rescale, add", _DARE),
-        _row("dare_ties", "dare_ties:DareTies", "Drop at random, rescale, then TIES", _DARE),
-        _row("dare@mergekit", "dare_mergekit:DareMergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE),
-        _row(
-            "dare_ties@mergekit", "dare_ties_mergekit:DareTiesMergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE
-        ),
-        _row("dare@peft", "dare_peft:DarePeft", "dare_linear as peft 0.21 reads it", _DARE),
-        _row("dare_ties@peft", "dare_ties_peft:DareTiesPeft", "dare_ties as peft 0.21 reads it", _DARE),
+        _row("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES),
+        _row("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES),
+        _row("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES),
+        _row("ties@mergekit", "ties:ties_mergekit", "TIES as mergekit 0.1.5 reads it", _TIES),
+        _row("ties@peft", "ties:ties_peft", "TIES as peft 0.21 reads it", _TIES),
+        _row("ties@fusionbench", "ties:ties_fusionbench", "TIES as FusionBench 0.2 reads it", _TIES),
+        _row("dare", "dare:dare", "Drop at random, rescale, add", _DARE),
+        _row("dare_ties", "dare:dare_ties", "Drop at random, rescale, then TIES", _DARE),
+        _row("dare@mergekit", "dare:dare_mergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE),
+        _row("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE),
+        _row("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE),
+        _row("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE),
         _row("breadcrumbs", "breadcrumbs:Breadcrumbs", "Drop outliers and small entries", _CRUMBS),
         _row("magmax", "magmax:MagMax", "The entry of largest magnitude", "Marczak et al. 2024, arXiv 2407.06322"),
         _row("model_stock", "model_stock:ModelStock", "Average, drawn to the base", _STOCK, experts=(2, None)),
@@ -128,9 +128,9 @@ def find_method(name: str) -> Row:
     return find_row(methods(), name, what="method")
 
 
-def method_class(row: Row) -> type:
-    """The dataclass behind a row."""
-    return class_of(row)
+def method_maker(row: Row) -> Callable[..., Any]:
+    """The dataclass behind a row, or the function that fixes some of its fields."""
+    return maker_of(row)
 
 
 def make_method(
@@ -142,9 +142,9 @@ def make_method(
     if len(tasks) < fewest or (most is not None and len(tasks) > most):
         needed = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
         raise RecipeError(f"{name!r} merges {needed} experts, got {len(tasks)} ({some(tasks)})")
-    cls = method_class(row)
+    maker = method_maker(row)
     given = dict(parameters)
-    known = schema(cls)
+    known = schema(maker)
     for key, value in parameters.items():
         if isinstance(value, Mapping) and key in known and _per_task(known[key][0]):
             given[key] = _by_task(key, value, tasks)
@@ -152,7 +152,7 @@ def make_method(
             raise RecipeError(f"{name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
     if "seed" in known:
         given.setdefault("seed", seed)
-    return cast("TensorMethod | SurveyMethod | FittedMethod", build(cls, given, where=f"method {name}"))
+    return cast("TensorMethod | SurveyMethod | FittedMethod", build(maker, given, where=f"method {name}"))
 
 
 def _per_task(kind: Any) -> bool:

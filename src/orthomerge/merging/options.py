@@ -1,12 +1,13 @@
 """Checks of hyper-parameters, and sums that take one number for all experts or one for each."""
 
 import math
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.errors import RecipeError, nearest
 
-__all__ = ["PerExpert", "column", "finite", "fraction", "per_expert", "scaled_sum"]
+__all__ = ["PerExpert", "choices", "column", "finite", "fraction", "per_expert", "scaled_sum"]
 
 _LARGEST = 3.4e38  # of float32
 PerExpert = float | tuple[float, ...]
@@ -27,6 +28,15 @@ def fraction(name: str, value: float, *, zero: bool = False, one: bool = True) -
     if not inside:
         span = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
         raise RecipeError(f"{name!r} must be in {span}, got {value}")
+
+
+def choices(method: object) -> None:
+    """Refuse a value of a `Literal` field that is none of its alternatives."""
+    for name, kind in get_type_hints(type(method)).items():
+        if get_origin(kind) is Literal and (value := getattr(method, name)) not in get_args(kind):
+            *others, last = map(str, get_args(kind))
+            hint = nearest(str(value), get_args(kind))
+            raise RecipeError(f"{name!r} must be {', '.join(others)} or {last}, got {value!r}; {hint}")
 
 
 def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:

@@ -1,58 +1,126 @@
-"""TIES-merging as in the paper: trim over the whole model, elect a sign, average those that agree.
+"""TIES: trim each task vector, elect a sign for each entry, merge the entries that agree with it.
 
 Yadav et al., "TIES-merging: resolving interference when merging models", 2023, arXiv 2306.01708: theta =
 theta_b + lambda * mean over {t : sign(tau_t) = elected} of trimmed tau_t, where each tau_t keeps the
 `density` share of entries that is largest in magnitude among all its tensors.
 
-*Differs from the paper:* where the trimmed entries cancel to exactly zero (+a, -a) the elected sign is plus,
-as in mergekit and PEFT; the authors' code takes the sign that wins most coordinates of the model. Entries as
-large as the k-th largest are all kept, k = int(density * count); the authors' code compares with the next
-smaller one and so keeps one entry more (`TiesFusionBench` does that too).
+`Ties` holds every choice in which published implementations differ. The functions below it are the rows of
+the table of methods: each fixes some choices and has the rest as options.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
-from orthomerge.merging.elect import disjoint_mean, elect_sign, trim
+from orthomerge.errors import RecipeError
+from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
-from orthomerge.merging.options import finite, fraction
+from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
 from orthomerge.merging.select import kth_largest_streamed
+from orthomerge.merging.tensor_quantiles import Thresholds, tensor_quantiles
 
-__all__ = ["Ties", "count_elements", "model_thresholds"]
+__all__ = ["Ties", "count_elements"]
+
+Merge = Literal["sum", "mean", "max"]
 
 
 @dataclass(frozen=True)
 class Ties:
-    """`density`: share of entries that survive the trim; `scale`: lambda (about 1 for a disjoint mean)."""
+    """TIES with every choice open; the default is the paper's.
+
+    `density`: share of entries that survive the trim; `scale`: lambda; `weights`: one per expert, or one for
+    all (1); `merge`: what the entries that agree become (a mean divides by their weights); `trim`: whether `density`
+    is a share of the whole model or of each tensor; `rounding`: of the number of entries kept, int(density *
+    count); `weigh`: whether the weights multiply before the election, or after it, where the mean divides by
+    the number of entries that agree; `zero`: the sign elected where entries sum to zero, plus or the sign that
+    most coordinates of the model elect. All entries as large as the smallest one kept are kept.
+    """
 
     density: float = 0.2
     scale: float = 1.0
+    weights: PerExpert | None = None
+    merge: Merge = "mean"
+    trim: Literal["model", "tensor"] = "model"
+    rounding: Literal["down", "at least one", "one more"] = "down"
+    weigh: Literal["before", "after"] = "before"
+    zero: Literal["plus", "majority"] = "plus"
 
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
         fraction("density", self.density)
         finite("scale", self.scale)
+        finite("weights", self.weights or 1.0)
+        choices(self)
+        if self.weigh == "after" and self.merge != "mean":
+            raise RecipeError(f"'merge' must be 'mean' where 'weigh' is 'after', got {self.merge!r}")
 
     def survey(self, vectors: Vectors) -> TensorMethod:
-        return _Ties(model_thresholds(vectors, self.density), self.scale)
+        weights = per_expert(1.0 if self.weights is None else self.weights, len(vectors.tasks))
+        ready = _Ties(self, weights, self._thresholds(vectors))
+        return replace(ready, zero=_majority(ready, vectors)) if self.zero == "majority" else ready
+
+    def _thresholds(self, vectors: Vectors) -> Thresholds | Mapping[str, Thresholds]:
+        """The magnitude from which on each expert's entries are kept: one for all tensors, or by tensor."""
+        if self.density >= 1:
+            return (0.0,) * len(vectors.tasks)
+        if self.trim == "tensor":
+            quantiles = tensor_quantiles(vectors, lambda count: (self._kept(count),))
+            return {key: thresholds for key, (thresholds,) in quantiles.items()}
+        count = count_elements(vectors)
+        return kth_largest_streamed(
+            lambda: (block.deltas for block in vectors.blocks()),
+            (self._kept(count),) * len(vectors.tasks),
+            sample=vectors.sample(),
+            count=count,
+        )
+
+    def _kept(self, count: int) -> int:
+        """How many of `count` entries survive the trim."""
+        kept = int(self.density * count)
+        return {"down": kept, "at least one": max(1, kept), "one more": kept + 1}[self.rounding]
 
 
 @dataclass(frozen=True)
 class _Ties:
-    """TIES with the magnitude from which on each expert's entries are kept."""
+    """TIES with its thresholds; `zero`: the sign elected where entries sum to zero, None for plus."""
 
-    thresholds: tuple[float, ...]
-    scale: float
+    options: Ties
+    weights: tuple[float, ...]
+    thresholds: Thresholds | Mapping[str, Thresholds]
+    zero: float | None = None
 
     scope: ClassVar[Scope] = "element"
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        rows = trim(deltas, self.thresholds)
-        return disjoint_mean(rows, elect_sign(rows)).mul_(self.scale)
+        rows = self.voters(deltas, site.key)
+        if self.zero is None:
+            sign = elect_sign(rows)
+        else:
+            sign = total(rows).sign_()
+            draws = torch.eq(sign, 0, out=torch.empty_like(sign))  # 1.0 where true
+            sign.add_(draws, alpha=self.zero)
+        return self._merged(rows, sign).mul_(self.options.scale)
+
+    def voters(self, deltas: torch.Tensor, key: str) -> list[torch.Tensor]:
+        """The rows that elect: trimmed, and weighted if weights come before the election."""
+        thresholds = self.thresholds[key] if isinstance(self.thresholds, Mapping) else self.thresholds
+        rows = trim(deltas, thresholds)
+        if self.options.weigh == "after":
+            return rows
+        return [row if weight == 1 else row * weight for row, weight in zip(rows, self.weights, strict=True)]
+
+    def _merged(self, rows: list[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
+        if self.options.merge == "sum":
+            return disjoint_sum(rows, sign)
+        if self.options.merge == "max":
+            return disjoint_max(rows, sign)
+        if self.options.weigh == "after":
+            return disjoint_mean(rows, sign, factors=self.weights)
+        return disjoint_mean(rows, sign, votes=self.weights)
 
 
 def count_elements(vectors: Vectors) -> int:
@@ -60,14 +128,104 @@ def count_elements(vectors: Vectors) -> int:
     return sum(prod(shape) for shape in vectors.shapes.values())
 
 
-def model_thresholds(vectors: Vectors, density: float, *, extra: int = 0) -> tuple[float, ...]:
-    """Each expert's (int(density * count) + extra)-th largest magnitude over all tensors; 0 at density 1."""
-    if density >= 1:
-        return (0.0,) * len(vectors.tasks)
-    count = count_elements(vectors)
-    return kth_largest_streamed(
-        lambda: (block.deltas for block in vectors.blocks()),
-        (int(density * count) + extra,) * len(vectors.tasks),
-        sample=vectors.sample(),
-        count=count,
-    )
+def _majority(method: _Ties, vectors: Vectors) -> float:
+    """The sign that is elected by more coordinates of the whole model; minus if as many elect either, 0 for a max."""
+    if len(vectors.tasks) == 1:  # nothing cancels
+        return 1.0
+    lead = 0
+    for block in vectors.blocks():
+        sums = total(method.voters(block.deltas, block.site.key)).numpy()
+        lead += int((sums > 0).sum()) - int((sums < 0).sum())
+    if lead == 0:
+        return 0.0 if method.options.merge == "max" else -1.0
+    return 1.0 if lead > 0 else -1.0
+
+
+def ties(density: float = 0.2, scale: float = 1.0) -> Ties:
+    """TIES as in the paper: trim over the whole model, elect a sign, average those that agree.
+
+    `density`: share of entries that survive the trim; `scale`: lambda (about 1 for a disjoint mean).
+
+    *Differs from the paper:* where the trimmed entries cancel to exactly zero (+a, -a) the elected sign is plus,
+    as in mergekit and PEFT; the authors' code takes the sign that wins most coordinates of the model. Entries as
+    large as the k-th largest are all kept, k = int(density * count); the authors' code compares with the next
+    smaller one and so keeps one entry more (`ties@fusionbench` does that too).
+    """
+    return Ties(density, scale)
+
+
+def ties_sum(density: float = 0.2, scale: float = 0.3) -> Ties:
+    """TIES with a disjoint sum: the convention of AdaMerging (arXiv 2310.02575), Surgery and MOMA.
+
+    `density`: share of entries that survive the trim; `scale`: lambda (0.3 suits eight tasks).
+
+    *Differs from the paper:* TIES averages the entries that agree, this adds them: the result is up to T times
+    longer, so that lambda is 0.3 and not about 1. Equal magnitudes and zero sums as in `ties`.
+    """
+    return Ties(density, scale, merge="sum")
+
+
+def ties_per_tensor(density: float = 0.2, scale: float = 1.0) -> Ties:
+    """TIES with each tensor trimmed separately, so that no layer is emptied by the others.
+
+    `density`: share of each tensor's entries that survive the trim; `scale`: lambda.
+
+    *Differs from the paper:* the `density` share is taken of every tensor, not of the whole vector; biases and
+    norms keep as large a part of themselves as the embeddings do. Equal magnitudes and zero sums as in `ties`.
+    """
+    return Ties(density, scale, trim="tensor")
+
+
+def ties_mergekit(
+    density: float = 1.0, weights: tuple[float, ...] | None = None, normalize: bool = True, scale: float = 1.0
+) -> Ties:
+    """TIES as in mergekit 0.1.5: trim each tensor, weigh, elect, divide by the weights of those that agree.
+
+    `density`: share of each tensor that survives; `weights`: one per expert, or 1; `scale`: lambda.
+
+    mergekit calls the options `density`, `weight`, `normalize` and `lambda`.
+
+    *Differs from the paper:* the trim is per tensor and keeps at least one entry; the weights multiply the deltas
+    before the sign is elected, so a heavy expert decides it; the sum of those that agree is divided by the sum of
+    their weights (by nothing when not normalised, or when those weights sum to zero). A sum of exactly zero
+    elects plus.
+
+    *Differs from mergekit:* it keeps exactly k entries, and which of several equal ones depends on an unstable
+    sort; here all entries as large as the k-th are kept.
+    """
+    merge: Merge = "mean" if normalize else "sum"
+    return Ties(density, scale, weights, merge, trim="tensor", rounding="at least one")
+
+
+def ties_peft(density: float = 0.2, weights: tuple[float, ...] | None = None) -> Ties:
+    """TIES as in peft 0.21: trim each tensor, elect, weigh, divide by the count of those that agree.
+
+    `density`: share of each tensor that survives the trim; `weights`: one per expert, 1 unless given.
+
+    The function is `peft.utils.merge_utils.ties` with `majority_sign_method="total"`.
+
+    *Differs from the paper:* the trim is per tensor; the weights come after the election and are not divided out,
+    so three experts at weight 1/3 give a third of the paper's result. A sum of exactly zero elects plus.
+
+    *Differs from PEFT:* it keeps exactly k entries, and which of several equal ones depends on `topk`; here all
+    entries as large as the k-th are kept. PEFT merges the factors of LoRA adapters, this merges any task vector.
+    """
+    return Ties(density, weights=weights, trim="tensor", weigh="after")
+
+
+def ties_fusionbench(density: float = 0.2, scale: float = 0.3, merge: Merge = "sum") -> Ties:
+    """TIES as in FusionBench 0.2.33 and the authors' code, to the last entry kept and the zero sums.
+
+    `density`: share of entries that survive; `scale`: lambda; `merge`: what those that agree become.
+
+    The method is `ties_merging` (options `threshold`, `scaling_factor`, `merge_func`).
+
+    *Differs from the paper:* the threshold is the (count - int(density * count))-th smallest magnitude of the
+    whole vector, so one entry more survives; the default is the disjoint sum with lambda 0.3. Where the entries
+    cancel to exactly zero, the sign is the one elected by most coordinates of the model, which takes a second
+    pass over everything; when as many elect either, sum and mean take the negative entries and max gives zero.
+
+    *Differs from FusionBench:* `density` is a share, never a percentage, and 1 keeps everything instead of
+    failing.
+    """
+    return Ties(density, scale, merge=merge, rounding="one more", zero="majority")

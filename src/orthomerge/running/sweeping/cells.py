@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.blocks import Evaluate, Kind, Reading, Sweep, SweptMethod
 from orthomerge.errors import RecipeError, nearest
-from orthomerge.merging.methods import find_method, make_method, method_class
+from orthomerge.merging.methods import find_method, make_method, method_maker
 from orthomerge.recipe import Recipe
 from orthomerge.strict import schema
 
@@ -179,7 +179,7 @@ def variants_of(recipe: Recipe) -> list[Variant]:
 
 def _variants(recipe: Recipe, block: Sweep, swept: SweptMethod) -> Iterator[Variant]:
     row = find_method(swept.method)
-    known = schema(method_class(row))
+    known = schema(method_maker(row))
     scaled = "scale" in known and "scale" not in swept.parameters and block.scales
     drawn = row.fitted or ("seed" in known and "seed" not in swept.parameters)
     seen: Access = "data-free"

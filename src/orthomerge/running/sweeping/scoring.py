@@ -60,7 +60,7 @@ class Scorer:
         recipe = replace(self.recipe.merging, method="average", parameters={}, vector=None, align=None, fit=None)
         if recipe.base is not None:
             recipe = replace(recipe, method="task_arithmetic", parameters={"scale": 0.0})
-        merge(replace(recipe, heads="separate"), out=self.models / "base", force=True)
+        merge(recipe, out=self.models / "base", force=True)
         return self.models / "base"
 
     @cached_property
