@@ -63,7 +63,7 @@ def test_what_a_sweep_writes(serial: tuple[Path, Swept]) -> None:
     assert "best in hindsight" in json.loads((run / "notes.json").read_text())[-1]
     assert [best.budget for best in swept.best] == ["no inputs", "2 a class", "all inputs"]
     assert len(json.loads((run / "run.json").read_text())["manifests"]) == 3
-    assert not (run / "models").exists()  # they are large, and nothing needs them any more
+    assert not (run / ".sweep").exists()  # they are large, and nothing needs them any more
     assert not (run / "merges").exists()
 
 
@@ -268,4 +268,5 @@ def test_a_folder_that_is_another_s(berts: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="holds a run that is no sweep; give another --run"):
         orthomerge.sweep(recipe, run=tmp_path / "run")
     assert orthomerge.sweep(recipe, run=tmp_path / "run", force=True).done == 4
+    assert (tmp_path / "run/models").is_dir()
     assert orthomerge.sweep(recipe, run=tmp_path / "run").done == 0

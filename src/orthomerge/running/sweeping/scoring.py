@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -109,8 +108,13 @@ class Scorer:
         if variant.name == "expert":
             return Result(tuple(records["test"]), tuple(records.get("val", ())), tuple(failures))
         subject, facts = _subject(variant, models), dict[str, Any]()
-        with suppress(NumericalError):  # of the features, which is among the failures
+        try:
             records["test"] += self._records(self.benches["test"], subject, None, "test", seed=variant.first)
+        except OutputError:
+            raise
+        except OrthomergeError:  # of the features, which is among the failures
+            pass
+        else:
             manifest = read_manifest(next(iter(models.values())))
             facts = {name: manifest[name] for name in _FACTS if name in manifest and variant.name != "base"}
         return Result(tuple(records["test"]), tuple(records.get("val", ())), tuple(failures), facts)

@@ -4,7 +4,7 @@ RUN/records.jsonl, predictions/, comparisons.json, notes.json, table.md, run.jso
 RUN/validation.jsonl     the same questions on val, where the best is chosen there
 RUN/sweep.csv, sweep.md  every cell, the best for each budget of inputs, and what failed
 RUN/scores/NAME.json     the scores of one model, by which a repeated sweep knows that it is done
-RUN/models/              base, experts and the merge that is being scored; removed at the end
+RUN/.sweep/              base, experts and the merge that is being scored; removed at the end
 RUN/merges/NAME          the merges, with `keep: true`
 """
 
@@ -58,7 +58,8 @@ from orthomerge.version import VERSION
 
 __all__ = ["Swept", "list_cells", "sweep"]
 
-_STAGE, _PAGE, _VALIDATION, _MERGES = "sweep", "report.html", "validation.jsonl", "merges"
+_STAGE, _PAGE, _VALIDATION = "sweep", "report.html", "validation.jsonl"
+_MERGES, _WORK = "merges", ".sweep"
 _REFERENCES = ("expert", "base")
 _ODD = re.compile(r"[^A-Za-z0-9_.+=@-]+")
 _LONGEST = 100  # letters of a model's name in files
@@ -134,7 +135,7 @@ class _Sweep:
         self.ledger.write()
         missing = [name for name in models if self.force or not self._is_scored(name, keys[name], kept)]
         self._check_room(len(cells), models, missing, say)
-        scorer = Scorer(self.recipe, self.run, self.run / MODELS, splits, self.watch)
+        scorer = Scorer(self.recipe, self.run, self.run / _WORK, splits, self.watch)
         for place, name in enumerate(missing, 1):
             self.watch.begin(name, place=place, count=len(missing))
             self._score(scorer, name, models[name], keys[name], keep=block.keep)
@@ -143,7 +144,7 @@ class _Sweep:
             build(Result, json.loads(self._file(name).read_text(encoding="utf-8")), where=name) for name in models
         ]
         swept = self._finish(scorer, cells, results, digest_of([keys, self.text]))
-        shutil.rmtree(self.run / MODELS, ignore_errors=True)
+        shutil.rmtree(self.run / _WORK, ignore_errors=True)
         return replace(swept, done=len(missing), found=len(models) - len(missing))
 
     def _models(self) -> dict[str, Variant]:
@@ -186,9 +187,10 @@ class _Sweep:
 
     def _remove_merges(self, kept: Sequence[str]) -> None:
         """Remove merges that an earlier sweep kept and this one does not."""
-        for name in self.ledger.entries.keys() - set(kept):
-            if name.startswith(f"{_STAGE} keeps "):
-                shutil.rmtree(self.run / _MERGES / name.removeprefix(f"{_STAGE} keeps "), ignore_errors=True)
+        for stage in self.ledger.entries.keys() - set(kept):
+            name = stage.removeprefix(f"{_STAGE} keeps ")
+            if name != stage and name == Path(name).name and (self.run / _MERGES / name / MANIFEST).is_file():
+                shutil.rmtree(self.run / _MERGES / name)
         if not kept:
             with suppress(OSError):
                 (self.run / _MERGES).rmdir()
@@ -214,7 +216,7 @@ class _Sweep:
         """Make a model, score it and note that it is done, unless something failed that may not fail again."""
         self.ledger.begin(f"{_STAGE} {name}")
         started = time.perf_counter()
-        place, tasks = self.run / (_MERGES if keep else MODELS) / name, scorer.benches["test"].tasks
+        place, tasks = self.run / (_MERGES if keep else _WORK) / name, scorer.benches["test"].tasks
         if name == "expert":
             result = scorer.score(variant, scorer.experts)
         elif name == "base":
