@@ -9,6 +9,7 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,9 @@ def sharded_setting(group: Group, kind: Any = "bert", inputs: int = 32) -> Setti
     setting = make_setting(kind, inputs)
     if not group.several:
         return setting
-    encoder = ShardedEncoder(_fresh(kind), family(kind).poolings[POOLINGS[kind]], torch.device("cpu"), group)
+    encoder = ShardedEncoder(
+        _fresh(kind), partial(family(kind).features, pooling=POOLINGS[kind]), torch.device("cpu"), group
+    )
     return replace(
         setting,
         encoder=encoder,
@@ -140,7 +143,7 @@ def held(group: Group) -> Found:
     gc.collect()
     before = _storages()
     encoder: FlatEncoder | ShardedEncoder
-    pool = BERT.poolings["mean"]
+    pool = partial(BERT.features, pooling="mean")
     if group.several:
         encoder = ShardedEncoder(_fresh(layers=6), pool, torch.device("cpu"), group)
     else:

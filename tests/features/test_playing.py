@@ -11,7 +11,9 @@ import torch
 from orthomerge.data.task import Examples
 from orthomerge.features.extract import extract
 from orthomerge.features.playing import Player, recordable, rounded, width_of
-from orthomerge.models.bert import FAMILY as BERT
+from orthomerge.models.families import FAMILIES
+
+BERT = FAMILIES["bert"]
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -50,8 +52,10 @@ def test_padding_changes_no_feature(bert: torch.nn.Module, texts: Examples, word
     assert padded["input_ids"].shape[1] > inputs["input_ids"].shape[1]
     bert.eval()
     with torch.no_grad():
-        for pool in BERT.poolings.values():
-            torch.testing.assert_close(pool(bert, padded), pool(bert, inputs), atol=1e-6, rtol=1e-5)
+        for pooling in BERT.poolings:
+            torch.testing.assert_close(
+                BERT.features(bert, padded, pooling), BERT.features(bert, inputs, pooling), atol=1e-6, rtol=1e-5
+            )
 
 
 def test_nothing_is_padded_beyond_what_positions_there_are(bert: Any) -> None:

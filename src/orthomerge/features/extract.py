@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -173,7 +174,9 @@ def walk(
 ) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
     """What `encode` gives, for batches that are prepared already: places, and the inputs at them."""
     pads = family.modality == "text"
-    return _Reader(encoder, family.poolings[pooling], task, device_of(device), autocast, pads).run(prepared)
+    return _Reader(encoder, partial(family.features, pooling=pooling), task, device_of(device), autocast, pads).run(
+        prepared
+    )
 
 
 def prepared_part(
