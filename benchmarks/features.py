@@ -130,11 +130,11 @@ def bare(
     encoder: torch.nn.Module, family: Family, case: Case, made: list[dict[str, torch.Tensor]], precision: Precision
 ) -> None:
     device = next(encoder.parameters()).device.type
-    read, narrow = family.poolings[case.pooling], precision != "float32"
+    narrow = precision != "float32"
     mode = torch.no_grad if narrow else torch.inference_mode  # the faster one: see `extract`
     with mode(), torch.autocast(device, getattr(torch, precision) if narrow else None, enabled=narrow):
         for batch in made:
-            read(encoder, batch)
+            family.features(encoder, batch, case.pooling)
 
 
 def measure(case: Case, device: torch.device, precision: Precision, runs: int, count: int) -> dict[str, float]:

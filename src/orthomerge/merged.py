@@ -45,7 +45,7 @@ class Merged:
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What the heads read: [B, d]."""
-        return self.family.poolings[self.pooling](self.encoder, batch)
+        return self.family.features(self.encoder, batch, self.pooling)
 
     def logits(self, task: str, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One task's logits, [B, C]."""

@@ -126,7 +126,7 @@ def _graph(model: Merged, heads: Mapping[str, Head], inputs: tuple[str, ...]) ->
 
         def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
             batch = dict(zip(inputs, given, strict=True))
-            features = model.family.poolings[model.pooling](self.encoder, batch)
+            features = model.family.features(self.encoder, batch, model.pooling)
             return tuple(self._read(place, head)(features) for place, head in enumerate(heads.values()))
 
         def _read(self, place: int, head: Head) -> Head:

@@ -23,9 +23,11 @@ from orthomerge.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.features.cache import FeatureCache, FeatureKey, module_digest, weights_digest
 from orthomerge.features.extract import extract
 from orthomerge.features.features import Features
-from orthomerge.models.bert import FAMILY as BERT
+from orthomerge.models.families import FAMILIES
 from orthomerge.pipeline import merge
 from orthomerge.recipe import Expert, Recipe
+
+BERT = FAMILIES["bert"]
 
 LABELS = np.array([2, 0, 1])
 KEY = FeatureKey("weights", "data", "processor", "bert", "cls", "float32", 3, "film", "test", LABELS)

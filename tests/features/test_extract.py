@@ -17,11 +17,12 @@ from orthomerge.data.task import Examples, Modality
 from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.features.extract import device_of, encode, extract
 from orthomerge.features.features import Features
-from orthomerge.models.bert import FAMILY as BERT
+from orthomerge.models.families import FAMILIES
 from orthomerge.models.family import Family
 from orthomerge.models.generic import generic
 from orthomerge.models.load import load_encoder
-from orthomerge.models.vit import FAMILY as VIT
+
+BERT, VIT = FAMILIES["bert"], FAMILIES["vit"]
 
 GENERIC = generic("", ())
 
@@ -30,7 +31,7 @@ def by_hand(encoder: torch.nn.Module, family: Family, pooling: str, examples: Ex
     """One input at a time: no padding, no order, nothing that could go wrong."""
     encoder.eval()
     with torch.no_grad():
-        rows = [family.poolings[pooling](encoder, processor([item])) for item in examples.inputs]
+        rows = [family.features(encoder, processor([item]), pooling) for item in examples.inputs]
     return torch.cat(rows)
 
 
@@ -144,7 +145,7 @@ def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module, 
     weight = bert.get_parameter("encoder.layer.0.output.dense.weight")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         extract(bert, BERT, "cls", texts, words, task="film", device="cpu", autocast="bfloat16")
-        loss = BERT.poolings["cls"](bert, words(texts.inputs[:2]))[:, 0].sum()
+        loss = BERT.features(bert, words(texts.inputs[:2]), "cls")[:, 0].sum()
     (gradient,) = torch.autograd.grad(loss, weight)
     assert gradient.abs().sum() > 0
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -86,7 +87,7 @@ def make_encoder(kind: Kind, *, seed: int = 0, layers: int = 2, device: str = "c
         else:
             config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4)
             module = transformers.ViTModel(config, add_pooling_layer=False)
-    return FlatEncoder(module, family(kind).poolings[POOLINGS[kind]], torch.device(device))
+    return FlatEncoder(module, partial(family(kind).features, pooling=POOLINGS[kind]), torch.device(device))
 
 
 def make_head(task: str, classes: int, random: torch.Generator) -> Head:

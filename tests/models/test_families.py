@@ -93,7 +93,7 @@ def test_encoder_pooling_and_head_give_the_stock_logits(
     encoder = load_encoder(tmp_path / "encoder", found)
     head = make_head(found.head, tensors)
     with torch.no_grad():
-        features = found.poolings[found.default_pooling](encoder, batch)
+        features = found.features(encoder, batch, found.default_pooling)
         expected = model(**batch).logits
         torch.testing.assert_close(head(features), expected, atol=1e-5, rtol=1e-5)
     assert expected.std() > 0.01  # and not because all is zero
@@ -130,7 +130,7 @@ def test_clip_features_are_the_projected_ones(
     assert split_off(save(model, tmp_path / "whole"), found, account, tmp_path / "encoder") == {}
     encoder = load_encoder(tmp_path / "encoder", found)
     with torch.no_grad():
-        features = found.poolings["projection"](encoder, batch)
+        features = found.features(encoder, batch, "projection")
         torch.testing.assert_close(features, model.get_image_features(**batch).pooler_output)
 
 
@@ -143,7 +143,7 @@ def test_t5_encoder_with_a_linear_head(tmp_path: Path, build: Any, save: Any, ba
     encoder = load_encoder(tmp_path / "encoder", found)
     head = make_head(found.head, tensors)
     with torch.no_grad():
-        logits = head(found.poolings["mean"](encoder, batch))
+        logits = head(found.features(encoder, batch, "mean"))
         # The stock model classifies every token; a linear head and a mean can change places.
         per_token, mask = model(**batch).logits, batch["attention_mask"].unsqueeze(-1)
         torch.testing.assert_close(logits, (per_token * mask).sum(1) / mask.sum(1), atol=1e-5, rtol=1e-5)
@@ -156,10 +156,10 @@ def test_text_poolings_by_hand(name: str, build: Any, batch_for: Any) -> None:
     batch = batch_for(found, encoder.config)
     with torch.no_grad():
         hidden = encoder(**batch).last_hidden_state
-        torch.testing.assert_close(found.poolings["cls"](encoder, batch), hidden[:, 0])
+        torch.testing.assert_close(found.features(encoder, batch, "cls"), hidden[:, 0])
         lengths = batch["attention_mask"].sum(1)
         expected = torch.stack([row[:length].mean(0) for row, length in zip(hidden, lengths, strict=True)])
-        torch.testing.assert_close(found.poolings["mean"](encoder, batch), expected)
+        torch.testing.assert_close(found.features(encoder, batch, "mean"), expected)
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("vit", 1), ("deit", 2), ("dinov2", 1), ("clip_classifier", 1)])
@@ -173,8 +173,8 @@ def test_image_poolings_by_hand(name: str, skipped: int, build: Any, batch_for: 
     with torch.no_grad():
         hidden = encoder(**batch).last_hidden_state
         assert hidden.shape[1] == skipped + 4  # four patches
-        torch.testing.assert_close(found.poolings["cls"](encoder, batch), hidden[:, 0])
-        torch.testing.assert_close(found.poolings["mean"](encoder, batch), hidden[:, skipped:].mean(1))
+        torch.testing.assert_close(found.features(encoder, batch, "cls"), hidden[:, 0])
+        torch.testing.assert_close(found.features(encoder, batch, "mean"), hidden[:, skipped:].mean(1))
 
 
 @pytest.mark.parametrize("name", ["vit", "deit", "dinov2"])

@@ -89,9 +89,9 @@ def test_bert_without_pooler_is_built_without_one(folder: Path) -> None:
     found = family("bert")
     encoder = load_encoder(folder, found)
     batch = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
-    assert found.poolings["cls"](encoder, batch).shape == (1, 16)
+    assert found.features(encoder, batch, "cls").shape == (1, 16)
     with pytest.raises(RecipeError, match="this one has none"):
-        found.poolings["pooler"](encoder, batch)
+        found.features(encoder, batch, "pooler")
 
 
 def test_half_a_pooler_is_refused(folder: Path) -> None:

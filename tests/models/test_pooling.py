@@ -12,39 +12,34 @@ from torch.nn.functional import pad
 from orthomerge.errors import RecipeError
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.families import family as find_family
-from orthomerge.models.pooling import mean, pooler
-from orthomerge.models.t5 import eos
+from orthomerge.models.pooling import eos, mean, pooler, shifted_decoder
 
 IDS = torch.tensor([[7, 1, 0], [8, 9, 1]])
-
-
-def returning(**fields: Any) -> Any:
-    return lambda **batch: SimpleNamespace(**fields)
 
 
 def test_mean_by_hand() -> None:
     hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]], [[1.0, 1.0], [2.0, 2.0], [6.0, 0.0]]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    found = mean(returning(last_hidden_state=hidden), {"attention_mask": mask})
+    found = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
     assert found.tolist() == [[2.0, 3.0], [3.0, 1.0]]
 
 
 def test_mean_does_not_overflow_in_half_precision() -> None:
     hidden = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16)
     mask = torch.ones(1, 100, dtype=torch.long)
-    found = mean(returning(last_hidden_state=hidden), {"attention_mask": mask})
+    found = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
     assert found.dtype == torch.float16
     assert found.item() == 30_000.0
 
 
 def test_mean_refuses_a_batch_without_mask() -> None:
     with pytest.raises(RecipeError, match=r"needs an 'attention_mask' in every batch.*got input_ids"):
-        mean(returning(last_hidden_state=torch.zeros(2, 3, 4)), {"input_ids": IDS})
+        mean(SimpleNamespace(last_hidden_state=torch.zeros(2, 3, 4)), {"input_ids": IDS}, None)
 
 
 def test_pooler_refuses_an_encoder_without_one() -> None:
     with pytest.raises(RecipeError, match="this one has none; use 'cls' or 'mean'"):
-        pooler(returning(pooler_output=None), {"input_ids": IDS})
+        pooler(SimpleNamespace(pooler_output=None), {"input_ids": IDS}, None)
 
 
 class Decoder:
@@ -64,23 +59,38 @@ class Decoder:
 def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
     decoder = Decoder(eos_token_id=1, decoder_start_token_id=0)
     ids = torch.tensor([[7, 1, 0, 0], [1, 9, 5, 1]])
-    assert eos(decoder, {"input_ids": ids}).tolist() == [[7.0, 1.0], [5.0, 3.0]]
+    assert find_family("t5").features(decoder, {"input_ids": ids}, "eos").tolist() == [[7.0, 1.0], [5.0, 3.0]]
     assert decoder.seen["decoder_input_ids"].tolist() == [[0, 7, 1, 0], [0, 1, 9, 5]]
 
 
 def test_eos_refuses_texts_without_end() -> None:
     with pytest.raises(RecipeError, match="end-of-sequence token 1, but some texts have none"):
-        eos(Decoder(eos_token_id=1, decoder_start_token_id=0), {"input_ids": torch.tensor([[7, 1], [7, 8]])})
+        eos(SimpleNamespace(), {"input_ids": torch.tensor([[7, 1], [7, 8]])}, SimpleNamespace(eos_token_id=1))
 
 
-@pytest.mark.parametrize(
-    "encoder",
-    [returning(), Decoder(eos_token_id=1, decoder_start_token_id=None)],
-    ids=["function", "no start"],
-)
-def test_eos_refuses_to_guess_token_numbers(encoder: Any) -> None:
-    with pytest.raises(RecipeError, match="need to know 'eos_token_id' and 'decoder_start_token_id'"):
-        eos(encoder, {"input_ids": IDS})
+@pytest.mark.parametrize("encoder", [lambda **batch: batch, Decoder(decoder_start_token_id=None)])
+def test_t5_is_not_run_without_a_first_token(encoder: Any) -> None:
+    with pytest.raises(RecipeError, match="T5 features need to know 'decoder_start_token_id': set it in the encoder's"):
+        shifted_decoder(encoder, {"input_ids": IDS})
+
+
+@pytest.mark.parametrize("config", [None, SimpleNamespace(eos_token_id=None)])
+def test_eos_refuses_to_guess_the_last_token(config: Any) -> None:
+    with pytest.raises(RecipeError, match="T5 features need to know 'eos_token_id'"):
+        eos(SimpleNamespace(), {"input_ids": IDS}, config)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_pass_gives_the_features_of_all_poolings(name: str, build: Any, batch_for: Any) -> None:
+    family = find_family(name)
+    encoder = build(family.encoder_class, "clip_vision" if name.startswith("clip") else name)
+    batch = batch_for(family, encoder.config)
+    with torch.no_grad():
+        output = family.forward(encoder, batch)
+        for pooling, pool in family.poolings.items():
+            expected = family.features(encoder, batch, pooling)
+            assert torch.equal(pool(output, batch, encoder.config), expected)
+            assert expected.shape[0] == len(next(iter(batch.values())))
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if find_family(name).modality == "text"])
@@ -91,5 +101,6 @@ def test_more_padding_changes_nothing(name: str, build: Any, batch_for: Any) -> 
     given = batch_for(family, encoder.config)
     padded = {name: pad(tensor, (0, 3)) for name, tensor in given.items()}
     with torch.no_grad():
-        for pool in family.poolings.values():
-            torch.testing.assert_close(pool(encoder, padded), pool(encoder, given), atol=1e-5, rtol=1e-4)
+        for pooling in family.poolings:
+            found, expected = family.features(encoder, padded, pooling), family.features(encoder, given, pooling)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from orthomerge.checkpoints.checkpoint import Spec
-from orthomerge.models.bert import FAMILY as BERT
+from orthomerge.models.families import FAMILIES
 from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.generic import generic
-from orthomerge.models.roberta import FAMILY as ROBERTA
 from orthomerge.models.split import Split, split_base, split_expert
-from orthomerge.models.t5 import FAMILY as T5
+
+BERT, ROBERTA, T5 = FAMILIES["bert"], FAMILIES["roberta"], FAMILIES["t5"]
 
 WORDS, QUERY, NORM, POOLER = (
     "embeddings.word_embeddings.weight",
@@ -285,10 +285,10 @@ def test_a_family_without_heads() -> None:
 def test_the_order_does_not_depend_on_the_process() -> None:
     """It goes into the manifest, and two runs must give identical files."""
     program = (
-        "from orthomerge.models.bert import FAMILY; from orthomerge.models.split import split_expert\n"
+        "from orthomerge.models.families import FAMILIES; from orthomerge.models.split import split_expert\n"
         "from orthomerge.checkpoints.checkpoint import Spec\n"
         "given = {f'cls.x{n}': Spec((1,), 'F32') for n in range(30)} | {'bert.a': Spec((1,), 'F32')}\n"
-        "print(list(split_expert(given, FAMILY, {'a': Spec((1,), 'F32')}, pooling='pooler').left_out))"
+        "print(list(split_expert(given, FAMILIES['bert'], {'a': Spec((1,), 'F32')}, pooling='pooler').left_out))"
     )
     found = {
         subprocess.run(

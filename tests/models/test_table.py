@@ -79,7 +79,7 @@ def test_generic() -> None:
     assert generic("").prefix == ""
     assert generic("").head is None
     features = torch.ones(2, 3)
-    assert found.poolings["output"](lambda x: x, {"x": features}) is features
+    assert found.features(lambda x: x, {"x": features}, "output") is features
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_generic_refuses_impossible_heads(layers: list[str], activation: Any, ma
 
 def test_generic_encoder_must_return_a_tensor() -> None:
     with pytest.raises(RecipeError, match="must return its features as one tensor, got dict"):
-        generic("").poolings["output"](dict, {})
+        generic("").features(dict, {}, "output")

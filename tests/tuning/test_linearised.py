@@ -55,7 +55,7 @@ def direction(encoder: nn.Module, seed: int, size: float = 0.1) -> dict[str, tor
 def test_at_the_base_it_is_the_network(setting: Setting) -> None:
     found, pooling, encoder, batch = setting
     with torch.no_grad():
-        plain = found.poolings[pooling](encoder, batch)  # before attention is switched to eager
+        plain = found.features(encoder, batch, pooling)  # before attention is switched to eager
         for tangent in (LinearisedEncoder(found, pooling, encoder), linearised_features(found, pooling, encoder, {})):
             close(tangent(batch), plain)
 
@@ -80,7 +80,7 @@ def test_it_is_the_derivative_of_the_network(setting: Setting) -> None:
         for step in (1e-5, -1e-5):
             for name, parameter in encoder.named_parameters():
                 parameter.copy_(start[name] + step * tau[name])
-            ends.append(found.poolings[pooling](encoder, batch))
+            ends.append(found.features(encoder, batch, pooling))
     close(change, (ends[0] - ends[1]) / 2e-5)
 
 

@@ -9,8 +9,10 @@ Letters: states [B, tokens, d]; what comes back is [n, d] for every layer, in fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples
     from orthomerge.features.extract import Precision
     from orthomerge.merged import Merged
+    from orthomerge.models.family import Encoder, Forward, Pooling
 
 __all__ = ["FEATURES", "layer_states"]
 
@@ -44,10 +47,10 @@ def layer_states(
     """By name: `embeddings`, what `layer 0` and each after it makes of them, and `features`: what the head reads."""
     family, pooling = merged.family, merged.pooling
     reader = _Reader(family.poolings[pooling], cls if pooling in _BEHIND else family.poolings[pooling])
-    given = replace(family, poolings={_NAME: reader})
+    layered = replace(family, forward=partial(_with_states, family.forward), poolings={_NAME: reader})
     found = extract(
         merged.encoder,
-        given,
+        layered,
         _NAME,
         examples,
         processor,
@@ -65,46 +68,19 @@ def layer_states(
 class _Reader:
     """As a pooling: all layers' states side by side, [B, sum of widths]. `inner` reads the states of one layer."""
 
-    outer: Callable[..., torch.Tensor]
-    inner: Callable[..., torch.Tensor]
+    outer: Pooling
+    inner: Pooling
     widths: list[int] = field(default_factory=list)
 
-    def __call__(self, encoder: Callable[..., Any], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        listening = _Listening(encoder)
-        features = self.outer(listening, batch)
-        config = getattr(encoder, "config", None)
-        parts = [self.inner(_Said(state, config), batch).float() for state in listening.states]
-        parts.append(features.float())
+    def __call__(self, output: Any, batch: Mapping[str, torch.Tensor], config: Any) -> torch.Tensor:
+        states = getattr(output, "decoder_hidden_states", None) or getattr(output, "hidden_states", None) or ()
+        parts = [self.inner(SimpleNamespace(last_hidden_state=state), batch, config).float() for state in states]
+        parts.append(self.outer(output, batch, config).float())
         self.widths[:] = [part.shape[1] for part in parts]
         return torch.cat(parts, 1)
 
 
-@dataclass
-class _Listening:
-    """An encoder whose hidden states are kept."""
-
-    encoder: Callable[..., Any]
-    states: tuple[torch.Tensor, ...] = ()
-
-    @property
-    def config(self) -> Any:
-        return getattr(self.encoder, "config", None)
-
-    def __call__(self, **batch: Any) -> Any:
-        if self.config is None:  # a module of somebody's own
-            return self.encoder(**batch)
-        output = self.encoder(**batch, output_hidden_states=True)
-        states = getattr(output, "decoder_hidden_states", None) or getattr(output, "hidden_states", None)
-        self.states = tuple(states or ())
-        return output
-
-
-@dataclass(frozen=True)
-class _Said:
-    """Stands for an encoder whose last hidden state is known."""
-
-    last_hidden_state: torch.Tensor
-    config: Any
-
-    def __call__(self, **batch: Any) -> _Said:
-        return self
+def _with_states(forward: Forward, encoder: Encoder, batch: Mapping[str, Any]) -> Any:
+    """The output of an encoder with the hidden states of all layers; of somebody's own module, its output alone."""
+    asked: dict[str, Any] = {} if getattr(encoder, "config", None) is None else {"output_hidden_states": True}
+    return forward(encoder, {**batch, **asked})

@@ -121,7 +121,7 @@ def encode(
     if not len(examples):
         raise RecipeError(f"the {examples.split} split of {task!r} is empty; there is nothing to encode")
     prepared = _prepared(examples, processor, batch, by_length=by_length)
-    pool = partial(family.poolings[pooling], encoder)
+    pool = partial(family.features, encoder, pooling=pooling)
     return _walk(encoder, pool, prepared, task=task, device=device_of(device), autocast=autocast)
 
 

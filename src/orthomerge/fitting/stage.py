@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class Stage:
     @cached_property
     def encoder(self) -> FlatEncoder:
         model = self.model
-        pool = model.family.poolings[model.pooling]
+        pool = partial(model.family.features, pooling=model.pooling)
         return FlatEncoder(model.encoder, pool, device_of(self.device))
 
     @cached_property

@@ -1,34 +1,250 @@
-"""The table of model families, written by hand; a family's file is imported when it is asked for."""
+"""The table of model families, written by hand: where each keeps its encoder and head, and how features are read."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from orthomerge.errors import RecipeError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from orthomerge.models.family import Family
+from orthomerge.models.family import Family, HeadLayout
+from orthomerge.models.names import (
+    deberta_names,
+    dinov2_names,
+    modern_layer_norm,
+    vit_names,
+)
+from orthomerge.models.open_clip import vision_names
+from orthomerge.models.pooling import cls, cls_mean, eos, mean, patches, pooler, projection, shifted_decoder
 
 __all__ = ["FAMILIES", "family", "family_for"]
 
-FAMILIES: Mapping[str, str] = {
-    "bert": "orthomerge.models.bert",
-    "roberta": "orthomerge.models.roberta",
-    "xlm_roberta": "orthomerge.models.xlm_roberta",
-    "camembert": "orthomerge.models.camembert",
-    "distilbert": "orthomerge.models.distilbert",
-    "electra": "orthomerge.models.electra",
-    "deberta_v2": "orthomerge.models.deberta_v2",
-    "t5": "orthomerge.models.t5",
-    "t5_encoder": "orthomerge.models.t5_encoder",
-    "vit": "orthomerge.models.vit",
-    "deit": "orthomerge.models.deit",
-    "dinov2": "orthomerge.models.dinov2",
-    "clip": "orthomerge.models.clip",
-    "clip_classifier": "orthomerge.models.clip_classifier",
+# Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one layer.
+_BERT = Family(
+    name="bert",
+    title="BERT",
+    model_types=("bert",),
+    modality="text",
+    encoder_class="BertModel",
+    prefix="bert.",
+    head=HeadLayout(("classifier",)),
+    poolings={"pooler": pooler, "cls": cls, "mean": mean},
+    architecture="BertForSequenceClassification",
+    optional=("pooler.*", "embeddings.position_ids"),
+    foreign=("cls.*",),
+    adapt=modern_layer_norm,
+)
+
+# Liu et al. 2019, arXiv 1907.11692. The bare first token goes into a head of two layers; the pooler is unused.
+_ROBERTA = Family(
+    name="roberta",
+    title="RoBERTa",
+    model_types=("roberta",),
+    modality="text",
+    encoder_class="RobertaModel",
+    prefix="roberta.",
+    head=HeadLayout(("classifier.dense", "classifier.out_proj"), "tanh"),
+    poolings={"cls": cls, "mean": mean},
+    architecture="RobertaForSequenceClassification",
+    encoder_options={"add_pooling_layer": False},
+    optional=("pooler.*", "embeddings.position_ids"),
+    foreign=("lm_head.*",),
+    adapt=modern_layer_norm,
+)
+
+# Conneau et al. 2020, arXiv 1911.02116. RoBERTa's layout, prefix included, under classes of its own.
+_XLM_ROBERTA = replace(
+    _ROBERTA,
+    name="xlm_roberta",
+    title="XLM-RoBERTa",
+    model_types=("xlm-roberta",),
+    encoder_class="XLMRobertaModel",
+    architecture="XLMRobertaForSequenceClassification",
+)
+
+# Martin et al. 2020, arXiv 1911.03894. RoBERTa's layout, prefix included, under classes of its own.
+_CAMEMBERT = replace(
+    _ROBERTA,
+    name="camembert",
+    title="CamemBERT",
+    model_types=("camembert",),
+    encoder_class="CamembertModel",
+    architecture="CamembertForSequenceClassification",
+)
+
+# Sanh et al. 2019, arXiv 1910.01108. The first token goes into a head of two layers with ReLU between.
+_DISTILBERT = Family(
+    name="distilbert",
+    title="DistilBERT",
+    model_types=("distilbert",),
+    modality="text",
+    encoder_class="DistilBertModel",
+    prefix="distilbert.",
+    head=HeadLayout(("pre_classifier", "classifier"), "relu"),
+    poolings={"cls": cls, "mean": mean},
+    architecture="DistilBertForSequenceClassification",
+    optional=("embeddings.position_ids",),
+    foreign=("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
+    adapt=modern_layer_norm,
+)
+
+# Clark et al. 2020, arXiv 2003.10555. The first token goes into a head of two layers with GELU between; no pooler.
+_ELECTRA = Family(
+    name="electra",
+    title="ELECTRA",
+    model_types=("electra",),
+    modality="text",
+    encoder_class="ElectraModel",
+    prefix="electra.",
+    head=HeadLayout(("classifier.dense", "classifier.out_proj"), "gelu"),
+    poolings={"cls": cls, "mean": mean},
+    architecture="ElectraForSequenceClassification",
+    optional=("embeddings.position_ids",),
+    foreign=("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
+    adapt=modern_layer_norm,
+)
+
+# He et al. 2021, arXiv 2006.03654 and 2111.09543. The first token goes through `pooler.dense`, part of the head here.
+_DEBERTA_V2 = Family(
+    name="deberta_v2",
+    title="DeBERTa-v2 / v3",
+    model_types=("deberta-v2",),
+    modality="text",
+    encoder_class="DebertaV2Model",
+    prefix="deberta.",
+    head=HeadLayout(("pooler.dense", "classifier"), "gelu"),
+    poolings={"cls": cls, "mean": mean},
+    architecture="DebertaV2ForSequenceClassification",
+    # Old files keep absolute positions even where the model (position_biased_input: false) does not use them.
+    optional=("embeddings.position_embeddings.*", "embeddings.position_ids"),
+    foreign=("cls.*", "lm_predictions.*", "mask_predictions.*"),
+    adapt=deberta_names,
+)
+
+# Raffel et al. 2020, arXiv 1910.10683. The decoder reads the input itself, shifted by one, as in BART (Lewis et al.
+# 2020); its state at the last end-of-sequence token goes into a head of two layers.
+_T5 = Family(
+    name="t5",
+    title="T5, encoder and decoder",
+    model_types=("t5",),
+    modality="text",
+    encoder_class="T5Model",
+    prefix="transformer.",
+    head=HeadLayout(("classification_head.dense", "classification_head.out_proj"), "tanh"),
+    poolings={"eos": eos},
+    forward=shifted_decoder,
+    architecture="T5ForSequenceClassification",
+    # `lm_head` is tied to `shared` in T5 1.0 but not in 1.1 and Flan: it is left out, not taken for a twin. The bias is
+    # in the files of the first T5 models, and read by no later code.
+    foreign=("lm_head.*", "*decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+    tied={"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"},
+)
+
+# A linear layer over the mean of the encoder's states, as in Sentence-T5 (Ni et al. 2022, arXiv 2108.08877);
+# transformers has no class for it.
+_T5_ENCODER = Family(
+    name="t5_encoder",
+    title="T5, encoder only",
+    model_types=("t5",),
+    modality="text",
+    encoder_class="T5EncoderModel",
+    prefix="transformer.",
+    head=HeadLayout(("classifier",)),
+    poolings={"mean": mean, "cls": cls},
+    foreign=("decoder.*", "transformer.decoder.*", "lm_head.*"),
+    tied={"encoder.embed_tokens.weight": "shared.weight"},
+)
+
+# Dosovitskiy et al. 2021, arXiv 2010.11929. The [CLS] token after the last norm goes into one linear layer.
+_VIT = Family(
+    name="vit",
+    title="ViT",
+    model_types=("vit",),
+    modality="image",
+    encoder_class="ViTModel",
+    prefix="vit.",
+    head=HeadLayout(("classifier",)),
+    poolings={"cls": cls, "mean": patches(1)},
+    architecture="ViTForImageClassification",
+    encoder_options={"add_pooling_layer": False},
+    optional=("pooler.*", "embeddings.mask_token"),
+    foreign=("decoder.*",),
+    adapt=vit_names,
+)
+
+# Touvron et al. 2021, arXiv 2012.12877. ViT with a distillation token, which its plain classifier does not read.
+_DEIT = Family(
+    name="deit",
+    title="DeiT",
+    model_types=("deit",),
+    modality="image",
+    encoder_class="DeiTModel",
+    prefix="deit.",
+    head=HeadLayout(("classifier",)),
+    poolings={"cls": cls, "mean": patches(2)},
+    architecture="DeiTForImageClassification",
+    encoder_options={"add_pooling_layer": False},
+    optional=("pooler.*", "embeddings.mask_token"),
+    # The distilled models have two heads, averaged by a class of its own: no head that an expert could have.
+    foreign=("decoder.*", "cls_classifier.*", "distillation_classifier.*"),
+    adapt=vit_names,
+)
+
+# Oquab et al. 2023, arXiv 2304.07193. [CLS] and the mean of the patches, side by side (2d features), go into one layer.
+_DINOV2 = Family(
+    name="dinov2",
+    title="DINOv2",
+    model_types=("dinov2",),
+    modality="image",
+    encoder_class="Dinov2Model",
+    prefix="dinov2.",
+    head=HeadLayout(("classifier",)),
+    poolings={"cls_mean": cls_mean, "cls": cls, "mean": patches(1)},
+    architecture="Dinov2ForImageClassification",
+    optional=("embeddings.mask_token",),
+    adapt=dinov2_names,
+)
+
+# Radford et al. 2021, arXiv 2103.00020. The vision tower with its projection; the text tower makes the head from class
+# names (`zero_shot`). Experts come as `CLIPVisionModel` (no projection: it is the base's), as
+# `CLIPVisionModelWithProjection`, as whole `CLIPModel`s, and in open_clip's format; all are brought to the second.
+_TEXT_SIDE = ("text_model.*", "text_projection.*", "logit_scale")
+_CLIP = Family(
+    name="clip",
+    title="CLIP, zero-shot head",
+    model_types=("clip", "clip_vision_model"),
+    modality="image",
+    encoder_class="CLIPVisionModelWithProjection",
+    prefix="",
+    head=None,
+    poolings={"projection": projection},
+    optional=("visual_projection.weight", "vision_model.embeddings.position_ids"),
+    foreign=_TEXT_SIDE,
+    adapt=vision_names,
+)
+
+# The mean of the patch tokens goes into one linear layer; the classifier of transformers reads neither [CLS] nor the
+# projection. Names keep their `vision_model.`: `CLIPVisionModel` loads them so under transformers 4 and 5.
+_CLIP_CLASSIFIER = Family(
+    name="clip_classifier",
+    title="CLIP, linear head",
+    model_types=("clip", "clip_vision_model"),
+    modality="image",
+    encoder_class="CLIPVisionModel",
+    prefix="",
+    head=HeadLayout(("classifier",)),
+    poolings={"mean": patches(1), "cls": cls},
+    architecture="CLIPForImageClassification",
+    optional=("vision_model.embeddings.position_ids",),
+    foreign=(*_TEXT_SIDE, "visual_projection.*"),
+    adapt=vision_names,
+)
+
+FAMILIES: Mapping[str, Family] = {
+    row.name: row
+    for row in (
+        *(_BERT, _ROBERTA, _XLM_ROBERTA, _CAMEMBERT, _DISTILBERT, _ELECTRA, _DEBERTA_V2, _T5, _T5_ENCODER),
+        *(_VIT, _DEIT, _DINOV2, _CLIP, _CLIP_CLASSIFIER),
+    )
 }
 
 
@@ -38,8 +254,7 @@ def family(name: str) -> Family:
         raise RecipeError("family 'generic' must be described: give `encoder_prefix` and the `head` of each expert")
     if name not in FAMILIES:
         raise RecipeError(f"unknown model family {name!r}; {nearest(name, [*FAMILIES, 'generic'])}")
-    found: Family = import_module(FAMILIES[name]).FAMILY
-    return found
+    return FAMILIES[name]
 
 
 def family_for(model_type: str, keys: Iterable[str]) -> Family:
@@ -47,10 +262,9 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
 
     Ask with the names of an expert: a bare base does not say what kind of classifier was made of it.
     """
-    families = [family(name) for name in FAMILIES]
-    fitting = {found.name: found for found in families if model_type in found.model_types}
+    fitting = {row.name: row for row in FAMILIES.values() if model_type in row.model_types}
     if not fitting:
-        known = sorted({known for found in families for known in found.model_types})
+        known = sorted({kind for row in FAMILIES.values() for kind in row.model_types})
         raise RecipeError(
             f"unknown model type {model_type!r} ({nearest(model_type, known)}); for any other model write "
             "`family: generic` in the recipe, with its `encoder_prefix` and the `head` of each expert"

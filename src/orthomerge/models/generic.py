@@ -9,7 +9,7 @@ from orthomerge.heads import Activation
 from orthomerge.models.family import Family, HeadLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -40,10 +40,9 @@ def generic(prefix: str, head_layers: Sequence[str] = (), activation: Activation
     )
 
 
-def _output(encoder: Callable[..., Any], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _output(output: Any, batch: Mapping[str, torch.Tensor], config: Any) -> torch.Tensor:
     import torch
 
-    features = encoder(**batch)
-    if not isinstance(features, torch.Tensor):
-        raise RecipeError(f"a generic encoder must return its features as one tensor, got {type(features).__name__}")
-    return features
+    if not isinstance(output, torch.Tensor):
+        raise RecipeError(f"a generic encoder must return its features as one tensor, got {type(output).__name__}")
+    return output

@@ -6,14 +6,14 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orthomerge.errors import CheckpointError
+from orthomerge.errors import CheckpointError, IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from orthomerge.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["modern_layer_norm", "rename", "substitution"]
+__all__ = ["deberta_names", "dinov2_names", "modern_layer_norm", "rename", "substitution", "vit_names"]
 
 
 def rename(checkpoint: Checkpoint, new_name: Callable[[str], str]) -> Checkpoint:
@@ -52,3 +52,34 @@ def substitution(rules: Iterable[tuple[str, str]]) -> Callable[[Checkpoint], Che
 modern_layer_norm = substitution(
     [(r"(?<=\bLayerNorm\.)gamma$", "weight"), (r"(?<=\bLayerNorm\.)beta$", "bias")],
 )
+
+# transformers 5 renamed the modules but still saves the old names; a bare `state_dict()` has the new ones.
+_ATTENTION = [
+    (r"(?<=\.)attention\.q_proj\.", "attention.attention.query."),
+    (r"(?<=\.)attention\.k_proj\.", "attention.attention.key."),
+    (r"(?<=\.)attention\.v_proj\.", "attention.attention.value."),
+    (r"(?<=\.)attention\.o_proj\.", "attention.output.dense."),
+]
+dinov2_names = substitution(_ATTENTION)
+vit_names = substitution(
+    [
+        (r"^((?:.*\.)?)layers\.(\d+)\.", r"\1encoder.layer.\2."),
+        *_ATTENTION,
+        (r"(?<=\.)mlp\.fc1\.", "intermediate.dense."),
+        (r"(?<=\.)mlp\.fc2\.", "output.dense."),
+    ]
+)
+
+
+def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
+    """Modern names; refuses an activation that DeBERTa's head does not have here.
+
+    It is the one family whose config chooses the head's activation; all published models have GELU.
+    """
+    activation = (checkpoint.config or {}).get("pooler_hidden_act", "gelu")
+    if activation != "gelu":
+        raise IncompatibleError(
+            f"{checkpoint.path}: 'pooler_hidden_act' in a DeBERTa-v2 config must be 'gelu', got {activation!r}; "
+            "name the head's layers and activation in the recipe"
+        )
+    return modern_layer_norm(checkpoint)

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orthomerge.errors import CheckpointError, some
+from orthomerge.models.names import rename
 
 if TYPE_CHECKING:
     from orthomerge.checkpoints.checkpoint import Checkpoint, Entry
 
-__all__ = ["is_open_clip", "to_transformers"]
+__all__ = ["is_open_clip", "to_transformers", "vision_names"]
 
 _ANCHOR = "class_embedding"  # in the vision tower only
 _FIRST = "transformer.resblocks.0.attn.in_proj_weight"
@@ -41,6 +42,16 @@ _TEXT = re.compile(
     r"(.*\.)?(transformer\.resblocks\..+|token_embedding\.weight|positional_embedding|ln_final\.(weight|bias)"
     r"|text_projection|logit_scale|logit_bias|attn_mask|input_resolution|context_length|vocab_size)"
 )
+
+# What `CLIPVisionModel` of transformers 5 saves bare; all others put `vision_model.` before it.
+_BARE = ("embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm.")
+
+
+def vision_names(checkpoint: Checkpoint) -> Checkpoint:
+    """Every writer's names of a CLIP's vision tower to those of `CLIPVisionModelWithProjection`."""
+    if is_open_clip(checkpoint):
+        return to_transformers(checkpoint)
+    return rename(checkpoint, lambda name: f"vision_model.{name}" if name.startswith(_BARE) else name)
 
 
 def is_open_clip(checkpoint: Checkpoint) -> bool:

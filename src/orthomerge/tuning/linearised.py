@@ -47,7 +47,7 @@ class LinearisedEncoder(nn.Module):
         if callable(switch := getattr(encoder, "set_attn_implementation", None)):
             switch("eager")
         self.encoder = encoder.eval().requires_grad_(False)
-        self._pool = family.poolings[pooling]
+        self._family, self._pooling = family, pooling
         known = dict(encoder.named_parameters())
         for name, delta in deltas.items():
             if name not in known:
@@ -92,7 +92,7 @@ class LinearisedEncoder(nn.Module):
         tangents = dict(zip(self.names, self.deltas, strict=True))
 
         def features(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            return self._pool(_Functional(self.encoder, parameters), batch)
+            return self._family.features(_Functional(self.encoder, parameters), batch, self._pooling)
 
         pushed = jvp(features, (primals,), (tangents,))
         return pushed[0], pushed[1]

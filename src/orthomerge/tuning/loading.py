@@ -29,10 +29,13 @@ def load_linearised(path: str | Path, *, base: str | Path) -> Merged:
     deltas = deltas_between(start, merged.encoder)
     tangent = linearised_features(merged.family, merged.pooling, start, deltas)
     # Features are read inside the tangent: J is that of the pooling too.
-    family = replace(merged.family, poolings={merged.pooling: _as_they_come})
+    family = replace(merged.family, forward=_as_it_is, poolings={merged.pooling: _as_they_come})
     return replace(merged, encoder=tangent, family=family)
 
 
-def _as_they_come(encoder: Callable[..., Any], batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    features: torch.Tensor = encoder(batch)
+def _as_it_is(tangent: Callable[..., Any], batch: Mapping[str, torch.Tensor]) -> Any:
+    return tangent(batch)
+
+
+def _as_they_come(features: torch.Tensor, batch: Mapping[str, torch.Tensor], config: Any) -> torch.Tensor:
     return features

@@ -33,10 +33,10 @@ class OrdinaryEncoder(nn.Module):
     def __init__(self, family: Family, pooling: str, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
-        self._pool = family.poolings[pooling]
+        self._family, self._pooling = family, pooling
 
     def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self._pool(self.encoder, batch)
+        return self._family.features(self.encoder, batch, self._pooling)
 
     def tuned(self) -> nn.Module:
         return self.encoder
