@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from orthomerge.checkpoints.replacing import replace_file
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.strict import build
 
-__all__ = ["Access", "Record", "Support", "Way", "read_records", "write_records", "write_whole"]
+__all__ = ["Access", "Record", "Support", "Way", "read_document", "read_records", "write_records", "write_whole"]
 
 # Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
 Access = Literal["data-free", "inductive", "transductive"]
@@ -89,6 +89,16 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 def write_whole(path: Path, text: str) -> None:
     """A text file that is there whole, or as it was before."""
     replace_file(path, text.encode())
+
+
+def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError, fix: str = "") -> Any:
+    """What a JSON file of a run says. `error`: of which kind a file is that is no JSON; `fix`: what to do about it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise CheckpointError(f"cannot read {path}: {failure.strerror}{fix}") from failure
+    except ValueError as failure:
+        raise error(f"{path} is not JSON: {failure}{fix}") from failure
 
 
 def read_records(path: Path) -> list[Record]:

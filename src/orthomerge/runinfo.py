@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orthomerge.errors import CheckpointError, RecipeError
-from orthomerge.records import write_whole
+from orthomerge.errors import RecipeError
+from orthomerge.records import read_document, write_whole
 from orthomerge.strict import build
 
 __all__ = ["FILE", "RunInfo", "read_info", "write_info"]
@@ -41,10 +41,4 @@ def write_info(path: Path, info: RunInfo) -> None:
 
 def read_info(path: Path) -> RunInfo:
     """Read it back; what does not fit is an error that names the file."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RecipeError(f"{path} is not JSON: {error}") from error
-    return build(RunInfo, document, where=str(path))
+    return build(RunInfo, read_document(path, error=RecipeError), where=str(path))

@@ -15,7 +15,7 @@ from orthomerge.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.evaluation.comparisons import compare_run
 from orthomerge.evaluation.evaluate import Question
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.running import read_run, run_evaluation
+from orthomerge.evaluation.running import Run, read_run, run_evaluation
 from orthomerge.evaluation.tables import TITLES
 from orthomerge.records import Record, read_records
 from orthomerge.version import VERSION
@@ -99,6 +99,15 @@ def test_comparisons_are_those_of_the_folder(run: tuple[Path, list[Record]]) -> 
     }
     assert current.difference.estimate == pytest.approx(means["average"] - means["expert"])
     assert (out / "table.md").read_text() == found.markdown() + "\n"
+
+
+def test_tables_hold_no_markup_from_manifests_or_notes(run: tuple[Path, list[Record]]) -> None:
+    """The method's name comes from a manifest, and a note repeats what a file says."""
+    records = [replace(record, method="<b>*x*|\x1b[2J") for record in run[1]]
+    text = Run(records, [], ["see [this](http://x) <img>\n# not a title"]).markdown()
+    assert not [part for part in ("<b>", "<img>", "\x1b", "[this]") if part in text]
+    assert r"| &lt;b&gt;\*x\*\|\\x1b\[2J |" in text
+    assert text.endswith(r"- see \[this\](http://x) &lt;img&gt; # not a title")
 
 
 def test_the_reference_and_the_margin(toy: Toy, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from orthomerge.evaluation.evaluate import Question
 from orthomerge.recipe import Recipe, read_recipe
 from orthomerge.records import Record
 from orthomerge.running.sweeping.cells import Cell, Variant, cells_of, check_sweep, readouts_of, splits_of, variants_of
-from orthomerge.running.sweeping.choosing import best_of, rows_of, sweep_csv, sweep_markdown
+from orthomerge.running.sweeping.choosing import Failure, best_of, rows_of, sweep_csv, sweep_markdown
 
 
 def read(folder: Path, sweep: str, more: str = "") -> Recipe:
@@ -172,6 +172,16 @@ def test_the_best_on_validation_and_in_hindsight() -> None:
     (late,) = best_of(rows_of(cells, test, [], []))
     assert (late.chosen, late.hindsight.variant.name) == (None, "b")
     assert "### Best in hindsight for each budget" in sweep_markdown(rows, [late], [], {})
+
+
+def test_names_of_a_sweep_are_never_markup_or_formulas() -> None:
+    rows = rows_of([Cell(Variant("=<b>\r|"), record("a", 0.5).way, 0)], [record("=<b>\r|", 0.5)], [], [])
+    failure = Failure("x", "t", "test", record("a", 0.5).way, "<img>\x1b")
+    text = sweep_markdown(rows, best_of(rows), [failure], {})
+    assert "=&lt;b&gt; \\|" in text
+    assert "<img>" not in text
+    assert "\x1b" not in text
+    assert ",'=<b> |," in sweep_csv(rows, best_of(rows), ["t"]).splitlines()[1]
 
 
 def test_budgets_do_not_compete() -> None:

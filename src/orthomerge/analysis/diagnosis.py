@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
-from orthomerge.errors import CheckpointError, RecipeError
-from orthomerge.records import write_whole
+from orthomerge.errors import RecipeError
+from orthomerge.records import read_document, write_whole
 from orthomerge.strict import build
 
 __all__ = ["FILE", "Diagnosis", "Finding", "read_diagnosis", "write_diagnosis"]
@@ -51,12 +51,7 @@ def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
 
 def read_diagnosis(path: Path) -> Diagnosis:
     """Read it back; what does not fit is an error that names the file."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RecipeError(f"{path} is not JSON: {error}") from error
+    document = read_document(path, error=RecipeError)
     if not isinstance(document, dict) or not isinstance(document.get("figures"), list):
         raise RecipeError(f"{path} is not a diagnosis: it has no list of 'figures'")
     figures = []

@@ -17,11 +17,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from orthomerge.cli.aligning import align
 from orthomerge.cli.exporting import export
 from orthomerge.cli.options import (
     Base,
-    Batch,
-    Device,
     Dtype,
     Experts,
     Force,
@@ -171,58 +170,6 @@ def methods(
 
 
 @app.command()
-def align(
-    path: Annotated[str, typer.Argument(metavar="OUT", help="A folder that `orthomerge merge` wrote.")],
-    data: Annotated[
-        list[str],
-        typer.Option("--data", metavar="TASK=PATH", help="A task's inputs; labels are not looked at. Repeat for each."),
-    ],
-    expert: Annotated[
-        list[str], typer.Option("--expert", metavar="TASK=PATH", help="The expert of a task; repeat for each.")
-    ],
-    out: Annotated[str, typer.Option("--out", help="The folder to write.")],
-    aligner: Annotated[str, typer.Option("--aligner", help="See `orthomerge aligners`.")] = "auto",
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="An option of the aligner; repeat for each."),
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option("--base", help="Needed for experts that are adapters, bare files or CLIP towers.")
-    ] = None,
-    split: Annotated[
-        str, typer.Option("--split", help="train, val, or test: then what is measured there is transductive.")
-    ] = "train",
-    limit: Annotated[int | None, typer.Option("--limit", help="At most so many inputs a task.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="For --limit, and for aligners that draw at random.")] = 0,
-    device: Device = "auto",
-    batch: Batch = 64,
-    force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Fit the heads of a merge to its encoder: unlabelled inputs, what the experts say of them, no new parameters."""
-    from orthomerge.cli import aligning
-
-    aligning.align(
-        path,
-        data=data,
-        experts=expert,
-        out=out,
-        aligner=aligner,
-        settings=setting or [],
-        base=base,
-        split=split,
-        limit=limit,
-        seed=seed,
-        device=device,
-        batch=batch,
-        force=force,
-        as_json=as_json,
-        quiet=quiet,
-    )
-
-
-@app.command()
 def aligners(
     name: Annotated[str | None, typer.Argument(help="One aligner, with its options.")] = None,
     as_json: Json = False,
@@ -234,7 +181,7 @@ def aligners(
 
 
 app.add_typer(suites, name="suite")
-for _command in (export, *COMMANDS, sweep):
+for _command in (align, export, *COMMANDS, sweep):
     app.command()(_command)
 
 

@@ -1,18 +1,15 @@
-"""What `evaluate` does once its arguments are read."""
+"""From arguments of `evaluate` and `diagnose` to questions, subjects and what they are measured with."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-import typer
-
-from orthomerge.cli.commands import pair, print_json, print_tables
-from orthomerge.cli.measuring import open_suite, say
+from orthomerge.cli.commands import pair
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.evaluation.subjects import output_subject
 from orthomerge.recipe import parse_value
@@ -21,69 +18,24 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.evaluate import Bench, Question, Subject
     from orthomerge.suites.suite import Suite
 
-__all__ = ["evaluate", "merges_of", "output_subject", "own_subjects", "suite_subjects"]
+__all__ = [
+    "check_against",
+    "experts_or_nothing",
+    "merges_of",
+    "output_subject",
+    "own_subjects",
+    "questions_of",
+    "suite_subjects",
+]
 
 _EXPERTS = "experts"  # in the run folder: the experts in the form in which everything is evaluated
 _REFERENCES = ("base", "expert", "mtl")
 
 
-def evaluate(
-    *,
-    models: list[str],
-    data: list[str],
-    experts: list[str],
-    suite: str | None,
-    folder: str | None,
-    methods: list[str],
-    protocols: list[str],
-    aligners: list[str],
-    shots: list[str],
-    seeds: int,
-    access: list[str],
-    against: str | None,
-    margin: float,
-    out: str,
-    device: str,
-    batch: int,
-    as_json: bool,
-) -> None:
-    """Names and numbers are checked before anything is built."""
-    from orthomerge.evaluation.running import read_run, run_evaluation
-
-    questions = _questions(protocols, aligners, shots, seeds, access)
-    if not margin > 0:
-        raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
-    if suite is not None:
-        merges = merges_of(suite, methods)
-        _check_against(against, merges)
-        built = open_suite(suite, folder=folder, data=data[0] if data else None, base=None, device=device)
-        bench, subjects = suite_subjects(built, merges, device, batch)
-    with _or_nothing(Path(out) / _EXPERTS):
-        if suite is None:
-            bench, subjects = own_subjects(models, data, experts, device, batch, Path(out))
-        run_evaluation(
-            bench,
-            subjects,
-            questions,
-            out=Path(out),
-            suite=suite,
-            against=against,
-            margin=margin / 100,
-            say=say,
-        )
-    run = read_run(Path(out))
-    if as_json:
-        print_json(asdict(run))
-        return
-    print_tables(run.tables())
-    for note in run.notes:
-        typer.echo(f"\nwarning: {note}")
-    typer.echo(f"\nrecords, predictions, comparisons and the tables are in {out}")
-
-
 @contextmanager
-def _or_nothing(folder: Path) -> Iterator[None]:
-    """What fails takes a folder away again that was not there before."""
+def experts_or_nothing(out: Path) -> Iterator[None]:
+    """What fails takes the experts' folder in `out` away again if it was not there before."""
+    folder = out / _EXPERTS
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         yield
@@ -110,7 +62,7 @@ def merges_of(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]
     return found
 
 
-def _check_against(against: str | None, merges: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def check_against(against: str | None, merges: Sequence[tuple[str, dict[str, Any]]]) -> None:
     """The name must be one that a subject will have."""
     from orthomerge.evaluation.evaluate import Subject
     from orthomerge.suites.suite import output_name
@@ -189,7 +141,7 @@ def _told_apart(subjects: list[Subject]) -> list[Subject]:
     ]
 
 
-def _questions(
+def questions_of(
     protocols: list[str], aligners: list[str], shots: list[str], seeds: int, access: list[str]
 ) -> list[Question]:
     from orthomerge.alignment.aligners import find_aligner

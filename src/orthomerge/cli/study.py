@@ -1,5 +1,6 @@
 """The commands that make experts and measure models: parse, call the library."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from orthomerge.cli.options import Base, Device, Folder, Force, Json, Quiet, Set
 from orthomerge.cli.pushing import push
 from orthomerge.cli.reporting import report
 from orthomerge.cli.running import run
+from orthomerge.core.table import plain
+from orthomerge.errors import RecipeError
 
 __all__ = ["COMMANDS", "suites"]
 
@@ -125,26 +128,41 @@ def evaluate(
 ) -> None:
     """Score merged models under the papers' protocols, with what each number has seen, and compare them."""
     from orthomerge.cli import scoring
+    from orthomerge.cli.commands import print_json, print_tables
+    from orthomerge.cli.measuring import open_suite, say
+    from orthomerge.evaluation.running import read_run, run_evaluation
 
-    scoring.evaluate(
-        models=models or [],
-        data=data or [],
-        experts=expert or [],
-        suite=suite,
-        folder=folder,
-        methods=method or ["average", "task_arithmetic", "ties"],
-        protocols=protocol or ["current", "knn", "aligned-c"],
-        aligners=aligner or [],
-        shots=shots or ["all"],
-        seeds=seeds,
-        access=access or ["inductive"],
-        against=against,
-        margin=margin,
-        out=out,
-        device=device,
-        batch=batch,
-        as_json=as_json,
+    questions = scoring.questions_of(
+        protocol or ["current", "knn", "aligned-c"], aligner or [], shots or ["all"], seeds, access or ["inductive"]
     )
+    if not margin > 0:
+        raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
+    if suite is not None:
+        merges = scoring.merges_of(suite, method or ["average", "task_arithmetic", "ties"])
+        scoring.check_against(against, merges)
+        built = open_suite(suite, folder=folder, data=data[0] if data else None, base=None, device=device)
+        bench, subjects = scoring.suite_subjects(built, merges, device, batch)
+    with scoring.experts_or_nothing(Path(out)):
+        if suite is None:
+            bench, subjects = scoring.own_subjects(models or [], data or [], expert or [], device, batch, Path(out))
+        run_evaluation(
+            bench,
+            subjects,
+            questions,
+            out=Path(out),
+            suite=suite,
+            against=against,
+            margin=margin / 100,
+            say=say,
+        )
+    run = read_run(Path(out))
+    if as_json:
+        print_json(asdict(run))
+        return
+    print_tables(run.tables())
+    for note in run.notes:
+        typer.echo(f"\nwarning: {plain(note)}")
+    typer.echo(f"\nrecords, predictions, comparisons and the tables are in {out}")
 
 
 COMMANDS = (run, finetune, evaluate, negate, analogy, diagnose, report, push)

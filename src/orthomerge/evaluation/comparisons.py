@@ -11,7 +11,6 @@ them, so that test is about these seeds; the interval of the mean is about other
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from orthomerge.core.table import Table
 from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest
 from orthomerge.evaluation.compare import Difference, Equivalence, bootstrap_by_task, holm, mcnemar_hits, tost
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.records import Record, Way, read_records
+from orthomerge.records import Record, Way, read_document, read_records
 from orthomerge.strict import build
 
 __all__ = ["MARGIN", "Comparison", "TaskDifference", "compare_run", "comparison_tables", "read_comparisons"]
@@ -101,12 +100,7 @@ def compare_run(
 
 def read_comparisons(path: Path) -> list[Comparison]:
     """The comparisons that a run wrote."""
-    try:
-        items = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; compare the run again") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; compare the run again") from error
+    items = read_document(path, fix="; compare the run again")
     if not isinstance(items, list):
         raise CheckpointError(f"{path} must be a list of comparisons, got {type(items).__name__}; compare again")
     return [build(Comparison, item, where=f"{path} item {number}") for number, item in enumerate(items, 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from orthomerge.errors import CheckpointError
 from orthomerge.evaluation.bench import Bench
 from orthomerge.evaluation.compare import contamination
 from orthomerge.evaluation.metrics import accuracy, predictions
+from orthomerge.records import read_document
 
 __all__ = ["contamination_notes", "read_notes"]
 
@@ -32,12 +32,7 @@ def contamination_notes(bench: Bench) -> list[str]:
 
 def read_notes(path: Path) -> list[str]:
     """The notes that a run wrote."""
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}; evaluate again") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}; evaluate again") from error
+    notes = read_document(path, fix="; evaluate again")
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise CheckpointError(f"{path} must be a list of strings; evaluate again")
     return notes
