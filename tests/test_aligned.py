@@ -124,7 +124,7 @@ def test_a_head_with_a_hidden_layer(name: str, tmp_path: Path) -> None:
     with torch.no_grad():
         ours, theirs = (load(folder).features(batch) for folder in (tmp_path / "out", alone))
         pair = FeaturePair(Features(ours, "one", "train"), Features(theirs, "one", "train"))
-        found = choose_rigid(Problem.of(pair, head).sums, head, kappa=0.01, bias=True)
+        found = choose_rigid(Problem.of(pair, head), kappa=0.01, bias=True)
         whole = head.with_tensors({key: tensor.double() for key, tensor in head.tensors().items()})
         unfolded = whole(ours.double() @ found.A.T + (0 if found.shift is None else found.shift))
         logits = stock(tmp_path / "exported")(**batch).logits.double()

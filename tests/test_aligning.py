@@ -16,8 +16,8 @@ from tests.aligning import COUNTS, HEADS, contents, merge_berts, stock, write_ta
 import orthomerge
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
+from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.ridge import Ridge
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.classifiers import load_head
@@ -136,7 +136,7 @@ def test_exported_logits_are_those_of_the_unfolded_map(
         orthomerge.export(tmp_path / "to", task, tmp_path / task)
         head = load_head(out / "heads" / task)
         problem = Problem.of(pair_of(out, berts / task, tables / f"{task}.csv", task), head)
-        found = choose_rigid(problem.sums, head, kappa="auto", bias=True)
+        found = choose_rigid(problem, kappa="auto", bias=True)
         assert found.kappa < float("inf")
         with torch.no_grad():
             features = load(out).features(batch).double()

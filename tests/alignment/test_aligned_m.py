@@ -7,7 +7,7 @@ import torch
 from tests.alignment.toys import HEADS, by_autograd, head_of, linear_head, pair_of, random, rotation
 from torch.nn.functional import kl_div
 
-from orthomerge.alignment.aligned_m import AlignedM, train_matrices
+from orthomerge.alignment.aligned_m import AlignedM, train_matrix
 from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.distillation import divergence, plain
 from orthomerge.alignment.folding import logits_from
@@ -27,7 +27,7 @@ def test_equation_7(kind: str) -> None:
         steps=steps,
         lr=lr,
     )
-    (found,) = train_matrices([problem], Adam(steps, lr, 20, False, 0), [0], device="cpu", name="")
+    found = train_matrix(problem, Adam(steps, lr, 20, False, 0), device="cpu", name="")
     torch.testing.assert_close(found.float(), expected, atol=2e-5, rtol=0)
 
 
@@ -41,7 +41,7 @@ def test_folding_is_exact(kind: str) -> None:
         name: tensor.shape for name, tensor in head.tensors().items()
     }
     problem = Problem.of(pair, head)
-    (M,) = train_matrices([problem], Adam(50, 0.02, 8, True, 0), [0], device="cpu", name="")
+    M = train_matrix(problem, Adam(50, 0.02, 8, True, 0), device="cpu", name="")
     assert float((M - torch.eye(6)).norm()) > 0.3
     composed = logits_from(head, problem.H @ M.T)
     torch.testing.assert_close(found.classifier(pair.merged.values).double(), composed, atol=1e-5, rtol=0)

@@ -15,8 +15,8 @@ from orthomerge.alignment.auto import Auto
 from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
+from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.ridge import Ridge
 from orthomerge.errors import RecipeError
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head

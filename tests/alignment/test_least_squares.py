@@ -1,4 +1,4 @@
-"""Ridge towards no change: leave-one-out and folds against refitting again and again, and one family of maps."""
+"""Ridge towards no change: leave-one-out against refitting again and again, and one family of maps."""
 
 from __future__ import annotations
 
@@ -10,32 +10,18 @@ import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
 from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 
-from orthomerge.alignment import least_squares
-from orthomerge.alignment.affine import Affine
 from orthomerge.alignment.folding import centred_rows, first_map
-from orthomerge.alignment.least_squares import (
-    STRENGTHS,
-    Spectrum,
-    chosen_strength,
-    leave_one_out,
-    linear_map,
-    ridge_change,
-    strength_from_sums,
-)
-from orthomerge.alignment.linear import Linear
+from orthomerge.alignment.least_squares import STRENGTHS, Spectrum, chosen_strength, leave_one_out
+from orthomerge.alignment.linear_maps import Affine, Linear, Ridge
 from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.ridge import Ridge
-from orthomerge.alignment.rigid import careful
-from orthomerge.alignment.sums import FOLDS
-from orthomerge.features.statistics import Moments
 from orthomerge.heads import Head
 
 SHAPES = [(7, 12), (12, 12), (40, 6)]  # fewer inputs than features, as many, more
 
 
-def design(H: torch.Tensor, *, biased: bool, like: torch.Tensor | None = None) -> torch.Tensor:
-    """X = [H, a 1]; a is the size of a typical feature of `like`."""
-    a = (H if like is None else like).square().mean().sqrt()
+def design(H: torch.Tensor, *, biased: bool) -> torch.Tensor:
+    """X = [H, a 1]; a is the size of a typical feature."""
+    a = H.square().mean().sqrt()
     return torch.cat([H, a.expand(len(H), 1)], 1) if biased else H
 
 
@@ -70,9 +56,9 @@ def test_by_hand() -> None:
     spectrum = Spectrum.of(torch.tensor([[2.0, 0.0]], dtype=torch.float64), biased=False)
     R = torch.tensor([[6.0]], dtype=torch.float64)
     assert spectrum.unit == 2
-    torch.testing.assert_close(ridge_change(spectrum, R, 1.0), torch.tensor([[2.0, 0.0]], dtype=torch.float64))
-    torch.testing.assert_close(ridge_change(spectrum, R, 0.0), torch.tensor([[3.0, 0.0]], dtype=torch.float64))
-    assert ridge_change(spectrum, R, math.inf).tolist() == [[0, 0]]
+    torch.testing.assert_close(spectrum.change(R, 1.0), torch.tensor([[2.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(spectrum.change(R, 0.0), torch.tensor([[3.0, 0.0]], dtype=torch.float64))
+    assert spectrum.change(R, math.inf).tolist() == [[0, 0]]
     # Without its only input nothing is learned: 6 / 3 over 1 - 4 / 6.
     assert leave_one_out(spectrum, R, 1.0).item() == pytest.approx(6)
 
@@ -84,7 +70,7 @@ def test_ridge_is_the_printed_formula(n: int, d: int, biased: bool, strength: fl
     H, R = doubles(n, d) + 1, doubles(n, 3, seed=1)
     X = design(H, biased=biased)
     expected = solved(X, R, strength * unit(X)).T
-    torch.testing.assert_close(ridge_change(Spectrum.of(H, biased=biased), R, strength), expected)
+    torch.testing.assert_close(Spectrum.of(H, biased=biased).change(R, strength), expected)
 
 
 @pytest.mark.parametrize("strength", [1e-4, 0.01, 1.0, 30.0, math.inf])
@@ -128,93 +114,9 @@ def test_the_chosen_strength_is_the_largest_near_the_best(kind: str, noise: floa
     assert Ridge().align(problem).facts == {"strength": max(good)}
 
 
-def exhaustive(spectrum: Spectrum, R: torch.Tensor) -> float:
-    """The largest strength within one standard error of the best, of all of them, in full precision."""
-    losses = torch.stack([leave_one_out(spectrum, R, strength).square().sum(1) for strength in STRENGTHS])
-    return STRENGTHS[careful(losses)]
-
-
-@pytest.mark.parametrize("classes", [1, 3, 60])
-@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-3, 0.1, 1.0, 10.0])
-@pytest.mark.parametrize(
-    ("n", "d", "mean"), [(300, 40, 0.0), (300, 40, 30.0), (60, 40, 1.0), (42, 40, 1.0), (30, 40, 1.0)]
-)
-def test_single_precision_chooses_as_double_does(n: int, d: int, mean: float, noise: float, classes: int) -> None:
-    """With many inputs, with hardly more than features, with fewer; where almost nothing is missed, or all is."""
-    H = doubles(n, d) * torch.arange(1, d + 1).pow(-1.0) + mean
-    R = H @ doubles(d, classes, seed=1) + noise * doubles(n, classes, seed=2)
-    spectrum = Spectrum.of(H, biased=True)
-    assert chosen_strength(spectrum, R) == exhaustive(spectrum, R)
-
-
-def test_when_single_precision_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its errors would be those of what is missed, or of what leverages leave."""
-    judged: list[bool] = []
-    tried = least_squares._tried
-
-    def watched(spectrum: Spectrum, U_t: torch.Tensor, R_t: torch.Tensor, seen_t: torch.Tensor) -> object:
-        found = tried(spectrum, U_t, R_t, seen_t)
-        judged.append(U_t.dtype == torch.float32 and found.sure)
-        return found
-
-    monkeypatch.setattr(least_squares, "_tried", watched)
-    for n, noise, wanted in (
-        (300, 1.0, [True]),
-        (300, 1e-6, [False, False]),
-        (42, 1.0, [False, False]),
-        (30, 1.0, [False]),
-    ):
-        H = doubles(n, 40)
-        spectrum = Spectrum.of(H, biased=False)
-        judged.clear()
-        chosen_strength(spectrum, H @ doubles(40, 3, seed=1) + noise * doubles(n, 3, seed=2))
-        assert judged == wanted
-
-
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What the choice was made from."""
-    seen: list[torch.Tensor] = []
-
-    def watched(losses: torch.Tensor) -> int:
-        seen.append(losses)
-        return careful(losses)
-
-    monkeypatch.setattr(least_squares, "careful", watched)
-    return seen
-
-
-@pytest.mark.parametrize("kind", ["plain", "no bias", "normalising with bias", "hidden"])
-@pytest.mark.parametrize("n", [3, 9, 40])
-def test_folds_of_sums_are_folds_of_rows(kind: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    head, expert = exact(head_of(kind)), doubles(n, 6, seed=1)
-    problem = Problem.of(pair_of(expert @ turn(6) + 0.3 * doubles(n, 6), expert), head)
-    W, biased, fold = centred_rows(head), problem.biased, torch.arange(n) % FOLDS
-    seen = captured(monkeypatch)
-    chosen = strength_from_sums(problem.sums, head)
-    (losses,) = seen
-    assert losses.shape == (len(STRENGTHS), min(n, FOLDS))
-    for number in range(min(n, FOLDS)):
-        train, test = fold != number, fold == number
-        H = problem.H[train]
-        X, R = design(H, biased=biased), (problem.T[train] - H) @ W.T
-        held_out = design(problem.H[test], biased=biased, like=H)
-        wanted = (problem.T[test] - problem.H[test]) @ W.T
-        expected = [
-            (wanted - held_out @ (solved(X, R, s * unit(X)) if math.isfinite(s) else 0 * X[:1].T @ R[:1]))
-            .square()
-            .sum(1)
-            .mean()
-            for s in STRENGTHS
-        ]
-        # The sums know everything but what depends on the expert alone: the same for every strength.
-        gap = losses[:, number] - torch.stack(expected)
-        torch.testing.assert_close(gap, gap[:1].expand(len(gap)), rtol=1e-7, atol=1e-7)
-    assert Ridge().solve(problem.sums, head).facts == {"strength": chosen}
-
-
 def test_one_input_chooses_no_change() -> None:
     problem = Problem.of(pair_of(doubles(1, 6), doubles(1, 6, seed=1)), head_of("plain"))
-    assert problem.strength == strength_from_sums(problem.sums, problem.head) == math.inf
+    assert problem.strength == math.inf
 
 
 # One family: what the head sees of the best linear map is the best head.
@@ -249,8 +151,7 @@ def test_a_linear_map_is_the_printed_one() -> None:
     """A = I + (T^T H - C) (C + lambda I)^-1."""
     H, T = doubles(40, 6), doubles(40, 6, seed=1)
     C, eye = H.T @ H, torch.eye(6, dtype=torch.float64)
-    A, shift = linear_map(Moments.of(H, T), 0.1, biased=False)
-    assert shift is None
+    A = weight_of(Linear(0.1).fit(pair_of(H, T), exact(linear_head(torch.eye(6)))).classifier)
     expected = eye + (T.T @ H - C) @ torch.linalg.inv(C + 0.1 * float(C.trace()) / 6 * eye)
     torch.testing.assert_close(A, expected)
 

@@ -14,8 +14,8 @@ from tests.evaluation.test_evaluate import Toy, make_toy, only
 from orthomerge.alignment.aligned_c import AlignedC
 from orthomerge.alignment.aligner import Aligner
 from orthomerge.alignment.auto import Auto
-from orthomerge.alignment.orthogonal import Orthogonal
-from orthomerge.alignment.ridge import Ridge
+from orthomerge.alignment.linear_maps import Ridge
+from orthomerge.alignment.rigid import Orthogonal
 from orthomerge.alignment.surgery import Surgery
 from orthomerge.data.sampling import few_shot
 from orthomerge.errors import RecipeError

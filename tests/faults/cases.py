@@ -1217,7 +1217,7 @@ NUMERICS = (
     Case(
         57,
         "statistics in half precision",
-        (Held("tests/features/test_statistics.py::test_narrow_inputs_are_summed_in_float64"),),
+        (Held("tests/alignment/test_moments.py::test_narrow_inputs_are_summed_in_float64"),),
     ),
 )
 

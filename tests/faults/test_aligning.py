@@ -17,7 +17,7 @@ from tests.aligning import contents, merge_berts, write_tables
 
 import orthomerge
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.ridge import Ridge
+from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.data.reading import read_task
 from orthomerge.data.task import Examples, Task
 from orthomerge.errors import (

@@ -33,7 +33,7 @@ import torch
 from torch.nn.functional import normalize
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one, generators_of, require_finite
+from orthomerge.alignment.descent import Adam, at_least_one, require_finite
 from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.problem import Problem
@@ -120,9 +120,9 @@ class AlignedC:
         name = f"the head of {task!r} diverged under aligned-c"
         adam.minimise(
             layers.parameters,
-            lambda rows: layers.gradients(x.index_select(0, rows[0]), target.index_select(0, rows[0])),
+            lambda rows: layers.gradients(x.index_select(0, rows), target.index_select(0, rows)),
             count=len(x),
-            generators=generators_of([self.seed]),
+            generator=torch.Generator().manual_seed(self.seed),
             name=name,
         )
         made = layers.head()

@@ -16,13 +16,13 @@ and what comes out is not scaled to unit length again, so that folding M is exac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, generators_of, stacked, taken
+from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.distillation import divergence, input_gradient, plain
 from orthomerge.alignment.folding import folded, logits_from
 from orthomerge.alignment.problem import Problem
@@ -30,7 +30,7 @@ from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["AlignedM", "losses", "train_matrices"]
+__all__ = ["AlignedM", "losses", "train_matrix"]
 
 
 @dataclass(frozen=True)
@@ -52,43 +52,35 @@ class AlignedM:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean divergence from the expert's outputs before and after."""
-        return self.fit_each([pair], head, [self.seed])[0]
-
-    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
-        problems = [Problem.of(pair, head) for pair in pairs]
-        name = f"the matrix of {problems[0].task!r} diverged under aligned-m"
-        trained = train_matrices(problems, self._adam(), seeds, device=self.device, name=name)
-        return [
-            Alignment(folded(head, M, task=problem.task), losses(problem, M))
-            for problem, M in zip(problems, trained, strict=True)
-        ]
+        problem = Problem.of(pair, head)
+        name = f"the matrix of {problem.task!r} diverged under aligned-m"
+        M = train_matrix(problem, self._adam(), device=self.device, name=name)
+        return Alignment(folded(head, M, task=problem.task), losses(problem, M))
 
     def _adam(self) -> Adam:
         return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
 
 
-def train_matrices(
-    problems: Sequence[Problem],
+def train_matrix(
+    problem: Problem,
     adam: Adam,
-    seeds: Sequence[int],
     *,
     device: str,
     name: str,
     penalty: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """M [B, d, d] in float64, one a fit; `penalty(M)` is the gradient of what is added to the divergence."""
+    """M [d, d] in float64; `penalty(M)` is the gradient of what is added to the divergence."""
     place = device_of(device)
-    H = stacked([problem.H for problem in problems], place)
-    q = stacked([problem.Z.softmax(1) for problem in problems], place)
-    head = plain(problems[0].head, place)
-    M = torch.eye(H.shape[2], device=place).repeat(len(H), 1, 1)
+    H, q = (values.float().to(place) for values in (problem.H, problem.Z.softmax(1)))
+    head, M = plain(problem.head, place), torch.eye(H.shape[1], device=place)
 
     def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-        x = taken(H, rows)
-        found = input_gradient(head, x @ M.mT, taken(q, rows)).mT @ x
+        x = H[rows]
+        found = input_gradient(head, x @ M.T, q[rows]).T @ x
         return [found if penalty is None else found.add_(penalty(M))]
 
-    adam.minimise([M], gradients, count=H.shape[1], generators=generators_of(seeds), name=name)
+    generator = torch.Generator().manual_seed(adam.seed)
+    adam.minimise([M], gradients, count=len(H), generator=generator, name=name)
     return M.cpu().double()
 
 

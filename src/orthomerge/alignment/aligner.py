@@ -6,18 +6,17 @@ a classifier with parameters of its own, which are counted and stored beside the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.alignment.sums import Sums
     from orthomerge.features.features import FeaturePair
     from orthomerge.heads import Classifier, Head
 
-__all__ = ["Aligner", "Alignment", "Extra", "Fact", "StackAligner", "SumAligner"]
+__all__ = ["Aligner", "Alignment", "Extra", "Fact"]
 
 Fact = float | int | str | bool
 
@@ -34,20 +33,6 @@ class Aligner(Protocol):
     """One small class a method; its fields are its options. `head` is the expert's own, never changed."""
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment: ...
-
-
-class StackAligner(Aligner, Protocol):
-    """An aligner by descent: several fits of one head, to as many inputs each, take their steps side by side."""
-
-    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
-        """What `fit` would find for each pair with its seed in place of the aligner's own, up to rounding."""
-        ...
-
-
-class SumAligner(Aligner, Protocol):
-    """An aligner to which sums over the inputs are enough, however many there are."""
-
-    def solve(self, sums: Sums, head: Head) -> Alignment: ...
 
 
 class Extra(Protocol):

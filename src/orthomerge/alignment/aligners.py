@@ -18,16 +18,12 @@ __all__ = ["ALIGNERS", "Row", "aligner_class", "aligners", "find_aligner", "make
 
 @dataclass(frozen=True)
 class Row:
-    """One aligner. `maker` is `module:Class`, imported when first used.
-
-    `closed`: in closed form, so that sums over the inputs are enough; `extra`: not a head, so that the model grows.
-    """
+    """One aligner. `maker`: `module:Class`, imported when first used; `extra`: not a head, so that the model grows."""
 
     name: str
     maker: str
     title: str
     reference: str
-    closed: bool = False
     extra: bool = False
 
 
@@ -46,21 +42,20 @@ _OURS = "this project"
 ALIGNERS: Mapping[str, Row] = dict(
     (
         _row("auto", "auto:Auto", "What the number of inputs calls for, or no change", _OURS),
-        _row("ridge", "ridge:Ridge", "Least squares to the expert's logits, towards its head", _OURS, closed=True),
+        _row("ridge", "linear_maps:Ridge", "Least squares to the expert's logits, towards its head", _OURS),
         _row("kl-map", "kl_map:KlMap", "KL to the expert's outputs with a prior at its head", _OURS),
         _row("aligned-c", "aligned_c:AlignedC", "KL to the expert's outputs by Adam", f"{_RETHINK}, Eq. 8"),
-        _row("orthogonal", "orthogonal:Orthogonal", "Procrustes with a prior", f"{_MOMA}, Table 1", closed=True),
-        _row("similarity", "similarity:Similarity", "Procrustes and one scale", f"{_MOMA}, Table 1", closed=True),
-        _row("scaling", "scaling:Scaling", "A factor for every feature", f"{_MOMA}, Table 1", closed=True),
-        _row("linear", "linear:Linear", "Any linear map", f"{_MOMA}, Table 1", closed=True),
-        _row("invertible", "invertible:Invertible", "Any invertible linear map", f"{_MOMA}, Table 1", closed=True),
-        _row("affine", "affine:Affine", "Any affine map", f"{_MOMA}, Table 1", closed=True),
+        _row("orthogonal", "rigid:Orthogonal", "Procrustes with a prior", f"{_MOMA}, Table 1"),
+        _row("similarity", "rigid:Similarity", "Procrustes and one scale", f"{_MOMA}, Table 1"),
+        _row("scaling", "linear_maps:Scaling", "A factor for every feature", f"{_MOMA}, Table 1"),
+        _row("linear", "linear_maps:Linear", "Any linear map", f"{_MOMA}, Table 1"),
+        _row("invertible", "linear_maps:Invertible", "Any invertible linear map", f"{_MOMA}, Table 1"),
+        _row("affine", "linear_maps:Affine", "Any affine map", f"{_MOMA}, Table 1"),
         _row(
             "logit-procrustes",
             "logit_procrustes:LogitProcrustes",
             "Procrustes where the head looks",
             _OURS,
-            closed=True,
         ),
         _row("aligned-m", "aligned_m:AlignedM", "A square matrix before the head, by Adam", f"{_RETHINK}, Eq. 7"),
         _row("orth-m", "orth_m:OrthM", "The same, nearly orthogonal", f"{_RETHINK}, Eq. 9"),

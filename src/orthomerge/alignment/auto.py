@@ -25,10 +25,9 @@ import torch
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
-from orthomerge.alignment.problem import Problem
-from orthomerge.alignment.ridge import Ridge
+from orthomerge.alignment.linear_maps import Ridge
+from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.errors import RecipeError
-from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
 __all__ = ["Auto"]
@@ -39,7 +38,7 @@ _MEAN = "mean of ridge and kl-map"
 
 
 @dataclass(frozen=True)
-class Auto:
+class Auto(Solved):
     """`few` and `enough`: inputs a class, or in all, from which least squares has a say. `device`: see `kl-map`."""
 
     few: float = 4.0
@@ -50,9 +49,6 @@ class Auto:
         for name in ("few", "enough"):
             if not getattr(self, name) >= 0:
                 raise RecipeError(f"{name!r} must be at least 0, got {getattr(self, name)}")
-
-    def fit(self, pair: FeaturePair, head: Head) -> Alignment:
-        return self.align(Problem.of(pair, head))
 
     def align(self, problem: Problem) -> Alignment:
         per_class = len(problem.H) / len(problem.head.labels)

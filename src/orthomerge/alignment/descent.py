@@ -1,10 +1,7 @@
 """Gradient descent for aligners: Adam on one batch of inputs after the other, in float32, reproducible by its seed.
 
 Kingma and Ba 2015, arXiv 1412.6980. Aligners hand in their gradients: most are a few lines of algebra, and at these
-sizes autograd takes thrice the time. Several fits, of as many inputs each, take their steps side by side: their tensors
-are stacked, and none knows of the others. Small fits are mostly overhead, which is then paid once.
-
-Letters: B fits, n inputs each, b of them in a batch.
+sizes autograd takes thrice the time.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import torch
 
 from orthomerge.errors import NumericalError, RecipeError
 
-__all__ = ["Adam", "at_least_one", "generators_of", "not_negative", "require_finite", "stacked", "taken"]
+__all__ = ["Adam", "at_least_one", "not_negative", "require_finite"]
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -46,15 +43,15 @@ class Adam:
         gradients: Callable[[torch.Tensor], Sequence[torch.Tensor]],
         *,
         count: int,
-        generators: Sequence[torch.Generator],
+        generator: torch.Generator,
         name: str,
     ) -> None:
-        """Change `parameters` in place; `gradients(rows)` are theirs on rows [B, b] of each fit's `count` inputs.
+        """Change `parameters` in place; `gradients(rows)` are theirs on the rows [b] of a batch of `count` inputs.
 
-        `generators`: what every fit draws its order of inputs from. `name`: what is trained, where it diverges.
+        `generator`: what the order of inputs is drawn from. `name`: what is trained, for messages.
         """
         means, squares = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
-        for step, rows in enumerate(self._batches(count, generators, parameters[0].device)):
+        for step, rows in enumerate(self._batches(count, generator, parameters[0].device)):
             found = gradients(rows)
             lr = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2 if self.decay else self.lr
             size, root = lr / (1 - _BETA_1 ** (step + 1)), math.sqrt(1 - _BETA_2 ** (step + 1))
@@ -66,40 +63,16 @@ class Adam:
         # Once is enough: Adam's means never come back from a gradient that is not finite.
         require_finite(parameters, name=name)
 
-    def _batches(
-        self, count: int, generators: Sequence[torch.Generator], device: torch.device
-    ) -> Iterator[torch.Tensor]:
-        """Row numbers [B, b] of every step; each epoch goes through all rows in a new order."""
+    def _batches(self, count: int, generator: torch.Generator, device: torch.device) -> Iterator[torch.Tensor]:
+        """Row numbers [b] of every step; each epoch goes through all rows in a new order."""
         if count <= self.batch:  # the order of all of them does not matter
-            yield from repeat(torch.arange(count, device=device).expand(len(generators), -1), self.steps)
+            yield from repeat(torch.arange(count, device=device), self.steps)
             return
         left = self.steps
         while left > 0:
-            order = torch.stack([torch.randperm(count, generator=generator) for generator in generators])
-            rows = torch.split(order.to(device), self.batch, 1)[:left]
-            yield from rows
-            left -= len(rows)
-
-
-def generators_of(seeds: Sequence[int]) -> list[torch.Generator]:
-    """For each fit the source of what is random in it."""
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
-def stacked(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """One matrix a fit, [B, n, k] in float32; they must have as many inputs."""
-    if len(counts := {len(tensor) for tensor in tensors}) > 1:
-        raise RecipeError(f"fits side by side need as many inputs each, got {sorted(counts)}")
-    return torch.stack([tensor.float() for tensor in tensors]).to(device)
-
-
-def taken(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Of values [B, n, k] the rows [B, b] of each fit."""
-    if len(values) == 1:
-        return values[0].index_select(0, rows[0])[None]
-    first = torch.arange(0, values.shape[0] * values.shape[1], values.shape[1], device=rows.device)
-    found = values.flatten(0, 1).index_select(0, (rows + first[:, None]).flatten())
-    return found.view(*rows.shape, values.shape[2])
+            batches = torch.split(torch.randperm(count, generator=generator).to(device), self.batch)[:left]
+            yield from batches
+            left -= len(batches)
 
 
 def require_finite(tensors: Iterable[torch.Tensor], *, name: str) -> None:

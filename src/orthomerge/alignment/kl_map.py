@@ -31,14 +31,12 @@ import torch
 from torch.nn.functional import linear, log_softmax
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.checks import strength
 from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
 from orthomerge.alignment.newton import Fit, Rows
-from orthomerge.alignment.problem import Problem
+from orthomerge.alignment.problem import Problem, Solved
+from orthomerge.alignment.strengths import strength
 from orthomerge.errors import NumericalError
 from orthomerge.features.extract import device_of
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
 
 __all__ = ["DEFAULT", "STRENGTHS", "KlMap", "KlProblem"]
 
@@ -53,7 +51,7 @@ _ENOUGH = 2 * _FOLDS
 
 
 @dataclass(frozen=True)
-class KlMap:
+class KlMap(Solved):
     """`strength` of the prior, auto for cross-validation; `steps`: most steps of Newton's method, of which few are
     needed. `device`: what it is solved on; with many classes a GPU is faster.
     """
@@ -64,9 +62,6 @@ class KlMap:
 
     def __post_init__(self) -> None:
         strength("strength", self.strength)
-
-    def fit(self, pair: FeaturePair, head: Head) -> Alignment:
-        return self.align(Problem.of(pair, head))
 
     def align(self, problem: Problem) -> Alignment:
         """Facts: the strength, whether the tolerance was reached, and in how many steps."""

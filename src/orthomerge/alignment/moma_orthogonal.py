@@ -20,13 +20,12 @@ are the unit vectors times the mean norm of the expert's features, which keeps t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, generators_of, not_negative, stacked, taken
+from orthomerge.alignment.descent import Adam, not_negative
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.orth_m import excess
 from orthomerge.alignment.problem import Problem
@@ -61,42 +60,34 @@ class MomaOrthogonal:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: mean distance to the expert's features before and after, and ||S||_F before any projection."""
-        return self.fit_each([pair], head, [self.seed])[0]
-
-    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
-        problems = [Problem.of(pair, head) for pair in pairs]
-        scales = [float(pair.expert.values.double().norm(dim=1).mean()) if head.normalise else 1.0 for pair in pairs]
-        sides = [(problem.H * s, problem.T * s) for problem, s in zip(problems, scales, strict=True)]
-        trained = self._train(sides, seeds, task=problems[0].task)
-        return [self._made(problem, *side, A) for problem, side, A in zip(problems, sides, trained, strict=True)]
-
-    def _made(self, problem: Problem, H: torch.Tensor, T: torch.Tensor, A: torch.Tensor) -> Alignment:
+        problem = Problem.of(pair, head)
+        scale = float(pair.expert.values.double().norm(dim=1).mean()) if head.normalise else 1.0
+        H, T = problem.H * scale, problem.T * scale
+        A = self._train(H, T, task=problem.task)
         defect = float(excess(A).norm())
         if self.project:
             A = polar_factor(A, task=problem.task)
         before, after = (float((found - T).norm(dim=1).mean()) for found in (H, H @ A.T))
         facts = {"loss_before": before, "loss": after, "defect": defect}
-        return Alignment(folded(problem.head, A, task=problem.task), facts)
+        return Alignment(folded(head, A, task=problem.task), facts)
 
-    def _train(
-        self, sides: Sequence[tuple[torch.Tensor, torch.Tensor]], seeds: Sequence[int], *, task: str
-    ) -> torch.Tensor:
-        """A [B, d, d] in float64, one a fit."""
+    def _train(self, H: torch.Tensor, T: torch.Tensor, *, task: str) -> torch.Tensor:
+        """A [d, d] in float64."""
         place = device_of(self.device)
-        H, T = (stacked(side, place) for side in zip(*sides, strict=True))
-        A, adam = torch.eye(H.shape[2], device=place).repeat(len(H), 1, 1), self._adam()
+        H, T = (values.float().to(place) for values in (H, T))
+        A = torch.eye(H.shape[1], device=place)
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-            h = taken(H, rows)
-            R = h @ A.mT - taken(T, rows)
-            found = torch.nn.functional.normalize(R, dim=2).div_(rows.shape[1]).mT @ h
+            h = H[rows]
+            R = h @ A.T - T[rows]
+            found = torch.nn.functional.normalize(R, dim=1).div_(len(rows)).T @ h
             S = excess(A)
             # d||S||_F/dA = 2 A S / ||S||_F, and 0 at the kink S = 0.
-            size = S.norm(dim=(1, 2), keepdim=True).clamp_min_(1e-12)
-            return [found.addcdiv_(A @ S, size, value=2 * self.alpha)]
+            return [found.addcdiv_(A @ S, S.norm().clamp_min_(1e-12), value=2 * self.alpha)]
 
         name = f"the matrix of {task!r} diverged under moma-orthogonal"
-        adam.minimise([A], gradients, count=H.shape[1], generators=generators_of(seeds), name=name)
+        generator = torch.Generator().manual_seed(self.seed)
+        self._adam().minimise([A], gradients, count=len(H), generator=generator, name=name)
         return A.cpu().double()
 
     def _adam(self) -> Adam:

@@ -15,12 +15,11 @@ which multiplies [d, d] matrices. `project` (off, as printed) ends with the orth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from orthomerge.alignment.aligned_m import losses, train_matrices
+from orthomerge.alignment.aligned_m import losses, train_matrix
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.descent import Adam, not_negative
 from orthomerge.alignment.folding import folded
@@ -54,25 +53,18 @@ class OrthM:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the divergence before and after, and the defect ||S||_F of what was trained, before any projection."""
-        return self.fit_each([pair], head, [self.seed])[0]
-
-    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
-        problems = [Problem.of(pair, head) for pair in pairs]
-        trained = train_matrices(
-            problems,
+        problem = Problem.of(pair, head)
+        M = train_matrix(
+            problem,
             self._adam(),
-            seeds,
             device=self.device,
-            name=f"the matrix of {problems[0].task!r} diverged under orth-m",
+            name=f"the matrix of {problem.task!r} diverged under orth-m",
             penalty=self._penalty if self.alpha else None,
         )
-        return [self._made(problem, M) for problem, M in zip(problems, trained, strict=True)]
-
-    def _made(self, problem: Problem, M: torch.Tensor) -> Alignment:
         defect = float(excess(M).norm())
         if self.project:
             M = polar_factor(M, task=problem.task)
-        return Alignment(folded(problem.head, M, task=problem.task), losses(problem, M) | {"defect": defect})
+        return Alignment(folded(head, M, task=problem.task), losses(problem, M) | {"defect": defect})
 
     def _adam(self) -> Adam:
         return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
@@ -83,7 +75,7 @@ class OrthM:
 
 
 def excess(M: torch.Tensor) -> torch.Tensor:
-    """S = M^T M - I, of one matrix or of each."""
-    S = M.mT @ M
-    S.diagonal(dim1=-2, dim2=-1).sub_(1)
+    """S = M^T M - I."""
+    S = M.T @ M
+    S.diagonal().sub_(1)
     return S

@@ -1,6 +1,6 @@
 """A pair of features as aligners want it: checked, in float64, and as the head reads it; see `folding`.
 
-What several aligners start from is computed once: sums, a decomposition, a strength.
+What several aligners start from is computed once: moments, decompositions, a strength.
 
 Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; Z [n, C] the expert's logits.
 """
@@ -12,14 +12,17 @@ from functools import cached_property
 
 import torch
 
+from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map, logits_from, read_by
 from orthomerge.alignment.least_squares import Spectrum, chosen_strength
-from orthomerge.alignment.sums import Sums
+from orthomerge.alignment.moments import Moments
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.features.features import FeaturePair, Features
 from orthomerge.heads import Head
 
-__all__ = ["Problem"]
+__all__ = ["FOLDS", "Problem", "Solved"]
+
+FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,40 +48,51 @@ class Problem:
         return logits_from(self.head, self.T)
 
     @cached_property
-    def sums(self) -> Sums:
-        """The sums over all inputs, in folds."""
-        return Sums.of(self.H, self.T, self.task)
+    def moments(self) -> Moments:
+        """The moments of all inputs."""
+        return Moments.of(self.H, self.T)
+
+    @cached_property
+    def folds(self) -> tuple[Moments, ...]:
+        """The moments of every fold that has inputs; input i is in fold i modulo `FOLDS`."""
+        count = min(FOLDS, len(self.H))
+        return tuple(Moments.of(self.H[fold::FOLDS], self.T[fold::FOLDS]) for fold in range(count))
 
     @cached_property
     def spectrum(self) -> Spectrum:
-        """The decomposition that every linear aligner starts from."""
-        known = self.__dict__.get("sums")  # if somebody wanted them, so as not to sum twice
-        return Spectrum.of(self.H, biased=self.biased, total=known and known.total)
+        """The decomposition of the inputs, with a column of ones where the head has a bias."""
+        return Spectrum.of(self.H, biased=self.biased)
 
-    @property
-    def known_spectrum(self) -> Spectrum | None:
-        """The decomposition if somebody wanted it: some could use it, but not for what it costs."""
-        return self.__dict__.get("spectrum")
+    @cached_property
+    def unshifted(self) -> Spectrum:
+        """The decomposition without a column of ones."""
+        return Spectrum.of(self.H, biased=False) if self.biased else self.spectrum
 
     @cached_property
     def strength(self) -> float:
         """How much change leave-one-out allows."""
-        return chosen_strength(self.spectrum, self.residual, seen=self.seen)
+        return chosen_strength(self.spectrum, self.residual)
 
     @cached_property
     def residual(self) -> torch.Tensor:
         """What the head's first map sees of the difference T - H, [n, m]."""
-        return (centred_rows(self.head) @ (self.T - self.H).T).T  # the fast way round
-
-    @cached_property
-    def seen(self) -> torch.Tensor:
-        """The residual in the basis of the decomposition: U^T R, [r, m]."""
-        return self.spectrum.seen(self.residual)
+        return (self.T - self.H) @ centred_rows(self.head).T
 
     @property
     def biased(self) -> bool:
         """Whether a shift of the features has a bias to go to."""
         return first_map(self.head).bias is not None
+
+
+class Solved:
+    """An aligner that starts from a `Problem`, which several of them can share."""
+
+    def fit(self, pair: FeaturePair, head: Head) -> Alignment:
+        return self.align(Problem.of(pair, head))
+
+    def align(self, problem: Problem) -> Alignment:
+        """What `fit` finds, from features that were prepared before."""
+        raise NotImplementedError
 
 
 def _sides(pair: FeaturePair) -> tuple[tuple[str, Features], ...]:

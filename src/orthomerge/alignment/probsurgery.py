@@ -17,15 +17,15 @@ five times its steps, so what the noise itself brings shows only beside Surgery 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from orthomerge.alignment import surgery
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one, not_negative, taken
-from orthomerge.alignment.surgery import Modules, SurgeryHead
+from orthomerge.alignment.descent import Adam, at_least_one, not_negative
+from orthomerge.alignment.surgery import Module, SurgeryHead
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
@@ -64,37 +64,31 @@ class ProbSurgery:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean absolute distance to the expert's features before and, without noise, after."""
-        return self.fit_each([pair], head, [self.seed])[0]
-
-    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
-        module = Modules.of(pairs, head, seeds, rank=self.width, layers=3, device=self.device)
+        module = Module.of(pair, head, self.seed, rank=self.width, layers=3, device=self.device)
         f, t, (D, U, V) = module.f, module.t, module.layers
-        drawn = _noise(module.generators, min(self.batch, f.shape[1]), head.width, f.device)
+        drawn = _noise(module.generator, min(self.batch, len(f)), head.width, f.device)
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-            x = taken(f, rows)
-            h = (x @ D.mT).relu_()
+            x = f[rows]
+            h = (x @ D.T).relu_()
             mu, v = h @ U, h @ V
-            noise = next(drawn)[:, : rows.shape[1]] * (v / 2).exp()
-            G = (taken(t, rows) - x + mu + noise).sign_().div_(x[0].numel())
-            weight = self.beta / rows.shape[1]
+            noise = next(drawn)[: len(rows)] * (v / 2).exp()
+            G = (t[rows] - x + mu + noise).sign_().div_(x.numel())
+            weight = self.beta / len(rows)
             to_mu = G + weight * mu
             to_v = G.mul_(noise).add_(v.exp().sub_(1), alpha=weight).div_(2)
-            to_h = (to_mu @ U.mT + to_v @ V.mT) * (h > 0)
-            return [torch.stack([to_h.mT @ x, h.mT @ to_mu, h.mT @ to_v], 1)]
+            to_h = (to_mu @ U.T + to_v @ V.T) * (h > 0)
+            return [torch.stack([to_h.T @ x, h.T @ to_mu, h.T @ to_v])]
 
         module.train(self._adam(), gradients, name=f"the module of {module.task!r} diverged under probsurgery")
-        return module.alignments(head, _KIND)
+        return module.alignment(head, _KIND)
 
     def _adam(self) -> Adam:
         return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
 
 
-def _noise(fits: Sequence[torch.Generator], batch: int, width: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Normal numbers [B, batch, width] without end, of every fit by its own seed; drawn for many steps at once."""
-    seeds = [int(torch.randint(2**62, (), generator=generator)) for generator in fits]
-    generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+def _noise(fit: torch.Generator, batch: int, width: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Normal numbers [batch, width] without end, by a seed that the fit draws; made for many steps at once."""
+    generator = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=fit)))
     while True:
-        shape = (_AHEAD, batch, width)
-        ahead = [torch.randn(shape, generator=generator, device=device) for generator in generators]
-        yield from torch.stack(ahead, 1)
+        yield from torch.randn(_AHEAD, batch, width, generator=generator, device=device)

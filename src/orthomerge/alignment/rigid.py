@@ -9,10 +9,16 @@ kappa = 0 is Procrustes, whose map is arbitrary where there were no inputs; kapp
 kappa is Procrustes with the identity for whatever it leaves open.
 
 kappa and how much of the shift of the means is believed are chosen together by cross-validation: the mean squared error
-of the first linear map's outputs on held-out inputs, of which every fold's sums know everything but a constant. Of all
-choices within one standard error (over folds) of the best, the most careful is taken; "change nothing" is one of them.
-Wide features are looked at through their `_LEADING` leading directions, and roughly, for this choice, not for the map
-itself; nor is A multiplied out for a head that reads few of its rows (`polar`).
+of the first linear map's outputs on held-out inputs, of which every fold's moments know everything but a constant. Of
+all choices within one standard error (over folds) of the best, the most careful is taken; "change nothing" is one of
+them. For this choice, not for the map itself, wide features are looked at through their `_LEADING` leading directions.
+
+`similarity` (MOMA's Table 1: A^T A = s I) has a scale beside the turn, the best one being tr(A^T S) / tr(C).
+
+MOMA (arXiv 2412.13526 v3, Eq. 8) learns the rotation by gradient with a penalty for not being orthogonal; here it is
+found at once, is orthogonal to rounding, and has no learning rate.
+Differs from the paper: the least squares loss instead of the mean norm, for which there is a closed form; a prior; a
+shift where the head has a bias.
 
 Letters: h, t what the head reads of merged and expert encoder; C = sum h h^T, S [d, d]; W [m, d] the first linear map.
 """
@@ -20,28 +26,30 @@ Letters: h, t what the head reads of merged and expert encoder; C = sum h h^T, S
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Literal
 
 import torch
 
+from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
-from orthomerge.alignment.polar import Polar, polar_factor
-from orthomerge.alignment.sums import Sums
-from orthomerge.features.statistics import Moments
+from orthomerge.alignment.moments import Moments
+from orthomerge.alignment.problem import Problem, Solved
+from orthomerge.alignment.strengths import careful, strength
+from orthomerge.errors import NumericalError
 from orthomerge.heads import Head
 
 __all__ = [
     "KAPPAS",
+    "Orthogonal",
     "Rigid",
-    "careful",
+    "Similarity",
     "choose_rigid",
     "loss_of",
     "polar_factor",
     "scale_of",
-    "seen_by",
     "spread",
     "turn_of",
 ]
@@ -49,28 +57,47 @@ __all__ = [
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)
 _LEADING = 96
-_SQUARED = 1e-8  # condition of X^T X from which its eigenvectors are enough for six digits
-_ROUNDING = 1e-12  # share of the sums below which what is left without the means is rounding
+_ROUNDING = 1e-12  # share of the moments below which what is left without the means is rounding
+
+
+@dataclass(frozen=True)
+class Orthogonal(Solved):
+    """`kappa`: strength of the prior, 0 for plain Procrustes; `bias`: move the means onto each other as well."""
+
+    kappa: float | Literal["auto"] = "auto"
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        strength("kappa", self.kappa)
+
+    def align(self, problem: Problem) -> Alignment:
+        found = choose_rigid(problem, kappa=self.kappa, bias=self.bias)
+        facts = {"kappa": found.kappa, "shift": found.share}
+        return Alignment(found.folded_into(problem.head, task=problem.task), facts)
+
+
+@dataclass(frozen=True)
+class Similarity(Orthogonal):
+    """A rotation and one scale. `kappa`: strength of the prior at the identity; `bias`: move the means as well."""
+
+    def align(self, problem: Problem) -> Alignment:
+        found = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=True)
+        facts = {"kappa": found.kappa, "shift": found.share, "scale": found.scale}
+        return Alignment(found.folded_into(problem.head, task=problem.task), facts)
 
 
 @dataclass(frozen=True)
 class Rigid:
     """x is mapped to scale A x + shift; `kappa` and `share` (of the shift that was believed) are what was chosen.
 
-    `read`: W A, what the head's first linear map reads of A; `means`: of h and t, if there is a shift.
+    `means`: of h and t, if there is a shift.
     """
 
-    polar: Polar
-    read: torch.Tensor
+    A: torch.Tensor
     scale: float
     means: tuple[torch.Tensor, torch.Tensor] | None
     kappa: float
     share: float
-
-    @property
-    def A(self) -> torch.Tensor:  # noqa: N802 - the letter of the legend
-        """The orthogonal map itself."""
-        return self.polar.A
 
     @property
     def shift(self) -> torch.Tensor | None:
@@ -79,38 +106,45 @@ class Rigid:
 
     def folded_into(self, head: Head, *, task: str) -> Head:
         """The head that reads x as `head` reads scale A x + shift."""
-        first, weight = first_map(head), self.scale * self.read
+        first = first_map(head)
+        weight = self.scale * (first.weight.double() @ self.A)
         bias = None if first.bias is None else first.bias.double()
         if bias is not None and self.means is not None:
             bias = bias + self.share * (first.weight.double() @ self.means[1] - weight @ self.means[0])
         return with_first_map(head, weight, bias, task=task)
 
 
-def turn_of(moments: Moments, kappa: float, *, d: int, task: str) -> Polar:
-    """A [r, r] for sums over rows of width r, of features that are d wide."""
+def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
+    """The matrix with orthonormal rows or columns nearest to X."""
+    try:
+        U, _, Vt = torch.linalg.svd(X, full_matrices=False)
+    except RuntimeError as error:  # torch.linalg.LinAlgError, which torch does not export to type checkers
+        raise NumericalError(f"an SVD for the map of {task!r} did not converge; use the aligner 'ridge'") from error
+    made: torch.Tensor = U @ Vt
+    return made
+
+
+def turn_of(moments: Moments, kappa: float, *, d: int, task: str) -> torch.Tensor:
+    """A [r, r] from moments of rows of width r, of features that are d wide."""
     energy, X = float(moments.C.trace()), moments.S.clone()
-    still = math.isinf(kappa) or energy <= 0
-    if not still:
-        X.diagonal().add_(kappa * energy / d)
-    return Polar(X, task, still)
+    if math.isinf(kappa) or energy <= 0:
+        return torch.eye(len(X), dtype=X.dtype, device=X.device)
+    X.diagonal().add_(kappa * energy / d)
+    return polar_factor(X, task=task)
 
 
-def scale_of(along: float, energy: float, kappa: float) -> float:
-    """The scale that goes with A, shrunk towards 1 as A is towards the identity; from tr(A^T S) and tr(C)."""
+def scale_of(A: torch.Tensor, moments: Moments, kappa: float) -> float:
+    """The scale that goes with A, shrunk towards 1 as A is towards the identity."""
+    along, energy = float((A * moments.S).sum()), float(moments.C.trace())
     return 1.0 if math.isinf(kappa) or energy <= 0 else (along + kappa * energy) / ((1 + kappa) * energy)
 
 
 def spread(moments: Moments) -> Moments:
-    """The sums without the means, and exactly zero for inputs that are all the same: rounding has no direction."""
+    """The moments without the means, and exactly zero for inputs that are all the same: rounding has no direction."""
     found = moments.centred()
     if float(found.C.trace()) > _ROUNDING * float(moments.C.trace()):
         return found
-    return Moments(found.n, found.sum_h, found.sum_t, torch.zeros_like(found.C), torch.zeros_like(found.S), found.tt)
-
-
-def seen_by(sums: Sums, *, bias: bool) -> Moments:
-    """The sums from which a map is made: without the means, if there is a bias for these."""
-    return sums.once("spread", lambda: spread(sums.total)) if bias else sums.total
+    return Moments(found.n, found.sum_h, found.sum_t, torch.zeros_like(found.C), torch.zeros_like(found.S))
 
 
 def loss_of(B: torch.Tensor, c: torch.Tensor, W: torch.Tensor, held_out: Moments) -> float:
@@ -120,118 +154,55 @@ def loss_of(B: torch.Tensor, c: torch.Tensor, W: torch.Tensor, held_out: Moments
     return float(squares + 2 * c @ linear + held_out.n * c @ c)
 
 
-def choose_rigid(sums: Sums, head: Head, *, kappa: float | Literal["auto"], bias: bool, scaled: bool = False) -> Rigid:
+def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool, scaled: bool = False) -> Rigid:
     """The map with a given kappa and the whole shift or, with `auto`, with what held-out inputs say of both.
 
     `bias`: with a shift, if the head has a bias that can take it up.
     """
-    total, first = sums.total, first_map(head)
-    bias = bias and first.bias is not None
+    total, bias = problem.moments, bias and problem.biased
     if kappa == "auto":
-        chosen, share = _chosen(sums, head, KAPPAS, bias=bias, scaled=False)
+        chosen, share = _cross_validated(problem, KAPPAS, bias=bias, scaled=False)
         if scaled:  # of the turn that is best without a scale, or else of all: a scale may be worth it by itself
             kappas = KAPPAS if math.isinf(chosen) else (math.inf, chosen)
-            chosen, share = _chosen(sums, head, kappas, bias=bias, scaled=True)
+            chosen, share = _cross_validated(problem, kappas, bias=bias, scaled=True)
     else:
         chosen, share = kappa, 1.0 if bias else 0.0
-    moments = seen_by(sums, bias=bias)
-    polar = sums.once(("turn", chosen, bias), lambda: turn_of(moments, chosen, d=total.d, task=sums.task))
-    read = sums.once(("read", first.weight, chosen, bias), lambda: polar.read_by(first.weight.double()))
-    scale = 1.0
-    if scaled and not polar.still:
-        energy = float(moments.C.trace())
-        scale = scale_of(polar.along(chosen * energy / total.d), energy, chosen)
-    return Rigid(polar, read, scale, (total.mean_h, total.mean_t) if bias else None, chosen, share)
+    moments = spread(total) if bias else total
+    A = turn_of(moments, chosen, d=total.d, task=problem.task)
+    scale = scale_of(A, moments, chosen) if scaled else 1.0
+    return Rigid(A, scale, (total.mean_h, total.mean_t) if bias else None, chosen, share)
 
 
-def _chosen(sums: Sums, head: Head, kappas: tuple[float, ...], *, bias: bool, scaled: bool) -> tuple[float, float]:
-    """The kappa and share for the first linear map of a head, which aligners with one problem choose once."""
-    choose = partial(_cross_validated, sums, centred_rows(head), kappas, bias=bias, scaled=scaled)
-    return sums.once(("choice", first_map(head).weight, kappas, bias, scaled), choose)
-
-
-def _cross_validated(
-    sums: Sums, W: torch.Tensor, kappas: tuple[float, ...], *, bias: bool, scaled: bool
-) -> tuple[float, float]:
-    """Of all kappas and shares, from careful to bold, the first that is within one standard error of the best.
-
-    Kappas are tried from the boldest on, until one is no longer near the best, and "change nothing" in any case: as
-    good as trying all of them where errors fall and rise once.
-    """
-    seen, part = W, sums
-    if sums.total.d > _LEADING:
-        Q = sums.once("leading", lambda: _leading(sums.total))
-        part, seen = sums.once("led", lambda: sums.seen_through(Q)), W @ Q
-    if len(seen) > seen.shape[1]:  # only products of its columns with each other matter
-        seen = torch.linalg.qr(seen, mode="r").R
+def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, scaled: bool) -> tuple[float, float]:
+    """Of all kappas and shares, from careful to bold, the first that is within one standard error of the best."""
+    W, folds, d = centred_rows(problem.head), problem.folds, problem.moments.d
     shares = _SHIFTS if bias else (0.0,)
-    share = torch.tensor(shares, dtype=torch.float64)
-    folds = [(train, spread(train) if bias else train, held_out) for train, held_out in part.splits()]
     if len(folds) < 2:  # one input: nothing to choose by
         return kappas[0], shares[0]
-
-    def judged(kappa: float) -> torch.Tensor:
-        """The mean error of every share, in every fold."""
-        found = []
-        for number, (train, moments, held_out) in enumerate(folds):
-            # Aligners that differ in scale share the maps.
-            turn = partial(_rough_turn, moments, kappa, d=sums.total.d, task=sums.task)
-            A = sums.once(("fold", number, kappa, bias), turn)
-            along, energy = float((A * moments.S).sum()), float(moments.C.trace())
-            B = (scale_of(along, energy, kappa) if scaled else 1.0) * seen @ A
-            c, gap = seen @ train.mean_t - B @ train.mean_h, B @ held_out.sum_h - seen @ held_out.sum_t
-            # `loss_of`, whose shift is a share of c.
-            fixed = ((B @ held_out.C - 2 * seen @ held_out.S) * B).sum()
-            found.append((fixed + share * (2 * c @ gap) + share**2 * (held_out.n * c @ c)) / held_out.n)
-        return torch.stack(found, 1)
-
-    known = {kappas[0]: judged(kappas[0])}
-    for kappa in reversed(kappas[1:]):
-        known[kappa] = judged(kappa)
-        bolder = torch.cat([known[each] for each in known if each <= kappa])
-        if int(_near(bolder).nonzero()[-1]) < len(bolder) - len(shares):
-            break
-    tried = sorted(known, reverse=True)
-    return list(product(tried, shares))[careful(torch.cat([known[kappa] for kappa in tried]))]
-
-
-def _rough_turn(moments: Moments, kappa: float, *, d: int, task: str) -> torch.Tensor:
-    """As `turn_of`, whole, but to six digits or so."""
-    turn = turn_of(moments, kappa, d=d, task=task)
-    if turn.still:
-        return turn.A
-    values, V = torch.linalg.eigh(turn.X.T @ turn.X)
-    if float(values[0]) <= _SQUARED * float(values[-1]):
-        return polar_factor(turn.X, task=task)
-    near: torch.Tensor = (turn.X @ V / values.sqrt()) @ V.T
-    return near
-
-
-def careful(losses: torch.Tensor) -> int:
-    """Of choices [k, n], from careful to bold, the first whose mean over n is within one standard error of the best."""
-    return int(_near(losses).nonzero()[0])
-
-
-def _near(losses: torch.Tensor) -> torch.Tensor:
-    """Which of choices [k, n] are within one standard error of the best."""
-    excess = losses - losses[int(losses.mean(1).argmin())]
-    return excess.mean(1) <= excess.std(1, correction=1) / math.sqrt(losses.shape[1])
+    if d > _LEADING:
+        Q = _leading(problem.moments)
+        W, folds = W @ Q, tuple(part.through(Q) for part in folds)
+    losses = []
+    for number, held_out in enumerate(folds):
+        train = Moments.total(part for other, part in enumerate(folds) if other != number)
+        moments = spread(train) if bias else train
+        row = []
+        for kappa in kappas:
+            A = turn_of(moments, kappa, d=d, task=problem.task)
+            B = (scale_of(A, moments, kappa) if scaled else 1.0) * W @ A
+            c = W @ train.mean_t - B @ train.mean_h
+            row += [loss_of(B, share * c, W, held_out) / held_out.n for share in shares]
+        losses.append(row)
+    chosen = careful(torch.tensor(losses, dtype=torch.float64).T)
+    return list(product(kappas, shares))[chosen]
 
 
 def _leading(total: Moments) -> torch.Tensor:
     """An orthonormal basis [d, r] of the directions along which both encoders' features lie most."""
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    start = torch.randn(total.d, _LEADING // 2, generator=generator, dtype=torch.float64).to(total.C.device).float()
-    # Single precision is enough for where to look.
-    C, S = (_single(each) for each in (total.C, total.S))
-    one, other = C @ start, S @ start
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(total.d, _LEADING // 2, generator=generator, dtype=torch.float64)
+    one, other = total.C @ start, total.S @ start
     for _ in range(2):
-        one, other = C @ torch.linalg.qr(one)[0], S @ (S.T @ torch.linalg.qr(other)[0])
-    basis: torch.Tensor = torch.linalg.qr(torch.cat([one, other], 1).double())[0]
+        one, other = total.C @ torch.linalg.qr(one)[0], total.S @ (total.S.T @ torch.linalg.qr(other)[0])
+    basis: torch.Tensor = torch.linalg.qr(torch.cat([one, other], 1))[0]
     return basis
-
-
-def _single(X: torch.Tensor) -> torch.Tensor:
-    """A multiple of X in single precision, where it could be too large or too small."""
-    size = float(X.norm())
-    return X.float() if 1e-12 < size < 1e12 or size == 0 else (X / size).float()

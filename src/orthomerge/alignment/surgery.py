@@ -23,14 +23,14 @@ from dataclasses import dataclass
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one, generators_of, stacked, taken
+from orthomerge.alignment.descent import Adam, at_least_one
 from orthomerge.alignment.problem import Problem
 from orthomerge.errors import CheckpointError
 from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["Modules", "Surgery", "SurgeryHead", "distance", "first_layer", "rebuild"]
+__all__ = ["Module", "Surgery", "SurgeryHead", "distance", "first_layer", "rebuild"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,21 +88,18 @@ class Surgery:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean absolute distance to the expert's features before and after."""
-        return self.fit_each([pair], head, [self.seed])[0]
-
-    def fit_each(self, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int]) -> list[Alignment]:
-        module = Modules.of(pairs, head, seeds, rank=self.rank, layers=2, device=self.device)
+        module = Module.of(pair, head, self.seed, rank=self.rank, layers=2, device=self.device)
         f, t, (D, U) = module.f, module.t, module.layers
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-            x = taken(f, rows)
-            h = (x @ D.mT).relu_()
-            G = (taken(t, rows) - x).add_(h @ U).sign_().div_(x[0].numel())  # dloss / d(U h)
-            return [torch.stack([((G @ U.mT) * (h > 0)).mT @ x, h.mT @ G], 1)]
+            x = f[rows]
+            h = (x @ D.T).relu_()
+            G = (t[rows] - x).add_(h @ U).sign_().div_(x.numel())  # dloss / d(U h)
+            return [torch.stack([((G @ U.T) * (h > 0)).T @ x, h.T @ G])]
 
         name = f"the module of {module.task!r} diverged under surgery"
         module.train(self._adam(), gradients, name=name)
-        return module.alignments(head, "surgery")
+        return module.alignment(head, "surgery")
 
     def _adam(self) -> Adam:
         return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
@@ -115,47 +112,43 @@ def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tens
 
 
 @dataclass(frozen=True, eq=False)
-class Modules:
-    """The modules of several fits in training, of which each fit's layers are one tensor.
+class Module:
+    """A module in training, whose layers are one tensor.
 
-    `f`, `t` [B, n, d] float32; `weights` [B, layers, r, d]: D, then U and what else there is, both transposed.
+    `f`, `t` [n, d] float32; `weights` [layers, r, d]: D, then U and what else there is, both transposed.
     """
 
     task: str
     f: torch.Tensor
     t: torch.Tensor
     weights: torch.Tensor
-    generators: list[torch.Generator]
+    generator: torch.Generator
 
     @classmethod
-    def of(
-        cls, pairs: Sequence[FeaturePair], head: Head, seeds: Sequence[int], *, rank: int, layers: int, device: str
-    ) -> Modules:
+    def of(cls, pair: FeaturePair, head: Head, seed: int, *, rank: int, layers: int, device: str) -> Module:
         """Where training starts: all layers but the first are zero."""
-        tasks = {Problem.of(pair, head).task for pair in pairs}  # for its checks
-        place = device_of(device)
-        f, t = (stacked(side, place) for side in zip(*((p.merged.values, p.expert.values) for p in pairs), strict=True))
-        weights, generators = torch.zeros(len(pairs), layers, rank, head.width), generators_of(seeds)
-        weights[:, 0] = torch.stack([first_layer(rank, head.width, generator) for generator in generators])
-        return cls(", ".join(sorted(tasks)), f, t, weights.to(place), generators)
+        task = Problem.of(pair, head).task  # for its checks
+        place, generator = device_of(device), torch.Generator().manual_seed(seed)
+        f, t = (values.float().to(place) for values in (pair.merged.values, pair.expert.values))
+        weights = torch.zeros(layers, rank, head.width)
+        weights[0] = first_layer(rank, head.width, generator)
+        return cls(task, f, t, weights.to(place), generator)
 
     @property
     def layers(self) -> tuple[torch.Tensor, ...]:
         """Views of the weights."""
-        return self.weights.unbind(1)
+        return self.weights.unbind()
 
     def train(self, adam: Adam, gradients: Callable[[torch.Tensor], Sequence[torch.Tensor]], *, name: str) -> None:
         """Change the weights in place."""
-        adam.minimise([self.weights], gradients, count=self.f.shape[1], generators=self.generators, name=name)
+        adam.minimise([self.weights], gradients, count=len(self.f), generator=self.generator, name=name)
 
-    def alignments(self, head: Head, kind: str) -> list[Alignment]:
+    def alignment(self, head: Head, kind: str) -> Alignment:
         """What was trained, with the distances before and after."""
-        found = []
-        for f, t, weights in zip(self.f.cpu(), self.t.cpu(), self.weights.cpu(), strict=True):
-            D, U = weights[0].clone(), weights[1].T.contiguous()
-            before, after = (distance(each, t) for each in (f, f - (f @ D.T).relu_() @ U.T))
-            found.append(Alignment(SurgeryHead(head, D, U, kind), {"loss_before": before, "loss": after}))
-        return found
+        f, t, weights = self.f.cpu(), self.t.cpu(), self.weights.cpu()
+        D, U = weights[0].clone(), weights[1].T.contiguous()
+        before, after = (distance(each, t) for each in (f, f - (f @ D.T).relu_() @ U.T))
+        return Alignment(SurgeryHead(head, D, U, kind), {"loss_before": before, "loss": after})
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -1,0 +1,140 @@
+"""Linear maps of the features in closed form: the transforms of MOMA's Table 1 but for rotations, and ridge.
+
+`linear`, `invertible` and `affine` are least squares from merged to expert features, shrunk towards the identity;
+`ridge` fits the head to the expert's logits, shrunk towards the expert's head: the posterior mean of a Bayesian linear
+regression. All are one ridge regression (`least_squares`), and `ridge` is `affine` but for what is common to all
+classes. A head with a hidden layer is fitted at its first map, to what the expert's hidden layer gets. `scaling` gives
+every feature a factor of its own.
+
+Every linear map can be folded, not only the orthogonal ones (arXiv 2412.13526 v3 uses no more than <A g, w> = <g, A^T
+w>), so these cost as little as `orthogonal`.
+
+Differs from the paper: the least squares loss, for which there is a closed form; a prior, without which fewer inputs
+than features would fit anything.
+
+Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; W [m, d] its first linear map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.folding import first_map, folded, with_first_map
+from orthomerge.alignment.problem import Problem, Solved
+from orthomerge.alignment.strengths import strength
+from orthomerge.errors import RecipeError
+
+__all__ = ["Affine", "Invertible", "Linear", "Ridge", "Scaling", "lifted"]
+
+
+@dataclass(frozen=True)
+class Affine(Solved):
+    """Any affine map; a head without a bias has nowhere to put the shift, and gets the linear map.
+
+    `strength` of the pull to no change: 0 for plain least squares, auto for leave-one-out.
+    """
+
+    strength: float | Literal["auto"] = "auto"
+
+    shifts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        strength("strength", self.strength)
+
+    def align(self, problem: Problem) -> Alignment:
+        chosen = self.chosen(problem)
+        spectrum = problem.spectrum if self.shifts else problem.unshifted
+        first, d = first_map(problem.head), problem.head.width
+        change = spectrum.change(self.residual(problem), chosen)
+        bias = first.bias
+        if bias is not None and change.shape[1] > d:
+            bias = bias.double() + spectrum.a * change[:, d]
+        made = with_first_map(problem.head, first.weight.double() + change[:, :d], bias, task=problem.task)
+        return Alignment(made, {"strength": chosen})
+
+    def chosen(self, problem: Problem) -> float:
+        """The strength."""
+        return problem.strength if self.strength == "auto" else self.strength
+
+    def residual(self, problem: Problem) -> torch.Tensor:
+        """What the head's first map sees of T - H, [n, m]."""
+        return (problem.T - problem.H) @ first_map(problem.head).weight.double().T
+
+
+@dataclass(frozen=True)
+class Ridge(Affine):
+    """The head by least squares to the expert's logits; what is common to all classes stays as it is.
+
+    `strength` of the pull to the expert's head: 0 for plain least squares, auto for leave-one-out.
+    """
+
+    def residual(self, problem: Problem) -> torch.Tensor:
+        return problem.residual
+
+
+@dataclass(frozen=True)
+class Linear(Affine):
+    """Any linear map, without a shift.
+
+    `strength` of the pull to the identity: 0 for plain least squares, auto for leave-one-out.
+    """
+
+    shifts: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Invertible(Linear):
+    """Any invertible linear map: the best linear map, unless that one is singular.
+
+    `strength`: as of `linear`; `floor`: the smallest singular value, as a share of the largest. Smaller ones are
+    lifted to it.
+    """
+
+    floor: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.floor < 1:
+            raise RecipeError(f"'floor' must be between 0 and 1, got {self.floor}")
+
+    def align(self, problem: Problem) -> Alignment:
+        chosen = self.chosen(problem)
+        A = problem.unshifted.change(problem.T - problem.H, chosen)
+        A.diagonal().add_(1)
+        A, condition = lifted(A, self.floor)
+        return Alignment(folded(problem.head, A, task=problem.task), {"strength": chosen, "condition": condition})
+
+
+def lifted(A: torch.Tensor, floor: float) -> tuple[torch.Tensor, float]:
+    """A with no singular value below `floor` of the largest, and its condition number."""
+    U, s, Vt = torch.linalg.svd(A)
+    if s[-1] >= floor * s[0]:
+        return A, float(s[0] / s[-1])
+    s = s.clamp_min(floor * float(s[0]))
+    return U * s @ Vt, float(s[0] / s[-1])
+
+
+@dataclass(frozen=True)
+class Scaling(Solved):
+    """Every feature times a number of its own; `prior`: how many inputs the prior at 1 counts for.
+
+    a_j = (S_jj + p_j) / (C_jj + p_j) minimises sum (a_j h_j - t_j)^2 + p_j (a_j - 1)^2 with C = sum h h^T, S = sum t
+    h^T and p_j = prior tr(C) / (n d), so that a feature which is always zero keeps its factor 1.
+    """
+
+    prior: float = 10.0
+
+    def __post_init__(self) -> None:
+        strength("prior", self.prior)
+
+    def align(self, problem: Problem) -> Alignment:
+        C, S = problem.H.square().sum(0), (problem.T * problem.H).sum(0)
+        p = self.prior * C.mean() / len(problem.H)
+        a = ((S + p) / (C + p)).nan_to_num(nan=1.0)  # 0 / 0: a feature that is always zero
+        first = first_map(problem.head)
+        made = with_first_map(problem.head, first.weight.double() * a, first.bias, task=problem.task)
+        return Alignment(made, {"least": float(a.min()), "most": float(a.max())})
