@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit golden bench memory every features align tangent arithmetic digits text8 vision8 fitted moma gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
+.PHONY: help install demo test lint format types unit golden bench walk memory every features align tangent arithmetic digits text8 vision8 fitted moma gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -43,8 +43,11 @@ AGAINST ?= HEAD
 golden: $(STAMP)  ## tensors, scores and exit codes of 80 small commands beside those of AGAINST=COMMIT (minutes)
 	$(BIN)/python -m tests.golden --against $(AGAINST)
 
-bench: $(STAMP)  ## CPU time and memory beside mergekit (6 minutes; installs it in .venv-mergekit)
-	$(BIN)/python benchmarks/merge.py
+bench: $(STAMP)  ## CPU time and memory beside mergekit (6 minutes; installs it in .venv-mergekit); or beside AGAINST=COMMIT
+	$(BIN)/python benchmarks/merge.py $(if $(filter-out HEAD,$(AGAINST)),--against $(AGAINST))
+
+walk: $(STAMP)  ## what every command reads, hashes and writes, counted on tiny inputs (a minute)
+	$(BIN)/python tools/walk.py --project .
 
 memory: $(STAMP)  ## memory of merging a synthetic 4 GB model (half an hour, 16 GB of disk)
 	$(BIN)/python benchmarks/memory.py

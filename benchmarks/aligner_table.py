@@ -1,4 +1,4 @@
-"""Aligner x number of inputs x merge, in one table for each merge: the questions, and the sheets made of their records.
+"""Aligner x number of inputs x merge, in one table for each merge: the protocols, and the tables made of their records.
 
 Every cell says how many draws it is the mean of. All inputs are one draw: only what is random in an aligner itself is
 repeated there.
@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
+from orthomerge.blocks import Kind
 from orthomerge.core.table import Table
 from orthomerge.data.task import Split
-from orthomerge.evaluation.evaluate import Question
-from orthomerge.records import Access, Record, read_records
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.records import Record, read_records
 
-__all__ = ["aligner_questions", "aligner_sheets"]
+__all__ = ["aligner_protocols", "aligner_sheets"]
 
 MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class
@@ -32,36 +34,36 @@ LARGE = ("kl-map", "auto")  # with all inputs alone: small fits would wait for a
 CONTROL = ("orthogonal", "affine", "ridge", "aligned-c", "auto")
 
 
-def aligner_questions(
+def aligner_protocols(
     often: int = 20,
     seldom: int = 5,
     *,
     support: Split = "train",
     aligners: Sequence[str] = tuple(ALIGNERS),
     device: str = "cpu",
-) -> list[Question]:
+) -> list[EvaluationProtocol]:
     """Every aligner at every size from every merge: `often` draws of few inputs, `seldom` of a share or of seeds.
 
     `device`: where those that can do so solve.
     """
-    found = [Question("current", subjects=(*MERGES, "base"))]
+    found = [EvaluationProtocol(models=(*MERGES, "base"))]
     for aligner in aligners:
         control = ("base",) if aligner in CONTROL else ()
         repeated = seldom if _random(aligner) else 1
-        for access in ("inductive", "transductive"):
+        for access in get_args(Kind):
             found += [_ask(aligner, MERGES, access, shots, often) for shots in FEW]
             found.append(_ask(aligner, MERGES, access, SHARE, seldom))
-            subjects = (*MERGES, *control) if access == "inductive" else MERGES
-            found.append(_ask(aligner, subjects, access, None, repeated))
+            models = (*MERGES, *control) if access == "inductive" else MERGES
+            found.append(_ask(aligner, models, access, None, repeated))
     there = {} if device == "cpu" else {"device": device}
     return [
         replace(
-            question,
+            protocol,
             support=support,
             fewer=True,
-            options=there if question.aligner in GPU or (question.aligner in LARGE and question.shots is None) else {},
+            options=there if protocol.aligner in GPU or (protocol.aligner in LARGE and protocol.shots is None) else {},
         )
-        for question in found
+        for protocol in found
     ]
 
 
@@ -70,8 +72,8 @@ def _random(aligner: str) -> bool:
     return any(field.name == "seed" for field in fields(aligner_class(ALIGNERS[aligner])))
 
 
-def _ask(aligner: str, subjects: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> Question:
-    return Question("current", aligner=aligner, subjects=subjects, access=access, shots=shots, seeds=seeds)
+def _ask(aligner: str, models: tuple[str, ...], access: Kind, shots: float | None, seeds: int) -> EvaluationProtocol:
+    return EvaluationProtocol(aligner=aligner, models=models, access=access, shots=shots, seeds=seeds)
 
 
 def aligner_sheets(records: Sequence[Record]) -> list[Table]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +22,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table, write_result
 
+from orthomerge.api.arithmetic import arithmetic
+from orthomerge.api.open import open as open_experts
 from orthomerge.data.task import Examples, Task
-from orthomerge.evaluation.analogy import Analogy, Form, analogy_span, search_analogy
-from orthomerge.evaluation.bench import Bench
+from orthomerge.evaluation.analogy import Analogy, Form, coefficients, search_analogy
+from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
-from orthomerge.evaluation.negation import Negation, base_heads, negation_span, search_negation
+from orthomerge.evaluation.negation import Negation, base_heads, search_negation
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.span import ORIGIN, Span, score
+from orthomerge.evaluation.span import Span, score_at, span_of
 from orthomerge.features.cache import FeatureCache
 from orthomerge.heads import Head
-from orthomerge.merged import load_head
-from orthomerge.recipe import Recipe
+from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import Experts
 from orthomerge.suites.digits import PROCESSOR, TUNING
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite
@@ -90,7 +91,7 @@ class Setting:
     """What every measurement needs. `heads`: the probes on the base's features."""
 
     suite: Suite
-    bench: Bench
+    tasks: EncodedTasks
     heads: Mapping[str, Head]
     folder: Path
     say: Say
@@ -108,16 +109,10 @@ def main() -> None:
         print(f"[{time.perf_counter() - started:5.0f} s] {text}", flush=True)
 
     suite = build_suite("digits", folder=given.folder / "suite", say=say)
-    bench = Bench(
-        {**suite.tasks, **cells(suite)},
-        PROCESSOR,
-        cache=FeatureCache(given.folder / "features"),
-        device="cpu",
-        batch=256,
-    )
-    with tempfile.TemporaryDirectory() as name:
-        line = negation_span(suite.recipe("task_arithmetic"), "digit", Path(name))
-    setting = Setting(suite, bench, base_heads(line, bench, suite.tasks), given.folder, say)
+    how = Encoding(FeatureCache(given.folder / "features"), "cpu", batch=256, processor=PROCESSOR)
+    tasks, experts = EncodedTasks({**suite.tasks, **cells(suite)}, how=how), suite.experts()
+    base = span_of(arithmetic(experts, {}))
+    setting = Setting(suite, tasks, base_heads(base, tasks, experts.heads), given.folder, say)
     say("the base's heads are fitted")
     negated, otherwise = negations(setting, given.seeds)
     analogies, summary = all_analogies(setting)
@@ -167,7 +162,7 @@ def _made(setting: Setting, name: str, out: Path, head: Head | None) -> Path:
     if not (out / "config.json").is_file():
         mode = TUNING if head is None else replace(TUNING, mode="frozen_head")
         metrics = finetune(
-            setting.bench.tasks[name],
+            setting.tasks.tasks[name],
             base=setting.suite.base,
             out=out,
             settings=mode,
@@ -187,7 +182,7 @@ def negations(setting: Setting, seeds: int) -> tuple[str, str]:
         line = _line(setting, target, frozen(setting, target, setting.heads[target]))
         found = _negation(setting, line, target, kind)
         random = [_negation(setting, line.random(seed=seed), target, kind) for seed in range(seeds)]
-        tuned = score(setting.bench, line.at(-1.0), setting.heads[target], target, "test")
+        tuned = score_at(line, (-1.0,), setting.heads[target], setting.tasks, target, "test")
         probed = [_new_probe(setting, line, target, scale) for scale in (0.0, found.scale)]
         base, edited = found.base[target], found.edited[target]
         drawn = fmean(result.edited[target].value for result in random)
@@ -217,20 +212,24 @@ def negations(setting: Setting, seeds: int) -> tuple[str, str]:
 
 
 def _line(setting: Setting, target: str, expert: Path) -> Span:
-    recipe = Recipe(experts={target: str(expert)}, base=str(setting.suite.base))
-    with tempfile.TemporaryDirectory() as name:
-        return negation_span(recipe, target, Path(name))
+    experts = _opened(setting, {target: expert})
+    return span_of(arithmetic(experts, {}), arithmetic(experts, {target: -1.0}))
+
+
+def _opened(setting: Setting, experts: Mapping[str, Path]) -> Experts:
+    return open_experts(experts, base=setting.suite.base).check()
 
 
 def _negation(setting: Setting, line: Span, target: str, controls: Sequence[str]) -> Negation:
     heads = {task: setting.heads[task] for task in (target, *controls)}
-    return search_negation(line, setting.bench, heads, target=target)
+    return search_negation(line, heads, setting.tasks, target=target)
 
 
 def _new_probe(setting: Setting, line: Span, task: str, scale: float) -> Score:
-    bench, model = setting.bench, line.at(scale)
-    head = fit_probe(bench.encode(model, task, bench.tasks[task]["train"]), bench.tasks[task].labels)
-    return score(bench, model, head, task, "test")
+    tasks, old = setting.tasks, setting.heads[task]
+    features = line.features((scale,), tasks.tasks[task]["train"], task=task, head=old, how=tasks.how)
+    head = fit_probe(features, tasks.tasks[task].labels).reading_as(old)
+    return score_at(line, (scale,), head, tasks, task, "test")
 
 
 def _short(found: Negation) -> list[str]:
@@ -270,7 +269,7 @@ class Cell:
 
     def numbers(self) -> list[float]:
         expert = self.one.expert
-        assert expert is not None  # the bench has it
+        assert expert is not None  # there is one of every cell
         scores = (self.one.base, self.one.auxiliary, self.alone.edited, self.one.unscaled, self.one.edited)
         return [score.value for score in (*scores, self.two.edited, expert)]
 
@@ -283,23 +282,21 @@ class Cell:
 
 
 def _analogy(setting: Setting, form: Form, task: str, keep_head: bool) -> Cell:
-    def expert(name: str) -> str:
+    def expert(name: str) -> Path:
         label = name.partition("-")[0]
-        return str(frozen(setting, name, setting.heads[label]) if keep_head else ordinary(setting, name))
+        return frozen(setting, name, setting.heads[label]) if keep_head else ordinary(setting, name)
 
-    recipe = Recipe(experts={name: expert(name) for name in (form.a, form.b, form.c)}, base=str(setting.suite.base))
-    ceiling = setting.suite.alone("frozen_head" if keep_head else "ordinary", {task: Path(expert(task))})
-    bench = replace(setting.bench, teachers=ceiling)
-    with tempfile.TemporaryDirectory() as name:
-        plane = analogy_span(recipe, form, Path(name))
-        head = load_head(Path(name) / ORIGIN / "heads" / form.c)
+    experts = _opened(setting, {name: expert(name) for name in (form.a, form.b, form.c, task)})
+    tasks, head = replace(setting.tasks, teachers={task: experts.teacher(task)}), experts.heads[form.c]
+    ends = (coefficients(form, scale=1.0, shift=0.0), coefficients(form, scale=0.0, shift=1.0))
+    plane = span_of(arithmetic(experts, {}), *(arithmetic(experts, end) for end in ends))
     still = {key: torch.zeros_like(tensor) for key, tensor in plane.origin.items()}
     alone = replace(plane, directions=(plane.directions[0], still))
     return Cell(
         form,
-        search_analogy(plane, bench, head, task=task),
-        search_analogy(plane, bench, head, task=task, grid=COARSE, independent=True),
-        search_analogy(alone, bench, head, task=task),
+        search_analogy(plane, head, tasks, task=task),
+        search_analogy(plane, head, tasks, task=task, grid=COARSE, independent=True),
+        search_analogy(alone, head, tasks, task=task),
     )
 
 

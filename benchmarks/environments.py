@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -28,6 +29,7 @@ __all__ = [
     "ensure_mergekit",
     "measure",
     "offline",
+    "source_of",
     "table",
     "write_result",
 ]
@@ -70,17 +72,29 @@ def _installed(python: Path, package: str) -> str | None:
     return found.stdout.strip() if found.returncode == 0 else None
 
 
-def offline() -> dict[str, str]:
-    """The environment of a child: as here, but without the network."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+def offline(source: Path | None = None) -> dict[str, str]:
+    """The environment of a child: as here, but without the network. `source`: the orthomerge that it imports."""
+    path = {} if source is None else {"PYTHONPATH": str(source)}
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **path}
 
 
-def measure(command: Sequence[str | Path]) -> Usage:
-    """Run a command to its end and say what it cost; a command that fails is an error with its last words."""
+@contextmanager
+def source_of(name: str, folder: Path) -> Iterator[Path]:
+    """The `src` of a commit, as a git worktree in `folder` that is removed afterwards."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--force", "--detach", str(folder), name], check=True)
+    try:
+        yield folder / "src"
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
+
+
+def measure(command: Sequence[str | Path], *, source: Path | None = None) -> Usage:
+    """Run a command to its end and measure what it costs; if it fails, the error ends with its last output."""
     words = [str(word) for word in command]
     with tempfile.TemporaryFile() as output:
         started = time.perf_counter()
-        child = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=offline())
+        child = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=offline(source))
         anonymous = 0
         while True:
             pid, status, used = os.wait4(child.pid, os.WNOHANG)

@@ -27,22 +27,19 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run
-from benchmarks.fitted_jobs import METHODS, PARTS, SPLITS, STARTS, Job, jobs_of
+from benchmarks.fitted_jobs import METHODS, PARTS, SPLITS, Job, jobs_of
 from benchmarks.fitted_sheets import sheets
 from benchmarks.suite_table import GRIDS
 
-from orthomerge.alignment.aligners import make_aligner
+from orthomerge.api.align import align
+from orthomerge.api.fit import fit
+from orthomerge.api.scale import search_scale
 from orthomerge.data.sampling import few_shot, share
-from orthomerge.data.task import Split
-from orthomerge.evaluation.evaluate import Bench
-from orthomerge.evaluation.scale import search_scale
-from orthomerge.features.cache import FeatureCache
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.fitting.inputs import Inputs, encoded, prepare
-from orthomerge.fitting.stage import Stage
-from orthomerge.heads import Classifier, Head
-from orthomerge.merged import load, load_head
-from orthomerge.merging.methods import make_method
+from orthomerge.data.task import Split, Task
+from orthomerge.evaluation.gather import extra_numbers
+from orthomerge.evaluation.metrics import hits, predict
+from orthomerge.models.encoding import encode
+from orthomerge.models.model import Model
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite
 
@@ -81,78 +78,68 @@ class Worker:
 
     def __init__(self, place: Place) -> None:
         self.place, self.suite = place, place.built()
-        self._stages: dict[str, Stage] = {}
-        self._scored: dict[Split, Inputs] = {}
-
-    def stage(self, access: str) -> Stage:
-        if access not in self._stages:
-            split: Any = SPLITS[access]
-            self._stages[access] = Stage(
-                self.suite.recipe("task_arithmetic"),
-                self.place.folder / "stage",
-                self.suite.tasks,
-                split,
-                self.suite.processor,
-                FeatureCache(self.place.folder / "features"),
-                device=self.place.device,
-                half=self.place.device.startswith("cuda"),
-                batch=256,
-            )
-            if len(self._stages) > 1:  # one encoder is enough
-                first = next(iter(self._stages.values()))
-                for name in ("model", "encoder", "base", "heads"):
-                    self._stages[access].__dict__[name] = getattr(first, name)
-        return self._stages[access]
-
-    def scored(self, split: Split) -> Inputs:
-        """The inputs of a split that is scored."""
-        if split not in self._scored:
-            stage = self.stage("inductive")
-            examples = {task: self.suite.tasks[task][split] for task in self.suite.tasks}
-            nothing = {task: torch.zeros(len(some), 1) for task, some in examples.items()}
-            self._scored[split] = prepare(examples, self.suite.processor, nothing, device=stage.encoder.device)
-        return self._scored[split]
+        self.experts = self.suite.experts()
+        self.encoding = self.suite.encoding(place.device, batch=256)
+        self.uncached = replace(self.encoding, cache=None)  # a fit is scored once
 
     def start(self, method: str) -> tuple[str, dict[str, Any]]:
         return self.place.start(method)
 
+    def encode_experts(self, access: str) -> None:
+        """Fill the cache with what the experts make of the inputs that are fitted to."""
+        for task, data in self.suite.tasks.items():
+            encode(self.experts.teacher(task), data[SPLITS[access]], task=task, how=self.encoding)
+
     def do(self, job: Job) -> dict[str, Any]:
         started = time.perf_counter()
-        stage = self.stage(job.access)
-        inputs = self.chosen(stage, job)
-        facts: dict[str, Any] = {}
-        curve: Sequence[Mapping[str, float]] = ()
-        if job.what == "alone" or job.what.startswith("align:"):
-            stage.encoder.load(stage.merged(*self.start(job.start or "")))
-            classifiers: Mapping[str, Classifier] = stage.heads
-            if job.what != "alone":
-                classifiers = self.aligned(stage, inputs, job)
-        else:
-            options = self.options(job)
-            method: Any = make_method(job.what, options, tasks=tuple(self.suite.tasks), seed=job.seed)
-            made = method.fit(stage.setting(inputs=inputs, seed=job.seed))
-            stage.encoder.load(made.weights)
-            classifiers, facts, curve = made.classifiers, dict(made.facts), made.curve
+        inputs = self.chosen(job)
+        model = self.model(job, inputs)
+        about = model.origin.facts.get("fit", {})
+        facts = dict(about.get("facts", {}))
         facts.pop("coefficients", None)
-        scores = self.scores(stage, classifiers)
+        scores = self.scores(dict.fromkeys(model.tasks, model))
         if job.part == SCALES:
-            facts["validation"] = fmean(self.scores(stage, classifiers, "val").values())
-        extra = sum(
-            tensor.numel()
-            for each in classifiers.values()
-            if not isinstance(each, Head)
-            for tensor in each.extra_tensors().values()  # type: ignore[attr-defined]
-        )
+            facts["validation"] = fmean(self.scores(dict.fromkeys(model.tasks, model), "val").values())
         return {
             **asdict(job),
             "scores": scores,
             "mean": fmean(scores.values()),
-            "extra": extra,
-            "inputs": sum(map(len, inputs.rows.values())),
+            "extra": sum(map(extra_numbers, model.heads.values())),
+            "inputs": sum(len(data[SPLITS[job.access]]) for data in inputs.values()),
             "seconds": round(time.perf_counter() - started, 1),
             "facts": facts,
-            "curve": list(curve),
+            "curve": about.get("curve", []),
         }
+
+    def model(self, job: Job, inputs: Mapping[str, Task]) -> Model:
+        """A merge as it is, with aligned heads, or fitted."""
+        split = SPLITS[job.access]
+        if job.what != "alone" and not job.what.startswith("align:"):
+            return fit(
+                self.experts,
+                job.what,
+                inputs,
+                self.options(job),
+                seed=job.seed,
+                device=self.place.device,
+                split=split,
+                encoding=self.encoding,
+            )
+        merged = self.suite.merged(*self.start(job.start or ""))
+        if job.what == "alone":
+            return merged
+        name = job.what.removeprefix("align:")
+        options = {} if name == "aligned-c" else {"device": self.place.device}
+        return align(
+            merged,
+            inputs,
+            aligner=name,
+            options=options,
+            experts=self.experts,
+            split=split,
+            seed=job.seed,
+            encoding=self.encoding,
+        )
 
     def options(self, job: Job) -> dict[str, Any]:
         """Those of the method: text or pictures as the paper has it, the start and its scale."""
@@ -167,60 +154,37 @@ class Worker:
             found.setdefault(key, self.place.scales["task_arithmetic"])
         return found
 
-    def chosen(self, stage: Stage, job: Job) -> Inputs:
-        """All inputs, so many a class, or a share of them; labels serve to draw alone."""
-        inputs = stage.inputs
-        if job.shots is None:
-            return inputs
-        rows = {}
-        for task, all_rows in inputs.rows.items():
-            labels = self.suite.tasks[task][stage.split].labels
-            if job.shots < 1 or labels is None:
-                places = share(len(all_rows), job.shots, seed=job.seed)
-            else:
-                places = few_shot(labels, int(job.shots), seed=job.seed, allow_fewer=True)
-            rows[task] = all_rows[torch.as_tensor(np.sort(places))]
-        return inputs.only(rows)
+    def chosen(self, job: Job) -> dict[str, Task]:
+        """All inputs, so many per class, or a share of them; labels serve to draw alone."""
+        split = SPLITS[job.access]
+        tasks = {}
+        for task, data in self.suite.tasks.items():
+            examples = data[split]
+            if job.shots is not None:
+                if job.shots < 1 or examples.labels is None:
+                    places = share(len(examples), job.shots, seed=job.seed)
+                else:
+                    places = few_shot(examples.labels, int(job.shots), seed=job.seed, allow_fewer=True)
+                examples = examples.take(np.sort(places))
+            tasks[task] = replace(data, splits={split: examples})
+        return tasks
 
-    def aligned(self, stage: Stage, inputs: Inputs, job: Job) -> dict[str, Classifier]:
-        found = {}
-        for task in self.suite.tasks:
-            merged = encoded(stage.encoder, inputs, task).cpu()
-            expert = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
-            pair = FeaturePair(Features(merged, task, stage.split), Features(expert, task, stage.split))
-            name = job.what.removeprefix("align:")
-            options: dict[str, Any] = {"seed": job.seed} if name in ("surgery", "probsurgery", "aligned-c") else {}
-            if name != "aligned-c":
-                options["device"] = self.place.device
-            found[task] = make_aligner(name, options).fit(pair, stage.heads[task]).classifier
-        return found
-
-    def scores(self, stage: Stage, classifiers: Mapping[str, Classifier], split: Split = "test") -> dict[str, float]:
-        """Accuracy on a split with the weights that the encoder has, in percent."""
-        found = {}
-        for task in self.suite.tasks:
-            features = encoded(stage.encoder, self.scored(split), task).cpu()
-            predicted = classifiers[task](features).argmax(1).numpy()
-            found[task] = 100 * float((predicted == self.suite.tasks[task][split].labels).mean())
-        return found
+    def scores(self, models: Mapping[str, Model], split: Split = "test") -> dict[str, float]:
+        """Accuracy of each task's model on a split, in percent."""
+        scores = {}
+        for task, model in models.items():
+            features = encode(model, self.suite.tasks[task][split], task=task, how=self.uncached)
+            if features.labels is None:
+                raise SystemExit(f"the {split} split of {task!r} has no labels")
+            predicted = predict(model.head(task), features.values)
+            scores[task] = 100 * float(hits(predicted, features.labels).float().mean())
+        return scores
 
     def references(self) -> list[dict[str, Any]]:
         """Pre-trained, fine-tuned and multi-task."""
-        stage, rows = self.stage("inductive"), []
-        stage.encoder.load(stage.base)
-        rows.append(("pre-trained", self.scores(stage, stage.heads)))
-        whole = self.suite.references()
-        for name, title in (("expert", "fine-tuned"), ("mtl", "MTL")):
-            if name not in whole:
-                continue
-            scores = {}
-            for task, out in whole[name].models.items():
-                encoder = load(out).encoder
-                stage.encoder.load(stage.encoder.layout.flat(dict(encoder.named_parameters())))
-                features = encoded(stage.encoder, self.scored("test"), task).cpu()
-                predicted = load_head(out / "heads" / task)(features).argmax(1).numpy()
-                scores[task] = 100 * float((predicted == self.suite.tasks[task]["test"].labels).mean())
-            rows.append((title, scores))
+        subjects = self.suite.references()
+        titles = {"base": "pre-trained", "expert": "fine-tuned", "mtl": "MTL"}
+        rows = [(title, self.scores(subjects[name].models)) for name, title in titles.items() if name in subjects]
         return [
             {"part": "references", "row": title, "scores": scores, "mean": fmean(scores.values()), "extra": 0}
             for title, scores in rows
@@ -268,19 +232,12 @@ def scales_of(given: Sequence[str]) -> dict[str, float]:
 
 def searched(suite: Suite, scales: Mapping[str, float], device: str) -> dict[str, float]:
     """These, and the best on validation data of methods that have none."""
-    bench = Bench(
-        suite.tasks,
-        suite.processor,
-        teachers=suite.references()["expert"].models,
-        cache=FeatureCache(suite.folder / "features"),
-        device=device,
-        batch=256,
-    )
-    found = dict(scales)
+    experts, encoding, chosen = suite.experts(), suite.encoding(device, batch=256), dict(scales)
     for method, grid in GRIDS.items():
-        if method not in found:
-            found[method] = search_scale(suite.recipe(method), bench, grid=grid).best
-    return found
+        if method not in chosen:
+            search = search_scale(experts, method, suite.tasks, grid=grid, criterion="accuracy", encoding=encoding)
+            chosen[method] = search.best
+    return chosen
 
 
 def rescaled(jobs: Sequence[Job], masked: Mapping[str, float]) -> list[Job]:
@@ -290,14 +247,6 @@ def rescaled(jobs: Sequence[Job], masked: Mapping[str, float]) -> list[Job]:
         scale = masked.get(job.start or "") if job.what == "moma" else None
         found.append(job if scale is None else replace(job, options={**job.options, "options": {"scale": scale}}))
     return found
-
-
-def encode(first: Worker, jobs: Sequence[Job], scales: Sequence[tuple[str, float]]) -> None:
-    """What all processes will want, once and before them: the experts' features, and merges to start from."""
-    for job in {job.access: job for job in jobs}.values():
-        first.stage(job.access).inputs  # noqa: B018
-    for method, options in [*map(first.start, STARTS), *((name, {"scale": scale}) for name, scale in scales)]:
-        first.stage("inductive").output(method, options)
 
 
 def scale_jobs(grid: Sequence[float], steps: int | None) -> list[Job]:
@@ -414,7 +363,8 @@ def main() -> None:
     )
     known = {Job(**{name: row[name] for name in Job.__dataclass_fields__}).key for row in done}
     tried = scale_jobs(given.moma_grid, given.steps)
-    encode(first, jobs, [*masked.items(), *((MASKED, scale) for scale in given.moma_grid)])
+    for access in dict.fromkeys(job.access for job in jobs):
+        first.encode_experts(access)
     say("experts are encoded")
 
     def keep(row: dict[str, Any]) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from orthomerge.data.task import Split
+
 __all__ = ["METHODS", "PARTS", "SPLITS", "STARTS", "Job", "jobs_of"]
 
 STARTS = ("average", "task_arithmetic", "ties")
-SPLITS = {"inductive": "train", "transductive": "test"}
+SPLITS: dict[str, Split] = {"inductive": "train", "transductive": "test"}
 PARTS = ("inductive", "transductive", "few", "ablation", "masking", "efficiency", "variants")
 
 

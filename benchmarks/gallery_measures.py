@@ -7,35 +7,31 @@ Figures are those of MOMA (Kong et al. 2026, arXiv 2412.13526 v3) and of AdaMerg
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import torch
 
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.embedding import chosen_inputs
 from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points
 from orthomerge.analysis.fits import fit_figures
+from orthomerge.analysis.looks import Looks
 from orthomerge.analysis.naming import keyed
+from orthomerge.api.diagnose import diagnose
+from orthomerge.api.scale import search_scale
 from orthomerge.data.task import Task
-from orthomerge.diagnosing import Looks, diagnose
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.bench import Bench
-from orthomerge.evaluation.evaluate import Question, Subject, evaluate
-from orthomerge.evaluation.scale import ScaleSearch, search_scale
-from orthomerge.features.cache import FeatureCache
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.evaluate import evaluate
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.scale import ScaleSearch
+from orthomerge.evaluation.subject import Subject
 from orthomerge.features.extract import device_of
-from orthomerge.fitting.inputs import encoded, prepare
-from orthomerge.fitting.stage import Stage
-from orthomerge.heads import Classifier
-from orthomerge.manifest import read_manifest
-from orthomerge.merging.methods import make_method
+from orthomerge.models.encoding import Encoding
+from orthomerge.models.model import Model
 from orthomerge.records import Record
 from orthomerge.suites.suite import Suite
 
@@ -81,7 +77,7 @@ class Plan:
 
 @dataclass
 class _Work:
-    """A suite on its bench, and what was found so far."""
+    """A suite, and what was measured so far."""
 
     suite: Suite
     plan: Plan
@@ -94,19 +90,22 @@ class _Work:
         return self.suite.references()
 
     @cached_property
-    def bench(self) -> Bench:
-        return Bench(
-            self.suite.tasks,
-            self.suite.processor,
-            teachers=self.references["expert"].models,
-            cache=FeatureCache(self.suite.folder / "features"),
-            device=self.plan.device,
-            batch=256 if device_of(self.plan.device).type == "cuda" else 64,
-        )
+    def encoding(self) -> Encoding:
+        batch = 256 if device_of(self.plan.device).type == "cuda" else 64
+        return self.suite.encoding(self.plan.device, batch=batch)
 
-    @property
-    def base(self) -> Path:
-        return next(iter(self.references["base"].models.values()))
+    @cached_property
+    def encoded(self) -> EncodedTasks:
+        return EncodedTasks(self.suite.tasks, self.references["expert"].models, self.encoding)
+
+    def diagnosis(self, model: Model, looks: Looks, **options: Any) -> Diagnosis:
+        experts = self.suite.experts()
+        return diagnose(model, self.suite.tasks, experts=experts, looks=looks, encoding=self.encoding, **options)
+
+    def score(self, subject: Subject) -> float:
+        """Mean accuracy of the tasks in percent."""
+        scored = evaluate([subject], [EvaluationProtocol("current")], self.encoded, suite=self.suite.name)
+        return 100 * fmean(each.record.value for each in scored if each.record.protocol == "current")
 
     @property
     def text(self) -> bool:
@@ -145,16 +144,17 @@ def measure(suite: Suite, plan: Plan, *, say: Say = lambda text: None) -> Diagno
     work = _Work(suite, plan, say)
     search = _search(work)
     scale = plan.scale if plan.scale is not None else search.best if search is not None else 0.3
-    subject = suite.merged("task_arithmetic", {"scale": scale})
+    model = suite.merged("task_arithmetic", {"scale": scale})
     say(f"task arithmetic at scale {scale:g}")
-    records = _records(work, subject) if "shots" in plan.parts else []
+    records = _records(work, model) if "shots" in plan.parts else []
     drawable = find_spec("sklearn") is not None
     looks = Looks(points=plan.points if drawable else 0, layers=plan.layers, limit=_SEEN)
     if "diagnosis" not in plan.parts:
         looks = replace(looks, points=0, layers=0, probe=False)
-    found = Diagnosis(subject.name, tuple(suite.tasks), (), (), {"left_out": {}})
+    found = Diagnosis(model.title, tuple(suite.tasks), (), (), {"left_out": {}})
     if _LOOKED_AT & set(plan.parts):
-        found = diagnose(work.bench, subject, base=work.base, records=records, looks=looks, search=search, say=say)
+        say("comparing the merge with its experts")
+        found = work.diagnosis(model, looks, records=records, search=search)
         work.figures += found.figures
     _fits(work, scale)
     wanted = expected_keys(suite.name, found.tasks, plan.parts)
@@ -217,25 +217,28 @@ def _tidy(figure: Figure) -> Figure:
 def _search(work: _Work) -> ScaleSearch | None:
     if "scale" not in work.plan.parts:
         return None
-    recipe = work.suite.recipe("task_arithmetic")
-    return search_scale(recipe, work.bench, grid=work.plan.scales, say=work.say)
+    work.say(f"merging at scales {', '.join(map(str, work.plan.scales))}")
+    return search_scale(
+        work.suite.experts(),
+        "task_arithmetic",
+        work.suite.tasks,
+        grid=work.plan.scales,
+        criterion="accuracy",
+        encoding=work.encoding,
+    )
 
 
-def _records(work: _Work, subject: Subject) -> list[Record]:
-    """Few inputs a class, read in the papers' ways: KNN with labels, Aligned-C, Surgery, and the aligner `auto`."""
-    plan, support = work.plan, {"access": "inductive", "subjects": (subject.name,), "fewer": True}
-    asked = [Question("current")]
+def _records(work: _Work, model: Model) -> list[Record]:
+    """Few inputs per class, under the papers' protocols: KNN with labels, Aligned-C, Surgery, and `auto`."""
+    plan, subject = work.plan, Subject.of(model, work.suite.tasks)
+    protocols = [EvaluationProtocol("current")]
     for count in plan.shots:
-        given: dict[str, Any] = {**support, "shots": count, "seeds": plan.draws}
-        asked += [Question("knn", **given), Question("aligned-c", **given)]
-        asked += [Question("current", aligner=name, **given) for name in ("surgery", "auto")]
-    work.say(f"reading few inputs a class: {', '.join(map(str, plan.shots))}")
-    subjects = [work.references["expert"], subject]
-    return [
-        record
-        for record, _ in evaluate(work.bench, subjects, asked, suite=work.suite.name)
-        if record.protocol != "joint"
-    ]
+        options: dict[str, Any] = {"shots": count, "seeds": plan.draws, "models": (subject.name,), "fewer": True}
+        protocols += [EvaluationProtocol(name, **options) for name in ("knn", "aligned-c")]
+        protocols += [EvaluationProtocol(aligner=name, **options) for name in ("surgery", "auto")]
+    work.say(f"scoring with few inputs per class: {', '.join(map(str, plan.shots))}")
+    scored = evaluate([work.references["expert"], subject], protocols, work.encoded, suite=work.suite.name)
+    return [each.record for each in scored if each.record.protocol != "joint"]
 
 
 def _fits(work: _Work, scale: float) -> None:
@@ -245,21 +248,20 @@ def _fits(work: _Work, scale: float) -> None:
     if "moma" in plan.parts:
         _moma(work, moma)
     if "realign" in plan.parts:
-        _, manifest = _fitted(work, "realign", {**given, **start})
-        work.figures += _loss_lines("realign", manifest, "KL from the expert, nats")
+        model = _fitted(work, "realign", {**given, **start})
+        work.figures += _loss_lines("realign", model, "KL from the expert, nats")
     if "adamerging" in plan.parts:
-        _, manifest = _fitted(work, "adamerging", {**given, "start": scale})
-        work.figures += [figure for figure in fit_figures(manifest) if figure.key == "coefficients"]
+        model = _fitted(work, "adamerging", {**given, "start": scale})
+        work.figures += [figure for figure in fit_figures(model.origin.facts) if figure.key == "coefficients"]
     if "masking" in plan.parts:
         work.figures.append(_masking(work, moma, scale))
 
 
 def _moma(work: _Work, options: Mapping[str, Any]) -> None:
     """Loss, masking rate by layer, and the geometry of what was learned (Figures 6, 8 and 7)."""
-    subject, manifest = _fitted(work, "moma", options)
-    work.figures += _loss_lines("moma", manifest, "distance to the expert's features")
-    light = Looks(points=0, layers=0, probe=False, limit=_SEEN)
-    found = diagnose(work.bench, subject, base=work.base, looks=light, say=work.say)
+    model = _fitted(work, "moma", options)
+    work.figures += _loss_lines("moma", model, "distance to the expert's features")
+    found = work.diagnosis(model, Looks(points=0, layers=0, probe=False, limit=_SEEN))
     for figure in found.figures:
         if figure.key in ("cosine", "coefficient"):
             work.figures.append(replace(figure, key=f"moma-{figure.key}", title=f"{figure.title}, after MOMA"))
@@ -267,19 +269,18 @@ def _moma(work: _Work, options: Mapping[str, Any]) -> None:
             work.figures.append(figure)
 
 
-def _fitted(work: _Work, method: str, options: Mapping[str, Any]) -> tuple[Subject, dict[str, Any]]:
+def _fitted(work: _Work, method: str, options: Mapping[str, Any]) -> Model:
     work.say(f"fitting {method}: {options['steps']} steps")
-    subject = work.suite.fitted(method, options, device=work.plan.device)
-    scored = evaluate(work.bench, [subject], [Question("current")], suite=work.suite.name)
-    mean = 100 * fmean(record.value for record, _ in scored if record.protocol == "current")
+    model = work.suite.fitted(method, options, device=work.plan.device)
+    mean = work.score(Subject.of(model, work.suite.tasks))
     work.facts.setdefault("accuracy", {})[method] = round(mean, 2)
     work.say(f"{method}: {mean:.1f} %")
-    return subject, read_manifest(next(iter(subject.models.values())))
+    return model
 
 
-def _loss_lines(method: str, manifest: Mapping[str, Any], what: str) -> list[Lines]:
+def _loss_lines(method: str, model: Model, what: str) -> list[Lines]:
     """Training and held-out loss, both in the mean of tasks (training is told as their sum)."""
-    rows, count = manifest["fit"]["curve"], len(manifest["heads"])
+    rows, count = model.origin.facts["fit"]["curve"], len(model.tasks)
     curves = []
     for name, key, over in (("training", "loss", count), ("held out", "held_out", 1)):
         points = [(float(row["step"]), row[key] / over) for row in rows if key in row]
@@ -295,39 +296,21 @@ def _loss_lines(method: str, manifest: Mapping[str, Any], what: str) -> list[Lin
 
 def _masking(work: _Work, options: Mapping[str, Any], scale: float) -> Lines:
     """MOMA with more and more decay of its mask: how much is masked, and what it scores."""
+    suite, plan = work.suite, work.plan
+    start = Subject.of(suite.merged("task_arithmetic", {"scale": scale}), suite.tasks)
+    flat = {"task arithmetic": work.score(start), "base": work.score(work.references["base"])}
     rows = []
-    half = device_of(work.plan.device).type == "cuda"
-    with tempfile.TemporaryDirectory(prefix="orthomerge-gallery-", dir=work.suite.folder) as folder:
-        stage = Stage(
-            work.suite.recipe("task_arithmetic"),
-            Path(folder) / "stage",
-            work.suite.tasks,
-            "train",
-            work.suite.processor,
-            FeatureCache(work.suite.folder / "features"),
-            device=work.plan.device,
-            half=half,
-            batch=256,
+    for decay in plan.decays:
+        model = suite.fitted("moma", {**options, "decay": decay, "look": options["steps"]}, device=plan.device)
+        rate, mean = (
+            100 * float(model.origin.facts["fit"]["facts"]["masked"]),
+            work.score(Subject.of(model, suite.tasks)),
         )
-        score = _scorer(work, stage)
-        stage.encoder.load(stage.merged("task_arithmetic", {"scale": scale}))
-        flat = {"task arithmetic": score(stage.heads)}
-        stage.encoder.load(stage.base)
-        flat["base"] = score(stage.heads)
-        for decay in work.plan.decays:
-            given = {**options, "decay": decay, "look": options["steps"]}
-            method: Any = make_method("moma", given, tasks=tuple(work.suite.tasks), seed=0)
-            made = method.fit(stage.setting())
-            stage.encoder.load(made.weights)
-            rows.append((100 * float(made.facts["masked"]), score(made.classifiers), decay))
-            work.say(f"moma with decay {decay:g}: {rows[-1][0]:.1f} % masked, {rows[-1][1]:.1f} %")
-    work.facts["masking"] = [{"decay": decay, "masked": rate, "accuracy": mean} for rate, mean, decay in rows]
-    flat["expert"] = fmean(
-        100 * record.value
-        for record, _ in evaluate(work.bench, [work.references["expert"]], [Question("current")])
-        if record.protocol == "current"
-    )
-    return masking_lines([(rate, mean) for rate, mean, _ in rows], flat)
+        rows.append({"decay": decay, "masked": rate, "accuracy": mean})
+        work.say(f"moma with decay {decay:g}: {rate:.1f} % masked, {mean:.1f} %")
+    work.facts["masking"] = rows
+    flat["expert"] = work.score(work.references["expert"])
+    return masking_lines([(row["masked"], row["accuracy"]) for row in rows], flat)
 
 
 def masking_lines(rows: Sequence[tuple[float, float]], flat: Mapping[str, float]) -> Lines:
@@ -343,19 +326,3 @@ def masking_lines(rows: Sequence[tuple[float, float]], flat: Mapping[str, float]
         "accuracy, %",
         (Curve("MOMA", x, y), *(Curve(name, ends, (value, value)) for name, value in flat.items())),
     )
-
-
-def _scorer(work: _Work, stage: Stage) -> Callable[[Mapping[str, Classifier]], float]:
-    """Mean accuracy on test inputs of the weights that the stage's encoder has, in percent."""
-    examples = {task: given["test"] for task, given in work.suite.tasks.items()}
-    nothing = {task: torch.zeros(len(some), 1) for task, some in examples.items()}
-    inputs = prepare(examples, work.suite.processor, nothing, device=stage.encoder.device)
-
-    def score(classifiers: Mapping[str, Classifier]) -> float:
-        found = []
-        for task, some in examples.items():
-            predicted = classifiers[task](encoded(stage.encoder, inputs, task).cpu()).argmax(1).numpy()
-            found.append(float((predicted == some.labels).mean()))
-        return 100 * fmean(found)
-
-    return score

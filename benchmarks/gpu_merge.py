@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import describe_run, table, write_result
 
+from orthomerge.api.recipes import write
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.models.load import quiet
-from orthomerge.pipeline import merge
 from orthomerge.recipe import Recipe
 
 METHODS: Mapping[str, Mapping[str, Any]] = {
@@ -72,7 +72,7 @@ def _change(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def timed(recipe: Recipe, out: Path) -> float:
     started = time.perf_counter()
-    merge(recipe, out=out, force=True)
+    write(recipe, out=out, force=True)
     return time.perf_counter() - started
 
 
@@ -115,7 +115,9 @@ def main() -> int:
                     )
                     found.append(timed(recipe, folder / device))
             here, there = min(times["cpu"]), min(times["cuda"])
-            apart = difference(folder / "cpu" / "encoder", folder / "cuda" / "encoder", folder / "base")
+            apart = difference(
+                folder / "cpu" / "encoder.safetensors", folder / "cuda" / "encoder.safetensors", folder / "base"
+            )
             rows.append([f"`{method}`", f"{here:.1f}", f"{there:.1f}", f"{here / there:.1f}", f"{apart:.1e}"])
             print("  ".join(rows[-1]), flush=True)
     result = table(["method", "CPU s", "GPU s", "times faster", "differs"], rows)

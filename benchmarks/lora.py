@@ -32,10 +32,8 @@ from benchmarks.fitted import Place, Worker, scales_of, spread
 from benchmarks.fitted_jobs import Job
 from benchmarks.lora_cka import KINDS, adapted_share, measure
 
-from orthomerge.evaluation.evaluate import Bench
-from orthomerge.evaluation.scale import search_scale
-from orthomerge.features.cache import FeatureCache
-from orthomerge.recipe import Expert
+from orthomerge.api.scale import search_scale
+from orthomerge.models.opening import Expert
 from orthomerge.suites import digits, text8
 from orthomerge.suites.building import make_experts
 from orthomerge.suites.suite import Say, Suite
@@ -100,7 +98,7 @@ def lora_suite(suite: Suite, rank: int, faster: float, *, device: str, say: Say)
         say=say,
     )
     experts = {task: Expert(str(path), labels=suite.tasks[task].labels) for task, path in made.items()}
-    return replace(suite, folder=folder, experts=experts, mtl={})
+    return replace(suite, folder=folder, paths=experts, mtl={})
 
 
 def cka_of(place: LoraPlace) -> dict[str, dict[str, float]]:
@@ -143,16 +141,12 @@ def sheet(rows: Sequence[Mapping[str, Any]], references: Mapping[str, float], sc
 
 def scale_of(place: LoraPlace, start: str) -> float:
     """The best scale of a merger on validation data."""
-    suite = place.built()
-    bench = Bench(
-        suite.tasks,
-        suite.processor,
-        teachers=suite.references()["expert"].models,
-        cache=FeatureCache(suite.folder / "features"),
-        device=place.device,
-        batch=256,
+    suite, (method, options) = place.built(), place.start(start)
+    encoding = suite.encoding(place.device, batch=256)
+    search = search_scale(
+        suite.experts(), method, suite.tasks, options, grid=GRID, criterion="accuracy", encoding=encoding
     )
-    return search_scale(suite.recipe(*place.start(start)), bench, grid=GRID).best
+    return search.best
 
 
 def chosen_scales(place: LoraPlace, workers: int, say: Say) -> dict[str, float]:
@@ -226,7 +220,7 @@ def main() -> None:
             out.write(json.dumps({"scales": place.scales}) + "\n")
     rows = [row for row in done if "scales" not in row]
     first = Worker(place)
-    first.stage("inductive").inputs  # noqa: B018 - experts are encoded once, before all processes want them
+    first.encode_experts("inductive")  # once, before all processes want them
     references = references_of(first, full, place)
     say("experts are encoded")
 
@@ -239,8 +233,6 @@ def main() -> None:
     known = {Job(**{name: row[name] for name in Job.__dataclass_fields__}).key for row in rows}
     left = [job for job in jobs_of(given.seeds, given.steps) if job.key not in known]
     if given.workers > 1:
-        for job in left:
-            first.stage("inductive").output(*first.start(job.start or ""))
         spread(place, left, given.workers, started + 60 * given.minutes, keep)
     else:
         for job in left:

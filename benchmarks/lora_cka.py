@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from orthomerge.analysis.updates import update_cka
-from orthomerge.merged import load
+from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.vectors import TaskVectors
-from orthomerge.pipeline import task_vectors
-from orthomerge.planning import make_plan
 from orthomerge.suites.suite import Suite
 
 __all__ = ["KINDS", "adapted_share", "measure"]
@@ -45,7 +43,7 @@ def _adapted(thin: TaskVectors) -> list[str]:
 
 
 def _vectors(suite: Suite) -> TaskVectors:
-    return task_vectors(make_plan(suite.recipe("task_arithmetic")).check())
+    return task_vectors(suite.experts())
 
 
 def _updates(vectors: TaskVectors, key: str) -> torch.Tensor:
@@ -55,7 +53,8 @@ def _updates(vectors: TaskVectors, key: str) -> torch.Tensor:
 @torch.no_grad()
 def _inputs(suite: Suite, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What the base gives each of some layers, [_INPUTS, in]; a module is known by its weights."""
-    merged = load(suite.references()["base"].models[next(iter(suite.tasks))])
+    experts = suite.experts()
+    encoder, head = experts.base.encoder.module(), next(iter(experts.heads.values()))
     seen: dict[str, list[torch.Tensor]] = {key: [] for key in weights}
 
     def listen(key: str) -> Any:
@@ -65,14 +64,15 @@ def _inputs(suite: Suite, weights: dict[str, torch.Tensor]) -> dict[str, torch.T
 
         return hook
 
-    for module in merged.encoder.modules():
+    for module in encoder.modules():
         if isinstance(module, torch.nn.Linear):
             flat = module.weight.detach().reshape(-1)
             for key, weight in weights.items():
                 if flat.shape == weight.shape and torch.equal(flat, weight):
                     module.register_forward_pre_hook(listen(key))
     for task in suite.tasks.values():
-        merged.features(suite.processor(task["test"].inputs[:32]))
+        batch = suite.processor(task["test"].inputs[:32])
+        experts.family.features(encoder, batch, head.pooling or experts.family.default_pooling)
     generator = torch.Generator().manual_seed(0)
     found = {}
     for key, states in seen.items():

@@ -1,9 +1,10 @@
 """Whole commands side by side: `mergekit-yaml` and `orthomerge merge` on three experts of BERT-base's size.
 
-    python benchmarks/merge.py [--runs N] [--methods average ties ...]
+    python benchmarks/merge.py [--runs N] [--methods average ties ...] [--against COMMIT]
 
-Every method is run N times by each tool in turn, after a warm-up of the page cache; what is told is the median. Exit
-code 1 when a bar of the project is missed.
+Every method is run N times by each tool in turn, after a warm-up of the page cache; the median is shown. With
+`--against`, the other tool is orthomerge itself as of COMMIT, and mergekit is not needed. Exit code 1 when a bar is
+missed.
 """
 
 from __future__ import annotations
@@ -22,16 +23,31 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.environments import ROOT, Usage, describe_run, ensure_mergekit, measure, table, write_result
+from benchmarks.environments import (
+    ROOT,
+    Usage,
+    describe_run,
+    ensure_mergekit,
+    measure,
+    source_of,
+    table,
+    write_result,
+)
 from benchmarks.experts import CLASSES, FOLDER
 
 MEMORY_BAR = 0.35
+AGAINST_BAR = 1.05
 NOTES = f"""\
 Whole commands, from start to exit, median of the runs, mergekit's first: seconds of wall and CPU time (user and
 system), and peak memory (largest resident set; *anonymous*: without pages of mapped files). A bar is the most that our
 share of mergekit's may be; for memory it is {MEMORY_BAR}. Three experts of BERT-base's size (438 MB each, float32) and
 their base. Ours keep heads of 2, 3 and 5 classes; mergekit refuses those, and merges the same encoders under heads of 2
 classes each. Ours also hashes all inputs, syncs the output, and reads it back."""
+
+AGAINST_NOTES = f"""\
+Whole commands of the same interpreter with the sources of two commits, in turn, median of the runs: CPU time (user and
+system) and peak memory (largest resident set), first of the other commit, then of this one. The ratio may be at most
+{AGAINST_BAR}. Three experts of BERT-base's size (438 MB each, float32) and their base."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +102,15 @@ def our_command(method: str, settings: Sequence[str], out: Path) -> list[str | P
     models = FOLDER / "ours"
     experts = [word for expert in CLASSES for word in ("--expert", f"{expert}={models / expert}")]
     options = [word for setting in settings for word in ("--set", setting)]
-    program = Path(sys.executable).parent / "orthomerge"
-    return [program, "merge", "--base", models / "base", *experts, "--method", method, *options, "--out", out]
+    words = ["merge", "--base", str(models / "base"), *experts, "--method", method, *options, "--out", str(out)]
+    return [sys.executable, "-m", "orthomerge", *words]
 
 
-def measured(name: str, command: list[str | Path], out: Path) -> Usage:
+def measured(name: str, command: list[str | Path], out: Path, source: Path | None = None) -> Usage:
     """One run into a folder that is not there, with nothing left to be written from before."""
     shutil.rmtree(out, ignore_errors=True)
     os.sync()
-    used = measure(command)
+    used = measure(command, source=source)
     shutil.rmtree(out, ignore_errors=True)
     print(f"  {name}: {used.wall:.1f} s wall, {used.cpu:.1f} s CPU, {used.rss / 1e6:.0f} MB", flush=True)
     return used
@@ -136,33 +152,24 @@ def row(bar: Bar, method: str, theirs: Usage, ours: Usage, copied: Usage) -> tup
     return cells, within
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=3, help="runs of each command (3)")
-    parser.add_argument("--methods", nargs="+", choices=[bar.name for bar in BARS], help="only these")
-    given = parser.parse_args()
+def compare_with_mergekit(bars: Sequence[Bar], runs: int) -> bool:
+    """Measure both tools, write the table, and say whether every bar is met."""
     mergekit = ensure_mergekit()
     described = describe_run(mergekit=mergekit)
-    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "experts.py")], check=True)
-    print("reading everything once", flush=True)
-    for path in FOLDER.glob("*/*/model.safetensors"):
-        subprocess.run(["cat", str(path)], stdout=subprocess.DEVNULL, check=True)
-
-    copied = floor(given.runs)
+    prepare()
+    copied = floor(runs)
     rows, good = [], True
     out = FOLDER / "out"
-    for bar in BARS:
-        if given.methods and bar.name not in given.methods:
-            continue
+    for bar in bars:
         print(bar.name, flush=True)
         commands = {"mergekit": mergekit_command(bar, mergekit / "mergekit-yaml", out)}
         commands |= {method: our_command(method, settings, out) for method, settings in bar.ours}
-        runs: dict[str, list[Usage]] = {name: [] for name in commands}
-        for _ in range(given.runs):
+        usages: dict[str, list[Usage]] = {name: [] for name in commands}
+        for _ in range(runs):
             for name, command in commands.items():
-                runs[name].append(measured(name, command, out))
+                usages[name].append(measured(name, command, out))
         for method, _ in bar.ours:
-            cells, within = row(bar, method, middle(runs["mergekit"]), middle(runs[method]), copied)
+            cells, within = row(bar, method, middle(usages["mergekit"]), middle(usages[method]), copied)
             rows.append(cells)
             good &= within
     header = ["method", "wall s", "CPU s", "CPU share", "bar", "peak MB", "memory share"]
@@ -175,7 +182,58 @@ def main() -> int:
     print(
         write_result("merge", {"# Speed and memory beside mergekit": NOTES, "## Run": described, "## Result": result})
     )
-    return 0 if good else 1
+    return good
+
+
+def compare_with_commit(bars: Sequence[Bar], runs: int, other: str) -> bool:
+    """Measure the sources of another commit and these, write the table, and say whether every ratio is within the bar.
+
+    Which of the two comes first changes from run to run.
+    """
+    described = describe_run()
+    prepare()
+    out, rows, good = FOLDER / "out", [], True
+    with source_of(other, FOLDER / "against") as theirs:
+        sources = {other: theirs, "here": ROOT / "src"}
+        for method, settings in (each for bar in bars for each in bar.ours):
+            print(method, flush=True)
+            usages: dict[str, list[Usage]] = {name: [] for name in sources}
+            for number in range(runs):
+                for name in sorted(sources, reverse=number % 2 == 1):
+                    usages[name].append(measured(name, our_command(method, settings, out), out, sources[name]))
+            before, now = middle(usages[other]), middle(usages["here"])
+            cpu, memory = now.cpu / before.cpu, now.rss / before.rss
+            within = max(cpu, memory) <= AGAINST_BAR
+            good &= within
+            seconds = f"{before.cpu:.2f} / {now.cpu:.2f}"
+            megabytes = f"{before.rss / 1e6:.0f} / {now.rss / 1e6:.0f}"
+            verdict = "within" if within else "MISSED"
+            rows.append([method, seconds, f"{cpu:.3f}", megabytes, f"{memory:.3f}", verdict])
+    shown = table(["method", "CPU s", "CPU ratio", "peak MB", "memory ratio", "verdict"], rows)
+    print(shown)
+    title = f"# Data-free merges beside those of {other}"
+    print(write_result("against", {title: AGAINST_NOTES, "## Run": described, "## Result": shown}))
+    return good
+
+
+def prepare() -> None:
+    """Make the models and read them once."""
+    subprocess.run([sys.executable, str(ROOT / "benchmarks" / "experts.py")], check=True)
+    print("reading everything once", flush=True)
+    for path in FOLDER.glob("*/*/model.safetensors"):
+        subprocess.run(["cat", str(path)], stdout=subprocess.DEVNULL, check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=3, help="runs of each command (3)")
+    parser.add_argument("--methods", nargs="+", choices=[bar.name for bar in BARS], help="only these")
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit of orthomerge, not with mergekit")
+    arguments = parser.parse_args()
+    bars = [bar for bar in BARS if not arguments.methods or bar.name in arguments.methods]
+    if arguments.against:
+        return int(not compare_with_commit(bars, arguments.runs, arguments.against))
+    return int(not compare_with_mergekit(bars, arguments.runs))
 
 
 if __name__ == "__main__":

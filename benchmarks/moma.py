@@ -92,7 +92,7 @@ def setting_of(kind: str, device: torch.device, batch: int) -> tuple[Setting, to
         for number, task in enumerate(tasks)
     }
     teacher = {task: torch.randn(count, width) for task in tasks}
-    inputs = prepare(examples, Random(kind), teacher, device=device)  # type: ignore[arg-type]
+    inputs = prepare(examples, dict.fromkeys(tasks, Random(kind)), teacher, device=device)  # type: ignore[arg-type]
     half = device.type == "cuda"
     setting = Setting(encoder, base, lambda task: base, lambda method, options: base, heads, inputs, half=half)
     return setting, delta.to(device)
@@ -122,13 +122,14 @@ def plain_step(setting: Setting, batch: int) -> Callable[[], None]:
     for parameter in parameters:
         parameter.grad = None
     optimiser = torch.optim.AdamW(parameters, lr=1e-5, fused=setting.device.type == "cuda")
-    rows = torch.stack([inputs.rows[task][:batch] for task in setting.tasks])
+    few = inputs.at(dict.fromkeys(setting.tasks, slice(batch)))
+    teacher = torch.cat([targets.features for targets in few.targets.values()])
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast(setting.device.type, dtype=torch.bfloat16, enabled=setting.half):
-            features = encoder.features(inputs.batch(rows.view(-1)))
-        loss = (features.float() - inputs.teacher[rows.view(-1).to(setting.device)]).square().mean()
+            features = encoder.features(inputs.batch(few.rows))
+        loss = (features.float() - teacher).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
 
@@ -155,7 +156,7 @@ def our_steps(setting: Setting, delta: torch.Tensor, batch: int, steps: int) -> 
         step(gradient, weights, share)
 
     gates.step = marked  # type: ignore[method-assign]
-    Loop(steps=steps + 6, batch=batch, look=10**9).run(setting, gates, objective, setting.inputs, None)
+    Loop(steps=steps + 6, batch=batch, look=10**9).run(setting, gates, objective, None)
     return float(np.median(np.diff(marks)[5:]))
 
 
@@ -165,8 +166,9 @@ def straightforward_step(setting: Setting, delta: torch.Tensor, batch: int) -> C
     base = {name: value.clone() for name, value in setting.layout.views(setting.base.to(device))}
     vector = dict(setting.layout.views(delta))
     logits = {name: torch.zeros_like(vector[name]).requires_grad_() for name in names}
-    maps = {task: torch.eye(inputs.teacher.shape[1], device=device).requires_grad_() for task in setting.tasks}
-    eye = torch.eye(inputs.teacher.shape[1], device=device)
+    width = inputs.targets[setting.tasks[0]].features.shape[1]
+    maps = {task: torch.eye(width, device=device).requires_grad_() for task in setting.tasks}
+    eye = torch.eye(width, device=device)
     optimiser = torch.optim.Adam([{"params": logits.values(), "lr": 0.1}, {"params": maps.values(), "lr": 1e-3}])
     for parameter in encoder.module.parameters():
         parameter.grad = None
@@ -175,15 +177,15 @@ def straightforward_step(setting: Setting, delta: torch.Tensor, batch: int) -> C
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         for task in setting.tasks:
-            rows = inputs.rows[task][:batch]
+            targets = inputs.targets[task].at(slice(batch))
             weights = {name: base[name] + torch.sigmoid(logits[name]) * vector[name] for name in names}
 
             def called(**given: torch.Tensor) -> object:
                 return torch.func.functional_call(encoder.module, weights, (), given)  # noqa: B023
 
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=setting.half):
-                features = encoder._pool(called, inputs.batch(rows)).float()  # type: ignore[arg-type]  # noqa: SLF001
-            loss = (features @ maps[task].T - inputs.teacher[rows.to(device)]).norm(dim=1).mean()
+                features = encoder._pool(called, inputs.batch(targets.rows)).float()  # type: ignore[arg-type]  # noqa: SLF001
+            loss = (features @ maps[task].T - targets.features).norm(dim=1).mean()
             loss = loss + (maps[task].T @ maps[task] - eye).norm()
             loss.backward()
         decay = torch.stack([torch.sigmoid(values).square().sum() for values in logits.values()]).sum()

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, ensure_mergekit, offline, table, write_result
 
-from orthomerge.pipeline import merge
+from orthomerge.api.recipes import write
 from orthomerge.recipe import read_recipe
 
 HERE = ROOT / "runs" / "parity"
@@ -172,7 +172,7 @@ def compare(case: Case, theirs: Path, ours: Path) -> Difference:
     prefix = "bert."
     expected = load_file(theirs / "model.safetensors")
     expected = {name: tensor for name, tensor in expected.items() if name.startswith(prefix)}
-    found = {prefix + name: tensor for name, tensor in load_file(ours / "encoder" / "model.safetensors").items()}
+    found = load_file(ours / "encoder.safetensors")
     if found.keys() != expected.keys():
         raise SystemExit(f"the two do not hold the same tensors: {sorted(found.keys() ^ expected.keys())[:3]} ...")
     inputs = {name: load_file(HERE / case.weights / name / "model.safetensors") for name in ("base", *EXPERTS)}
@@ -239,7 +239,7 @@ def main() -> int:
     rows, failed = [], False
     for case, path in zip(CASES, configs, strict=True):
         ours = path.with_suffix(".orthomerge")
-        merge(read_recipe(path), out=ours)
+        write(read_recipe(path), out=ours)
         found = compare(case, path.with_suffix(".mergekit"), ours)
         words, bad = verdict(case, found)
         failed |= bad

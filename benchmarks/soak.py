@@ -58,8 +58,8 @@ def soak(folder: Path, count: int, *, seed: int = 0, say: Callable[[str], None] 
 
     from tests.faults.tiny import TASKS, write_experts
 
-    import orthomerge
-    from orthomerge.merged import verify
+    from orthomerge.api.recipes import write
+    from orthomerge.models.saved import verify_folder as verify
     from orthomerge.recipe import Recipe
 
     models, place, draw = write_experts(folder / "models"), folder / "place", random.Random(seed)
@@ -70,10 +70,10 @@ def soak(folder: Path, count: int, *, seed: int = 0, say: Callable[[str], None] 
     for number in range(count):
         out = place / f"out-{number % 2}"
         if number % 4 == 3:
-            killed += _killed(lambda out=out: orthomerge.merge(recipe, out=out, force=True), draw.random() * usual)  # type: ignore[misc]
+            killed += _killed(lambda out=out: write(recipe, out=out, force=True), draw.random() * usual)  # type: ignore[misc]
         else:
             begun = time.perf_counter()
-            orthomerge.merge(recipe, out=out, force=True)
+            write(recipe, out=out, force=True)
             usual = 0.9 * usual + 0.1 * (time.perf_counter() - begun)
             gc.collect()
             resident.append(_resident())
@@ -82,7 +82,7 @@ def soak(folder: Path, count: int, *, seed: int = 0, say: Callable[[str], None] 
         if number % 100 == 99:
             say(f"{number + 1} merges, {killed} killed, {resident[-1] / 2**20:.1f} MiB, {descriptors[-1]} descriptors")
     for number in range(2):
-        orthomerge.merge(recipe, out=place / f"out-{number}", force=True)
+        write(recipe, out=place / f"out-{number}", force=True)
     left = sorted(path.name for path in place.iterdir() if path.name not in ("out-0", "out-1"))
     return Soaked(count, killed, time.perf_counter() - started, resident, descriptors, left, wrong)
 
@@ -117,11 +117,11 @@ def work(job: Job) -> str:
     import torch
     from tests.faults.tiny import TASKS
 
-    import orthomerge
-    from orthomerge.cli.scoring import own_subjects
-    from orthomerge.evaluation.evaluate import Question
-    from orthomerge.evaluation.running import read_run, run_evaluation
-    from orthomerge.merged import verify
+    from orthomerge.api.evaluate import evaluate
+    from orthomerge.api.recipes import write
+    from orthomerge.evaluation.running import read_run
+    from orthomerge.models.encoding import Encoding
+    from orthomerge.models.saved import verify_folder
     from orthomerge.recipe import Recipe
 
     torch.set_num_threads(1)
@@ -130,10 +130,9 @@ def work(job: Job) -> str:
         recipe = Recipe(
             {task: str(job.models / task) for task in TASKS}, base=str(job.models / "base"), method="dare", seed=7
         )
-        return "; ".join(verify(orthomerge.merge(recipe, out=out).out))
-    data = [f"{task}={job.models / task}.csv" for task in TASKS]
-    bench, subjects = own_subjects([str(job.merged)], data, [], "cpu", 16, out)
-    run_evaluation(bench, subjects, [Question("current", access="data-free")], out=out)
+        return "; ".join(verify_folder(write(recipe, out=out).out))
+    data = {task: job.models / f"{task}.csv" for task in TASKS}
+    evaluate(job.merged, data, encoding=Encoding(device="cpu", batch=16)).write(out)
     found = {(record.task, record.protocol) for record in read_run(out).records}
     wanted = {(task, protocol) for task in TASKS for protocol in ("current", "joint")}  # both: there are several
     return "" if found == wanted else f"records of {sorted(found)}"
@@ -143,20 +142,20 @@ def load(folder: Path, jobs: int, *, processes: int) -> tuple[list[str], set[byt
     """`jobs` at once, half merges and half evaluations: what is wrong, weights and records that differ, seconds."""
     from tests.faults.tiny import TASKS, write_experts
 
-    import orthomerge
+    from orthomerge.api.recipes import write
     from orthomerge.recipe import Recipe
 
     os.environ["ORTHOMERGE_CACHE"] = str(folder / "cache")  # one for all of them
     models = write_experts(folder / "models")
     recipe = Recipe({task: str(models / task) for task in TASKS}, base=str(models / "base"), method="average")
-    merged = orthomerge.merge(recipe, out=folder / "merged").out
+    merged = write(recipe, out=folder / "merged").out
     asked = [Job(number, models, merged, folder / "place") for number in range(jobs)]
     started = time.perf_counter()
     with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
         wrong = [f"job {job.number}: {told}" for job, told in zip(asked, pool.map(work, asked), strict=True) if told]
     seconds = time.perf_counter() - started
     outs = [folder / "place" / str(number) for number in range(jobs)]
-    weights = {(out / "encoder" / "model.safetensors").read_bytes() for out in outs[1::2]}
+    weights = {(out / "encoder.safetensors").read_bytes() for out in outs[1::2]}
     records = {(out / "records.jsonl").read_bytes() for out in outs[::2]}
     hidden = [path for path in folder.rglob(".*") if path.name.endswith((".partial", ".lock", ".old"))]
     return wrong + [f"{path} was left" for path in hidden], weights, records, seconds

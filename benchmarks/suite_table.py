@@ -14,15 +14,16 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.aligner_table import aligner_questions, aligner_sheets  # noqa: E402
+from benchmarks.aligner_table import aligner_protocols, aligner_sheets  # noqa: E402
 from benchmarks.environments import describe_run  # noqa: E402
 
 from orthomerge.alignment.aligners import ALIGNERS  # noqa: E402
+from orthomerge.api.evaluate import evaluate  # noqa: E402
+from orthomerge.api.scale import search_scale  # noqa: E402
 from orthomerge.data.task import Split  # noqa: E402
-from orthomerge.evaluation.evaluate import Bench, Question  # noqa: E402
-from orthomerge.evaluation.running import read_run, run_evaluation  # noqa: E402
-from orthomerge.evaluation.scale import search_scale  # noqa: E402
-from orthomerge.features.cache import FeatureCache  # noqa: E402
+from orthomerge.evaluation.protocol import EvaluationProtocol  # noqa: E402
+from orthomerge.evaluation.running import read_run  # noqa: E402
+from orthomerge.evaluation.subject import Subject  # noqa: E402
 from orthomerge.features.extract import device_of  # noqa: E402
 from orthomerge.records import Record  # noqa: E402
 from orthomerge.suites.table import build_suite  # noqa: E402
@@ -33,19 +34,19 @@ GRIDS = {
 }
 
 
-def questions(seeds: int, support: Split = "train") -> list[Question]:
+def protocols(seeds: int, support: Split = "train") -> list[EvaluationProtocol]:
     """The papers' protocols, inductive first and their own transductive one apart; the base is the control."""
     merges = ("average", *GRIDS)
-    asked = [
-        Question("current"),
-        Question("knn", shots=5, seeds=seeds, access="inductive", subjects=merges),
-        Question("aligned-c", shots=5, seeds=seeds, access="inductive", subjects=merges),
-        Question("aligned-c", shots=20, seeds=seeds, access="inductive", subjects=merges),
-        Question("aligned-c", access="inductive", subjects=("base", *merges)),
-        Question("probe", access="inductive", subjects=("base", *merges)),
-        Question("aligned-c", access="transductive", subjects=merges),
+    chosen = [
+        EvaluationProtocol("current"),
+        EvaluationProtocol("knn", shots=5, seeds=seeds, models=merges),
+        EvaluationProtocol("aligned-c", shots=5, seeds=seeds, models=merges),
+        EvaluationProtocol("aligned-c", shots=20, seeds=seeds, models=merges),
+        EvaluationProtocol("aligned-c", models=("base", *merges)),
+        EvaluationProtocol("probe", models=("base", *merges)),
+        EvaluationProtocol("aligned-c", access="transductive", models=merges),
     ]
-    return [replace(question, support=support, fewer=True) for question in asked]
+    return [replace(protocol, support=support, fewer=True) for protocol in chosen]
 
 
 def main(name: str) -> None:
@@ -78,35 +79,30 @@ def main(name: str) -> None:
         say=say,
     )
     references = suite.references()
-    bench = Bench(
-        suite.tasks,
-        suite.processor,
-        teachers=references["expert"].models,
-        cache=FeatureCache(given.folder / "features"),
-        device=given.device,
-        batch=256,
-    )
+    encoding = suite.encoding(given.device, batch=256)
     say("references are ready")
     best = {method: float(scale) for method, scale in (text.split("=") for text in given.scale)}
     for method, grid in GRIDS.items():
         if method not in best:
-            search = search_scale(suite.recipe(method), bench, grid=grid)
+            search = search_scale(suite.experts(), method, suite.tasks, grid=grid, encoding=encoding)
             best[method] = search.best
             say(f"{method}: scale {search.best:g} chosen on validation data")
             print(search.plot(), flush=True)
+    merges: dict[str, dict[str, float]] = {"average": {}, **{method: {"scale": best[method]} for method in GRIDS}}
     subjects = [
         *references.values(),
-        suite.merged("average"),
-        *(suite.merged(method, {"scale": best[method]}) for method in GRIDS),
+        *(
+            Subject(method, dict.fromkeys(suite.tasks, suite.merged(method, options)), options)
+            for method, options in merges.items()
+        ),
     ]
     scales = ", ".join(f"{method} {best[method]:g}" for method in GRIDS)
     chosen = f"Scales {'given' if given.scale else 'chosen by normalised accuracy on validation data'}: {scales}."
-    run: dict[str, Any] = {"suite": name, "say": say}
+    common: dict[str, Any] = {"experts": suite.experts(), "suite": name, "encoding": encoding}
     if given.only != "aligners":
         out = given.folder / "run"
-        run_evaluation(
-            bench, subjects, questions(given.seeds, given.support), out=out, against="task_arithmetic", **run
-        )
+        asked = protocols(given.seeds, given.support)
+        evaluate(subjects, suite.tasks, protocols=asked, against="task_arithmetic", **common).write(out)
         text = (
             f"{chosen} Inductive inputs: from {given.support}; a class that has fewer than asked for gives all. "
             "sd and worst: over draws of few inputs."
@@ -118,10 +114,10 @@ def main(name: str) -> None:
         records: list[Record] = []
         for aligner in given.aligners:  # one by one: a run that was cut goes on with the next
             device = device_of(given.device).type
-            asked = aligner_questions(given.draws, support=given.support, aligners=[aligner], device=device)
+            asked = aligner_protocols(given.draws, support=given.support, aligners=[aligner], device=device)
             out = given.folder / "aligners" / f"{aligner}-{digest_of(asked, best)}"
             if not (out / "notes.json").exists():
-                run_evaluation(bench, wanted, asked, out=out, **run)
+                evaluate(wanted, suite.tasks, protocols=asked, **common).write(out)
             records += read_run(out).records
         tables = "\n\n".join(sheet.markdown() for sheet in aligner_sheets(records))
         text = (
@@ -132,9 +128,9 @@ def main(name: str) -> None:
         say("aligners are done")
 
 
-def digest_of(questions: Sequence[Question], scales: Mapping[str, float]) -> str:
-    """Differs where anything else is asked."""
-    return hashlib.sha256(repr((questions, sorted(scales.items()))).encode()).hexdigest()[:8]
+def digest_of(asked: Sequence[EvaluationProtocol], scales: Mapping[str, float]) -> str:
+    """Differs if anything else is asked."""
+    return hashlib.sha256(repr((asked, sorted(scales.items()))).encode()).hexdigest()[:8]
 
 
 def write(folder: Path, file: str, title: str, text: str, tables: str) -> None:

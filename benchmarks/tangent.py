@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -27,17 +26,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table, write_result
 
+from orthomerge.api.merge import merge_opened
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.compare import Difference, bootstrap
 from orthomerge.evaluation.metrics import hits, normalised_accuracy, predict
-from orthomerge.features.extract import extract
-from orthomerge.merged import Merged, load
-from orthomerge.pipeline import merge
-from orthomerge.recipe import Recipe
+from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.linearised import linearise
+from orthomerge.models.model import Model
 from orthomerge.suites import digits, text8
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.suites.table import build_suite
-from orthomerge.tuning.loading import load_linearised
 from orthomerge.tuning.settings import LINEARISED, Mode
 
 Hits = Mapping[str, NDArray[np.bool_]]  # by task: which test inputs are right
@@ -91,42 +89,33 @@ class Study:
 
     def outcome(self, mode: Mode, seed: int) -> Outcome:
         """Score the experts of a mode and seed, each alone and all of them merged at every lambda."""
-        suite = replace(self.suite, experts=self.experts(mode, seed))
+        opened = replace(self.suite, paths=self.experts(mode, seed)).experts()
+
+        def scored(model: Model) -> Model:
+            return linearise(model, opened.base) if mode in LINEARISED else model
+
         alone: dict[Split, dict[str, NDArray[np.bool_]]] = {"val": {}, "test": {}}
-        for task, path in suite.experts.items():
-            model = self._made(Recipe(experts={task: str(path)}, method="average", dtype="float32"), mode)
-            for split, found in alone.items():
-                found[task] = self._right(model, task, split)
+        for task in opened.tasks:
+            model = scored(opened.teacher(task))
+            for split, right in alone.items():
+                right[task] = self._right(model, task, split)
         merged: dict[float, Hits] = {}
         val: dict[float, float] = {}
         for scale in (0.0, *SCALES):
-            model = self._made(suite.recipe("task_arithmetic", {"scale": scale}, dtype="float32"), mode)
-            merged[scale] = {task: self._right(model, task, "test") for task in suite.tasks}
+            model = scored(merge_opened(opened, "task_arithmetic", {"scale": scale}, dtype="float32"))
+            merged[scale] = {task: self._right(model, task, "test") for task in opened.tasks}
             if scale:
-                found = {task: self._right(model, task, "val") for task in suite.tasks}
-                val[scale] = normalised_accuracy(accuracies(found), accuracies(alone["val"]))
+                on_val = {task: self._right(model, task, "val") for task in opened.tasks}
+                val[scale] = normalised_accuracy(accuracies(on_val), accuracies(alone["val"]))
         return Outcome(alone["test"], merged, val)
 
-    def _made(self, recipe: Recipe, mode: Mode) -> Merged:
-        with TemporaryDirectory(dir=self.suite.folder) as folder:
-            out = merge(recipe, out=Path(folder) / "out").out
-            return load_linearised(out, base=self.suite.base) if mode in LINEARISED else load(out)
-
-    def _right(self, model: Merged, task: str, split: Split) -> NDArray[np.bool_]:
-        features = extract(
-            model.encoder,
-            model.family,
-            model.pooling,
-            self.suite.tasks[task][split],
-            self.suite.processor,
-            task=task,
-            batch=self.batch,
-            device=self.device,
-        )
+    def _right(self, model: Model, task: str, split: Split) -> NDArray[np.bool_]:
+        how = Encoding(None, self.device, batch=self.batch, processor=self.suite.processor)
+        features = encode(model, self.suite.tasks[task][split], task=task, how=how)
         if features.labels is None:
             raise SystemExit(f"the {split} split of {task!r} has no labels")
-        found: NDArray[np.bool_] = hits(predict(model.head(task), features.values), features.labels).numpy()
-        return found
+        right: NDArray[np.bool_] = hits(predict(model.head(task), features.values), features.labels).numpy()
+        return right
 
 
 def accuracies(scored: Hits) -> dict[str, float]:

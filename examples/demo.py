@@ -8,6 +8,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,32 +17,42 @@ import torch
 
 from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
 from orthomerge.analysis.diagnosis import write_diagnosis
-from orthomerge.cli.commands import print_tables
-from orthomerge.diagnosing import Looks, diagnose
-from orthomerge.evaluation.evaluate import Bench, Question
-from orthomerge.evaluation.running import run_evaluation
+from orthomerge.analysis.looks import Looks
+from orthomerge.api.diagnose import diagnose
+from orthomerge.api.evaluate import evaluate
+from orthomerge.cli.printing import print_tables
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import accuracy_tables, lines
-from orthomerge.features.cache import FeatureCache
+from orthomerge.models.model import Model
 from orthomerge.report.report import report
 from orthomerge.runinfo import FILE as RUN
 from orthomerge.runinfo import RunInfo, write_info
-from orthomerge.suites.fits import Fitting, fit_all
+from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite
 
 MERGES: dict[str, dict[str, Any]] = {"average": {}, "task_arithmetic": {"scale": 0.3}, "ties": {}}
 STEPS = {"realign": 200, "moma": 150}  # fewer than by default: minutes are soon over
-FITS = [  # the longest first
+FITS: list[tuple[str, str, dict[str, Any]]] = [  # the name in tables, the method, and its options
     *(
-        Fitting(method, {"steps": steps, "start": start, "options": options}, f"{method} from {start}")
+        (f"{method} from {start}", method, {"steps": steps, "start": start, "options": options})
         for method, steps in STEPS.items()
         for start, options in MERGES.items()
     ),
-    Fitting("adamerging", {"steps": 60}, "adamerging by layer"),
-    Fitting("adamerging", {"steps": 60, "by": "task"}, "adamerging by task"),
-    Fitting("concrete_am", {"steps": 30, "adapt_steps": 30}),
-    Fitting("concrete_ta", {"steps": 60}),
-    Fitting("fisher", {"inputs": 16}),
-    Fitting("regmean"),
+    ("adamerging by layer", "adamerging", {"steps": 60}),
+    ("adamerging by task", "adamerging", {"steps": 60, "by": "task"}),
+    ("concrete_am", "concrete_am", {"steps": 30, "adapt_steps": 30}),
+    ("concrete_ta", "concrete_ta", {"steps": 60}),
+    ("fisher", "fisher", {"inputs": 16}),
+    ("regmean", "regmean", {}),
+]
+PROTOCOLS = [
+    EvaluationProtocol("current"),
+    EvaluationProtocol("knn", shots=5, seeds=5, models=tuple(MERGES)),
+    EvaluationProtocol("aligned-c", models=("base", *MERGES)),
+    EvaluationProtocol(aligner="auto", models=("base", *MERGES)),
+    EvaluationProtocol(aligner="surgery", models=tuple(MERGES)),
+    EvaluationProtocol(aligner="probsurgery", models=tuple(MERGES)),
 ]
 
 
@@ -59,31 +70,21 @@ def main() -> None:
 
     say("building the suite 'digits': a tiny ViT and an expert for each of seven tasks (minutes, the first time)")
     suite = build_suite("digits", folder=folder / "suite", say=say)
-    references = suite.references()
-    bench = Bench(
-        suite.tasks,
-        suite.processor,
-        teachers=references["expert"].models,
-        cache=FeatureCache(folder / "suite" / "features"),
-        device="cpu",
-    )
+    encoding = suite.encoding("cpu")
     done("build")
     say("merging the seven encoders into one, three ways; every task keeps its own head")
-    merged = [suite.merged(method, options) for method, options in MERGES.items()]
+    models = {method: suite.merged(method, options) for method, options in MERGES.items()}
     say("fitting merges to unlabelled training inputs: MOMA, its rivals and realign, with few steps")
-    merged += fit_all(suite, FITS, device="cpu", say=say)
+    models |= fit_all(suite, say)
     done("merge and fit")
     say("scoring: experts, merges as they are, and merges whose heads were aligned without a single label")
-    questions = [
-        Question("current"),
-        Question("knn", shots=5, seeds=5, access="inductive", subjects=tuple(MERGES)),
-        Question("aligned-c", access="inductive", subjects=("base", *MERGES)),
-        Question("current", aligner="auto", access="inductive", subjects=("base", *MERGES)),
-        Question("current", aligner="surgery", access="inductive", subjects=tuple(MERGES)),
-        Question("current", aligner="probsurgery", access="inductive", subjects=tuple(MERGES)),
-    ]
-    subjects = [*references.values(), *merged]
-    records = run_evaluation(bench, subjects, questions, out=folder, suite="digits")
+    merges = [Subject.of(model, suite.tasks, name=name) for name, model in models.items()]
+    subjects = [*suite.references().values(), *merges]
+    scores = evaluate(
+        subjects, suite.tasks, protocols=PROTOCOLS, experts=suite.experts(), suite="digits", encoding=encoding
+    )
+    scores.write(folder)
+    records = scores.records
     print_tables(accuracy_tables(records))
     done("evaluate")
     means = {(line.method, line.title): line.mean for line in lines(records)}
@@ -98,12 +99,17 @@ def main() -> None:
         f"{moma:.1f} with MOMA, {realign:.1f} with 'realign'. Not one parameter was added."
     )
     say("looking into the merge by task arithmetic: what was lost, and what was only out of line")
-    origin = next(iter(references["base"].models.values()))
-    looks = Looks(points=250, layers=256)
-    chosen = next(subject for subject in merged if subject.name == "task_arithmetic")
-    write_diagnosis(folder / DIAGNOSIS, diagnose(bench, chosen, base=origin, records=records, looks=looks))
+    diagnosis = diagnose(
+        models["task_arithmetic"],
+        suite.tasks,
+        experts=suite.experts(),
+        looks=Looks(points=250, layers=256),
+        records=records,
+        encoding=encoding,
+    )
+    write_diagnosis(folder / DIAGNOSIS, diagnosis)
     done("diagnose")
-    outputs = tuple(str(next(iter(subject.models.values())).relative_to(folder)) for subject in merged)
+    outputs = save(models, folder)
     start = begun.isoformat(timespec="seconds")
     info = RunInfo(command="make demo", started=start, seconds=seconds, machine=platform.platform(), manifests=outputs)
     write_info(folder / RUN, info)
@@ -115,6 +121,23 @@ def main() -> None:
         "  orthomerge methods; orthomerge aligners\n"
         "  orthomerge merge --base BASE --expert NAME=PATH ... --method ties --out OUT    (your own checkpoints)"
     )
+
+
+def fit_all(suite: Suite, say: Callable[[str], None]) -> dict[str, Model]:
+    """Merges fitted to the suite's unlabelled training inputs, by name."""
+    models = {}
+    for name, method, options in FITS:
+        say(f"  {name}")
+        models[name] = suite.fitted(method, options, device="cpu")
+    return models
+
+
+def save(models: Mapping[str, Model], folder: Path) -> tuple[str, ...]:
+    """Write all models; their places in the run folder."""
+    places = {name: f"models/{name.replace(' ', '-')}" for name in models}
+    for name, place in places.items():
+        models[name].save(folder / place, force=True)
+    return tuple(places.values())
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import orthomerge
-from orthomerge.models.load import quiet
+from orthomerge.api.recipes import write
 from orthomerge.recipe import Recipe
 
 HEADS = {"two": 2, "three": 3, "five": 5}
@@ -34,24 +32,11 @@ def write_tables(folder: Path) -> Path:
 
 def merge_berts(berts: Path, out: Path, names: tuple[str, ...] = tuple(HEADS), **more: Any) -> Path:
     """The merge of the tiny experts."""
-    given: dict[str, Any] = {"method": "task_arithmetic", "parameters": {"scale": 0.5}, **more}
+    options: dict[str, Any] = {"method": "task_arithmetic", "parameters": {"scale": 0.5}, **more}
     experts: Any = {name: str(berts / name) for name in names}
-    return orthomerge.merge(Recipe(experts=experts, base=str(berts / "base"), **given), out=out).out
+    return write(Recipe(experts=experts, base=str(berts / "base"), **options), out=out).out
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file by name."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def stock(folder: Path) -> Any:
-    """An exported folder, loaded as a user would; nothing may be missing or left over."""
-    with quiet():
-        import transformers
-
-        name = json.loads((folder / "config.json").read_text())["architectures"][0]
-        auto = "AutoModelForImageClassification" if "Image" in name else "AutoModelForSequenceClassification"
-        model, info = getattr(transformers, auto).from_pretrained(folder, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    return model.eval()

@@ -14,13 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.aligning import HEADS, write_tables
 
-import orthomerge
+from orthomerge.api.load import load
+from orthomerge.api.recipes import write
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.errors import NumericalError
-from orthomerge.merged import load
+from orthomerge.models.experts import open_experts
 from orthomerge.models.load import quiet
-from orthomerge.planning import make_plan
-from orthomerge.recipe import Align, Expert, Fit, Recipe
+from orthomerge.models.opening import Expert
+from orthomerge.recipe import Align, Fit, Recipe
 
 BATCH = {"input_ids": torch.randint(5, 90, (6, 9), generator=torch.Generator().manual_seed(7))}
 ATTENTION = ["query", "value"]
@@ -94,7 +95,8 @@ def full(recipe: Recipe) -> Recipe:
 
 def logits(out: Path, task: str) -> torch.Tensor:
     with torch.no_grad():
-        return load(out).logits(task, BATCH)
+        logits: torch.Tensor = load(out).module(device="cpu")(**BATCH)[task]
+        return logits
 
 
 def test_vision(tmp_path: Path) -> None:
@@ -116,11 +118,12 @@ def test_vision(tmp_path: Path) -> None:
                 parameter.data = 0.1 * torch.randn(parameter.shape)
         adapted.save_pretrained(str(tmp_path / "a"))
         recipe = Recipe({"a": str(tmp_path / "a")}, base=str(tmp_path / "base"), method="average")
-        orthomerge.merge(recipe, out=tmp_path / "model")
+        write(recipe, out=tmp_path / "model")
     pixels = {"pixel_values": torch.randn(3, 3, 8, 8)}
     with torch.no_grad():
         expected = adapted.eval().base_model.model.vit(**pixels).last_hidden_state[:, 0]
-        torch.testing.assert_close(load(tmp_path / "model").features(pixels), expected, rtol=1e-4, atol=1e-5)
+        encoder, family = load(tmp_path / "model").encoder.runner("cls")
+        torch.testing.assert_close(family.features(encoder, pixels, "cls"), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,7 @@ def test_adapters_of_more_than_linear_layers(
     save_adapter(berts / "base", tmp_path / "odd", 2, merged=tmp_path / "odd-full", **options)
     given = Recipe({"two": Expert(str(tmp_path / "odd"))}, base=recipe.base, method="average")
     for name, one in {"thin": given, "full": full(given)}.items():
-        orthomerge.merge(one, out=tmp_path / name)
+        write(one, out=tmp_path / name)
     ours, theirs = (logits(tmp_path / name, "two") for name in ("thin", "full"))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -143,11 +146,11 @@ def test_what_lies_beside_an_adapter_is_believed(berts: Path, folder: Path, tmp_
     config = {"id2label": {"0": "no", "1": "yes"}, "orthomerge": {"pooling": "mean"}}
     (tmp_path / "two/config.json").write_text(json.dumps(config))
     recipe = Recipe({"two": str(tmp_path / "two")}, base=str(berts / "base"), method="average")
-    job = make_plan(recipe).check()
-    assert (job.experts["two"].labels, job.pooling) == (("no", "yes"), "mean")
+    head = open_experts(recipe.opening).heads["two"]
+    assert (head.labels, head.pooling) == (("no", "yes"), "mean")
     (tmp_path / "two/config.json").unlink()
-    job = make_plan(recipe).check()
-    assert (job.experts["two"].labels, job.pooling) == (("LABEL_0", "LABEL_1"), "pooler")
+    head = open_experts(recipe.opening).heads["two"]
+    assert (head.labels, head.pooling) == (("LABEL_0", "LABEL_1"), "pooler")
 
 
 def test_numbers_that_are_none(recipe: Recipe, folder: Path, tmp_path: Path) -> None:
@@ -158,7 +161,7 @@ def test_numbers_that_are_none(recipe: Recipe, folder: Path, tmp_path: Path) -> 
     save_file(tensors, tmp_path / "bad/adapter_model.safetensors")
     given = replace(recipe, experts={**recipe.experts, "two": str(tmp_path / "bad")})
     with pytest.raises(NumericalError, match="holds NaN or infinity"):
-        orthomerge.merge(given, out=tmp_path / "out")
+        write(given, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -166,8 +169,9 @@ def test_knots_of_adapters_and_of_the_models_that_they_make(recipe: Recipe, tmp_
     recipe = replace(recipe, method="knots", parameters={"merger": "task_arithmetic", "scale": 0.7})
     plain = replace(recipe, method="task_arithmetic", parameters={"scale": 0.7})
     for name, given in {"thin": recipe, "dense": full(recipe), "plain": plain}.items():
-        orthomerge.merge(given, out=tmp_path / name)
-    thin, dense, expected = (open_checkpoint(tmp_path / name / "encoder") for name in ("thin", "dense", "plain"))
+        write(given, out=tmp_path / name)
+    names = ("thin", "dense", "plain")
+    thin, dense, expected = (open_checkpoint(tmp_path / name / "encoder.safetensors") for name in names)
     for key in expected:
         torch.testing.assert_close(thin[key], expected[key], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(dense[key], expected[key], rtol=1e-5, atol=1e-6)
@@ -180,7 +184,7 @@ def test_aligned_as_full_experts_are(method: str, recipe: Recipe, folder: Path, 
     if method == "knots":  # element by element, noise of rounding in the full models would count in the trim
         given = replace(given, parameters={"merger": "task_arithmetic"})
     for name, one in {"thin": given, "full": full(given)}.items():
-        manifest = orthomerge.merge(one, out=tmp_path / name).manifest
+        manifest = write(one, out=tmp_path / name).manifest
         assert manifest["alignment"]["aligner"] == "ridge"
     for task in HEADS:
         ours, theirs = (logits(tmp_path / name, task) for name in ("thin", "full"))
@@ -197,7 +201,7 @@ def test_fitted_as_full_experts_are(
     fit = Fit({task: str(folder / f"{task}.csv") for task in HEADS}, device="cpu", limit=24)
     given = replace(recipe, method=method, parameters=options, fit=fit)
     for name, one in {"thin": given, "full": full(given)}.items():
-        orthomerge.merge(one, out=tmp_path / name)
+        write(one, out=tmp_path / name)
     for task in HEADS:
         ours, theirs = (logits(tmp_path / name, task) for name in ("thin", "full"))
         torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)

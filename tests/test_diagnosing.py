@@ -5,30 +5,36 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.evaluation.test_evaluate import Toy, make_toy
+import torch
+from tests.analysis.making import Toy, make_toy
 from typer.testing import CliRunner, Result
 
-from orthomerge import Recipe, merge
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Bars, Heat, Lines, Points
+from orthomerge.analysis.looks import Looks
+from orthomerge.api.diagnose import diagnose
+from orthomerge.api.evaluate import evaluate
+from orthomerge.api.fit import fit
+from orthomerge.api.merge import merge
+from orthomerge.api.open import open as open_experts
 from orthomerge.cli.app import app
 from orthomerge.data.task import Examples, Task
-from orthomerge.diagnosing import Looks, diagnose
 from orthomerge.errors import OrthomergeError, RecipeError
-from orthomerge.evaluation.evaluate import Bench, Question, Subject
-from orthomerge.evaluation.running import run_evaluation
+from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
-from orthomerge.fitted import merge_fitted
-from orthomerge.recipe import Fit
-from orthomerge.records import read_records
+from orthomerge.features.cache import FeatureCache
+from orthomerge.merging.merged import MergedTensors
+from orthomerge.models.model import Model
 from orthomerge.suites import digits
 from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.table import build_suite
 from orthomerge.tuning.settings import Tuning
 
 QUICK = Looks(points=20, layers=16, maps=40)
@@ -36,21 +42,24 @@ QUICK = Looks(points=20, layers=16, maps=40)
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    found = make_toy(tmp_path_factory.mktemp("toy"))
-    merge(found.recipe("task_arithmetic", scale=0.0), out=found.folder / "out" / "base")
-    return found
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+def merged(toy: Toy, *, scale: float = 1.0) -> Model:
+    return merge(toy.experts, "task_arithmetic", scale=scale)
+
+
+def diagnosed(
+    toy: Toy, *, model: Model | None = None, tasks: Mapping[str, Task] | None = None, **options: Any
+) -> Diagnosis:
+    data = toy.tasks if tasks is None else tasks
+    return diagnose(model or merged(toy), data, **{"looks": QUICK, "encoding": toy.encoding, **options})
 
 
 @pytest.fixture(scope="module")
-def bench(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return toy.bench(tmp_path_factory.mktemp("features"))
-
-
-@pytest.fixture(scope="module")
-def found(toy: Toy, bench: Bench) -> Diagnosis:
+def found(toy: Toy) -> Diagnosis:
     search = ScaleSearch("accuracy", {0.5: dict.fromkeys(toy.tasks, 80.0), 1.0: dict.fromkeys(toy.tasks, 70.0)})
-    subject = toy.merged("sum", parameters={"scale": 1.0})
-    return diagnose(bench, subject, base=toy.folder / "out" / "base", looks=QUICK, search=search)
+    return diagnosed(toy, search=search)
 
 
 def by_key(found: Diagnosis) -> dict[str, Any]:
@@ -58,7 +67,7 @@ def by_key(found: Diagnosis) -> dict[str, Any]:
 
 
 def test_everything_is_there(found: Diagnosis, toy: Toy) -> None:
-    assert found.method == "sum"
+    assert found.method == "task_arithmetic"
     assert found.tasks == tuple(toy.tasks)
     figures = by_key(found)
     assert list(figures) == [
@@ -95,7 +104,7 @@ def test_layers(found: Diagnosis) -> None:
     assert all(math.isnan(value) for value in layers.values[0])  # [CLS] starts as the same for all
     assert all(value <= 1 + 1e-9 for row in layers.values[1:] for value in row)
     pairs = by_key(found)["cka-experts"]
-    assert pairs.rows == ("bright", "where", "sum")
+    assert pairs.rows == ("bright", "where", "task_arithmetic")
 
 
 def test_it_is_written_and_read_back(found: Diagnosis, tmp_path: Path) -> None:
@@ -109,34 +118,74 @@ def test_it_is_written_and_read_back(found: Diagnosis, tmp_path: Path) -> None:
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
 
-def test_the_same_seed_says_the_same(toy: Toy, bench: Bench, found: Diagnosis) -> None:
-    again = diagnose(bench, toy.merged("sum"), base=toy.folder / "out" / "base", looks=QUICK)
+def test_the_same_seed_gives_the_same(toy: Toy, found: Diagnosis) -> None:
+    again = diagnosed(toy)
     assert by_key(again)["tsne-bright"] == by_key(found)["tsne-bright"]
     assert again.verdict[:3] == found.verdict[:3]
-    other = diagnose(bench, toy.merged("sum"), looks=replace(QUICK, seed=1, layers=0))
+    other = diagnosed(toy, looks=replace(QUICK, seed=1, layers=0))
     assert by_key(other)["tsne-bright"] != by_key(found)["tsne-bright"]
 
 
-def test_an_expert_is_as_good_as_itself(toy: Toy, bench: Bench) -> None:
-    found = diagnose(bench, toy.experts, looks=replace(QUICK, points=0))
-    assert found.facts["left_out"] == {"task vectors": "the base was not given"}
+def test_a_saved_model_is_diagnosed_as_the_one_in_memory(toy: Toy, found: Diagnosis, tmp_path: Path) -> None:
+    merged(toy).save(tmp_path / "out")
+    before = sorted(path for path in tmp_path.rglob("*"))
+    saved = diagnose(tmp_path / "out", toy.tasks, looks=QUICK, encoding=toy.encoding)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    figures = by_key(found)
+    assert all(figure == figures[key] for key, figure in by_key(saved).items() if key not in ("cka-layers", "scale"))
+    assert saved.verdict[:3] == found.verdict[:3]
+
+
+def test_a_merge_is_computed_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, blocks = [], MergedTensors.blocks
+
+    def counted(tensors: MergedTensors) -> Generator[tuple[str, torch.Tensor], None, None]:
+        started.append(tensors)
+        return blocks(tensors)
+
+    monkeypatch.setattr(MergedTensors, "blocks", counted)
+    encoding = replace(toy.encoding, cache=FeatureCache(tmp_path / "features"))
+    diagnosed(toy, encoding=encoding, looks=replace(QUICK, points=0))
+    assert len(started) == 1
+
+
+def test_an_expert_is_as_good_as_itself(toy: Toy) -> None:
+    tasks = {"where": toy.tasks["where"]}
+    looks = replace(QUICK, points=0)
+    found = diagnosed(toy, model=toy.experts.teacher("where"), tasks=tasks, experts=toy.experts, looks=looks)
+    assert found.facts["left_out"] == {}
     assert "That is a tie" in found.verdict[0].text
     layers = by_key(found)["cka-layers"]
-    assert layers.values[-1] == pytest.approx((1, 1))
-    assert by_key(found)["cka-experts"].rows == ("bright", "where")
+    assert layers.values[-1] == pytest.approx((1,))
+    assert by_key(found)["cka-experts"].rows == ("where", "expert")
     cosine = by_key(found)["cosine-by-task"]
-    assert cosine.series[0].values == pytest.approx((1, 1))
+    assert cosine.series[0].values == pytest.approx((1,))
     assert not any(isinstance(figure, Points) for figure in found.figures)
 
 
-def test_records_are_witnesses(toy: Toy, bench: Bench, tmp_path: Path) -> None:
-    questions = [Question("current"), *(Question("knn", shots=n, seeds=2, access="inductive") for n in (1, 4))]
-    base = Subject("base", dict.fromkeys(toy.tasks, toy.folder / "out" / "base"))
-    run_evaluation(bench, [base, toy.experts, toy.merged("sum")], questions, out=tmp_path)
-    records = read_records(tmp_path / "records.jsonl")
+def test_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
+    heads = {task: replace(head, pooling=way) for (task, head), way in zip(toy.experts.heads.items(), ("cls", "mean"))}  # noqa: B905
+    model = merged(toy).with_heads(heads)
+    layers = by_key(diagnosed(toy, model=model, looks=replace(QUICK, points=0)))
+    assert layers["cka-experts"].rows == ("bright", "where", "task_arithmetic as bright", "task_arithmetic as where")
+    assert "'cls, mean'" in layers["cka-layers"].caption
+
+
+def test_records_are_witnesses(toy: Toy, tmp_path: Path) -> None:
+    protocols = [
+        EvaluationProtocol("current"),
+        *(EvaluationProtocol("knn", shots=n, seeds=2) for n in (1, 4)),
+    ]
+    scores = evaluate(
+        {"another name": merged(toy)},
+        toy.tasks,
+        protocols=protocols,
+        experts=toy.experts,
+        references=("base", "expert"),
+        encoding=toy.encoding,
+    )
     looks = replace(QUICK, points=0, layers=0, probe=False)
-    subject = replace(toy.merged("sum"), name="called otherwise")
-    found = diagnose(bench, subject, looks=looks, records=records)
+    found = diagnosed(toy, looks=looks, records=scores.records)
     shots = by_key(found)["shots"]
     assert isinstance(shots, Lines)
     assert [curve.name for curve in shots.curves] == ["knn (inductive)", "as it is", "expert"]
@@ -146,17 +195,14 @@ def test_records_are_witnesses(toy: Toy, bench: Bench, tmp_path: Path) -> None:
     assert remains or "Nothing certain remains" in left or "Little to win back" in left
 
 
-def test_a_fitted_merge_tells_of_its_fit(toy: Toy, bench: Bench, tmp_path: Path) -> None:
-    fit = Fit({task: bench.tasks[task] for task in bench.tasks}, split="train", device="cpu", resume=False)  # type: ignore[misc]
-    parameters = {"steps": 4, "look": 2, "batch": 4, "options": {"scale": 0.5}}
-    recipe = replace(toy.recipe("moma", **parameters), fit=fit)
-    merge_fitted(recipe, to=tmp_path / "moma", processor=bench.processor, cache=bench.cache)
-    subject = Subject("moma", dict.fromkeys(toy.tasks, tmp_path / "moma"), access="inductive")
-    found = diagnose(bench, subject, base=toy.folder / "out" / "base", looks=replace(QUICK, points=0, layers=0))
+def test_a_fitted_merge_tells_of_its_fit(toy: Toy) -> None:
+    options = {"steps": 4, "look": 2, "batch": 4, "options": {"scale": 0.5}}
+    model = fit(toy.experts, "moma", toy.tasks, options, device="cpu", encoding=toy.encoding)
+    found = diagnosed(toy, model=model, looks=replace(QUICK, points=0, layers=0))
     figures = by_key(found)
     assert {"masking", "fit-loss"} <= figures.keys()
-    facts = json.loads((tmp_path / "moma" / "orthomerge.json").read_text())["fit"]["facts"]
-    assert f"{100 * facts['masked']:.1f} % in all" in figures["masking"].caption
+    masked = model.origin.facts["fit"]["facts"]["masked"]
+    assert f"{100 * masked:.1f} % in all" in figures["masking"].caption
     assert found.facts["access"] == "inductive"
     assert "as it is" in figures["families-accuracy"].groups
 
@@ -165,41 +211,43 @@ def only(task: Task, **splits: Examples) -> Task:
     return replace(task, splits=splits)
 
 
-def test_what_is_missing_is_said(toy: Toy, bench: Bench) -> None:
+def test_what_is_missing_is_said(toy: Toy) -> None:
     test = {task: only(each, test=each["test"]) for task, each in toy.tasks.items()}
     with pytest.raises(RecipeError, match="'bright' has a test split alone; give a train or val split too"):
-        diagnose(replace(bench, tasks=test), toy.merged("sum"), looks=QUICK)
+        diagnosed(toy, tasks=test)
+    alone = open_experts({"where": toy.folder / "where"}, base=toy.folder / "base")
     with pytest.raises(RecipeError, match="expert of 'bright' is needed"):
-        diagnose(replace(bench, teachers={}), toy.merged("sum"), looks=QUICK)
-    with pytest.raises(RecipeError, match="'sum' has no data of 'where'"):
-        diagnose(replace(bench, tasks={"bright": toy.tasks["bright"]}), toy.merged("sum"), looks=QUICK)
-    with pytest.raises(RecipeError, match="'sum' has no task to look at"):
-        diagnose(bench, Subject("sum", {}), looks=QUICK)
+        diagnosed(toy, experts=alone)
+    with pytest.raises(RecipeError, match="data of 'dark', but no task of that name"):
+        diagnosed(toy, tasks={"dark": toy.tasks["bright"]})
+    with pytest.raises(RecipeError, match="there is no data"):
+        diagnosed(toy, tasks={})
     with pytest.raises(RecipeError, match="unknown aligner 'ridges'; did you mean 'ridge'"):
         Looks(aligner="ridges")
     with pytest.raises(RecipeError, match="'maps' and 'limit' at least 1"):
         Looks(maps=0)
 
 
-def test_val_stands_in_for_train_and_needs_no_labels(toy: Toy, bench: Bench) -> None:
+def test_val_stands_in_for_train_and_needs_no_labels(toy: Toy) -> None:
     tasks = {name: only(task, val=task["val"].unlabelled(), test=task["test"]) for name, task in toy.tasks.items()}
-    found = diagnose(replace(bench, tasks=tasks), toy.merged("average"), looks=replace(QUICK, points=0, layers=0))
+    found = diagnosed(toy, tasks=tasks, looks=replace(QUICK, points=0, layers=0))
     assert found.facts["fitted_on"] == "val"
-    assert [series.name for series in by_key(found)["accuracy"].series] == ["expert", "merged", "aligned"]
+    assert [series.name for series in by_key(found)["accuracy"].series] == ["expert", "merged", "aligned", "base"]
     assert "Fitted on val inputs" in by_key(found)["families-kl"].caption
 
 
-def test_a_limit_holds_for_all_that_is_fitted(toy: Toy, bench: Bench) -> None:
-    found = diagnose(bench, toy.merged("average"), looks=Looks(points=0, layers=0, limit=12))
+def test_a_limit_holds_for_all_that_is_fitted(toy: Toy) -> None:
+    found = diagnosed(toy, looks=Looks(points=0, layers=0, limit=12))
     assert found.facts["inputs"] == {task: {"aligner": 12, "maps": 12} for task in toy.tasks}
     assert found.facts["limit"] == 12
 
 
-def test_three_test_inputs_are_too_few_for_pictures(toy: Toy, bench: Bench) -> None:
+def test_three_test_inputs_are_too_few_for_pictures_and_without_a_base_there_are_no_vectors(toy: Toy) -> None:
     tasks = {
         name: only(task, train=task["train"], test=task["test"].take(range(3))) for name, task in toy.tasks.items()
     }
-    found = diagnose(replace(bench, tasks=tasks), toy.merged("average"), looks=QUICK)
+    experts = open_experts({task: toy.folder / task for task in toy.tasks})
+    found = diagnosed(toy, model=merge(experts, "average"), tasks=tasks)
     assert found.facts["left_out"] == {
         "t-SNE of bright": "3 test inputs are fewer than 5",
         "t-SNE of where": "3 test inputs are fewer than 5",
@@ -224,7 +272,7 @@ def texts(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     """Two experts of a tiny BERT, their merge, and data: what `diagnose` is given."""
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
     random = np.random.default_rng(0)
-    given: list[object] = ["diagnose", tmp_path / "out", "--base", berts / "base", "--device", "cpu", "--batch", 8]
+    given: list[object] = ["diagnose", tmp_path / "out", "--device", "cpu", "--batch", 8]
     for name, classes in {"two": 2, "three": 3}.items():
         with (tmp_path / f"{name}.csv").open("w", newline="") as file:
             writer = csv.writer(file)
@@ -233,10 +281,9 @@ def texts(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
                 for number in range(count):
                     words = random.choice(["a", "good", "bad", "film", "very", "not", "it", "was"], 5)
                     writer.writerow((" ".join(words), f"{name}-{number % classes}", split))
-        given += ["--data", f"{name}={tmp_path / name}.csv", "--expert", f"{name}={berts / name}"]
-    experts: Any = {name: str(berts / name) for name in ("two", "three")}
-    recipe = Recipe(experts=experts, base=str(berts / "base"), method="task_arithmetic", parameters={"scale": 0.5})
-    merge(recipe, out=tmp_path / "out")
+        given += ["--data", f"{name}={tmp_path / name}.csv"]
+    experts = open_experts({name: berts / name for name in ("two", "three")}, base=berts / "base")
+    merge(experts, "task_arithmetic", scale=0.5).save(tmp_path / "out")
     return [*given, "--run", tmp_path / "run"]
 
 
@@ -265,7 +312,9 @@ def test_a_suite_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     text = call("diagnose", *given, "--method", "ties:density: 0.5", "--run", tmp_path / "one").stdout
     assert "Which experts conflict" in text
     one = read_diagnosis(tmp_path / "one" / "diagnosis.json")
-    out = tmp_path / "suite" / "models" / "ties-density=0.5"
+    suite = build_suite("digits", folder=tmp_path / "suite", device="cpu")
+    out = tmp_path / "out"
+    suite.merged("ties", {"density": 0.5}).save(out)
     call("diagnose", out, *given, "--run", tmp_path / "other", "--limit", 100)
     other = read_diagnosis(tmp_path / "other" / "diagnosis.json")
     assert one.method == other.method == "ties"
@@ -274,15 +323,16 @@ def test_a_suite_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "did you mean 'ties'" in str(call("diagnose", *given, "--method", "tiess", code=2).exception)
 
 
-def test_what_the_command_line_refuses(texts: list[object], tmp_path: Path) -> None:
+def test_what_the_command_line_refuses(texts: list[object], berts: Path, tmp_path: Path) -> None:
     def refused(*arguments: object, code: int = 2) -> str:
         return str(call(*arguments, code=code).exception)
 
     assert "give a suite, or an output" in refused("diagnose", "--run", tmp_path / "run")
     assert "unknown aligner" in refused(*texts, "--aligner", "rigde")
-    assert "that of 'three' is missing" in refused(*texts[:-4], "--run", tmp_path / "run")
-    without = [each for each in texts if each != "--base"]
-    without.remove(texts[3])
-    assert "give --base too" in refused(*without, "--scales")
+    assert "there is no task 'too'; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
+    other = ("--expert", f"three={berts / 'five'}")
+    assert "is not the one that the model was made from" in refused(*texts, *other, code=4)
+    merge({name: berts / name for name in ("two", "three")}, "average").save(tmp_path / "out", force=True)
+    assert "give --base too" in refused(*texts, "--scales")
     (tmp_path / "file").write_text("")
     assert "cannot write the diagnosis" in refused(*texts[:-1], tmp_path / "file" / "run", code=5)

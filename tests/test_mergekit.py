@@ -9,10 +9,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from orthomerge.api.recipes import write
 from orthomerge.errors import RecipeError
 from orthomerge.mergekit import translate
 from orthomerge.merging.methods import make_method
-from orthomerge.pipeline import merge
 from orthomerge.recipe import Recipe, read_recipe
 from orthomerge.strict import build
 
@@ -300,10 +300,10 @@ def test_a_mergekit_file_is_merged(tmp_path: Path) -> None:
         "merge_method: task_arithmetic\nbase_model: base\nparameters: {lambda: 0.5}\nmodels:\n"
         "  - {model: sst2, parameters: {weight: 0.6}}\n  - {model: mnli, parameters: {weight: 0.4}}\n"
     )
-    result = merge(read_recipe(recipe), out=tmp_path / "out")
+    result = write(read_recipe(recipe), out=tmp_path / "out")
     assert {task: len(head["labels"]) for task, head in result.manifest["heads"].items()} == {"sst2": 3, "mnli": 4}
     origin, first, second = (load_file(folder / "model.safetensors") for folder in (base, *experts))
-    for name, merged in load_file(tmp_path / "out" / "encoder" / "model.safetensors").items():
-        theta = origin[f"bert.{name}"]
-        expected = theta + 0.3 * (first[f"bert.{name}"] - theta) + 0.2 * (second[f"bert.{name}"] - theta)
+    for name, merged in load_file(tmp_path / "out" / "encoder.safetensors").items():
+        theta = origin[name]
+        expected = theta + 0.3 * (first[name] - theta) + 0.2 * (second[name] - theta)
         torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-7)

@@ -14,15 +14,14 @@ import torch
 from tests.aligning import merge_berts, write_tables
 from tests.cli.test_measuring import call, refused
 from tests.models.conftest import _build
-from tests.models.test_end_to_end import nudged
+from tests.models.making import nudged
 
-import orthomerge
-from orthomerge import onnx_export
+import orthomerge as om
 from orthomerge.errors import NumericalError, OutputError, RecipeError
+from orthomerge.models import onnx as onnx_export
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.load import quiet
-from orthomerge.onnx_export import _INPUTS, export_onnx
-from orthomerge.recipe import Recipe
+from orthomerge.models.onnx import _INPUTS
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +36,8 @@ def merged(name: str, folder: Path) -> Path:
     with quiet():
         for task, model in models.items():
             model.save_pretrained(folder / task)
-    experts: Any = {task: str(folder / task) for task in ("one", "two")}
-    return orthomerge.merge(Recipe(experts, base=str(folder / "base"), method="average"), out=folder / "out").out
+    om.merge({task: folder / task for task in ("one", "two")}, "average", base=folder / "base").save(folder / "out")
+    return folder / "out"
 
 
 def answers(folder: Path, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -62,13 +61,13 @@ def texts(lengths: list[int]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", list(_INPUTS))
 def test_every_family_that_is_claimed(name: str, tmp_path: Path) -> None:
     folder = merged(name, tmp_path)
-    about = export_onnx(folder, tmp_path / "onnx", task="two")
+    about: Any = om.export(folder, tmp_path / "onnx", task="two", format="onnx")
     if "pixel_values" in _INPUTS[name]:
         batch = {"pixel_values": torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
     else:
         batch = {key: tensor for key, tensor in texts([4, 11, 1, 7, 2]).items() if key in _INPUTS[name]}
     with torch.no_grad():
-        meant = orthomerge.load(folder).logits("two", batch)
+        meant = om.load(folder).module("cpu")(**batch)["two"]
     torch.testing.assert_close(answers(tmp_path / "onnx", batch)["logits"], meant, rtol=0, atol=1e-4)
     assert about["gap"]["two"] <= 1e-4
 
@@ -76,12 +75,13 @@ def test_every_family_that_is_claimed(name: str, tmp_path: Path) -> None:
 def test_all_heads_in_one_graph(out: Path, tmp_path: Path) -> None:
     text = call("export", out, "--all-heads", "--format", "onnx", "--to", tmp_path / "onnx").stdout
     assert "outputs two, three, five; logits are within" in text
-    batch, model = texts([9, 3]), orthomerge.load(out)
+    batch = texts([9, 3])
+    with torch.no_grad():
+        meant = om.load(out).module("cpu")(**batch)
     found = answers(tmp_path / "onnx", batch)
     assert list(found) == ["two", "three", "five"]
     for task, logits in found.items():
-        with torch.no_grad():
-            torch.testing.assert_close(logits, model.logits(task, batch), rtol=0, atol=1e-4)
+        torch.testing.assert_close(logits, meant[task], rtol=0, atol=1e-4)
     about = json.loads((tmp_path / "onnx/orthomerge-export.json").read_text())
     assert about["labels"]["three"] == ["three-0", "three-1", "three-2"]
     assert (tmp_path / "onnx/vocab.txt").is_file()
@@ -99,30 +99,29 @@ def test_one_task_carries_its_labels(out: Path, tmp_path: Path) -> None:
 def test_what_the_graph_gets_wrong_is_not_kept(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_export, "_MOST_GAP", 0.0)
     with pytest.raises(NumericalError, match=r"the logits of 'two' differ by .* the graph was not kept"):
-        export_onnx(out, tmp_path / "onnx", task="two")
+        om.export(out, tmp_path / "onnx", task="two", format="onnx")
     assert not (tmp_path / "onnx").exists()
     monkeypatch.setattr(onnx_export, "_write", lambda graph, batch, outputs, path: path.write_bytes(b"no graph"))
     with pytest.raises(OutputError, match="onnxruntime cannot run the exported graph"):
-        export_onnx(out, tmp_path / "onnx", task="two")
+        om.export(out, tmp_path / "onnx", task="two", format="onnx")
 
 
 def test_refused(out: Path, berts: Path, tmp_path: Path) -> None:
     to = tmp_path / "onnx"
     with pytest.raises(RecipeError, match="did you mean 'two'"):
-        export_onnx(out, to, task="tow")
+        om.export(out, to, task="tow", format="onnx")
     assert "did you mean 'onnx'" in refused("export", out, "--task", "two", "--format", "onx", "--to", to, code=2)
     assert "not both" in refused("export", out, "--task", "two", "--all-heads", "--format", "onnx", "--to", to, code=2)
     assert "give --task" in refused("export", out, "--all-heads", "--to", to, code=2)
     assert "give --task TASK, or --all-heads" in refused("export", out, "--to", to, code=2)
     tables = write_tables(tmp_path)
-    experts: Any = {"two": berts / "two"}
-    options: dict[str, Any] = {"aligner": "surgery", "options": {"rank": 2, "steps": 2}, "device": "cpu"}
-    orthomerge.align(out, data={"two": tables / "two.csv"}, experts=experts, to=tmp_path / "surgery", **options)
+    options: dict[str, Any] = {"rank": 2, "steps": 2}
+    aligned = om.align(out, {"two": tables / "two.csv"}, aligner="surgery", options=options)
     with pytest.raises(RecipeError, match="the classifier of 'two' is more than a head"):
-        export_onnx(tmp_path / "surgery", to, task="two")
+        om.export(aligned, to, task="two", format="onnx")
 
 
 @pytest.mark.parametrize("name", sorted({name for name in FAMILIES if family(name).architecture} - set(_INPUTS)))
 def test_other_families(name: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=f"ONNX export knows bert, .* of family '{name}'; use `orthomerge export`"):
-        export_onnx(merged(name, tmp_path), tmp_path / "onnx", task="two")
+        om.export(merged(name, tmp_path), tmp_path / "onnx", task="two", format="onnx")

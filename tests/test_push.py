@@ -6,6 +6,8 @@ import base64
 import hashlib
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,14 +20,21 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from tests.aligning import contents, merge_berts
+from tests.aligning import contents as all_contents
+from tests.aligning import merge_berts
 from tests.cli.test_measuring import call, refused
 
 from orthomerge.errors import OutputError, RecipeError
-from orthomerge.pushing import plan_upload, push
+from orthomerge.files.ownership import LOCAL
+from orthomerge.pushing import _additions, plan_upload, push
 
 TOKEN = "hf_test"
 LARGE = (".safetensors",)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """What is published of an output; links as what they lead to."""
+    return {name: data for name, data in all_contents(out).items() if name != LOCAL}
 
 
 @dataclass
@@ -184,14 +193,24 @@ def test_a_whole_output(hub: Hub, out: Path, tmp_path: Path) -> None:
 
 
 def test_a_branch_of_a_repository_that_is_there(hub: Hub, out: Path, tmp_path: Path) -> None:
-    stale = {"encoder/model-00001-of-00002.safetensors": b"old", "notes.txt": b"theirs"}
+    stale = {
+        "encoder-00001-of-00002.safetensors": b"old",
+        "old/head.safetensors": b"old",
+        "old/config.json": b"old",
+        "notes.txt": b"theirs",
+        "docs/config.json": b"theirs",
+    }
     hub.repos["org/name"] = {"main": {"README.md": b"x"}, "v2": dict(stale)}
     done = pushed(hub, tmp_path, out, "org/name", "--revision", "v2", "--yes", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["files"].keys() == contents(out).keys()
     assert hub.repos["org/name"]["main"] == {"README.md": b"x"}
-    assert hub.repos["org/name"]["v2"] == {"notes.txt": b"theirs", **contents(out)}  # old shards are gone
+    assert hub.repos["org/name"]["v2"] == {
+        "notes.txt": b"theirs",
+        "docs/config.json": b"theirs",
+        **contents(out),
+    }  # shards and tasks of an earlier output are gone
 
 
 def test_nobody_is_asked_without_a_terminal(hub: Hub, out: Path, tmp_path: Path) -> None:
@@ -214,6 +233,35 @@ def test_without_the_right_to(hub: Hub, out: Path, tmp_path: Path) -> None:
     assert "your token may not write to 'org/name': use one with write access to 'org'" in done.stderr
 
 
+def test_only_what_was_verified_is_sent(hub: Hub, out: Path, tmp_path: Path) -> None:
+    """Neither what says where experts lay on this machine, nor what came into the folder after it was verified."""
+    copy = Path(shutil.copytree(out, tmp_path / "out", symlinks=True))
+    assert (copy / LOCAL).is_file()
+    upload = plan_upload(copy, "org/name")
+    (copy / "notes.txt").write_text("mine")
+    assert set(upload.files) == set(contents(out))
+    operations = {each.path_in_repo: each for each in _additions(upload)}
+    assert set(operations) == set(contents(out))
+    for name, data in contents(out).items():
+        assert operations[name].upload_info.sha256 == hashlib.sha256(data).digest()
+    (copy / "README.md").write_text("x" * upload.files["README.md"])
+    with pytest.raises(OutputError, match=r"README\.md has changed since it was verified; push again"):
+        list(_additions(upload))
+
+
+def test_a_hub_that_never_answers(out: Path, tmp_path: Path) -> None:
+    """A server that takes the call and stays silent ends in an error."""
+    code = "from orthomerge import pushing; pushing._PATIENCE = 0.3; from orthomerge.cli.app import main; main()"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+        env |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}", "HF_HOME": str(tmp_path), "HF_TOKEN": "x"}
+        command = [sys.executable, "-c", code, "push", str(out), "org/name", "--yes"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 5, done.stderr
+    assert "cannot upload to 'org/name'" in done.stderr
+    assert "Timeout" in done.stderr
+
+
 def test_no_hub_at_all(out: Path, tmp_path: Path) -> None:
     done = pushed(Hub(address="http://127.0.0.1:9"), tmp_path, out, "org/name", "--yes")
     assert done.returncode == 5
@@ -223,7 +271,7 @@ def test_no_hub_at_all(out: Path, tmp_path: Path) -> None:
 
 def test_a_dry_run(out: Path) -> None:
     text = call("push", out, "org/name", "--revision", "v1", "--dry-run").stdout
-    assert "  encoder/model.safetensors\n" in text
+    assert "  encoder.safetensors\n" in text
     assert text.endswith("MB, verified; to org/name, branch v1\n")
     files = json.loads(call("push", out, "org/name", "--dry-run", "--json").stdout)["files"]
     assert files == {name: len(data) for name, data in contents(out).items()}

@@ -9,17 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from orthomerge.core.sizes import parse_size
 from orthomerge.errors import RecipeError
-from orthomerge.recipe import (
-    Expert,
-    HeadNames,
-    Recipe,
-    load_recipe_mapping,
-    load_yaml,
-    parse_size,
-    parse_value,
-    read_recipe,
-)
+from orthomerge.models.opening import Expert, HeadNames
+from orthomerge.recipe import Recipe, load_recipe_mapping, load_yaml, parse_value, read_recipe
 
 FULL = """
 base: org/base@main

@@ -1,11 +1,13 @@
-"""The lock says what the constraints say, and the bill of materials what pip reports."""
+"""The lock says what the constraints say, the bill of materials what pip reports, and the walk counts cycles."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tools.lock import CONSTRAINTS, LOCK, differences
 from tools.sbom import bill
+from tools.walk import stale_names, static_numbers
 
 HASH = "--hash=sha256:" + "0" * 64
 
@@ -39,3 +41,21 @@ def test_the_bill_of_materials() -> None:
     assert found["components"][0]["licenses"] == [{"license": {"name": "MIT"}}]
     assert found["components"][1]["hashes"] == [{"alg": "SHA-256", "content": "ab"}]
     assert found["dependencies"][0]["dependsOn"] == ["pkg:pypi/a-b@1", "pkg:pypi/torch@2.13.0"]
+
+
+def test_the_walk_counts_functions_that_exist() -> None:
+    assert stale_names(Path(__file__).parents[1] / "src" / "orthomerge") == []
+
+
+def test_the_walk_counts_imports_inside_functions_but_not_those_for_types(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "one.py").write_text("from package.two import b\n\ndef a():\n    return 1\n")
+    (package / "two.py").write_text("def b():\n    from package.one import a\n    return a\n")
+    (package / "three.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from package.four import d\n"
+    )
+    (package / "four.py").write_text("from package.three import c\n")
+    numbers = static_numbers(package)
+    assert numbers["modules in cycles"] == 2
+    assert (numbers["files"], numbers["lines"], numbers["lazy pairs"]) == (4, 11, 1)

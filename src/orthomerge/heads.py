@@ -1,5 +1,8 @@
 """Classifiers on top of features: the one part of an expert that is never merged.
 
+A head also says how it reads the encoder (pooling, maximum length) and what its outputs mean (`kinds`), because experts
+of one base differ in these.
+
 `Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter
 by construction. Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
 """
@@ -7,7 +10,7 @@ by construction. Rows are samples: features F [B, d], weight W [C, d], logits F 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from orthomerge.errors import IncompatibleError, some
@@ -15,9 +18,11 @@ from orthomerge.errors import IncompatibleError, some
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Activation", "Classifier", "Head", "Linear"]
+__all__ = ["SINGLE_LABEL", "Activation", "Classifier", "Head", "Linear", "head_of", "logits_of"]
 
 Activation = Literal["tanh", "relu", "gelu"]
+SINGLE_LABEL = "single-label"
+_ROWS = 8192  # of features, that become logits at a time
 
 
 class Classifier(Protocol):
@@ -49,7 +54,9 @@ class Linear:
 class Head:
     """A linear classifier, with a hidden layer where the family has one.
 
-    `normalise` scales features to unit length first (CLIP; its logit scale is baked into the weight).
+    `normalise` scales features to unit length first (CLIP; its logit scale is baked into the weight). `kind`: an entry
+    of `kinds.KINDS`. `pooling`: how features are read off the encoder, None for the family's default. `max_length`:
+    tokens per text, None for the default of the processor.
     """
 
     output: Linear
@@ -57,6 +64,9 @@ class Head:
     hidden: Linear | None = None
     activation: Activation | None = None
     normalise: bool = False
+    kind: str = SINGLE_LABEL
+    pooling: str | None = None
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         rows = self.output.weight.shape[0]
@@ -92,13 +102,17 @@ class Head:
         rows = [self.labels.index(label) for label in labels]
         bias = self.output.bias
         output = Linear(self.output.weight[rows], None if bias is None else bias[rows])
-        return Head(output, labels, self.hidden, self.activation, self.normalise)
+        return replace(self, output=output, labels=labels)
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Head:
         """The same head with other numbers; `tensors` has the names of `tensors()`."""
         hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if self.hidden is not None else None
         output = Linear(tensors["weight"], tensors.get("bias"))
-        return Head(output, self.labels, hidden, self.activation, self.normalise)
+        return replace(self, output=output, hidden=hidden)
+
+    def reading_as(self, other: Head) -> Head:
+        """The same layers, which read the encoder as another head does and mean what its outputs mean."""
+        return replace(self, kind=other.kind, pooling=other.pooling, max_length=other.max_length)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor by its name in `head.safetensors`."""
@@ -106,3 +120,25 @@ class Head:
         if self.hidden is not None:
             named |= {"hidden.weight": self.hidden.weight, "hidden.bias": self.hidden.bias}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def head_of(classifier: Classifier) -> Head:
+    """The head of a classifier; of one that is more than a head, the head in it."""
+    return classifier if isinstance(classifier, Head) else classifier.head  # type: ignore[attr-defined]
+
+
+def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
+    """Logits [n, C] of all features, block by block: a row for every input, or an error."""
+    import torch
+
+    blocks = []
+    with torch.no_grad():
+        for block in torch.split(values, _ROWS):
+            logits = classifier(block)
+            if tuple(logits.shape) != (len(block), len(classifier.labels)):
+                raise IncompatibleError(
+                    f"a classifier with {len(classifier.labels)} labels must give logits "
+                    f"({len(block)}, {len(classifier.labels)}) for {len(block)} inputs, got {tuple(logits.shape)}"
+                )
+            blocks.append(logits)
+    return torch.cat(blocks)

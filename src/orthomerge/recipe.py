@@ -12,75 +12,18 @@ from typing import Any, Literal
 import yaml
 
 from orthomerge.blocks import Diagnose, Evaluate, Report, Sweep
+from orthomerge.core.sizes import parse_size
 from orthomerge.errors import RecipeError
+from orthomerge.merging.methods import find_method
+from orthomerge.models.opening import Expert, Opening, check_task_names
 from orthomerge.strict import build
 
-__all__ = [
-    "DTYPE_NAMES",
-    "Align",
-    "Expert",
-    "Fit",
-    "HeadNames",
-    "Recipe",
-    "load_recipe_mapping",
-    "parse_size",
-    "parse_value",
-    "read_recipe",
-]
+__all__ = ["Align", "Fit", "Recipe", "load_recipe_mapping", "parse_value", "read_recipe"]
 
-DTYPE_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _MOST_BYTES = 1 << 20
-_MOST_SIZE = 1 << 62
 _MOST_DEPTH = 50  # of lists and mappings in each other
 # Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
-_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
-
-
-@dataclass(frozen=True)
-class HeadNames:
-    """Where a head is, when it is not where its family keeps it; or of what a CLIP head is made.
-
-    `layers`: names of the layers, first to last (`[fc]`, or `[head.dense, head.out]` with an `activation` between).
-    `classes` and `templates`: a zero-shot head, through the base's text tower.
-    """
-
-    layers: tuple[str, ...] | None = None
-    activation: Literal["tanh", "relu", "gelu"] | None = None
-    classes: tuple[str, ...] | None = None
-    templates: tuple[str, ...] = ("a photo of a {}.",)
-
-    def __post_init__(self) -> None:
-        count = 1 if self.layers is None else len(self.layers)
-        if count not in (1, 2):
-            raise RecipeError(f"a head has one or two 'layers', got {count}")
-        if (count == 2) != (self.activation is not None):
-            raise RecipeError("a head of two 'layers' has an 'activation' between them, and only such a head has one")
-
-
-@dataclass(frozen=True)
-class Expert:
-    """One fine-tuned classifier: a folder, a file, an adapter or a hub id."""
-
-    path: str
-    prefix: str | None = None
-    labels: tuple[str, ...] | None = None
-    head: HeadNames | None = None
-
-    def __post_init__(self) -> None:
-        if self.labels == () or (self.head is not None and self.head.classes == ()):
-            raise RecipeError(f"the expert {self.path} has an empty list of labels; name at least one, or leave it out")
 
 
 @dataclass(frozen=True)
@@ -169,18 +112,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.method == "auto":
             object.__setattr__(self, "method", "task_arithmetic" if self.fit is None else "realign")
-        if not self.experts:
-            raise RecipeError("'experts' is empty: name at least one")
-        for task in self.experts:
-            if not _TASK.fullmatch(task):
-                raise RecipeError(
-                    f"{task!r} cannot name an expert: use letters, digits and _ . + - (it becomes the name of a folder)"
-                )
-        folded = [task.casefold() for task in self.experts]
-        if len(set(folded)) < len(folded):
-            raise RecipeError(
-                "two experts have names that differ in case only, which not every file system can tell apart"
-            )
+        check_task_names(self.experts)
         if not -(2**63) <= self.seed < 2**63:
             raise RecipeError("'seed' must be a whole number of at most 63 bits")
         parse_size(self.max_shard_size)
@@ -194,9 +126,29 @@ class Recipe:
         return {task: Expert(given) if isinstance(given, str) else given for task, given in self.experts.items()}
 
     @property
+    def opening(self) -> Opening:
+        """How base and experts are opened."""
+        return Opening(
+            self.tasks,
+            self.base,
+            self.family,
+            self.encoder_prefix,
+            self.pooling,
+            self.ignore,
+            self.missing,
+            self.check_base,
+        )
+
+    @property
     def merging(self) -> Recipe:
-        """The part that a merge depends on, without what comes after it."""
-        return replace(self, evaluate=None, diagnose=None, report=None, sweep=None)
+        """The merge or the fit alone: heads are not aligned, and nothing comes after it."""
+        return replace(self, align=None, evaluate=None, diagnose=None, report=None, sweep=None)
+
+    def variant(self, method: str, parameters: Mapping[str, Any], *, seed: int) -> Recipe:
+        """The same experts merged by another method, scored in the same way; a fit has the same inputs."""
+        fit = self.fit if find_method(method).fitted else None
+        merge = replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
+        return replace(merge, align=None, sweep=None, out=None)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -278,18 +230,6 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_size(size: str | int) -> int:
-    """Bytes from `5GB`, `100MiB` or a plain number."""
-    text = str(size) if isinstance(size, str) or abs(size) < _MOST_SIZE else "a very large number"
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = found.group(2).upper() if found else "?"
-    count = float(found.group(1)) * _UNITS.get(unit, 0) if found else 0
-    if not 1 <= count < _MOST_SIZE:
-        known = ", ".join(filter(None, _UNITS))
-        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {text!r:.60}; known units: {known}")
-    return int(count)
-
-
 def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Paths start from the recipe's folder; what has the form of a hub id does so only if there is such a path."""
     from orthomerge.checkpoints.hub import is_hub_id
@@ -298,7 +238,9 @@ def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
         if not isinstance(reference, str) or reference.startswith("~"):
             return reference
         path = folder / reference
-        return str(path) if not is_id(reference) or os.path.lexists(path) else reference
+        if is_id(reference) and not os.path.lexists(path):
+            return reference
+        return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
 
     def expert(given: Any) -> Any:
         return (

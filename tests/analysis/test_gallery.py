@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gallery import drawn
 from benchmarks.gallery_measures import PARTS, Plan, expected_keys, joined, masking_lines, measure
 from benchmarks.gallery_pages import SECTIONS, list_pages
-from tests.evaluation.test_evaluate import PROCESSOR, make_toy
+from tests.analysis.making import PROCESSOR, make_toy
 
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Heat, Lines, Points

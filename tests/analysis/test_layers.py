@@ -8,45 +8,42 @@ import numpy as np
 import pytest
 import torch
 
-from orthomerge import Recipe, merge
 from orthomerge.analysis.layers import layer_states
-from orthomerge.data.processing import load_processor
+from orthomerge.api.merge import merge
 from orthomerge.data.task import Examples
-from orthomerge.merged import Merged, load
 from orthomerge.models.families import family
+from orthomerge.models.model import Model
 
 TEXTS = Examples(["a good film", "bad", "it was not very good", "not a film", "very bad it was"], None, "test")
 
 
 @pytest.fixture(scope="module")
-def bert(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("bert") / "out"
-    merge(Recipe(experts={"two": str(berts / "two")}, base=str(berts / "base"), method="average"), out=out)
-    return out
+def bert(berts: Path) -> Model:
+    return merge({"two": berts / "two"}, "average", base=berts / "base")
 
 
 @pytest.mark.parametrize("pooling", ["pooler", "cls", "mean"])
-def test_bert(bert: Path, pooling: str) -> None:
-    found = load(bert)
-    merged = Merged(found.encoder, found.heads, found.family, pooling)
-    processor = load_processor(bert / "encoder", modality="text")
-    states = layer_states(merged, TEXTS, processor, task="toy", batch=2, device="cpu")
+def test_bert(bert: Model, pooling: str) -> None:
+    encoder, family = bert.encoder.runner(pooling)
+    processor = bert.processor.processor()
+    states = layer_states(encoder, family, pooling, TEXTS, processor, task="toy", batch=2, device="cpu")
     assert list(states) == ["embeddings", "layer 0", "layer 1", "features"]
     assert {tuple(part.shape) for part in states.values()} == {(5, 32)}
     with torch.no_grad():
-        features = merged.features(processor(list(TEXTS.inputs)))
+        features = family.features(encoder, processor(list(TEXTS.inputs)), pooling)
     torch.testing.assert_close(states["features"], features, atol=1e-5, rtol=1e-4)
     if pooling != "pooler":
         torch.testing.assert_close(states["layer 1"], states["features"])
     assert not states["layer 0"].allclose(states["layer 1"])
 
 
-def test_padding_does_not_count(bert: Path) -> None:
-    found = load(bert)
-    merged = Merged(found.encoder, found.heads, found.family, "mean")
-    processor = load_processor(bert / "encoder", modality="text")
-    together = layer_states(merged, TEXTS, processor, task="toy", batch=5, device="cpu")
-    alone = layer_states(merged, TEXTS, processor, task="toy", batch=1, device="cpu")
+def test_padding_does_not_count(bert: Model) -> None:
+    encoder, family = bert.encoder.runner("mean")
+    processor = bert.processor.processor()
+    together, alone = (
+        layer_states(encoder, family, "mean", TEXTS, processor, task="toy", batch=batch, device="cpu")
+        for batch in (5, 1)
+    )
     for name in together:
         torch.testing.assert_close(together[name], alone[name], atol=1e-5, rtol=1e-4)
 
@@ -59,9 +56,11 @@ def test_clip_is_read_before_its_projection() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
     config = CLIPVisionConfig(**sizes, image_size=8, patch_size=4, projection_dim=6)
-    merged = Merged(CLIPVisionModelWithProjection(config), {}, family("clip"), "projection")
+    encoder = CLIPVisionModelWithProjection(config)
     images = Examples(list(np.random.default_rng(0).integers(0, 255, (4, 8, 8), dtype=np.uint8)), None, "test")
-    states = layer_states(merged, images, PixelProcessor(size=8), task="toy", device="cpu")
+    states = layer_states(
+        encoder, family("clip"), "projection", images, PixelProcessor(size=8), task="toy", device="cpu"
+    )
     assert list(states) == ["embeddings", "layer 0", "layer 1", "layer 2", "features"]
     assert [part.shape[1] for part in states.values()] == [16, 16, 16, 16, 6]
 
@@ -74,7 +73,6 @@ def test_t5_is_read_in_its_decoder(tmp_path: Path) -> None:
         d_model=16, d_ff=24, d_kv=8, num_layers=1, num_decoder_layers=2, num_heads=2, vocab_size=20,
         eos_token_id=1, decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
-    merged = Merged(T5Model(config), {}, family("t5"), "eos")
 
     class Ids:
         modality = "text"
@@ -86,7 +84,8 @@ def test_t5_is_read_in_its_decoder(tmp_path: Path) -> None:
         def digest(self) -> str:
             return ""
 
-    states = layer_states(merged, Examples(["a", "bb", "ccc"], None, "test"), Ids(), task="toy", device="cpu")  # type: ignore[arg-type]
+    texts = Examples(["a", "bb", "ccc"], None, "test")
+    states = layer_states(T5Model(config), family("t5"), "eos", texts, Ids(), task="toy", device="cpu")  # type: ignore[arg-type]
     assert list(states) == ["embeddings", "layer 0", "layer 1", "features"]
     torch.testing.assert_close(states["layer 1"], states["features"])
     assert not states["features"][0].allclose(states["features"][1])
@@ -101,6 +100,6 @@ def test_a_module_of_somebodys_own_has_features_only() -> None:
             return pixel_values.flatten(1)
 
     images = Examples(list(np.zeros((3, 2, 2), dtype=np.uint8)), None, "test")
-    merged = Merged(Flat(), {}, generic(""), "output")
-    states = layer_states(merged, images, PixelProcessor(size=2, channels=1), task="toy", device="cpu")
+    processor = PixelProcessor(size=2, channels=1)
+    states = layer_states(Flat(), generic(""), "output", images, processor, task="toy", device="cpu")
     assert {name: tuple(part.shape) for name, part in states.items()} == {"features": (3, 4)}

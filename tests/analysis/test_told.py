@@ -17,7 +17,7 @@ from orthomerge.analysis.sensitivity import scale_figure, shots_figure
 from orthomerge.analysis.witnesses import recorded_name, recorded_witnesses
 from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation.scale import ScaleSearch
-from orthomerge.merging.vectors import InMemory
+from orthomerge.models.tensors import MemoryTensors
 from orthomerge.records import Record
 
 
@@ -126,18 +126,16 @@ def test_a_mask_is_told_from_the_weights() -> None:
     found = vectors(base, tuned)
     M = {key: torch.rand(8, 8, generator=torch.Generator().manual_seed(3)) for key in base}
     start = {key: 0.3 * sum(each[key] - base[key] for each in tuned.values()) for key in base}
-    theta = InMemory({key: base[key] + M[key] * start[key] for key in base})
-    manifest = {
+    theta = MemoryTensors({key: base[key] + M[key] * start[key] for key in base})
+    facts = {
         "method": {"name": "moma", "parameters": {"start": "task_arithmetic", "options": {"scale": 0.3}, "cap": 1.0}},
-        "inputs": {"experts": {"a": {}, "b": {}}},
         "seed": 0,
     }
-    masking = start_masking(manifest, theta, found)
+    masking = start_masking(facts, ("a", "b"), theta, found)
     assert not isinstance(masking, str)
     assert masking.layers == {
         f"layer {n}": pytest.approx(float((M[f"layer.{n}.w"] < 0.5).float().mean())) for n in (0, 1)
     }
-    other = {**manifest, "method": {"name": "fisher", "parameters": {}}}
-    assert start_masking(other, theta, found) == "fisher trains no mask that its weights tell"
-    fewer = {**manifest, "inputs": {"experts": {"a": {}}}}
-    assert "only from all experts" in str(start_masking(fewer, theta, found))
+    other = {**facts, "method": {"name": "fisher", "parameters": {}}}
+    assert start_masking(other, ("a", "b"), theta, found) == "fisher trains no mask that its weights tell"
+    assert "only from all experts" in str(start_masking(facts, ("a",), theta, found))

@@ -7,11 +7,12 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from orthomerge.checkpoints.publish import MANIFEST, check_room, check_target, p
 from orthomerge.checkpoints.shards import write_shards
 from orthomerge.errors import OutputError
 
+WORK = ".out.orthomerge-0123abc_"  # a working folder, as a killed run leaves it
 SPECS = {"a": Spec((4,), "F32"), "b": Spec((2,), "F32")}
 FILES = [
     *("encoder/model-00001-of-00002.safetensors", "encoder/model-00002-of-00002.safetensors"),
@@ -39,7 +41,13 @@ def work(out: Path, number: int, *, force: bool = False) -> None:
         blocks = [("a", torch.full((4,), float(number))), ("b", torch.full((2,), float(number)))]
         write_shards(folder / "encoder", SPECS, blocks, most=16)
         shutil.copyfile(__file__, folder / "tokenizer.json")
-        write_json(folder / MANIFEST, {"number": number})
+        write_manifest(folder, number=number)
+
+
+def write_manifest(folder: Path, **about: int) -> None:
+    """A manifest that lists all other files."""
+    files = {path.relative_to(folder).as_posix(): None for path in folder.rglob("*") if not path.is_dir()}
+    write_json(folder / MANIFEST, {"format": 1, **about, "files": files})
 
 
 def state(out: Path) -> int | None:
@@ -77,7 +85,7 @@ def test_a_path_may_be_relative_or_from_home(tmp_path: Path, monkeypatch: pytest
     work(Path("~/two"), 2)
     with publish(Path("three")) as folder:
         monkeypatch.chdir("/")  # whatever happens meanwhile
-        write_json(folder / MANIFEST, {})
+        write_manifest(folder)
     assert (state(tmp_path / "one"), state(tmp_path / "two")) == (1, 2)
     assert (tmp_path / "three" / MANIFEST).exists()
 
@@ -121,7 +129,7 @@ def test_an_existing_target_is_not_touched(tmp_path: Path) -> None:
 def test_force_replaces_what_we_wrote_and_an_empty_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     work(out, 1)
-    (out / "encoder" / "stale.safetensors").write_text("of the first")
+    (out / "orthomerge.local.json").write_text("{}")  # ours, though no manifest lists it
     work(out, 2, force=True)
     assert (state(out), beside(out)) == (2, [])
     (tmp_path / "empty").mkdir()
@@ -154,7 +162,7 @@ def test_force_does_not_replace_what_others_wrote(tmp_path: Path, make: Callable
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(OutputError, match="out exists already"):
         work(out, 2)
-    message = r"out was not written by orthomerge \(it has no orthomerge.json\), so it is not replaced; remove it"
+    message = r"out was not written by orthomerge \(it has no orthomerge.json\), so it is not replaced; move it"
     with pytest.raises(OutputError, match=message):
         work(out, 2, force=True)
     assert sorted(tmp_path.rglob("*")) == before
@@ -166,7 +174,7 @@ def test_force_keeps_the_old_until_the_new_is_whole(tmp_path: Path) -> None:
 
     def fail() -> None:
         with publish(out, force=True) as folder:
-            write_json(folder / MANIFEST, {"number": 2})
+            write_manifest(folder, number=2)
             assert state(out) == 1
             raise ValueError("x")
 
@@ -180,7 +188,7 @@ def test_what_appears_in_the_target_meanwhile_is_not_touched(tmp_path: Path) -> 
 
     def race(*, force: bool) -> None:
         with publish(out, force=force) as folder:
-            write_json(folder / MANIFEST, {})
+            write_manifest(folder)
             _foreign_folder(out)
 
     with pytest.raises(OutputError, match="out exists already; give --force"):
@@ -196,7 +204,8 @@ def test_other_markers_of_ownership(tmp_path: Path) -> None:
     work(out, 1)
     with pytest.raises(OutputError, match=r"it has no export.json"), publish(out, force=True, marker="export.json"):
         pass
-    check_target(out, force=True, marker="tokenizer.json")
+    (out / MANIFEST).rename(out / "other.json")
+    check_target(out, force=True, marker="other.json")
 
 
 @pytest.mark.parametrize(
@@ -212,15 +221,15 @@ def test_other_markers_of_ownership(tmp_path: Path) -> None:
         ("..", "in"),
         ("x", "x/in/file"),
         ("in/file", "in/file"),
-        ("out", ".out.partial"),  # what a killed run left is cleared away
-        ("out", ".out.partial/encoder"),
+        ("out", f"{WORK}/new"),  # what a killed run left is cleared away
+        ("out", f"{WORK}/new/encoder"),
     ],
 )
 def test_a_target_that_overlaps_an_input(tmp_path: Path, out: str, given: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "file").write_text("")
     (tmp_path / "link").symlink_to("in")
-    (tmp_path / ".out.partial" / "encoder").mkdir(parents=True)
+    (tmp_path / WORK / "new" / "encoder").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     for force in (False, True):
         with (
@@ -259,11 +268,11 @@ def test_targets_that_no_folder_can_be(tmp_path: Path) -> None:
 
 
 def test_a_target_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> Iterator[Path]:
+    def fail(path: Path) -> Any:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "out").mkdir()
-    monkeypatch.setattr(Path, "iterdir", fail)
+    monkeypatch.setattr(os, "scandir", fail)
     with pytest.raises(OutputError, match=r"cannot look into .*out: Permission denied; choose another place"):
         check_target(tmp_path / "out", force=True)
 
@@ -304,7 +313,7 @@ def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_two_runs_into_one_target(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    refused = r"another run is writing to the same output \(its work lies in .*\.out\.partial\); wait for it"
+    refused = r"another run is writing to the same output, .*out; wait for it"
     with publish(out) as folder:
         with pytest.raises(OutputError, match=refused):
             work(out, 2)
@@ -312,7 +321,7 @@ def test_two_runs_into_one_target(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=refused):
             work(tmp_path / "link" / "out", 2)
         work(tmp_path / "other", 3)
-        write_json(folder / MANIFEST, {})
+        write_manifest(folder)
     assert (out / MANIFEST).exists()
     assert beside(out) == ["link", "other"]
 
@@ -330,7 +339,7 @@ def test_two_processes(tmp_path: Path) -> None:
             [sys.executable, "-c", program, str(tmp_path / "out")], capture_output=True, text=True, check=True
         )
         assert "another run is writing to the same output" in found.stdout
-        write_json(folder / MANIFEST, {})
+        write_manifest(folder)
     assert (tmp_path / "out" / MANIFEST).exists()
 
 
@@ -351,37 +360,146 @@ def test_no_other_run_can_slip_in_between_two_steps(tmp_path: Path, monkeypatch:
     assert (state(out), beside(out), tries) == (1, [], [step])
 
 
+def killed(out: Path, *, old: int | None = None) -> Path:
+    """The working folder of a run that was killed."""
+    working = out.parent / WORK
+    (working / "new" / "encoder" / "deep").mkdir(parents=True)
+    (working / ".orthomerge-working").touch()
+    (working / "new" / "encoder" / "model.safetensors").write_bytes(bytes(100))
+    (working / "new" / "encoder" / "deep").chmod(0o500)
+    if old is not None:
+        work(working / "old", old)
+    return working
+
+
 def test_what_a_killed_run_left_is_cleared_away(tmp_path: Path) -> None:
-    out, left, precious = tmp_path / "out", tmp_path / ".out.partial", tmp_path / "precious"
+    out, precious = tmp_path / "out", tmp_path / "precious"
     _foreign_folder(precious)
-    (left / "encoder" / "deep").mkdir(parents=True)
-    (left / "encoder" / "model.safetensors").write_bytes(bytes(100))
-    (left / "encoder" / "deep").chmod(0o500)
-    (left / "link").symlink_to(precious)
-    (tmp_path / ".out.lock").touch()
+    (killed(out) / "new" / "link").symlink_to(precious)
+    (tmp_path / ".out.orthomerge-lock").touch()
+    (tmp_path / ".out.orthomerge-empty123").mkdir()  # killed before its marker was there
     work(out, 1)
     assert (state(out), beside(out)) == (1, ["precious"])
     assert (precious / "thesis.tex").exists()
 
 
-@pytest.mark.parametrize("name", [".out.partial", ".out.lock"])
-def test_links_in_the_place_of_our_own_files_are_not_followed(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [".out.partial", ".out.old", ".out.tuning", ".out.fitting", ".out.orthomerge-", WORK, ".out.thesis", "out.partial"],
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_folders_of_others_beside_an_output_stay(tmp_path: Path, name: str, force: bool) -> None:
+    """Whatever they are called; even a name like ours needs the marker."""
+    out, precious = tmp_path / "out", tmp_path / name
+    _foreign_folder(precious)
+    if force:
+        work(out, 1)
+    work(out, 2, force=force)
+    assert (state(out), beside(out)) == (2, [name])
+    assert (precious / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", [".out.lock", ".out.json.partial", ".out.orthomerge-lock"])
+def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / name
+    precious.write_text("years of work")
+    taken = pytest.raises(OutputError, match=f"{precious} is not a lock of orthomerge; move it away")
+    with taken if name.endswith("-lock") else nullcontext():
+        work(tmp_path / "out", 1)
+    assert (tmp_path / "out").exists() != name.endswith("-lock")
+    assert precious.read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("notes.txt", "'notes.txt'"),
+        ("heads/topic/thesis.tex", "'heads/topic/thesis.tex'"),
+        ("encoder/.hidden", "'encoder/.hidden'"),
+        ("encoder/link", "'encoder/link'"),
+        ("empty/folder", "'empty/folder/'"),
+    ],
+)
+def test_one_file_that_the_manifest_does_not_list_is_a_refusal(tmp_path: Path, name: str, told: str) -> None:
+    out, far = tmp_path / "out", tmp_path / "far"
+    work(out, 1)
+    far.mkdir()
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith("link"):
+        (out / name).symlink_to(far)
+    elif name.endswith("folder"):
+        (out / name).mkdir()
+    else:
+        (out / name).write_text("years of work")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OutputError, match=f"out holds {re.escape(told)}, which orthomerge did not write, so it is not"):
+        work(out, 2, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+MARKERS = ["{}", "[]", "", "{", '{"format": 1}', '{"files": {}}', '{"format": true, "files": {}}']
+
+
+@pytest.mark.parametrize("text", [*MARKERS, '{"format": "1", "files": []}', '{"format": 1, "files": [1]}', None])
+def test_a_marker_that_is_none_protects(tmp_path: Path, text: str | None) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    if text is None:
+        work(tmp_path / "other", 1)
+        (out / MANIFEST).symlink_to(tmp_path / "other" / MANIFEST)
+    else:
+        (out / MANIFEST).write_text(text)
+    with pytest.raises(OutputError, match=r"out was not written by orthomerge \(its orthomerge.json has no 'format'"):
+        work(out, 2, force=True)
+    assert [path.name for path in out.iterdir()] == [MANIFEST]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_file_that_appears_in_the_last_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: bool
+) -> None:
+    out, original = tmp_path / "out", module._commit
+    work(out, 1)
+
+    def late(*arguments: Any) -> None:
+        (out / "notes.txt").write_text("years of work")
+        original(*arguments)
+
+    monkeypatch.setattr(module, "_commit", late)
+    if not swap:
+        monkeypatch.setattr(module, "_exchange", lambda *arguments: False)
+    with pytest.raises(OutputError, match=r"out holds 'notes.txt', which orthomerge did not write"):
+        work(out, 2, force=True)
+    assert (out / "notes.txt").read_text() == "years of work"
+    (out / "notes.txt").unlink()
+    assert (state(out), beside(out)) == (1, [])
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     _foreign_folder(precious)
-    (tmp_path / name).symlink_to(precious if name == ".out.partial" else precious / "thesis.tex")
+    (tmp_path / ".out.orthomerge-lock").symlink_to(precious / "thesis.tex")
     with pytest.raises(OutputError, match="cannot write"):
         work(tmp_path / "out", 1)
     assert (precious / "thesis.tex").read_text() == "years of work"
     assert not (tmp_path / "out").exists()
 
 
+def test_a_link_in_the_place_of_a_working_folder_stays(tmp_path: Path) -> None:
+    precious = killed(tmp_path / "far" / "out")
+    (tmp_path / WORK).symlink_to(precious)
+    work(tmp_path / "out", 1)
+    assert (tmp_path / WORK).is_symlink()
+    assert (precious / "new" / "encoder" / "model.safetensors").exists()
+
+
 def test_a_swap_that_was_killed_between_two_renames_is_undone(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    work(tmp_path / ".out.old", 1)  # where the kernel cannot swap, the old one is moved away for a moment
+    killed(out, old=1)  # where the kernel cannot swap, the old one is moved away for a moment
     with pytest.raises(OutputError, match="out exists already"):
         work(out, 2)
     assert (state(out), beside(out)) == (1, [])
-    shutil.copytree(out, tmp_path / ".out.old")
+    killed(out, old=1)
     work(out, 2, force=True)
     assert (state(out), beside(out)) == (2, [])
 
@@ -392,9 +510,9 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
     def late(handle: int, mode: int) -> None:
         calls.append(handle)
         if len(calls) < 3:
-            (tmp_path / ".out.lock").unlink()
+            (tmp_path / ".out.orthomerge-lock").unlink()
         if len(calls) == 2:
-            (tmp_path / ".out.lock").touch()
+            (tmp_path / ".out.orthomerge-lock").touch()
         original(handle, mode)
 
     monkeypatch.setattr(fcntl, "flock", late)
@@ -402,11 +520,11 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
     assert (state(tmp_path / "out"), len(calls)) == (1, 4)  # the last of them before it is taken away
 
     def never(handle: int, mode: int) -> None:
-        (tmp_path / ".new.lock").unlink()
+        (tmp_path / ".new.orthomerge-lock").unlink()
 
     monkeypatch.setattr(fcntl, "flock", never)
     handles = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(OutputError, match=r"cannot lock .*\.new\.lock; is another run busy there\?"):
+    with pytest.raises(OutputError, match=r"cannot lock .*\.new\.orthomerge-lock; is another run busy there\?"):
         work(tmp_path / "new", 1)
     assert len(list(Path("/proc/self/fd").iterdir())) == handles
 
@@ -447,7 +565,7 @@ def test_where_the_kernel_cannot_swap(tmp_path: Path, monkeypatch: pytest.Monkey
     for error in (OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()):
 
         def fail(source: Path, target: Path, error: BaseException = error) -> None:
-            if Path(source).name == ".out.partial":
+            if Path(source).name == "new":
                 raise error
             original(source, target)
 
@@ -480,7 +598,7 @@ def test_files_copied_by_others_are_synced_too(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "fsync", record)
     work(tmp_path / "out", 1)
-    assert {Path(name).name for name in FILES} | {"encoder", ".out.partial", tmp_path.name} <= synced
+    assert {Path(name).name for name in FILES} | {"encoder", "new", tmp_path.name} <= synced
 
 
 def test_a_folder_above_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

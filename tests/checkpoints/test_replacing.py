@@ -12,6 +12,8 @@ import pytest
 from orthomerge.checkpoints.replacing import clear_abandoned, os_errors, replace_file, replacing
 from orthomerge.errors import OutputError
 
+TOKEN = "0123456789abcdef"
+
 
 def test_a_file_is_replaced_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, sync = [], os.fsync
@@ -46,7 +48,7 @@ def test_a_failure_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_a_killed_writer_left_goes_and_what_another_writes_stays(tmp_path: Path) -> None:
-    path, left, busy = tmp_path / "file", tmp_path / ".file.0123.partial", tmp_path / ".file.4567.partial"
+    path, left, busy = tmp_path / "file", tmp_path / f".file.{TOKEN}.partial", tmp_path / f".file.{TOKEN[::-1]}.partial"
     left.touch()
     with busy.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -55,6 +57,13 @@ def test_what_a_killed_writer_left_goes_and_what_another_writes_stays(tmp_path: 
     clear_abandoned(busy)
     clear_abandoned(tmp_path / "never there")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_of_others_that_end_alike_stay(tmp_path: Path) -> None:
+    precious = tmp_path / ".file.thesis.partial"
+    precious.write_text("years of work")
+    replace_file(tmp_path / "file", b"new")
+    assert precious.read_text() == "years of work"
 
 
 def test_a_file_taken_for_left_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +87,9 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    (tmp_path / ".file.0123.partial").touch()
+    (tmp_path / f".file.{TOKEN}.partial").touch()
     replace_file(tmp_path / "file", b"new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".file.0123.partial", "file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".file.{TOKEN}.partial", "file"]
 
 
 def test_errors_of_libraries_that_write_by_themselves(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_one_file_needs_no_index(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
     digest = f"blake3:{blake3(path.read_bytes()).hexdigest()}"
-    assert written == [Written(path.name, path.stat().st_size, digest)]
+    assert written == [Written(path.name, path.stat().st_size, digest, tuple(tensors))]
     assert counts == [80] * 5
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"format": "pt"}

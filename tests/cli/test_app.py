@@ -64,10 +64,16 @@ def test_merge_verify_export(berts: Path, tmp_path: Path) -> None:
     assert "heads: two (2), three (3)" in text
     assert json.loads((out / "orthomerge.json").read_text())["method"]["parameters"] == {"density": 0.5, "scale": 0.8}
     assert "as it was written" in call("verify", str(out))
+    assert "as it was written" in call("inspect", str(out), "--verify")
+    described = json.loads(call("inspect", str(out), "--json"))
+    assert (described["problems"], described["tasks"]["two"]["stock_class"]) == ([], "BertForSequenceClassification")
+    assert "--verify reads every file" in call("inspect", str(out), "--verify", "--headers", code=2)
     assert "wrote" in call("export", str(out), "--task", "two", "--to", str(tmp_path / "two"))
     assert (tmp_path / "two/config.json").exists()
     message = call("export", str(out), "--task", "tow", "--to", str(tmp_path / "x"), code=2)
     assert "did you mean 'two'" in message
+    (out / "README.md").write_text("another")
+    assert "README.md has 7 bytes" in call("inspect", str(out), "--verify", code=5)
 
 
 def test_a_recipe_and_the_command_line_which_wins(berts: Path, tmp_path: Path) -> None:
@@ -89,7 +95,7 @@ def test_plan_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> None:
     document = json.loads(call("plan", *given, code=2))
     assert not document["ok"]
     where = [problem["where"] for problem in document["problems"]]
-    assert where == ["method", "expert 'gone'"]
+    assert where == ["method", "expert 'gone'", "out"]
     assert all(problem["fix"] for problem in document["problems"])
     shown = call("merge", *options(berts, out=tmp_path / "out"), "--method", "ties", "--dry-run")
     assert "no problems" in shown
@@ -98,9 +104,8 @@ def test_plan_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> None:
 
 
 def test_plan_says_that_the_output_exists(berts: Path, tmp_path: Path) -> None:
-    assert "exists already" in call("plan", *options(berts, out=tmp_path), "--method", "average", code=5).replace(
-        "\n", ""
-    )
+    printed = call("plan", *options(berts, out=tmp_path), "--method", "average", "--json", code=5)
+    assert "exists already" in json.loads(printed)["problems"][0]["what"]
 
 
 def test_inspect(berts: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -183,29 +184,50 @@ def test_a_reference_and_a_margin(made: Path, tables: Path, tmp_path: Path) -> N
     assert {item["equivalence"]["margin"] for item in comparisons} == {0.3}
 
 
-def test_an_evaluation_that_fails_takes_its_experts_away(made: Path, tables: Path, tmp_path: Path) -> None:
-    """They are written before anything is measured; those of an older run stay."""
+def test_an_evaluation_that_fails_leaves_nothing(made: Path, tables: Path, tmp_path: Path) -> None:
+    """And one that succeeds leaves records, no encoder."""
     given = ["evaluate", made / "merged", "--data", f"mood={tables / 'mood.csv'}", "--expert", f"mood={made / 'mood'}"]
     given += ["--out", tmp_path / "deep" / "run", "--device", "cpu"]
-    assert "no subject 'nobody'" in refused(*given, "--against", "nobody", code=2)
+    assert "no model 'nobody'" in refused(*given, "--against", "nobody", code=2)
     assert not (tmp_path / "deep").exists()
     call(*given)
+    names = {path.name for path in (tmp_path / "deep" / "run").iterdir()}
+    assert names == {
+        "orthomerge-run.json",
+        "records.jsonl",
+        "predictions",
+        "comparisons.json",
+        "notes.json",
+        "table.md",
+    }
     refused(*given, "--against", "nobody", code=2)
-    assert (tmp_path / "deep" / "run" / "experts" / "mood").is_dir()
+    assert {path.name for path in (tmp_path / "deep" / "run").iterdir()} == names
+
+
+def test_experts_are_where_they_were(made: Path, tables: Path, tmp_path: Path) -> None:
+    """Nobody names them again; whoever does must name the same ones."""
+    given = ["evaluate", made / "merged", "--data", f"mood={tables / 'mood.csv'}", "--protocol", "aligned-c"]
+    given += ["--out", tmp_path / "run", "--device", "cpu"]
+    call(*given)
+    records = read_records(tmp_path / "run" / "records.jsonl")
+    assert {record.method for record in records} == {"task_arithmetic"}  # the expert is scored if it is named
+    call(*given, "--expert", f"mood={made / 'mood'}")
+    assert [r for r in read_records(tmp_path / "run" / "records.jsonl") if r.method != "expert"] == records
+    message = refused(*given, "--expert", f"mood={made / 'kind'}", code=4)
+    assert "is not the one that the model was made from: its hash differs" in message
 
 
 def test_an_expert_that_knows_the_test_inputs(made: Path, tables: Path, tmp_path: Path) -> None:
     """Whatever the expert says is made the truth on test, and never on val."""
-    from orthomerge import load
-    from orthomerge.data.processing import load_processor
+    from orthomerge.api.load import load
+    from orthomerge.models.reopening import reopen_experts
 
     with (tables / "mood.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    merged = load(made / "merged")
-    call("export", made / "merged", "--task", "mood", "--to", tmp_path / "expert")
-    processor = load_processor(made / "merged" / "encoder", modality="text")
-    labels = merged.head("mood").labels
-    said = merged.logits("mood", processor([row["text"] for row in rows])).argmax(1).tolist()
+    model = load(made / "merged")
+    expert = reopen_experts(model, folder=made / "merged").teacher("mood")
+    labels = model.labels["mood"]
+    said = [labels.index(each["mood"].label) for each in expert.predict([row["text"] for row in rows], device="cpu")]
     for row, place in zip(rows, said, strict=True):
         if row["split"] != "train":
             row["label"] = labels[place if row["split"] == "test" else 1 - place]
@@ -214,7 +236,7 @@ def test_an_expert_that_knows_the_test_inputs(made: Path, tables: Path, tmp_path
         writer.writeheader()
         writer.writerows(rows)
     given = ["evaluate", made / "merged", "--data", f"mood={tmp_path / 'mood.csv'}", "--protocol", "current"]
-    given += ["--expert", f"mood={tmp_path / 'expert'}", "--out", tmp_path / "run", "--device", "cpu"]
+    given += ["--expert", f"mood={made / 'mood'}", "--out", tmp_path / "run", "--device", "cpu"]
     warning = "scores 100.0 on test but 0.0 on validation data"
     notes = json.loads(call(*given, "--json").stdout)["notes"]
     (note,) = (note for note in notes if warning in note)  # another one: the few words make the same text twice
@@ -258,7 +280,7 @@ def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> 
     [
         (["--protocol", "alinged-c"], 2, "unknown protocol 'alinged-c'; did you mean 'aligned-c'?"),
         (["--aligner", "rige"], 2, "unknown aligner 'rige'; did you mean 'ridge'?"),
-        (["--shots", "many"], 2, "--shots must be a whole number a class, a share below 1, or all, got 'many'"),
+        (["--shots", "many"], 2, "--shots must be a whole number per class, a share below 1, or all, got 'many'"),
         (["--shots", "0"], 2, "--shots must be"),
         (["--shots", "1.5"], 2, "--shots must be"),
         (["--shots", "99"], 2, "fewer than 99 shots"),
@@ -269,8 +291,8 @@ def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> 
         (["--expert", "moon=/nowhere"], 2, "--expert moon=... has no --data moon=...; did you mean 'mood'?"),
         (["--device", "warp"], 2, "unknown device 'warp'"),
         (["--margin", "0"], 2, "--margin must be a positive number of points, got 0"),
-        (["--against", "task_arithmetics"], 2, "there is no subject 'task_arithmetics' to compare with; did you mean"),
-        (["--protocol", "current"], 2, "two questions ask 'expert' for the same: current (data-free); ask once"),
+        (["--against", "task_arithmetics"], 2, "there is no model 'task_arithmetics' to compare with; did you mean"),
+        (["--protocol", "current"], 2, "two protocols score 'expert' in the same way: current (data-free)"),
     ],
 )
 def test_mistakes_in_evaluate(
@@ -286,8 +308,10 @@ def test_evaluate_without_what_it_needs(made: Path, tables: Path, tmp_path: Path
     assert wanted in refused("evaluate", "--data", data, code=2)
     assert "did you mean 'digits'" in refused("evaluate", "--suite", "digist", code=2)
     given = ["--protocol", "aligned-c", "--shots", "2", "--out", tmp_path / "run", "--device", "cpu"]
-    message = refused("evaluate", made / "merged", "--data", data, *given, code=2)
-    assert "give --expert mood=PATH" in message
+    shutil.copytree(made / "merged", tmp_path / "moved")
+    (tmp_path / "moved" / "orthomerge.local.json").unlink()
+    message = refused("evaluate", tmp_path / "moved", "--data", data, *given, code=3)
+    assert "the expert of 'mood' was not found; say where it is: --expert mood=PATH" in message
     assert "is not an orthomerge output" in refused("evaluate", made / "mood", "--data", data, *given, code=3)
     other = f"moon={tables / 'mood.csv'}"
     assert "did you mean 'mood'" in refused("evaluate", made / "merged", "--data", other, *given, code=2)

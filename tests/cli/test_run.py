@@ -15,8 +15,8 @@ from tests.aligning import contents, write_tables
 from tests.cli.test_measuring import call, refused
 from tests.running.making import PLAIN, lay_out
 
-import orthomerge
 from orthomerge.cli.progress import watched
+from orthomerge.models.saved import verify_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,13 +36,13 @@ def test_the_example(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     result = call("run", "run.yaml")
     lines = result.stderr.splitlines()
-    assert lines[0] == "[1/7] merge"
-    assert any(line.startswith("[7/7] report: done in ") for line in lines)
-    assert "[7/7] report: drawing" in result.stderr
+    assert lines[0] == "[1/6] merge"
+    assert any(line.startswith("[6/6] report: done in ") for line in lines)
+    assert "[6/6] report: drawing" in result.stderr
     assert "Inductive: inputs from train or val, scored on test" in result.stdout
     assert "The experts reach" in result.stdout
     assert result.stdout.endswith("model: runs/run/models/ties-auto\nreport: runs/run/report.html\n")
-    assert orthomerge.verify("runs/run/models/ties-auto") == []
+    assert verify_folder(Path("runs/run/models/ties-auto")) == []
     assert "Mood and topic in one encoder" in Path("runs/run/report.html").read_text()
     document = json.loads(call("run", tmp_path / "run.yaml", "--run", "runs/run", "--json").stdout)
     assert {stage["state"] for stage in document["stages"].values()} == {"found"}
@@ -58,16 +58,16 @@ def test_a_real_kill(berts: Path, tmp_path: Path) -> None:
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert started.stderr is not None
     for line in started.stderr:
-        if line.startswith("[2/4] references: expert two"):
+        if line.startswith("[2/3] evaluate: encoding two"):
             started.send_signal(signal.SIGKILL)
             break
     started.stderr.close()
     assert started.wait() == -signal.SIGKILL
     result = call("run", recipe, "--run", tmp_path / "run")
-    assert "[1/4] merge: found, unchanged" in result.stderr
+    assert "[1/3] merge: found, unchanged" in result.stderr
     assert "done in" in result.stdout
     whole = call("run", recipe, "--run", tmp_path / "other", "--quiet")
-    assert "references, evaluate, card" in whole.stdout
+    assert "merge, evaluate, card" in whole.stdout
     ours, theirs = contents(tmp_path / "run"), contents(tmp_path / "other")
     assert ours.keys() == theirs.keys()
     same = [name for name in ours if name not in ("run.json", "stages.json")]
@@ -80,7 +80,7 @@ def test_mistakes(berts: Path, tmp_path: Path) -> None:
     assert "did you mean 'protocols'" in refused("run", recipe, "--run", tmp_path / "run", code=2)
     recipe.write_text(PLAIN + "out: base\n")
     message = refused("run", recipe, "--run", tmp_path / "run", "--quiet", code=5)
-    assert message.startswith("stage 1 of 4, 'merge', failed: the output")
+    assert message.startswith("stage 1 of 3, 'merge', failed: the output")
     assert message.endswith("Put it right and run the same command again.")
 
 

@@ -1,15 +1,15 @@
-"""Reading a merge through an aligner: what a question gives is what fitting by hand gives, wherever it is done."""
+"""Scoring a merge with aligned heads: a protocol gives what fitting by hand gives."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.evaluation.test_evaluate import Toy, make_toy, only
+from tests.analysis.making import Toy
+from tests.evaluation.making import CURRENT, average, encoded, experts, only, scored
 
 from orthomerge.alignment.aligned_c import AlignedC
 from orthomerge.alignment.aligner import Aligner
@@ -20,41 +20,33 @@ from orthomerge.alignment.surgery import Surgery
 from orthomerge.data.sampling import few_shot
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.aligned import Aligned
-from orthomerge.evaluation.evaluate import Bench, Question, evaluate
-from orthomerge.evaluation.protocol import Evidence
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.evaluate import evaluate
+from orthomerge.evaluation.evidence import Evidence
+from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Classifier, Head, Linear
-from orthomerge.records import Access, Record
+from orthomerge.heads import Classifier, Head, Linear, head_of
+from orthomerge.models.model import Model
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
+def aligner(name: str, **more: Any) -> EvaluationProtocol:
+    return EvaluationProtocol(aligner=name, **more)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("features")
+def by_hand(tasks: EncodedTasks, model: Model, task: str, split: Any, rows: Any = None) -> tuple[FeaturePair, Head]:
+    """Unlabelled features of some inputs under a model and under the task's expert, and the expert's head."""
+    expert = tasks.teacher(task)
+    rows = torch.arange(len(tasks.tasks[task][split])) if rows is None else torch.as_tensor(rows)
+    both = (tasks.features(each, task, split).take(rows).unlabelled() for each in (model, expert))
+    return FeaturePair(*both), head_of(expert.head(task))
 
 
-def ask(aligner: str, access: Access = "inductive", **more: Any) -> Question:
-    return Question("current", aligner=aligner, access=access, **more)
-
-
-def by_hand(bench: Bench, toy: Toy, task: str, split: Any, rows: Any = None) -> tuple[FeaturePair, Head]:
-    """Unlabelled features of some inputs under `average` and under the task's expert, and the expert's head."""
-    merged, expert = toy.folder / "out" / "average", toy.experts.models[task]
-    rows = torch.arange(len(toy.tasks[task][split])) if rows is None else torch.as_tensor(rows)
-    both = (bench.features(model, task, split).take(rows).unlabelled() for model in (merged, expert))
-    return FeaturePair(*both), bench.head(expert, task)
-
-
-def said(classifier: Classifier, bench: Bench, toy: Toy, task: str) -> torch.Tensor:
-    return classifier(bench.features(toy.folder / "out" / "average", task, "test").values).argmax(1)
+def says(classifier: Classifier, tasks: EncodedTasks, model: Model, task: str) -> torch.Tensor:
+    return classifier(tasks.features(model, task, "test").values).argmax(1)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "aligner"),
+    ("name", "options", "fitted"),
     [
         ("ridge", {}, Ridge()),
         ("orthogonal", {"kappa": 0.1}, Orthogonal(kappa=0.1)),
@@ -62,81 +54,95 @@ def said(classifier: Classifier, bench: Bench, toy: Toy, task: str) -> torch.Ten
         ("surgery", {"steps": 20, "rank": 4}, Surgery(steps=20, rank=4)),
     ],
 )
-def test_a_question_is_fitting_by_hand(
-    toy: Toy, cache: Path, name: str, options: dict[str, Any], aligner: Aligner
-) -> None:
-    bench = toy.bench(cache)
-    questions = [ask(name, options=options, shots=4, seeds=2), ask(name, "transductive", options=options)]
-    found = list(evaluate(bench, [toy.merged("average")], questions))
+def test_an_aligner_is_fitted_as_by_hand(toy: Toy, name: str, options: dict[str, Any], fitted: Aligner) -> None:
+    protocols = [
+        aligner(name, options=options, shots=4, seeds=2),
+        aligner(name, access="transductive", options=options),
+    ]
+    subject, tasks = average(toy), encoded(toy)
+    scores, model = list(evaluate([subject], protocols, tasks)), subject.models["where"]
     for task in toy.tasks:
         labels = toy.tasks[task]["train"].labels
         assert labels is not None
         for seed in range(2):
-            pair, head = by_hand(bench, toy, task, "train", few_shot(labels, 4, seed=seed))
-            fit = replace(aligner, seed=seed) if isinstance(aligner, Surgery) else aligner
-            ((record, predicted),) = only(found, task=task, access="inductive", seed=seed)
-            assert predicted.equal(said(fit.fit(pair, head).classifier, bench, toy, task))
+            pair, head = by_hand(tasks, model, task, "train", few_shot(labels, 4, seed=seed))
+            fit = replace(fitted, seed=seed) if isinstance(fitted, Surgery) else fitted
+            (item,) = only(scores, task=task, access="inductive", seed=seed)
+            assert item.predicted.equal(says(fit.fit(pair, head).classifier, tasks, model, task))
+            record = item.record
             assert (record.protocol, record.aligner, record.options) == ("current", name, options)
             assert (record.shots, record.support) == (4, "train")
             assert (record.extra_parameters > 0) == (name == "surgery")
-        ((record, predicted),) = only(found, task=task, access="transductive")
-        assert predicted.equal(said(aligner.fit(*by_hand(bench, toy, task, "test")).classifier, bench, toy, task))
-        assert record.support == "test"
+        (item,) = only(scores, task=task, access="transductive")
+        classifier = fitted.fit(*by_hand(tasks, model, task, "test")).classifier
+        assert item.predicted.equal(says(classifier, tasks, model, task))
+        assert item.record.support == "test"
 
 
-def test_the_expert_s_head_is_what_is_aligned(toy: Toy, cache: Path) -> None:
-    """An expert read through an aligner is itself, and aligning a merge wins back what it lost."""
-    questions = [Question("current"), ask("ridge"), ask("auto")]
-    found = list(evaluate(toy.bench(cache), [toy.experts, toy.merged("average")], questions))
+def test_the_expert_s_head_is_what_is_aligned(toy: Toy) -> None:
+    """An expert with an aligned head is itself, and aligning a merge wins back what it lost."""
+    scores = scored(toy, [experts(toy), average(toy)], [CURRENT, aligner("ridge"), aligner("auto")])
     for task in toy.tasks:
-        current, ridge, auto = (
-            predicted for record, predicted in only(found, method="expert", task=task) if record.protocol != "joint"
-        )
-        assert ridge.equal(current)
-        assert auto.equal(current)
+        current, ridge, auto = only(scores, method="expert", task=task)
+        assert ridge.predicted.equal(current.predicted)
+        assert auto.predicted.equal(current.predicted)
     unaligned, aligned = (
-        np.mean([record.value for record, _ in only(found, method="average", protocol="current", aligner=aligner)])
-        for aligner in (None, "ridge")
+        np.mean([item.record.value for item in only(scores, method="average", protocol="current", aligner=name)])
+        for name in (None, "ridge")
     )
     assert aligned > unaligned + 0.1
 
 
-def test_the_seed_of_a_question_is_the_aligner_s(toy: Toy, cache: Path) -> None:
-    """Where it has one; an option cannot hold it fixed."""
-    bench, options = toy.bench(cache), {"epochs": 1, "batch": 4, "lr": 0.05}
-    questions = [ask("aligned-c", options=options, seeds=2)]
-    found = only(list(evaluate(bench, [toy.merged("average")], questions)), task="where", aligner="aligned-c")
-    pair, head = by_hand(bench, toy, "where", "train")
-    for seed, (record, predicted) in enumerate(found):
-        made = AlignedC(epochs=1, batch=4, lr=0.05, seed=seed).fit(pair, head).classifier
-        assert record.seed == seed
-        assert predicted.equal(said(made, bench, toy, "where"))
+def test_a_model_whose_heads_were_changed_starts_from_the_expert_s_head(toy: Toy) -> None:
+    model = average(toy).models["where"]
+    spoilt = model.with_heads({task: replace(head_of(head), normalise=True) for task, head in model.heads.items()})
+    protocol = aligner("ridge")
+    one, other = (scored(toy, [replace(average(toy), models=dict.fromkeys(toy.tasks, each))], [protocol])
+                  for each in (model, spoilt))  # fmt: skip
+    for left, right in zip(only(one, aligner="ridge"), only(other, aligner="ridge"), strict=True):
+        assert left.predicted.equal(right.predicted)
 
 
-# What cannot be asked.
+def test_the_protocol_aligned_c_is_the_aligner_with_the_seed_of_the_draw(toy: Toy) -> None:
+    """An option cannot hold the seed fixed."""
+    options = {"epochs": 1, "batch": 4, "lr": 0.05}
+    subject, tasks = average(toy), encoded(toy)
+    protocols = [aligner("aligned-c", options=options, seeds=2), EvaluationProtocol("aligned-c", options, seeds=2)]
+    scores = list(evaluate([subject], protocols, tasks))
+    pair, head = by_hand(tasks, subject.models["where"], "where", "train")
+    for name in ("current", "aligned-c"):
+        for seed, item in enumerate(only(scores, task="where", protocol=name)):
+            classifier = AlignedC(epochs=1, batch=4, lr=0.05, seed=seed).fit(pair, head).classifier
+            assert item.record.seed == seed
+            assert item.predicted.equal(says(classifier, tasks, subject.models["where"], "where"))
 
 
-def test_mistakes(toy: Toy, cache: Path) -> None:
-    for protocol, access in (("current", "data-free"), ("knn", "inductive")):
-        with pytest.raises(
-            RecipeError, match=r"aligner 'ridge' makes the head that is read, from inputs: its protocol"
-        ):
-            Question(protocol, aligner="ridge", access=access)  # type: ignore[arg-type]
+def test_mistakes(toy: Toy) -> None:
+    with pytest.raises(RecipeError, match=r"aligner 'ridge' makes the head that is scored: its protocol is 'current'"):
+        EvaluationProtocol("knn", aligner="ridge")
     with pytest.raises(RecipeError, match="unknown aligner 'rigde'; did you mean 'ridge'"):
-        list(evaluate(toy.bench(cache), [toy.merged("average")], [ask("rigde")]))
+        scored(toy, [average(toy)], [aligner("rigde")])
     head = Head(Linear(torch.eye(2)), ("a", "b"))
     evidence = Evidence(head, Features(torch.ones(3, 2), "toy", "train"))
     with pytest.raises(RecipeError, match="an aligner needs the expert's features of its inputs of 'toy', got none"):
         Aligned(Ridge()).build(evidence)
-    assert isinstance(ask("ridge", options={"strength": 0.1}).reading, Aligned)
+    assert isinstance(aligner("ridge", options={"strength": 0.1}).builder(), Aligned)
 
 
-def test_two_aligners_are_two_ways(toy: Toy, cache: Path) -> None:
+def test_a_name_is_a_protocol_or_an_aligner() -> None:
+    assert EvaluationProtocol.of("knn") == EvaluationProtocol("knn")
+    assert EvaluationProtocol.of("ridge") == aligner("ridge")
+    assert EvaluationProtocol.of("aligned-c").aligner is None
+    assert EvaluationProtocol.of(aligner("ridge", shots=3)).shots == 3
+    with pytest.raises(RecipeError, match=r"unknown protocol 'kn'; did you mean 'knn'\?"):
+        EvaluationProtocol.of("kn")
+
+
+def test_two_aligners_are_two_ways(toy: Toy) -> None:
     """And the same one twice is a mistake."""
-    same = [ask("ridge"), ask("ridge", seeds=2)]
-    with pytest.raises(RecipeError, match="two questions ask 'average' for the same"):
-        list(evaluate(toy.bench(cache), [toy.merged("average")], same))
-    found = list(evaluate(toy.bench(cache), [toy.merged("average")], [ask("ridge"), ask("linear"), ask("affine")]))
-    records: list[Record] = [record for record, _ in found if record.protocol != "joint"]
+    with pytest.raises(RecipeError, match="two protocols score 'average' in the same way"):
+        scored(toy, [average(toy)], [aligner("ridge"), aligner("ridge", seeds=2)])
+    scores = scored(toy, [average(toy)], [aligner("ridge"), aligner("linear"), aligner("affine")])
+    records = [item.record for item in scores if item.record.protocol != "joint"]
     assert [record.aligner for record in records] == ["ridge", "linear", "affine"] * 2
     assert len({record.way for record in records if record.task == "where"}) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.aligner_table import MERGES, aligner_questions, aligner_sheets
+from benchmarks.aligner_table import MERGES, aligner_protocols, aligner_sheets
 
 from orthomerge.alignment.aligners import ALIGNERS
 from orthomerge.records import Record
@@ -10,10 +10,10 @@ from orthomerge.records import Record
 
 def test_every_aligner_is_asked_everything() -> None:
     asked = {
-        (question.aligner, question.access, question.shots, subject): question.seeds
-        for question in aligner_questions()
-        if question.aligner is not None
-        for subject in question.subjects or ()
+        (protocol.aligner, protocol.access, protocol.shots, subject): protocol.seeds
+        for protocol in aligner_protocols()
+        if protocol.aligner is not None
+        for subject in protocol.models or ()
     }
     for aligner in ALIGNERS:
         for access in ("inductive", "transductive"):
@@ -26,7 +26,7 @@ def test_every_aligner_is_asked_everything() -> None:
 
 
 def test_a_gpu_is_asked_where_it_helps() -> None:
-    options = {(question.aligner, question.shots): question.options for question in aligner_questions(device="cuda")}
+    options = {(protocol.aligner, protocol.shots): protocol.options for protocol in aligner_protocols(device="cuda")}
     assert options["orth-m", 5] == options["orth-m", None] == options["kl-map", None] == {"device": "cuda"}
     assert options["ridge", None] == options["kl-map", 5] == {}
 

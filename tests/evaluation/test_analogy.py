@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.evaluation.test_evaluate import Toy, make_toy
-from tests.evaluation.test_negation import Pairs, by_hand, task_of, threshold
+from tests.analysis.making import Toy
+from tests.evaluation.making import encoded
+from tests.evaluation.test_negation import by_hand, pairs_of, task_of, threshold
+from tests.evaluation.test_scale import Said
 
-from orthomerge import merge
+from orthomerge.api.analogy import analogy
+from orthomerge.api.arithmetic import arithmetic
+from orthomerge.api.open import open as open_experts
 from orthomerge.data.task import Split
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.analogy import Analogy, Form, Point, analogy_span, combined, search_analogy
-from orthomerge.evaluation.bench import Bench
+from orthomerge.evaluation.analogy import Analogy, Form, Point, coefficients, search_analogy
 from orthomerge.evaluation.metrics import accuracy, predict, wilson
 
 # `no` as long as the first weight is at most 0.5, `yes` as soon as the second is more.
@@ -28,18 +30,16 @@ GRID = (0.25, 0.75, 1.0)
 def searched(**more: Any) -> Analogy:
     """Weights (scale, shift)."""
     plane = by_hand((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
-    return search_analogy(
-        plane, Bench({"d": TASK}, Pairs(), device="cpu"), threshold(1, 1), task="d", **{"grid": GRID, **more}
-    )
+    return search_analogy(plane, threshold(1, 1), pairs_of(TASK), task="d", **{"grid": GRID, **more})
 
 
 def test_by_hand_with_one_coefficient() -> None:
-    said: list[str] = []
-    found = searched(say=said.append)
+    said = Said()
+    found = searched(progress=said, title="a:b::c")
     # One half is right on either side of 0.5, so the base is as good as anything.
     assert found.curve == tuple(Point(scale, scale, 0.5) for scale in (0.0, *GRID))
     assert found.best == Point(0.0, 0.0, 0.5)
-    assert said[2] == "scale 0.75, shift 0.75: 50.0"
+    assert said.stages[2] == "a:b::c: scale 0.75, shift 0.75: 50.0"
     assert (found.base.value, found.auxiliary.value, found.unscaled.value) == (0.75, 0.0, 0.25)
     assert found.edited == found.base
     assert (found.base.low, found.base.high) == wilson(3, 4)
@@ -62,9 +62,9 @@ def test_mistakes() -> None:
         searched(grid=(0, 1))
     for split in ("val", "test"):
         blind = replace(TASK, splits={**TASK.splits, split: TASK[split].unlabelled()})
-        bench = Bench({"d": blind}, Pairs(), device="cpu")
+        plane = by_hand((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
         with pytest.raises(RecipeError, match=f"{split} split of 'd' has no labels"):
-            search_analogy(by_hand((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)), bench, threshold(1, 1), task="d")
+            search_analogy(plane, threshold(1, 1), pairs_of(blind), task="d")
 
 
 def test_how_an_analogy_is_written() -> None:
@@ -75,39 +75,40 @@ def test_how_an_analogy_is_written() -> None:
             Form.parse(wrong)
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
+def test_the_coefficients() -> None:
+    assert coefficients(Form("a", "b", "c"), scale=0.5, shift=0.2) == {"a": -0.2, "b": 0.2, "c": 0.5}
+    assert coefficients(Form("a", "b", "a"), scale=0.5, shift=0.2) == pytest.approx({"a": 0.3, "b": 0.2})
 
 
-def test_the_recipe(toy: Toy) -> None:
-    recipe = replace(toy.recipe("ties"), experts={name: name for name in "abcx"})
-    made = combined(recipe, Form("a", "b", "c"), scale=0.5, shift=0.2)
-    assert made.parameters == {"scale": {"a": -0.2, "b": 0.2, "c": 0.5, "x": 0.0}}
-    made = combined(recipe, Form("a", "b", "a"), scale=0.5, shift=0.2)
-    assert made.parameters["scale"] == pytest.approx({"a": 0.3, "b": 0.2, "c": 0.0, "x": 0.0})
-    with pytest.raises(RecipeError, match="task vector of 'd' is wanted, but its expert was not given"):
-        combined(recipe, Form("a", "d", "c"), scale=1.0, shift=1.0)
+def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
+    form, tasks = Form("bright", "where", "bright"), encoded(toy, tasks={"fourth": toy.tasks["bright"]})
+    experts = open_experts(
+        {**{task: toy.folder / task for task in toy.tasks}, "fourth": toy.folder / "bright"}, base=toy.folder / "base"
+    )
+    result = analogy(
+        experts, form, "fourth", toy.tasks["bright"], grid=(0.4, 1.0), independent=True, encoding=toy.encoding
+    )
+    found, head = result.search, experts.heads["bright"]
 
-
-def test_the_curve_is_that_of_real_merges(toy: Toy, tmp_path: Path) -> None:
-    form, recipe = Form("bright", "where", "bright"), toy.recipe("ties")
-    plane = analogy_span(recipe, form, tmp_path / "span")
-    bench = toy.bench(tmp_path / "cache")
-    head = bench.head(toy.folder / "out" / "sum", "bright")
-    found = search_analogy(plane, bench, head, task="bright", grid=(0.4, 1.0), independent=True)
-
-    def measured(out: Path, split: Split) -> float:
+    def measured(scale: float, shift: float, split: Split) -> float:
+        model = arithmetic(experts, coefficients(form, scale=scale, shift=shift))
         labels = torch.tensor(toy.tasks["bright"][split].labels)
-        return accuracy(predict(head, bench.features(out, "bright", split).values), labels)
+        return accuracy(predict(head, tasks.features(model, "fourth", split).values), labels)
 
     assert len(found.curve) == 9
     for point in found.curve:
-        out = tmp_path / f"{point.scale}-{point.shift}"
-        merge(combined(recipe, form, scale=point.scale, shift=point.shift), out=out)
-        assert point.accuracy == pytest.approx(measured(out, "val"))
-    assert found.edited.value == pytest.approx(measured(tmp_path / f"{found.best.scale}-{found.best.shift}", "test"))
-    assert found.base.value == pytest.approx(measured(tmp_path / "0.0-0.0", "test"))
+        assert point.accuracy == pytest.approx(measured(point.scale, point.shift, "val"))
+    assert found.edited.value == pytest.approx(measured(found.best.scale, found.best.shift, "test"))
+    assert found.base.value == pytest.approx(measured(0.0, 0.0, "test"))
     # Fine-tuned on C is C's expert, which here is the task's own.
     assert found.expert is not None
     assert found.auxiliary == found.expert
+    assert result.model is not None
+    assert result.model.tasks == ("bright", "where", "fourth")
+
+
+def test_what_is_no_analogy(toy: Toy) -> None:
+    with pytest.raises(RecipeError, match="task vector of 'd' is wanted, but its expert was not given"):
+        analogy(toy.experts, "bright:d::where", "fourth", toy.tasks["where"])
+    with pytest.raises(RecipeError, match="'where' is one of the three of the analogy; give it a new name"):
+        analogy(toy.experts, "bright:where::bright", "where", toy.tasks["where"])

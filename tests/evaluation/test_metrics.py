@@ -15,7 +15,6 @@ from orthomerge.evaluation.metrics import (
     counted,
     expected_calibration_error,
     hits,
-    logits_of,
     mean_accuracy,
     normalised_accuracy,
     predict,
@@ -24,7 +23,7 @@ from orthomerge.evaluation.metrics import (
     wilson,
     worst_task,
 )
-from orthomerge.heads import Head, Linear
+from orthomerge.heads import Head, Linear, logits_of
 
 
 def test_predictions_take_the_first_of_equals() -> None:

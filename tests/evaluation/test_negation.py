@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from tests.evaluation.test_evaluate import Toy, make_toy
+from tests.analysis.making import Toy
+from tests.evaluation.making import encoded, without_labels
+from tests.evaluation.test_scale import Said
 
-from orthomerge import merge
+from orthomerge.api.arithmetic import arithmetic
+from orthomerge.api.negate import negate
+from orthomerge.checkpoints.checkpoint import Spec
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.bench import Bench
+from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predict, wilson
-from orthomerge.evaluation.negation import (
-    Negation,
-    Point,
-    base_heads,
-    negated,
-    negation_span,
-    search_negation,
-)
-from orthomerge.evaluation.span import Span
+from orthomerge.evaluation.negation import Negation, Point, base_heads, search_negation
+from orthomerge.evaluation.span import Span, span_of
 from orthomerge.heads import Head, Linear
-from orthomerge.merged import Merged
+from orthomerge.models.encoding import Encoding
 from orthomerge.models.generic import generic
+from orthomerge.models.modules import Skeleton
 
 
 class Scaled(torch.nn.Module):
@@ -55,9 +52,13 @@ class Pairs:
 
 def by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
-    model = Merged(Scaled(), {}, generic(""), "output")
+    skeleton = Skeleton(Scaled(), {"weight": "weight"}, {"weight": Spec((2,), "F32")})
     tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
-    return Span(model, tensors[0], tuple(tensors[1:]))
+    return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]))
+
+
+def pairs_of(*tasks: Task) -> EncodedTasks:
+    return EncodedTasks({task.name: task for task in tasks}, how=Encoding(None, "cpu", processor=Pairs()))
 
 
 def task_of(name: str, splits: Mapping[Split, tuple[Sequence[Sequence[float]], Sequence[int]]]) -> Task:
@@ -91,15 +92,14 @@ GRID = (0.2, 0.4, 0.6, 0.8)
 def searched(
     span: Span, *tasks: Task, grid: Sequence[float] = GRID, heads: Mapping[str, Head] = HEADS, **more: Any
 ) -> Negation:
-    bench = Bench({task.name: task for task in tasks or (TARGET, CONTROL)}, Pairs(), device="cpu")
-    return search_negation(span, bench, heads, target="target", grid=grid, **more)
+    return search_negation(span, heads, pairs_of(*(tasks or (TARGET, CONTROL))), target="target", grid=grid, **more)
 
 
 def test_by_hand() -> None:
     # Weights (1 - s, 1 - s / 2). At 0.4 the target's 0.6, 0.7 and 0.8 fall to 0.48 and less, below the head's 0.5, and
     # of the control's twenty only the 0.6 does: 95 %. At 0.6 its 0.65 falls too.
-    said: list[str] = []
-    found = searched(by_hand((1, 1), (-1, -0.5)), say=said.append)
+    said = Said()
+    found = searched(by_hand((1, 1), (-1, -0.5)), progress=said, title="minus target")
     assert found.curve == (
         Point(0.0, 8 / 8, 20 / 20),
         Point(0.2, 7 / 8, 20 / 20),
@@ -108,7 +108,7 @@ def test_by_hand() -> None:
         Point(0.8, 4 / 8, 18 / 20),
     )
     assert found.scale == 0.4
-    assert said[2] == "scale 0.4: target 62.5, control 95.0"
+    assert said.stages[2] == "minus target: scale 0.4: target 62.5, control 95.0"
     # On test inputs at 0.4: of the target only the 0.7 falls (to 0.42), of the control three 0.6 of eight inputs do.
     assert (found.base["target"].value, found.edited["target"].value) == (1.0, 7 / 8)
     assert (found.edited["target"].low, found.edited["target"].high) == wilson(7, 8)
@@ -168,47 +168,70 @@ def test_mistakes() -> None:
         searched(span, TARGET)
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
+def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
+    result = negate(toy.experts, "bright", toy.tasks, grid=(0.3, 1.0), keep=0.6, encoding=toy.encoding)
+    found, tasks = result.search, encoded(toy)
+    line = span_of(arithmetic(toy.experts, {}), arithmetic(toy.experts, {"bright": -1.0}))
+    heads = base_heads(line, tasks, toy.experts.heads)
 
-
-def test_the_curve_is_that_of_real_merges(toy: Toy, tmp_path: Path) -> None:
-    bench, recipe = toy.bench(tmp_path / "cache"), toy.recipe("ties")
-    span = negation_span(recipe, "bright", tmp_path / "span")
-    heads = base_heads(span, bench, toy.tasks)
-    found = search_negation(span, bench, heads, target="bright", grid=(0.3, 1.0), keep=0.6)
-
-    def measured(out: Path, task: str, split: Split) -> float:
+    def measured(scale: float, task: str, split: Split) -> float:
+        model = arithmetic(toy.experts, {"bright": 0.0 - scale})
         labels = torch.tensor(toy.tasks[task][split].labels)
-        return accuracy(predict(heads[task], bench.features(out, task, split).values), labels)
+        return accuracy(predict(heads[task], tasks.features(model, task, split).values), labels)
 
     for point in found.curve:
-        out = tmp_path / str(point.scale)
-        merge(negated(recipe, "bright", point.scale), out=out)
-        assert point.target == pytest.approx(measured(out, "bright", "val"))
-        assert point.control == pytest.approx(measured(out, "where", "val"))
+        assert point.target == pytest.approx(measured(point.scale, "bright", "val"))
+        assert point.control == pytest.approx(measured(point.scale, "where", "val"))
     assert found.scale > 0
-    for task, result in found.edited.items():
-        assert result.value == pytest.approx(measured(tmp_path / str(found.scale), task, "test"))
-        assert found.base[task].value == pytest.approx(measured(tmp_path / "0.0", task, "test"))
+    for task, score in found.edited.items():
+        assert score.value == pytest.approx(measured(found.scale, task, "test"))
+        assert found.base[task].value == pytest.approx(measured(0.0, task, "test"))
+    assert result.model is not None
+    assert result.model.digest == arithmetic(toy.experts, {"bright": -found.scale}, dtype="keep").digest
+    assert [point.scale for point in result.random.curve] == [0.0, 0.3, 1.0]
+    assert result.random.curve[0] == found.curve[0]
+    assert result.random.curve[1:] != found.curve[1:]
 
 
-def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy, tmp_path: Path) -> None:
-    bench = toy.bench(tmp_path / "cache")
-    span = negation_span(toy.recipe("ties"), "bright", tmp_path / "span")
+def test_nothing_is_left_to_write_if_nothing_is_forgotten(toy: Toy) -> None:
+    result = negate(toy.experts, "bright", toy.tasks, grid=(300,), keep=1.0, encoding=toy.encoding)
+    assert result.search.scale == 0
+    assert result.model is None
+
+
+def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
+    tasks = encoded(toy)
+    span = span_of(arithmetic(toy.experts, {}), arithmetic(toy.experts, {"bright": -1.0}))
     span.at(1.0)  # wherever it was
-    heads = base_heads(span, bench, ["where"])
-    assert heads["where"].labels == toy.tasks["where"].labels
-    train = bench.encode(span.at(0.0), "where", toy.tasks["where"]["train"])
+    reader = {"where": replace(toy.experts.heads["where"], pooling="mean")}
+    head = base_heads(span, tasks, reader)["where"]
+    assert (head.labels, head.pooling) == (toy.tasks["where"].labels, "mean")
+    train = span.features((0.0,), toy.tasks["where"]["train"], task="where", head=head, how=toy.encoding)
     assert train.labels is not None
-    assert accuracy(predict(heads["where"], train.values), train.labels) > 0.9
-    task = toy.tasks["where"]
-    blind = replace(task, splits={**task.splits, "train": task["train"].unlabelled()})
+    assert accuracy(predict(head, train.values), train.labels) > 0.9
     with pytest.raises(RecipeError, match="train split of 'where' has no labels"):
-        base_heads(span, replace(bench, tasks={"where": blind}), ["where"])
+        base_heads(span, encoded(toy, tasks=without_labels(toy, "train")), reader)
 
 
-def test_an_unknown_target(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"task vector of 'brigth' is wanted.*did you mean 'bright'"):
-        negation_span(toy.recipe("ties"), "brigth", tmp_path)
+def test_heads_of_the_experts(toy: Toy) -> None:
+    """A probe needs no expert of its task, an expert's head does."""
+    found = negate(toy.experts, "bright", toy.tasks, heads="expert", grid=(0.3,), encoding=toy.encoding).search
+    base = toy.experts.base.with_heads(toy.experts.heads)
+    for task, score in found.base.items():
+        predicted = predict(base.head(task), encoded(toy).features(base, task, "test").values)
+        assert score.value == accuracy(predicted, torch.tensor(toy.tasks[task]["test"].labels))
+    more = {**toy.tasks, "other": toy.tasks["where"]}
+    with pytest.raises(RecipeError, match="reads 'other' by its expert's head; give --expert other=PATH"):
+        negate(toy.experts, "bright", more, heads="expert")
+    found = negate(toy.experts, "bright", more, grid=(0.3,), keep=0.1, encoding=toy.encoding).search
+    assert found.controls == ("where", "other")
+    assert found.base["other"] == found.base["where"]
+
+
+def test_what_cannot_be_negated(toy: Toy) -> None:
+    with pytest.raises(RecipeError, match=r"task vector of 'other' is wanted.*did you mean 'where'"):
+        negate(toy.experts, "other", {"other": toy.tasks["where"], "where": toy.tasks["where"]})
+    with pytest.raises(RecipeError, match="no data of 'brigth'; give --data brigth=PATH"):
+        negate(toy.experts, "brigth", toy.tasks)
+    with pytest.raises(RecipeError, match=r"unknown heads 'prob'; did you mean 'probe'"):
+        negate(toy.experts, "bright", toy.tasks, heads="prob")  # type: ignore[arg-type]

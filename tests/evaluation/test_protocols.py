@@ -1,4 +1,4 @@
-"""Current, KNN, aligned-c and the probe on toys whose answers are worked out by hand, and the table that names them."""
+"""Current, KNN and the probe on toys whose answers are worked out by hand, and the table that names them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import normalize
 
 from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.evaluation import knn, protocols
-from orthomerge.evaluation.aligned_c import AlignedC, Schedule, divergence
+from orthomerge.evaluation.aligned import aligned_c
 from orthomerge.evaluation.current import Current
+from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.knn import Knn
 from orthomerge.evaluation.metrics import accuracy, predict, predictions
 from orthomerge.evaluation.probe import Probe
-from orthomerge.evaluation.protocol import Evidence
-from orthomerge.evaluation.protocols import PROTOCOLS, Row, find_protocol, make_protocol, protocol_class
+from orthomerge.evaluation.protocols import PROTOCOLS, Row, find_protocol, make_protocol, protocol_maker
 from orthomerge.features.features import Features
 from orthomerge.heads import Head, Linear
 
@@ -36,11 +35,6 @@ def support_of(values: Any, labels: Any = None) -> Features:
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def rotation(d: int, *, angle: float, seed: int) -> torch.Tensor:
-    A = random(d, d, seed=seed)
-    return torch.matrix_exp(angle * (A - A.T) / math.sqrt(2 * d))
 
 
 class TestCurrent:
@@ -94,164 +88,6 @@ class TestKnn:
         classifier = Knn().build(Evidence(head_of(torch.zeros(2, 1)), support_of([[1.0], [2.0]], [1, 0])))
         with pytest.raises(IncompatibleError, match=r"features must be \[n, 1\] like the anchors, got \(4, 2\)"):
             classifier(torch.zeros(4, 2))
-
-
-class TestAlignedC:
-    def test_one_step_by_hand(self) -> None:
-        # p = (1/3, 1/3, 1/3), teacher (1/2, 1/4, 1/4): p - q = (-1/6, 1/12, 1/12); times x = (2, -1) the gradient has
-        # the signs below, and Adam's first step is lr against the sign.
-        head = head_of(torch.zeros(3, 2), torch.zeros(3))
-        evidence = Evidence(head, support_of([[2.0, -1.0]]), torch.tensor([[math.log(2), 0.0, 0.0]]))
-        aligned = AlignedC("paper", epochs=1).build(evidence)
-        lr = 5e-4
-        torch.testing.assert_close(
-            aligned.output.weight, lr * torch.tensor([[1.0, -1.0], [-1.0, 1.0], [-1.0, 1.0]]), rtol=1e-5, atol=0
-        )
-        assert aligned.output.bias is not None
-        torch.testing.assert_close(aligned.output.bias, lr * torch.tensor([1.0, -1.0, -1.0]), rtol=1e-5, atol=0)
-        assert not head.output.weight.any(), "the expert's head was changed"
-
-    def test_one_step_of_a_clip_head_is_a_hundred_times_as_long(self) -> None:
-        # x = (3, 4) / 5 makes logits 60, 80: class 1 has all of p, and the teacher wants class 0.
-        weight = 100 * torch.eye(2)
-        evidence = Evidence(head_of(weight, normalise=True), support_of([[3.0, 4.0]]), torch.tensor([[80.0, 0.0]]))
-        aligned = AlignedC("paper", epochs=1).build(evidence)
-        assert aligned.normalise
-        assert aligned.output.bias is None
-        moved = 100 * 5e-4 * torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
-        torch.testing.assert_close(aligned.output.weight, weight + moved)
-
-    @pytest.mark.parametrize("recipe", ["paper", "tuned"])
-    def test_what_a_head_can_say_is_learned(self, recipe: Any) -> None:
-        # One-hot inputs: row i of the teacher can be matched exactly by column i of the weight.
-        teacher = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [1.0, 1.0, 3.0]])
-        head = head_of(torch.zeros(3, 3), torch.zeros(3))
-        evidence = Evidence(head, support_of(torch.eye(3)), teacher)
-        aligned = AlignedC(recipe, epochs=2000, lr=1e-2).build(evidence)
-        torch.testing.assert_close(aligned(torch.eye(3)).softmax(1), teacher.softmax(1), atol=2e-3, rtol=0)
-
-    @pytest.mark.parametrize("normalise", [False, True])
-    def test_a_planted_rotation_costs_nothing(self, normalise: bool) -> None:
-        d, n = 24, 1500
-        centres = 1.2 * random(3, d)
-        labels = torch.arange(n) % 3
-        expert = centres[labels] + random(n, d, seed=1) + 0.5
-        merged = expert @ rotation(d, angle=2.5, seed=2)
-        head = head_of(4 * normalize(centres, dim=1) * (5 if normalise else 1), torch.zeros(3), normalise=normalise)
-        teacher, test = head(expert), slice(1000, None)
-        aligned = AlignedC().build(Evidence(head, support_of(merged[:1000]), teacher[:1000]))
-        best = accuracy(predictions(teacher[test]), labels[test])
-        assert best > 0.95
-        assert accuracy(predict(head, merged[test]), labels[test]) < best - 0.2
-        assert accuracy(predict(aligned, merged[test]), labels[test]) > best - 0.01
-        assert divergence(teacher[test], aligned(merged[test])) < 0.05 * divergence(teacher[test], head(merged[test]))
-
-    def evidence(self, *, seed: int = 0, **more: Any) -> Evidence:
-        weight, bias = random(3, 8), random(3, seed=1)
-        features = random(200, 8, seed=2) + 3
-        return Evidence(head_of(weight, bias, **more), support_of(features), random(200, 3, seed=3), seed)
-
-    @pytest.mark.parametrize("recipe", ["paper", "tuned"])
-    def test_the_divergence_falls(self, recipe: Any) -> None:
-        evidence = self.evidence()
-        assert evidence.support is not None
-        assert evidence.teacher is not None
-        before = divergence(evidence.teacher, evidence.head(evidence.support.values))
-        assert divergence(evidence.teacher, AlignedC(recipe).build(evidence)(evidence.support.values)) < before
-
-    def test_the_seed_decides(self) -> None:
-        one, again, other = (AlignedC().build(self.evidence(seed=seed)).output.weight for seed in (0, 0, 1))
-        assert torch.equal(one, again)
-        assert not torch.equal(one, other)
-
-    def test_unit_and_origin_of_the_features_do_not_matter(self) -> None:
-        evidence = self.evidence()
-        head, support = evidence.head, evidence.support
-        assert support is not None
-        assert head.output.bias is not None
-        expected = AlignedC().build(evidence)(support.values)
-        unit, origin = 40.0, 7.0
-        moved = support.values * unit + origin
-        weight = head.output.weight / unit
-        same = head_of(weight, head.output.bias - weight.sum(1) * origin)
-        aligned = AlignedC().build(Evidence(same, support_of(moved), evidence.teacher))
-        torch.testing.assert_close(aligned(moved), expected, atol=1e-2, rtol=0)
-
-    def test_agreement_is_kept(self) -> None:
-        evidence = self.evidence()
-        assert evidence.support is not None
-        teacher = evidence.head(evidence.support.values)
-        aligned = AlignedC().build(Evidence(evidence.head, evidence.support, teacher))
-        assert divergence(teacher, aligned(evidence.support.values)) < 1e-6
-
-    @pytest.mark.parametrize("activation", ["tanh", "relu", "gelu"])
-    def test_a_hidden_layer_is_trained_too(self, activation: Any) -> None:
-        hidden = Linear(random(5, 8, seed=4) / 3, random(5, seed=5))
-        head = head_of(random(3, 5), random(3, seed=1), hidden=hidden, activation=activation)
-        evidence = Evidence(head, support_of(random(1, 8, seed=2)), random(1, 3, seed=3))
-        aligned = AlignedC("paper", epochs=1).build(evidence)
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in head.tensors().items()}
-        student = Head(
-            Linear(leaves["weight"], leaves["bias"]),
-            head.labels,
-            Linear(leaves["hidden.weight"], leaves["hidden.bias"]),
-            activation,
-        )
-        assert evidence.support is not None
-        assert evidence.teacher is not None
-        q = evidence.teacher.softmax(1)
-        (-(q * student(evidence.support.values).log_softmax(1)).sum()).backward()  # type: ignore[no-untyped-call]
-        for name, tensor in aligned.tensors().items():
-            gradient = leaves[name].grad
-            assert gradient is not None
-            expected = head.tensors()[name] - 5e-4 * gradient / (gradient.abs() + 1e-8)
-            torch.testing.assert_close(tensor, expected, atol=1e-6, rtol=0)
-
-    def test_hidden_layers_converge_without_a_bias_as_well(self) -> None:
-        head = head_of(random(3, 5), hidden=Linear(random(5, 8, seed=4) / 3), activation="tanh")
-        evidence = Evidence(head, self.evidence().support, random(200, 3, seed=3))
-        assert evidence.support is not None
-        assert evidence.teacher is not None
-        aligned = AlignedC().build(evidence)
-        assert set(aligned.tensors()) == {"weight", "hidden.weight"}
-        before = divergence(evidence.teacher, head(evidence.support.values))
-        assert divergence(evidence.teacher, aligned(evidence.support.values)) < 0.7 * before
-
-    @pytest.mark.parametrize(("count", "steps"), [(1, 60), (64, 60), (65, 120), (100_000, 3000)])
-    def test_steps(self, count: int, steps: int) -> None:
-        assert AlignedC().schedule.steps(count) == steps
-
-    def test_options_override_the_recipe(self) -> None:
-        assert AlignedC("paper").schedule == Schedule(5, 5e-4, 1, None, False)
-        assert AlignedC("paper").schedule.steps(385) == 1925
-        assert AlignedC("tuned", 1, 0.1, 2, 3).schedule == Schedule(1, 0.1, 2, 3, True)
-
-    def test_inputs_that_are_all_the_same(self) -> None:
-        head = head_of(torch.eye(3), torch.zeros(3))
-        teacher = torch.tensor([[0.0, 3.0, 0.0]]).repeat(4, 1)
-        support = support_of([[1.0, 0.0, 0.0]] * 4)
-        aligned = AlignedC(epochs=1000).build(Evidence(head, support, teacher))
-        assert predict(aligned, support.values).tolist() == [1] * 4
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"recipe": "papper"}, r"'recipe' must be 'paper' or 'tuned', got 'papper'; did you mean 'paper'\?"),
-            ({"epochs": 0}, "'epochs' must be at least 1, got 0"),
-            ({"batch": 0}, "'batch' must be at least 1, got 0"),
-            ({"most": 0}, "'most' must be at least 1, got 0"),
-            ({"lr": 0.0}, r"'lr' must be in \(0, 1\], got 0.0"),
-            ({"lr": math.nan}, r"'lr' must be in \(0, 1\], got nan"),
-        ],
-    )
-    def test_options_that_make_no_sense(self, options: dict[str, Any], message: str) -> None:
-        with pytest.raises(RecipeError, match=message):
-            AlignedC(**options)
-
-    def test_divergence_is_an_error(self) -> None:
-        evidence = Evidence(head_of(torch.full((3, 8), 3e38)), support_of(torch.ones(2, 8)), torch.ones(2, 3))
-        with pytest.raises(NumericalError, match="the head of 'toy' diverged under aligned-c: it is no longer finite"):
-            AlignedC().build(evidence)
 
 
 class TestProbe:
@@ -309,7 +145,7 @@ GOOD = {"values": torch.ones(4, 2), "labels": [0, 1, 2, 0]}
     ("name", "evidence", "error", "message"),
     [
         ("knn", {"support": None}, RecipeError, "'knn' needs features of support inputs, got none"),
-        ("aligned-c", {"support": None}, RecipeError, "'aligned-c' needs features of support inputs, got none"),
+        ("aligned-c", {"support": None}, RecipeError, "'aligner' needs features of support inputs, got none"),
         (
             "probe",
             {"values": torch.ones(0, 2), "labels": []},
@@ -319,14 +155,7 @@ GOOD = {"values": torch.ones(4, 2), "labels": [0, 1, 2, 0]}
         ("knn", {"labels": None}, RecipeError, "'knn' needs labels of its support inputs of 'toy', got none"),
         ("probe", {"labels": [0, 1, 3, 0]}, IncompatibleError, r"labels of 'toy' must be in 0\.\.2, got 0\.\.3"),
         ("knn", {"labels": [0, 1, -1, 0]}, IncompatibleError, r"labels of 'toy' must be in 0\.\.2, got -1\.\.1"),
-        (
-            "aligned-c",
-            {},
-            RecipeError,
-            "'aligned-c' needs the expert's logits on its support inputs of 'toy', got none",
-        ),
-        ("aligned-c", {"teacher": torch.ones(4, 2)}, IncompatibleError, r"must be \(4, 3\), got \(4, 2\)"),
-        ("aligned-c", {"teacher": torch.full((4, 3), math.inf)}, NumericalError, "logits on 'toy' are not all finite"),
+        ("aligned-c", {}, RecipeError, "an aligner needs the expert's features of its inputs of 'toy', got none"),
         ("knn", {"values": torch.full((4, 2), math.nan)}, NumericalError, "4 of 4 support features of 'toy' are NaN"),
         ("probe", {"values": torch.ones(4, 5)}, IncompatibleError, "'toy' reads 2 features but the support has 5"),
     ],
@@ -337,7 +166,7 @@ def test_evidence_that_is_not_enough(
     given = GOOD | evidence
     support = None if "support" in evidence else support_of(given["values"], given["labels"])
     with pytest.raises(error, match=message):
-        make_protocol(name).build(Evidence(head_of(torch.ones(3, 2)), support, evidence.get("teacher")))
+        make_protocol(name).build(Evidence(head_of(torch.ones(3, 2)), support))
 
 
 class TestTable:
@@ -346,7 +175,7 @@ class TestTable:
         row = find_protocol(name)
         protocol = make_protocol(name)
         assert row.name == name
-        assert type(protocol) is protocol_class(row)
+        assert protocol_maker(row)() == protocol
         assert row.needs == protocol.needs
         assert row.title
         assert row.reference
@@ -355,10 +184,10 @@ class TestTable:
     def test_contract(self, name: str) -> None:
         """Evidence is not changed, the labels are the head's, and the same evidence gives the same logits."""
         head = head_of(random(3, 4), random(3, seed=1))
-        values, labels, teacher = random(30, 4, seed=2), torch.arange(30) % 3, random(30, 3, seed=3)
-        tensors = [*head.tensors().values(), values, labels, teacher]
+        values, labels, expert = random(30, 4, seed=2), torch.arange(30) % 3, random(30, 4, seed=3)
+        tensors = [*head.tensors().values(), values, labels, expert]
         before = [tensor.clone() for tensor in tensors]
-        evidence = Evidence(head, support_of(values, labels), teacher, seed=5)
+        evidence = Evidence(head, support_of(values, labels), support_of(expert), seed=5)
         one, two = (make_protocol(name).build(evidence) for _ in range(2))
         assert one.labels == head.labels
         assert torch.equal(one(values), two(values))
@@ -366,7 +195,7 @@ class TestTable:
         assert all(map(torch.equal, tensors, before))
 
     def test_options_are_strict(self) -> None:
-        assert make_protocol("aligned-c", {"recipe": "paper", "lr": 1}) == AlignedC("paper", lr=1.0)
+        assert make_protocol("aligned-c", {"recipe": "paper", "lr": 1}) == aligned_c("paper", lr=1.0)
         with pytest.raises(RecipeError, match=r"protocol aligned-c: unknown option 'epoch'; did you mean 'epochs'\?"):
             make_protocol("aligned-c", {"epoch": 3})
         with pytest.raises(RecipeError, match=r"protocol current: unknown option 'k'"):

@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.evaluation.test_evaluate import COUNTS, QUESTIONS, Toy, make_toy
+from tests.analysis.making import COUNTS, Toy
+from tests.evaluation.making import CURRENT, PROTOCOLS, average, encoded, experts, total, with_wrong_labels
 
-from orthomerge.data.task import Examples
 from orthomerge.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.evaluation.comparisons import compare_run
-from orthomerge.evaluation.evaluate import Question
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.running import Run, read_run, run_evaluation
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.running import Run, read_run
+from orthomerge.evaluation.scores import Scores, score
+from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import TITLES
 from orthomerge.records import Record, read_records
 from orthomerge.version import VERSION
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
+def measured(toy: Toy, subjects: list[Subject], protocols: Sequence[EvaluationProtocol], **more: Any) -> Scores:
+    return score(subjects, protocols, encoded(toy), **more)
 
 
 @pytest.fixture(scope="module")
-def run(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
-    out = tmp_path_factory.mktemp("run") / "deep" / "run"
-    said: list[str] = []
-    subjects = [toy.experts, toy.merged("average", parameters={"weights": None})]
+def scores(toy: Toy) -> Scores:
     # Transductive comes first here, but never in a table.
-    records = run_evaluation(
-        toy.bench(out.parent / "features"), subjects, QUESTIONS[::-1], out=out, suite="toy", say=said.append
-    )
-    assert said == [f"{len(records)} records in {out}"]
-    return out, records
+    return measured(toy, [experts(toy), average(toy)], PROTOCOLS[::-1], suite="toy")
+
+
+@pytest.fixture(scope="module")
+def run(scores: Scores, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Record]]:
+    return scores.write(tmp_path_factory.mktemp("run") / "deep" / "run"), scores.records
 
 
 def test_records_read_back_are_those_that_were_made(run: tuple[Path, list[Record]]) -> None:
@@ -86,8 +87,8 @@ def test_comparisons_are_those_of_the_folder(run: tuple[Path, list[Record]]) -> 
     found = read_run(out)
     assert found.records == records
     assert found.comparisons == compare_run(out)
-    # The experts and the average were asked the same seven questions; joint is the average's alone.
-    assert len(found.comparisons) == len(QUESTIONS)
+    # The experts and the average were scored under the same seven protocols; joint is the average's alone.
+    assert len(found.comparisons) == len(PROTOCOLS)
     assert {frozenset((item.method, item.reference)) for item in found.comparisons} == {
         frozenset(("expert", "average"))
     }
@@ -110,50 +111,54 @@ def test_tables_hold_no_markup_from_manifests_or_notes(run: tuple[Path, list[Rec
     assert text.endswith(r"- see \[this\](http://x) &lt;img&gt; # not a title")
 
 
-def test_the_reference_and_the_margin(toy: Toy, tmp_path: Path) -> None:
-    bench, subjects = toy.bench(tmp_path / "features"), [toy.experts, toy.merged("average")]
-    given = {"out": tmp_path / "run", "against": "average"}
-    run_evaluation(bench, subjects, [Question("current")], margin=0.9, **given)  # type: ignore[arg-type]
-    (found,) = read_run(tmp_path / "run").comparisons
+def test_scores_are_the_same_before_they_are_written(scores: Scores, run: tuple[Path, list[Record]]) -> None:
+    assert read_run(run[0]) == scores.run
+    assert scores.tables() == scores.run.tables()
+    for record in scores.records:
+        answers = scores.predictions_of(record)
+        assert record.value == answers.hits.sum() / answers.scored.sum()
+    assert repr(scores) == f"Scores({len(scores.records)} records of expert, average)"
+
+
+def test_the_reference_and_the_margin(toy: Toy) -> None:
+    subjects = [experts(toy), average(toy)]
+    (found,) = measured(toy, subjects, [CURRENT], against="average", margin=0.9).comparisons
     assert (found.method, found.reference, found.equivalence.margin) == ("expert", "average", 0.9)
-    with pytest.raises(RecipeError, match=r"there is no subject 'averag' to compare with; did you mean 'average'\?"):
-        run_evaluation(bench, subjects, [Question("current")], out=tmp_path / "no", against="averag")
+    with pytest.raises(RecipeError, match=r"there is no model 'averag' to compare with; did you mean 'average'\?"):
+        measured(toy, subjects, [CURRENT], against="averag")
     with pytest.raises(RecipeError, match="'margin' must be positive, got 0"):
-        run_evaluation(bench, subjects, [Question("current")], out=tmp_path / "no", margin=0)
-    assert not (tmp_path / "no").exists()
+        measured(toy, subjects, [CURRENT], margin=0)
 
 
-def test_one_subject_is_compared_with_nobody(toy: Toy, tmp_path: Path) -> None:
-    run_evaluation(toy.bench(tmp_path / "features"), [toy.merged("sum")], [Question("current")], out=tmp_path / "run")
+def test_one_model_is_compared_with_nobody(toy: Toy, tmp_path: Path) -> None:
+    measured(toy, [total(toy)], [CURRENT]).write(tmp_path / "run")
     assert read_run(tmp_path / "run").comparisons == []
     assert "Against" not in (tmp_path / "run" / "table.md").read_text()
 
 
-def test_questions_that_differ_in_options_or_support_have_files_of_their_own(toy: Toy, tmp_path: Path) -> None:
-    plain = Question("aligned-c", access="inductive", options={"epochs": 1})
-    questions = [
-        plain,
-        replace(plain, options={"epochs": 9}),
-        replace(plain, support="val"),
-    ]
-    named = replace(toy.merged("average"), name="a very long name " * 20)
-    short = replace(toy.merged("average"), name="a/b")
-    other = replace(toy.merged("average"), name="a_b")
-    bench = toy.bench(tmp_path / "features")
-    records = run_evaluation(bench, [named, short, other], questions, out=tmp_path / "run")
-    assert len({record.predictions for record in records}) == len(records) == 3 * 2 * 4  # with joint
-    assert len(list((tmp_path / "run" / "predictions").iterdir())) == len(records)
+def test_protocols_that_differ_in_options_or_support_have_files_of_their_own(toy: Toy, tmp_path: Path) -> None:
+    plain = EvaluationProtocol("aligned-c", {"epochs": 1})
+    protocols = [plain, replace(plain, options={"epochs": 9}), replace(plain, support="val")]
+    subjects = [average(toy, name=name) for name in ("a very long name " * 20, "a/b", "a_b")]
+    records = measured(toy, subjects, protocols)
+    records.write(tmp_path / "run")
+    names = {record.predictions for record in records.records}
+    assert len(names) == len(records.records) == 3 * 2 * 4  # with joint
+    assert len(list((tmp_path / "run" / "predictions").iterdir())) == len(names)
     compare_run(tmp_path / "run")  # which checks every file against its record
 
 
+def test_a_run_is_replaced_whole(toy: Toy, scores: Scores, tmp_path: Path) -> None:
+    scores.write(tmp_path)
+    few = measured(toy, [total(toy)], [CURRENT])
+    few.write(tmp_path)
+    assert read_run(tmp_path) == few.run
+    assert len(list((tmp_path / "predictions").iterdir())) == len(few.records)
+
+
 def test_notes_are_kept(toy: Toy, tmp_path: Path) -> None:
-    task = toy.tasks["where"]
-    val = task["val"]
-    assert val.labels is not None
-    wrong = Examples(val.inputs, (val.labels + 1) % 3, "val")
-    tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "val": wrong})}
-    bench = replace(toy.bench(tmp_path / "features"), tasks=tasks)
-    run_evaluation(bench, [toy.experts], [Question("current")], out=tmp_path / "run")
+    tasks = encoded(toy, tasks=with_wrong_labels(toy, "where", "val"))
+    score([experts(toy)], [CURRENT], tasks).write(tmp_path / "run")
     (note,) = json.loads((tmp_path / "run" / "notes.json").read_text())
     assert "it may have been trained on the test inputs" in note
     assert read_run(tmp_path / "run").notes == [note]
@@ -172,13 +177,12 @@ def test_notes_that_are_none(run: tuple[Path, list[Record]], tmp_path: Path) -> 
 
 
 def test_a_name_with_a_slash_and_a_folder_that_cannot_be(toy: Toy, tmp_path: Path) -> None:
-    subject = toy.merged("average")
-    bench = toy.bench(tmp_path / "features")
-    named = type(subject)("mine/best", subject.models)
-    for record in run_evaluation(bench, [named], [Question("current")], out=tmp_path / "run"):
+    scores = measured(toy, [average(toy, name="mine/best")], [CURRENT])
+    scores.write(tmp_path / "run")
+    for record in scores.records:
         assert record.method == "mine/best"
         assert record.predictions is not None
         assert (tmp_path / "run" / record.predictions).is_file()
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match=r"cannot write the run to .*file.*give another folder"):
-        run_evaluation(bench, [subject], [Question("current")], out=tmp_path / "file")
+        scores.write(tmp_path / "file")

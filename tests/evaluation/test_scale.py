@@ -3,47 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.evaluation.test_evaluate import Toy, make_toy
+from tests.analysis.making import Toy
+from tests.evaluation.making import encoded, without_labels
 
-from orthomerge import load, merge
+from orthomerge.api.merge import merge
+from orthomerge.api.scale import search_scale
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.metrics import predict
-from orthomerge.evaluation.scale import GRID, ScaleSearch, search_scale
+from orthomerge.evaluation.scale import GRID, ScaleSearch
 from orthomerge.merging.methods import METHODS, method_maker
+from orthomerge.models.model import Model
 from orthomerge.strict import schema
 
 SCALED = [name for name, row in METHODS.items() if "scale" in schema(method_maker(row))]
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
+class Said:
+    """Progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def stage(self, title: str, total: int | None) -> None:
+        self.stages.append(title)
+
+    def advance(self, count: int) -> None: ...
 
 
-def predictions(toy: Toy, out: Path, task: str, cache: Path) -> torch.Tensor:
-    bench = toy.bench(cache)
-    return predict(bench.head(out, task), bench.features(out, task, "val").values)
+def predictions(toy: Toy, model: Model, task: str) -> torch.Tensor:
+    return predict(model.head(task), encoded(toy).features(model, task, "val").values)
 
 
 @pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
 @pytest.mark.parametrize("criterion", ["accuracy", "agreement"])
-def test_the_curve_is_that_of_real_merges(toy: Toy, tmp_path: Path, method: str, criterion: Any) -> None:
-    grid = (0.2, 0.7, 1.3)
-    said: list[str] = []
-    found = search_scale(toy.recipe(method), toy.bench(tmp_path / "c"), grid=grid, criterion=criterion, say=said.append)
+def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, criterion: Any) -> None:
+    grid, said = (0.2, 0.7, 1.3), Said()
+    found = search_scale(
+        toy.experts, method, toy.tasks, grid=grid, criterion=criterion, encoding=toy.encoding, progress=said
+    )
     assert tuple(found.curve) == grid
-    assert len(said) == 3
+    assert [line.partition(":")[0] for line in said.stages] == [f"scale {scale:g}" for scale in grid]
     for scale in grid:
-        out = tmp_path / str(scale)
-        merge(toy.recipe(method, scale=scale), out=out)
+        model = merge(toy.experts, method, scale=scale)
         for task in toy.tasks:
-            mine = predictions(toy, out, task, tmp_path / "c")
-            expert = predictions(toy, toy.folder / "out" / task, task, tmp_path / "c")
+            mine, expert = (predictions(toy, each, task) for each in (model, toy.experts.teacher(task)))
             truth = torch.tensor(toy.tasks[task]["val"].labels)
             shares = [
                 float((one == other).double().mean()) for one, other in ((mine, truth), (expert, truth), (mine, expert))
@@ -52,12 +59,19 @@ def test_the_curve_is_that_of_real_merges(toy: Toy, tmp_path: Path, method: str,
             assert found.curve[scale][task] == pytest.approx(100 * expected, abs=1e-4)
 
 
+def test_options_of_the_method_count(toy: Toy) -> None:
+    def search(**options: Any) -> ScaleSearch:
+        return search_scale(toy.experts, "ties", toy.tasks, options, grid=(0.7, 1.3), encoding=toy.encoding)
+
+    assert search(density=0.9, scale="auto") == search(density=0.9)
+    assert search(density=0.05) != search(density=0.9)
+
+
 @pytest.mark.parametrize("method", SCALED)
-def test_every_method_with_a_scale_multiplies_its_vector_by_it(toy: Toy, tmp_path: Path, method: str) -> None:
+def test_every_method_with_a_scale_multiplies_its_vector_by_it(toy: Toy, method: str) -> None:
     states = {}
     for scale in (0.0, 0.5, 1.0):
-        merge(toy.recipe(method, scale=scale), out=tmp_path / str(scale))
-        states[scale] = load(tmp_path / str(scale)).encoder.state_dict()
+        states[scale] = merge(toy.experts, method, scale=scale).encoder.module().state_dict()
     for key, tensor in states[0.5].items():
         torch.testing.assert_close(tensor, (states[0.0][key] + states[1.0][key]) / 2, atol=2e-6, rtol=1e-5)
 
@@ -74,30 +88,26 @@ def test_the_best_scale_and_the_smaller_of_equals() -> None:
     assert (GRID[0], GRID[-1], len(GRID)) == (0.05, 1.0, 20)
 
 
-def test_agreement_needs_no_labels(toy: Toy, tmp_path: Path) -> None:
-    tasks = {
-        name: replace(task, splits={split: part.unlabelled() for split, part in task.splits.items()})
-        for name, task in toy.tasks.items()
-    }
-    bench = replace(toy.bench(tmp_path), tasks=tasks)
-    recipe = toy.recipe("task_arithmetic")
-    blind = search_scale(recipe, bench, grid=(0.2, 0.8), criterion="agreement")
-    assert blind == search_scale(recipe, toy.bench(tmp_path), grid=(0.2, 0.8), criterion="agreement")
+def test_agreement_needs_no_labels(toy: Toy) -> None:
+    blind = without_labels(toy, "val")
+    options: dict[str, Any] = {"grid": (0.2, 0.8), "encoding": toy.encoding}
+    found = search_scale(toy.experts, "task_arithmetic", blind, **options)
+    assert found.criterion == "agreement"  # accuracy where there are labels
+    assert found == search_scale(toy.experts, "task_arithmetic", toy.tasks, criterion="agreement", **options)
+    assert search_scale(toy.experts, "task_arithmetic", toy.tasks, **options).criterion == "accuracy"
     with pytest.raises(RecipeError, match="val split of 'bright' has no labels; choose the scale by 'agreement'"):
-        search_scale(recipe, bench, grid=(0.2,))
+        search_scale(toy.experts, "task_arithmetic", blind, criterion="accuracy", **options)
 
 
-def test_only_val_is_looked_at(toy: Toy, tmp_path: Path) -> None:
+def test_only_val_is_looked_at(toy: Toy) -> None:
     tasks = {name: replace(task, splits={"val": task["val"]}) for name, task in toy.tasks.items()}
-    found = search_scale(toy.recipe("ties"), replace(toy.bench(tmp_path), tasks=tasks), grid=(0.5,))
-    assert found.best == 0.5
+    assert search_scale(toy.experts, "ties", tasks, grid=(0.5,), encoding=toy.encoding).best == 0.5
 
 
-def test_mistakes(toy: Toy, tmp_path: Path) -> None:
-    bench = toy.bench(tmp_path)
+def test_mistakes(toy: Toy) -> None:
     with pytest.raises(RecipeError, match="'average' has no 'scale' to search"):
-        search_scale(toy.recipe("average"), bench)
+        search_scale(toy.experts, "average", toy.tasks)
     with pytest.raises(RecipeError, match="needs at least one scale; give a grid"):
-        search_scale(toy.recipe("ties"), bench, grid=())
-    with pytest.raises(RecipeError, match="expert of 'bright' is needed as teacher"):
-        search_scale(toy.recipe("ties"), replace(bench, teachers={}), grid=(0.5,))
+        search_scale(toy.experts, "ties", toy.tasks, grid=(), encoding=toy.encoding)
+    with pytest.raises(RecipeError, match="there is data of 'wher', but no task of that name; did you mean 'where'"):
+        search_scale(toy.experts, "ties", {"wher": toy.tasks["where"]})

@@ -1,4 +1,4 @@
-"""Moving one encoder gives what merging again and again would."""
+"""Moving one module gives what merging again and again would."""
 
 from __future__ import annotations
 
@@ -7,46 +7,55 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.evaluation.test_evaluate import Toy, make_toy
+from tests.analysis.making import Toy
+from tests.evaluation.making import encoded, without_labels
 
-from orthomerge import load, merge
+from orthomerge.api.arithmetic import arithmetic
+from orthomerge.api.merge import merge
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.span import ORIGIN, Span, arithmetic, labelled, scales, score, span_of
-from orthomerge.recipe import Align
+from orthomerge.evaluation.encoded import labels_in
+from orthomerge.evaluation.span import Span, scales, score_at, span_of
+from orthomerge.models.modules import loaded
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
+def plane(toy: Toy) -> Span:
+    return span_of(arithmetic(toy.experts, {}), *(arithmetic(toy.experts, {task: 1.0}) for task in toy.tasks))
 
 
-@pytest.fixture(scope="module")
-def plane(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Span:
-    recipe = toy.recipe("ties")
-    ends = (arithmetic(recipe, {task: 1.0}) for task in toy.tasks)
-    return span_of(tmp_path_factory.mktemp("span"), arithmetic(recipe, {}), *ends)
-
-
-def test_every_point_is_a_merge(toy: Toy, plane: Span, tmp_path: Path) -> None:
+def test_every_point_is_a_merge(toy: Toy, plane: Span) -> None:
     for bright, where in ((0.0, 0.0), (0.3, -0.7), (1.0, 1.0)):
-        merge(arithmetic(toy.recipe("average"), {"bright": bright, "where": where}), out=tmp_path / f"{bright}{where}")
-        merged = load(tmp_path / f"{bright}{where}").encoder.state_dict()
-        moved = plane.at(bright, where).encoder.state_dict()
+        merged = arithmetic(toy.experts, {"bright": bright, "where": where}).encoder.module().state_dict()
+        moved = plane.at(bright, where).state_dict()
         assert moved.keys() == merged.keys()
         for key, tensor in moved.items():
             torch.testing.assert_close(tensor, merged[key], atol=2e-6, rtol=1e-5)
 
 
-def test_the_origin_keeps_the_heads_in_its_folder(toy: Toy, tmp_path: Path) -> None:
-    origin = arithmetic(toy.recipe("ties"), {})
-    span_of(tmp_path, origin)
-    assert load(tmp_path / ORIGIN).heads.keys() == toy.tasks.keys()
+def test_features_of_a_point_are_those_of_the_merge(toy: Toy, plane: Span) -> None:
+    """Each head reads the encoder in its own way."""
+    head = replace(toy.experts.heads["bright"], pooling="mean")
+    model = arithmetic(toy.experts, {"bright": 0.5}).with_heads({"bright": head})
+    moved = plane.features((0.5, 0.0), toy.tasks["bright"]["test"], task="bright", head=head, how=toy.encoding)
+    torch.testing.assert_close(moved.values, encoded(toy).features(model, "bright", "test").values)
+    usual = plane.features(
+        (0.5, 0.0), toy.tasks["bright"]["test"], task="bright", head=toy.experts.heads["bright"], how=toy.encoding
+    )
+    assert not torch.allclose(moved.values, usual.values, atol=1e-2)
+
+
+def test_a_span_moves_no_module_that_others_use(toy: Toy) -> None:
+    model = merge(toy.experts, "average")
+    before = {key: tensor.clone() for key, tensor in loaded(model.encoder).module.state_dict().items()}
+    span_of(arithmetic(toy.experts, {}), model).at(0.3)
+    assert all(tensor.equal(before[key]) for key, tensor in loaded(model.encoder).module.state_dict().items())
 
 
 def test_small_directions_survive_sixteen_bits(toy: Toy, plane: Span, tmp_path: Path) -> None:
-    recipe = replace(arithmetic(toy.recipe("ties"), {}), dtype="bfloat16")
-    line = span_of(tmp_path, recipe, arithmetic(recipe, {"bright": 1e-3}))
+    """Whatever dtype the experts have: points of a span are merged in float32."""
+    line = span_of(arithmetic(toy.experts, {}), arithmetic(toy.experts, {"bright": 1e-3}))
     for key, tensor in line.directions[0].items():
+        assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor, 1e-3 * plane.directions[0][key], atol=1e-6, rtol=0)
 
 
@@ -60,7 +69,9 @@ def test_random_directions_are_as_long_and_point_elsewhere(plane: Span) -> None:
             assert not found.equal(other.directions[number][key])
             if tensor.numel() > 200:
                 assert torch.cosine_similarity(found.flatten(), tensor.flatten(), dim=0).abs() < 0.25
-    assert all(tensor.equal(plane.origin[key]) for key, tensor in drawn.at(0.0, 0.0).encoder.state_dict().items())
+    names = {name: key for key, name in plane.skeleton.names.items()}
+    state = drawn.at(0.0, 0.0).state_dict()
+    assert all(tensor.equal(plane.origin[names[name]]) for name, tensor in state.items())
 
 
 def test_a_coefficient_for_each_direction(plane: Span) -> None:
@@ -68,13 +79,12 @@ def test_a_coefficient_for_each_direction(plane: Span) -> None:
         plane.at(1.0)
 
 
-def test_the_recipe_of_a_sum(toy: Toy) -> None:
-    given = replace(toy.recipe("ties", density=0.5), vector="bright - where", align=Align({"where": "where.csv"}))
-    recipe = arithmetic(given, {"where": -0.5})
-    assert (recipe.vector, recipe.align) == (None, None)
-    assert (recipe.method, recipe.parameters) == ("task_arithmetic", {"scale": {"bright": 0.0, "where": -0.5}})
+def test_a_sum_of_task_vectors(toy: Toy) -> None:
+    model = arithmetic(toy.experts, {"where": -0.5})
+    assert model.origin.facts["method"] == {"name": "task_arithmetic", "parameters": {"scale": [0.0, -0.5]}}
+    assert model.tasks == tuple(toy.tasks)
     with pytest.raises(RecipeError, match=r"task vector of 'brigth' is wanted.*did you mean 'bright'"):
-        arithmetic(recipe, {"brigth": 1.0})
+        arithmetic(toy.experts, {"brigth": 1.0})
 
 
 def test_a_grid() -> None:
@@ -86,21 +96,17 @@ def test_a_grid() -> None:
             scales((0.5, wrong))  # type: ignore[arg-type]
 
 
-def test_an_accuracy_is_counted_with_its_interval(toy: Toy, plane: Span, tmp_path: Path) -> None:
-    bench = toy.bench(tmp_path)
-    head = bench.head(toy.folder / "out" / "sum", "bright")
-    found = score(bench, plane.at(1.0, 0.0), head, "bright", "test")
+def test_an_accuracy_is_counted_with_its_interval(toy: Toy, plane: Span) -> None:
+    found = score_at(plane, (1.0, 0.0), toy.experts.heads["bright"], encoded(toy), "bright", "test")
     assert found.value > 0.8
     assert found.low < found.value < found.high
     assert found.examples == len(toy.tasks["bright"]["test"])
 
 
-def test_data_and_labels_that_are_missing(toy: Toy, tmp_path: Path) -> None:
-    task = toy.tasks["where"]
-    blind = replace(task, splits={**task.splits, "val": task["val"].unlabelled()})
-    bench = replace(toy.bench(tmp_path), tasks={"where": blind})
-    assert len(labelled(bench, "where", "test")[1]) == len(task["test"])
+def test_data_and_labels_that_are_missing(toy: Toy) -> None:
+    tasks = without_labels(toy, "val")
+    assert len(labels_in(tasks, "where", "test")) == len(toy.tasks["where"]["test"])
     with pytest.raises(RecipeError, match="val split of 'where' has no labels; accuracy needs them"):
-        labelled(bench, "where", "val")
+        labels_in(tasks, "where", "val")
     with pytest.raises(RecipeError, match="no data of 'wher'; did you mean 'where'"):
-        labelled(bench, "wher", "val")
+        labels_in(tasks, "wher", "val")

@@ -22,6 +22,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from orthomerge.api.recipes import write as write_recipe
+from orthomerge.recipe import Recipe
+
 QUERY = "encoder.layer.0.attention.self.query.weight"
 EXPERTS = ("two", "three", "five")
 INDEX = "model.safetensors.index.json"
@@ -389,6 +392,19 @@ def tensors(edit: Callable[[Tensors], object], *names: str) -> Damage:
     return damage
 
 
+def merged_from(damage: Damage) -> Damage:
+    """The damage was done before the merge, which is made again."""
+
+    def both(world: World) -> None:
+        damage(world)
+        shutil.rmtree(world.folder / "merged")
+        experts = {name: str(world.folder / name) for name in world.experts}
+        recipe = Recipe(experts, base=str(world.folder / "base"), method="task_arithmetic", parameters={"scale": 0.5})
+        write_recipe(recipe, out=world.folder / "merged")
+
+    return both
+
+
 def configured(name: str = "two", **changes: Any) -> Damage:
     return lambda world: world.configure(name, **changes)
 
@@ -636,7 +652,7 @@ def deep(depth: int = 100_000) -> bytes:
 
 def remote_tokenizer(world: World) -> None:
     """Tokenizer files that ask for code of their own, and the code."""
-    for folder in (world.folder / "merged" / "encoder", world.folder / "base", world.folder / "two"):
+    for folder in (world.folder / "merged", world.folder / "base", world.folder / "two"):
         config = {"tokenizer_class": "Odd", "auto_map": {"AutoTokenizer": ["odd.Odd", None]}}
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         (folder / "odd.py").write_text(f"import os\nos.mkdir({str(world.evil)!r})\nclass Odd: pass\n")

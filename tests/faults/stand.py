@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,14 +15,26 @@ from tests.aligning import contents
 from tests.faults.injection import Injector, Ran, What, injector, memory_folder
 from tests.faults.tiny import TASKS, commands
 
-import orthomerge
-from orthomerge.merged import verify
+from orthomerge.api.recipes import write
+from orthomerge.files.ownership import MANIFEST
+from orthomerge.models.saved import verify_folder
 from orthomerge.recipe import Recipe
 
 __all__ = ["STATE", "Scenario", "Stand", "stand_for"]
 
-STATE = (".out.fitting", ".out.fitting/state.pt")  # from which a fit goes on
+STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on
 _KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?")
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """Every file by name. A file counts as the link that it stands for where none can be made."""
+    files = contents(folder)
+    if MANIFEST in files:
+        manifest = json.loads(files[MANIFEST])
+        for row in manifest["files"].values():
+            row.pop("link", None)
+        files[MANIFEST] = json.dumps(manifest).encode()
+    return files
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class Stand:
         if not scenario.over:
             return None
         shutil.copytree(self.older, self.out)
-        return contents(self.out)
+        return outcome(self.out)
 
     def run(self, scenario: Scenario, *, k: int = 0, code: int = 0) -> Ran:
         words = [*self.words, *(["--force"] if scenario.over else [])]
@@ -68,7 +81,7 @@ class Stand:
         return ran
 
     def found(self) -> dict[str, bytes] | None:
-        return contents(self.out) if os.path.lexists(self.out) else None
+        return outcome(self.out) if os.path.lexists(self.out) else None
 
     def left(self) -> list[str]:
         """Whatever is there besides the output and whole entries of the cache."""
@@ -80,17 +93,18 @@ class Stand:
         """What the next run may meet: names beside the output, the state of a fit, entries of the cache."""
         root = self.injector.root
         names = [path.relative_to(root).as_posix() for path in (*root.iterdir(), *root.glob(".out.fitting/*"))]
-        kinds = sorted(re.sub(r"\.[0-9a-f]{16}\.", ".*.", name) for name in names)
+        kinds = sorted(re.sub(r"\.[0-9a-f]{16}\.|-[a-z0-9_]{8}$", ".*.", name) for name in names)
         return [*kinds, *sorted(path.suffix for path in root.glob("cache/features/*"))]
 
     def broken(self, scenario: Scenario, before: dict[str, bytes] | None) -> Iterator[str]:
         """The output must be absent, old or complete; with two renames, the old one may stand aside after a kill."""
         now = self.found()
         if now == self.new:
-            yield from verify(self.out)
+            yield from verify_folder(self.out)
         elif now != before:
-            aside = self.out.with_name(".out.old")
-            if now is not None or scenario.swaps or scenario.what != "torn" or contents(aside) != before:
+            aside = next(self.injector.root.glob(".out.orthomerge-????????/old"), None)
+            stands = aside is not None and outcome(aside) == before
+            if now is not None or scenario.swaps or scenario.what != "torn" or not stands:
                 yield "the output is broken" if now is not None else "the older output is gone"
 
     def again(self, scenario: Scenario) -> Iterator[str]:
@@ -111,7 +125,7 @@ def stand_for(name: str, experts: Path) -> Iterator[Stand]:
     with memory_folder() as folder:
         root = folder / "root"
         recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
-        merged = orthomerge.merge(recipe, out=folder / "merged").out
+        merged = write(recipe, out=folder / "merged").out
         older = commands(experts, merged, seed=1)[name]
         words = [*commands(experts, merged)[name], "--out", str(root / "out")]
         with injector(
@@ -122,6 +136,6 @@ def stand_for(name: str, experts: Path) -> Iterator[Stand]:
             found = Stand(name, process, words, folder / "older", {})
             ran = found.run(Scenario("count"))
             assert ran.code == 0, ran.err
-            found = replace(found, new=contents(root / "out"))
-            assert found.new != contents(found.older)
+            found = replace(found, new=outcome(root / "out"))
+            assert found.new != outcome(found.older)
             yield found

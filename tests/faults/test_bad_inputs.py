@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import orthomerge
+from orthomerge.api.recipes import write
 from orthomerge.errors import CheckpointError
 from orthomerge.models.load import quiet
 from orthomerge.recipe import Recipe
@@ -189,7 +189,7 @@ def test_integer_buffers_must_agree(models: Models, refused: Refused, run: Run) 
     models.change("base", lambda tensors: tensors.update({"embeddings.position_ids": ids}))
     models.change("two", lambda tensors: tensors.update({"bert.embeddings.position_ids": ids}))
     assert run(models.command()).code == 0
-    assert torch.equal(load_file(models.out / "encoder" / "model.safetensors")["embeddings.position_ids"], ids)
+    assert torch.equal(load_file(models.out / "encoder.safetensors")["bert.embeddings.position_ids"], ids)
     shutil.rmtree(models.out)
     models.change("two", lambda tensors: tensors.update({"bert.embeddings.position_ids": ids + 1}))
     refused(4, "the integer buffer 'embeddings.position_ids' differs", "expert 'two'", str(models.weights("two")))
@@ -198,7 +198,7 @@ def test_integer_buffers_must_agree(models: Models, refused: Refused, run: Run) 
 def test_tensors_without_elements(models: Models, run: Run) -> None:
     models.change("base", lambda tensors: tensors.update({"embeddings.position_ids": torch.zeros(1, 0).long()}))
     assert run(models.command()).code == 0
-    assert load_file(models.out / "encoder" / "model.safetensors")["embeddings.position_ids"].shape == (1, 0)
+    assert load_file(models.out / "encoder.safetensors")["bert.embeddings.position_ids"].shape == (1, 0)
     assert run(["export", str(models.out), "--task", "two", "--to", str(models.folder / "export")]).code == 0
 
 
@@ -281,7 +281,8 @@ def test_labels_in_any_writing(models: Models, run: Run) -> None:
     labels = {"0": "| <b>`schön`\n", "1": "half a pair: \ud83d"}
     models.configure("two", id2label=labels)
     assert run(models.command()).code == 0
-    assert json.loads((models.out / "heads" / "two" / "labels.json").read_text())["labels"] == list(labels.values())
+    manifest = json.loads((models.out / "orthomerge.json").read_text())
+    assert manifest["heads"]["two"]["labels"] == list(labels.values())
     assert run(["verify", str(models.out)]).code == 0
 
 
@@ -341,9 +342,7 @@ def test_what_does_not_fit_into_the_dtype(models: Models, refused: Refused) -> N
 def test_experts_in_any_float_dtype(models: Models, run: Run, dtype: torch.dtype) -> None:
     models.change("two", lambda tensors: tensors.update({name: value.to(dtype) for name, value in tensors.items()}))
     assert run(models.command()).code == 0
-    assert {value.dtype for value in load_file(models.out / "encoder" / "model.safetensors").values()} == {
-        torch.float32
-    }
+    assert {value.dtype for value in load_file(models.out / "encoder.safetensors").values()} == {torch.float32}
 
 
 # Files
@@ -446,7 +445,7 @@ def test_an_input_that_changes_meanwhile(models: Models) -> None:
     with pytest.raises(
         CheckpointError, match=r"two/model.safetensors changed while it was read; run the command again"
     ):
-        orthomerge.merge(recipe, out=models.out, progress=_Meddler(models.weights("two")))
+        write(recipe, out=models.out, progress=_Meddler(models.weights("two")))
     assert models.left() == []
 
 
@@ -591,19 +590,19 @@ def test_unknown_options_of_the_command_itself(models: Models, run: Run) -> None
 
 def test_an_output_that_was_changed(models: Models, run: Run) -> None:
     assert run(models.command()).code == 0
-    (models.out / "encoder" / "extra.txt").write_text("?")
+    (models.out / "two" / "extra.txt").write_text("?")
     (models.out / "README.md").unlink()
-    with (models.out / "encoder" / "model.safetensors").open("r+b") as file:
+    with (models.out / "encoder.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x55")
-    (models.out / "heads" / "two" / "labels.json").write_text("{}")
+    (models.out / "two" / "config.json").write_text("{}")
     ended = run(["verify", str(models.out)])
     assert ended.code == 5
     for part in (
-        "encoder/extra.txt was not",
+        "two/extra.txt was not",
         "README.md is missing",
-        "encoder/model.safetensors has",
-        "labels.json has 2",
+        "encoder.safetensors has changed",
+        "two/config.json has 2",
     ):
         assert part in ended.err
 
@@ -619,8 +618,8 @@ def test_exports_that_cannot_be(models: Models, run: Run) -> None:
     assert run(models.command()).code == 0
     to = models.folder / "export"
     ended = run(["export", str(models.out), "--task", "too", "--to", str(to)])
-    assert (ended.code, "has no task 'too'; did you mean 'two'?" in ended.err) == (2, True)
-    ended = run(["export", str(models.out), "--task", "two", "--to", str(models.out / "encoder")])
+    assert (ended.code, "is no task 'too'; did you mean 'two'?" in ended.err) == (2, True)
+    ended = run(["export", str(models.out), "--task", "two", "--to", str(models.out / "two")])
     assert (ended.code, "overlaps the input" in ended.err) == (5, True)
     to.mkdir()
     ended = run(["export", str(models.out), "--task", "two", "--to", str(to)])

@@ -20,9 +20,9 @@ from tests.aligning import merge_berts, write_tables
 from tests.faults.cases import CASES, CORRUPTIONS, Case, Held, Refused, Sound
 from tests.faults.corruptions import World
 
-import orthomerge
 from orthomerge.cli.app import main
 from orthomerge.errors import OrthomergeError
+from orthomerge.models.saved import verify_folder
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -78,7 +78,7 @@ def words_for(world: World, row: Refused | Sound) -> list[str]:
         "plan": ["plan", *merge, "--method", "task_arithmetic"],
         "fit": ["merge", *merge, *inputs, "--method", "fisher", "--device", "cpu", "--quiet"],
         "align": ["align", str(folder / "merged"), *one, *aligner, "--quiet"],
-        "evaluate": ["evaluate", str(folder / "merged"), *one],
+        "evaluate": ["evaluate", str(folder / "merged"), *one, "--json"],
         "export": ["export", str(folder / "merged"), "--task", "two", "--to", str(out)],
         "verify": ["verify", str(folder / "merged")],
         "inspect": ["inspect", str(folder / "two")],
@@ -160,7 +160,7 @@ def test_what_is_sound_after_all(
     ended = run(words, monkeypatch, capfd)
     assert ended.code == 0, ended.message
     out = Path(words[words.index("--out") + 1])
-    assert orthomerge.verify(out) == []
+    assert verify_folder(out) == []
     assert [path.name for path in out.parent.iterdir()] == [out.name]
     shutil.rmtree(out)
     assert state(world.folder) == before
@@ -218,4 +218,4 @@ def test_standard_output_that_is_closed(sound: Path, tmp_path: Path, start: Star
     assert process.returncode == 1, message
     assert not message or message.startswith("orthomerge: ")
     assert "Traceback" not in message
-    assert orthomerge.verify(tmp_path / "out") == []
+    assert verify_folder(tmp_path / "out") == []

@@ -12,7 +12,7 @@ import pytest
 from tests.aligning import contents
 from tests.faults.tiny import TASKS, write_experts
 
-import orthomerge
+from orthomerge.api.recipes import write
 from orthomerge.errors import RecipeError
 from orthomerge.merging.methods import METHODS
 from orthomerge.recipe import Fit, Recipe
@@ -57,7 +57,7 @@ def test_the_same_again_in_one_process(tmp_path: Path) -> None:
     """Nothing is carried over from one run to the next: no generator, no cache, no thread count."""
     folder = write_experts(tmp_path / "models")
     recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="dare", seed=5)
-    found = [contents(orthomerge.merge(recipe, out=tmp_path / name).out) for name in ("a", "b")]
+    found = [contents(write(recipe, out=tmp_path / name).out) for name in ("a", "b")]
     assert found[0] == found[1]
 
 
@@ -69,5 +69,5 @@ def test_threads_of_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given
     monkeypatch.setenv(THREADS, given)
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(RecipeError, match=f"ORTHOMERGE_THREADS must be a number of threads, got '{given}'"):
-        orthomerge.merge(recipe, out=tmp_path / "out")
+        write(recipe, out=tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]

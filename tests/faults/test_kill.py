@@ -14,7 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import orthomerge
+from orthomerge.api.recipes import write
+from orthomerge.models.saved import verify_folder
 from orthomerge.recipe import read_recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -67,7 +68,7 @@ def seed_of(out: Path) -> int | None:
     """The seed that a whole output was made with; None if there is no output."""
     if not out.exists():
         return None
-    assert orthomerge.verify(out) == []
+    assert verify_folder(out) == []
     seed: int = json.loads((out / "orthomerge.json").read_text())["seed"]
     return seed
 
@@ -83,21 +84,21 @@ CASES = [
 
 @pytest.mark.parametrize(("number", "share"), CASES)
 def test_a_run_that_is_killed(recipe: Path, tmp_path: Path, start: Start, number: signal.Signals, share: float) -> None:
-    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    out, working = tmp_path / "out", ".out.orthomerge-????????"
     old = 1 if share in (FIRST, LAST) else None  # some of them replace an earlier output
     if old is not None:
-        orthomerge.merge(read_recipe(recipe), out=out)
+        write(read_recipe(recipe), out=out)
         manifest = json.loads((out / "orthomerge.json").read_text())
         (out / "orthomerge.json").write_text(json.dumps(manifest | {"seed": old}))
 
     words = ["merge", str(recipe), "--out", str(out), "--set", "seed=2", *(["--force"] if old else [])]
     process = start(words)
     if share < 0:
-        wait_for(process, (tmp_path / ".out.lock").exists)
+        wait_for(process, (tmp_path / ".out.orthomerge-lock").exists)
     elif share == 0:
-        wait_for(process, partial.exists)
+        wait_for(process, lambda: any(tmp_path.glob(working)))
     else:
-        wait_for(process, lambda: written(partial) >= share * TOTAL)
+        wait_for(process, lambda: sum(map(written, tmp_path.glob(working))) >= share * TOTAL)
     time.sleep(random.Random(share * 7 + number).random() * 0.02)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
@@ -114,7 +115,7 @@ def test_a_run_that_is_killed(recipe: Path, tmp_path: Path, start: Start, number
         assert found == 2
 
     # The same command again does it, and clears away what was left.
-    again = orthomerge.merge(read_recipe(recipe), out=out, force=found is not None)
+    again = write(read_recipe(recipe), out=out, force=found is not None)
     assert again.manifest["seed"] == 0
     assert seed_of(out) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -12,7 +12,8 @@ import pytest
 from tests.faults.injection import injector, memory_folder
 from tests.faults.tiny import TASKS, commands, write_experts
 
-import orthomerge
+from orthomerge.api.load import load
+from orthomerge.api.recipes import write
 from orthomerge.recipe import Recipe
 
 # Whoever may go online must be asked for by name, not held back by a variable.
@@ -41,7 +42,7 @@ def test_no_command_asks_for_the_network(tmp_path: Path) -> None:
     folder = write_experts(tmp_path / "models")
     with memory_folder() as place:
         recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="average")
-        merged = orthomerge.merge(recipe, out=place / "merged").out
+        merged = write(recipe, out=place / "merged").out
         home = {"HOME": str(place / "home"), "HF_HOME": str(place / "home" / "hf")}
         loaded = [[*words, "--out", str(place / name)] for name, words in commands(folder, merged).items()]
         with injector(place / "root", warm=loaded[1:], environment={**ONLINE, **home}) as process:
@@ -96,5 +97,5 @@ def test_sockets_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("socket", "create_connection", "getaddrinfo"):
         monkeypatch.setattr(socket, name, refuse)
     recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="ties")
-    out = orthomerge.merge(recipe, out=tmp_path / "out").out
-    assert orthomerge.load(out).heads.keys() == TASKS.keys()
+    out = write(recipe, out=tmp_path / "out").out
+    assert load(out).heads.keys() == TASKS.keys()

@@ -23,12 +23,12 @@ from tests.aligning import contents
 from tests.faults.injection import injector, memory_folder
 from tests.faults.tiny import TASKS, commands, write_experts
 
-import orthomerge
+from orthomerge.api.recipes import write
 from orthomerge.cli import app
 from orthomerge.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.running import read_run
-from orthomerge.merged import verify
 from orthomerge.merging.task_arithmetic import TaskArithmetic
+from orthomerge.models.saved import verify_folder
 from orthomerge.recipe import Recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -48,7 +48,7 @@ def recipe(experts: Path) -> Recipe:
 def test_an_evaluation_that_is_interrupted(experts: Path, recipe: Recipe) -> None:
     """Of a run that is interrupted nothing is left; one that was there before can still be read, or says what to do."""
     with memory_folder() as folder:
-        root, merged = folder / "root", orthomerge.merge(recipe, out=folder / "merged").out
+        root, merged = folder / "root", write(recipe, out=folder / "merged").out
         data = [word for task in TASKS for word in ("--data", f"{task}={experts / task}.csv")]
         words = ["evaluate", str(merged), *data, "--device", "cpu", "--protocol", "current", "--protocol", "knn"]
         with injector(root, warm=[[*words, "--out", str(folder / "warm")]]) as process:
@@ -82,7 +82,7 @@ MOMENTS = [(name, number) for name in ("merge", "align", "fit") for number in (s
 def test_a_signal_at_a_random_moment(name: str, number: int, experts: Path, recipe: Recipe, start: Start) -> None:
     """In a process of its own: also while libraries are being imported."""
     with memory_folder() as folder:
-        merged, place = orthomerge.merge(recipe, out=folder / "merged").out, folder / "place"
+        merged, place = write(recipe, out=folder / "merged").out, folder / "place"
         place.mkdir()
         words = [*commands(experts, merged)[name], "--out", str(place / "out")]
         for draw in range(3 if ALL else 1):
@@ -95,7 +95,7 @@ def test_a_signal_at_a_random_moment(name: str, number: int, experts: Path, reci
             # The interpreter itself may still be starting, or ending.
             assert process.returncode in (128 + number, -number, *([0] if made else [])), error
             assert [path.name for path in place.iterdir()] == (["out"] if made else [])
-            assert not made or not verify(place / "out")
+            assert not made or not verify_folder(place / "out")
             if process.returncode == 128 + number:
                 assert "Traceback" not in error
                 assert "interrupted; nothing half-written was left behind" in error
@@ -119,13 +119,13 @@ def test_many_runs_into_one_output(recipe: Recipe, tmp_path: Path, force: bool) 
     """One at a time; the others are refused. What is there in the end is whole."""
     out = tmp_path / "place" / "out"
     if force:
-        orthomerge.merge(recipe, out=out)
+        write(recipe, out=out)
     told: list[str] = []
 
     def run() -> None:
         for _ in range(3):
             try:
-                orthomerge.merge(recipe, out=out, force=force)
+                write(recipe, out=out, force=force)
                 told.append("")
             except OutputError as error:
                 told.append(str(error))
@@ -137,7 +137,7 @@ def test_many_runs_into_one_output(recipe: Recipe, tmp_path: Path, force: bool) 
         thread.join()
     assert told.count("") >= 1 if force else told.count("") == 1
     assert all("another run is writing" in each or "exists already" in each for each in told if each)
-    assert not verify(out)
+    assert not verify_folder(out)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
@@ -186,7 +186,7 @@ def test_a_disk_that_is_full_or_read_only_for_real(experts: Path, tmp_path: Path
 @pytest.mark.parametrize("often", [False, True])
 def test_memory_that_runs_out(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: bool) -> None:
     """Smaller blocks are tried once, and give the same bytes; then it is an error, and nothing is left."""
-    expected = contents(orthomerge.merge(recipe, out=tmp_path / "expected").out)
+    expected = contents(write(recipe, out=tmp_path / "expected").out)
     original, calls = TaskArithmetic.merge, list[bool]()
 
     def merge(self: TaskArithmetic, base: torch.Tensor, deltas: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -197,8 +197,8 @@ def test_memory_that_runs_out(recipe: Recipe, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(TaskArithmetic, "merge", merge)
     if not often:
-        assert contents(orthomerge.merge(recipe, out=tmp_path / "out").out) == expected
+        assert contents(write(recipe, out=tmp_path / "out").out) == expected
         return
     with pytest.raises(OrthomergeError, match="there is not enough memory to merge 2 experts"):
-        orthomerge.merge(recipe, out=tmp_path / "out")
+        write(recipe, out=tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["expected"]

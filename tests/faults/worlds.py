@@ -16,8 +16,10 @@ from typing import Any
 
 from tests.faults.tiny import TASKS
 
-import orthomerge
+from orthomerge.api.align import align
+from orthomerge.api.recipes import write
 from orthomerge.merging.methods import METHODS
+from orthomerge.models.encoding import Encoding
 from orthomerge.recipe import Fit, Recipe
 
 _STEPS = {"steps": 3, "look": 1, "batch": 4}
@@ -33,15 +35,15 @@ def digest(out: Path) -> str:
         data = path.read_bytes()
         if path.name == "orthomerge.json":
             data = json.dumps(_told(json.loads(data))).encode()
-        if path.name != "README.md":  # it lists the inputs' hashes
+        if path.name not in ("README.md", "orthomerge.local.json"):  # hashes of inputs, and where they were
             sha.update(f"{path.relative_to(out).as_posix()} {len(data)}\n".encode() + data)
     return sha.hexdigest()
 
 
 def _told(document: Any) -> Any:
-    """Without `files`, and the hash of the merge that an alignment began with."""
+    """Without `files`."""
     if isinstance(document, dict):
-        return {key: _told(value) for key, value in document.items() if key not in ("files", "merge")}
+        return {key: _told(value) for key, value in document.items() if key != "files"}
     return [_told(value) for value in document] if isinstance(document, list) else document
 
 
@@ -51,14 +53,14 @@ def outputs(folder: Path, place: Path) -> Iterator[tuple[str, Path]]:
     plain = Recipe(experts, base=str(folder / "base"), seed=3)
     for name in METHODS:
         recipe = replace(plain, method=name, parameters=_OPTIONS.get(name, {}))
-        yield name, orthomerge.merge(recipe, out=place / name).out
+        yield name, write(recipe, out=place / name).out
     data: Any = {task: str(folder / f"{task}.csv") for task in TASKS}
     for aligner in ("ridge", "kl-map", "aligned-c", "orthogonal"):
-        given: Any = {"data": data, "experts": experts, "aligner": aligner, "device": "cpu"}
-        yield f"align {aligner}", orthomerge.align(place / "average", **given, to=place / aligner).out
+        align(place / "average", data, aligner=aligner, encoding=Encoding(device="cpu")).save(place / aligner)
+        yield f"align {aligner}", place / aligner
     for name in ("moma", "realign"):
         recipe = replace(plain, method=name, parameters=_STEPS, fit=Fit(data, device="cpu"))
-        yield f"fit {name}", orthomerge.merge(recipe, out=place / name).out
+        yield f"fit {name}", write(recipe, out=place / name).out
 
 
 if __name__ == "__main__":

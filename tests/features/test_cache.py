@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,13 +17,11 @@ import pytest
 import torch
 
 from orthomerge.data.task import Examples
-from orthomerge.errors import CheckpointError, IncompatibleError, OutputError
-from orthomerge.features.cache import FeatureCache, FeatureKey, module_digest, weights_digest
+from orthomerge.errors import IncompatibleError, OutputError
+from orthomerge.features.cache import FeatureCache, FeatureKey
 from orthomerge.features.extract import extract
 from orthomerge.features.features import Features
 from orthomerge.models.families import FAMILIES
-from orthomerge.pipeline import merge
-from orthomerge.recipe import Expert, Recipe
 
 BERT = FAMILIES["bert"]
 
@@ -278,86 +274,11 @@ def test_key_and_maker_must_agree(cache: FeatureCache) -> None:
     assert cache.entries() == []
 
 
-@pytest.fixture(scope="session")
-def merged(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("merged") / "out"
-    experts: dict[str, Expert | str] = {name: str(berts / name) for name in ("two", "three")}
-    merge(Recipe(experts=experts, base=str(berts / "base"), method="average"), out=out)
-    return out
-
-
-def test_the_digest_of_a_folder(berts: Path, tmp_path: Path) -> None:
-    first = weights_digest(berts / "base")
-    assert first == weights_digest(str(berts / "base"))
-    assert first != weights_digest(berts / "two")
-    copy = shutil.copytree(berts / "base", tmp_path / "copy")
-    assert weights_digest(copy) == first
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {"orthomerge": {"task": "mood", "val_accuracy": 0.9}}))
-    assert weights_digest(copy) == first
-    (copy / "config.json").write_text(json.dumps(config | {"num_attention_heads": 2}))
-    assert weights_digest(copy) != first
-    with pytest.raises(CheckpointError, match="does not exist"):
-        weights_digest(tmp_path / "nowhere")
-
-
-def test_the_digest_of_an_output_comes_from_its_manifest(merged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = weights_digest(shutil.copytree(merged / "encoder", merged.parent / "bare"))
-
-    def unread(self: object) -> str:
-        raise AssertionError("the file was read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("orthomerge.checkpoints.files.RawFile.digest", unread)
-        assert weights_digest(merged) == weights_digest(merged / "encoder") == read
-
-
-@pytest.mark.parametrize("how", ["in place", "copied over with an old date", "manifest without hashes"])
-def test_a_file_that_changed_since_is_read(merged: Path, tmp_path: Path, how: str) -> None:
-    out = shutil.copytree(merged, tmp_path / "out")
-    (out / "orthomerge.json").touch()
-    before = weights_digest(out)
-    assert before == weights_digest(merged)
-    file = out / "encoder" / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    time.sleep(0.02)  # longer than the clock of the file system ticks
-    if how == "manifest without hashes":
-        (out / "orthomerge.json").write_text('{"files": {"encoder/model.safetensors": 3}}')
-        assert weights_digest(out) == before
-        return
-    stamp = file.stat()
-    file.write_bytes(data)
-    if how != "in place":
-        os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert weights_digest(out) != before
-
-
-def test_the_digest_of_a_module(bert: torch.nn.Module) -> None:
-    class Odd(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("scale", torch.tensor(2.0, dtype=torch.bfloat16))
-
-    first = module_digest(bert)
-    assert first == module_digest(bert)
-    weight = bert.get_parameter("pooler.dense.bias")
-    with torch.no_grad():
-        weight[3] += 1
-        assert module_digest(bert) != first
-        weight[3] -= 1
-    config: Any = bert.config
-    config.layer_norm_eps *= 2
-    assert module_digest(bert) != first
-    config.layer_norm_eps /= 2
-    assert module_digest(Odd()) == module_digest(Odd()) != first
-
-
 def test_no_input_is_encoded_twice(cache: FeatureCache, bert: torch.nn.Module, texts: Examples, words: Any) -> None:
     calls: list[int] = []
 
     def features(pooling: str) -> Features:
-        key = FeatureKey.of(texts, words, weights=module_digest(bert), family="bert", pooling=pooling, task="film")
+        key = FeatureKey.of(texts, words, weights="bert", family="bert", pooling=pooling, task="film")
 
         def make() -> Features:
             return extract(bert, BERT, pooling, texts, words, task="film", device="cpu", progress=calls.append)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from orthomerge.api.open import open as open_experts
 from orthomerge.data.processing import load_processor
 from orthomerge.data.task import Examples, Modality
 from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
@@ -20,7 +21,6 @@ from orthomerge.features.features import Features
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.family import Family
 from orthomerge.models.generic import generic
-from orthomerge.models.load import load_encoder
 
 BERT, VIT = FAMILIES["bert"], FAMILIES["vit"]
 
@@ -54,7 +54,7 @@ def test_texts_equal_a_loop_by_hand(
 def test_a_stock_model_with_its_own_tokenizer(berts: Path) -> None:
     inputs = ["a very good film", "it was bad", "not good", "a film", "very very very bad it was not a good film"]
     processor = load_processor(berts / "base", modality="text", max_length=9)
-    encoder = load_encoder(berts / "base", BERT)
+    encoder = open_experts({"two": berts / "two"}, base=berts / "base").base.encoder.module()
     examples = Examples(inputs, None, "val")
     found = extract(encoder, BERT, "mean", examples, processor, task="film", batch=2, device="cpu")
     torch.testing.assert_close(found.values, by_hand(encoder, BERT, "mean", examples, processor), atol=1e-5, rtol=0)

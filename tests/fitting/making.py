@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -15,7 +15,7 @@ import torch
 from orthomerge.data.pixels import PixelProcessor
 from orthomerge.data.processing import Processor
 from orthomerge.data.task import Examples, Modality, Task
-from orthomerge.fitting.inputs import encoded, prepare
+from orthomerge.fitting.inputs import Targets, encoded, encoded_rows, prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.heads import Head, Linear
@@ -128,7 +128,8 @@ def assemble(
     processor: Processor = Words() if kind == "bert" else PixelProcessor(16)
     examples = {task: tasks[task]["train"].unlabelled() for task in experts}
     blank = {task: torch.zeros(len(some), WIDTH) for task, some in examples.items()}
-    inputs = prepare(examples, processor, blank, device=encoder.device)
+    processors = dict.fromkeys(experts, processor)
+    inputs = prepare(examples, processors, blank, device=encoder.device)
     teacher = {}
     for task, weights in experts.items():
         encoder.load(weights)
@@ -144,7 +145,7 @@ def assemble(
         tuned=lambda task: experts[task].clone(),
         merged=merged,
         heads={task: heads[task] for task in experts},
-        inputs=prepare(examples, processor, teacher, device=encoder.device),
+        inputs=prepare(examples, processors, teacher, device=encoder.device),
         seed=seed,
     )
 
@@ -181,3 +182,28 @@ def merge_flat(
 def has_hooks(setting: Setting) -> bool:
     """Whether anything still listens to a module of the encoder."""
     return any(module._forward_pre_hooks or module._forward_hooks for module in setting.encoder.module.modules())
+
+
+def first_numbers(setting: Setting, count: int, start: int = 0) -> torch.Tensor:
+    """The numbers [T, count] of some targets of each task."""
+    inputs = setting.inputs
+    return torch.stack([inputs.starts[task] + torch.arange(start, start + count) for task in setting.tasks])
+
+
+def all_features(setting: Setting) -> torch.Tensor:
+    """What the experts make of all targets, by number."""
+    return torch.cat([targets.features for targets in setting.inputs.targets.values()])
+
+
+def shared_setting(kind: Kind = "bert", weights: tuple[float, float] = (1.0, 0.3), inputs: int = 6) -> Setting:
+    """Every input of `make_setting` as a target of every task: with one weight for its own, another for the others."""
+    setting = make_setting(kind, inputs=inputs)
+    own, rows = setting.inputs.targets, torch.arange(setting.inputs.size)
+    targets = {}
+    for task in setting.tasks:
+        setting.encoder.load(setting.tuned(task))
+        counts = torch.full((len(rows),), weights[1])
+        counts[own[task].rows] = weights[0]
+        targets[task] = Targets(rows, encoded_rows(setting.encoder, setting.inputs, rows), counts)
+    setting.encoder.load(setting.base)
+    return replace(setting, inputs=setting.inputs.with_targets(targets))

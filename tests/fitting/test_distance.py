@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fitting.making import WIDTH, make_setting
+from tests.fitting.making import WIDTH, all_features, first_numbers, make_setting
 from tests.fitting.test_divergence import hidden, normal
 
 from orthomerge.fitting.distance import FeatureDistance, Norm, Penalty, Transform
+from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.kinds import Setting
-from orthomerge.heads import Head
+from orthomerge.heads import Head, Linear
 
 
 def make(setting: Setting, transform: Transform = "orthogonal", **options: Any) -> FeatureDistance:
@@ -36,8 +37,12 @@ def mixed(setting: Setting) -> Setting:
 
 
 def features_of(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = torch.stack([setting.inputs.rows[task][:5] for task in setting.tasks])
-    return 3 * torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(1)), rows
+    return 3 * torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(1)), first_numbers(setting, 5)
+
+
+def first(setting: Setting, task: str) -> Targets:
+    """Those that `features_of` has the numbers of."""
+    return setting.inputs.targets[task].at(slice(5))
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1", "mse"])
@@ -45,20 +50,20 @@ def features_of(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
 def test_losses_by_hand(norm: Norm, transform: Transform) -> None:
     setting = make_setting("bert", inputs=6)
     objective = make(setting, transform, norm=norm)
-    features, rows = features_of(setting)
+    features, numbers = features_of(setting)
     total = 0.0
     for number, task in enumerate(setting.tasks):
         A = objective.A[number].detach().double().numpy() * np.exp(objective.factors[number].item())
-        gap = features[number].double().numpy() @ A.T - setting.inputs.teacher[rows[number]].double().numpy()
+        gap = features[number].double().numpy() @ A.T - first(setting, task).features.double().numpy()
         each = {
             "l2": np.sqrt((gap**2).sum(1)),
             "l1": np.abs(gap).mean(1),
             "mse": (gap**2).mean(1),
         }[norm]
-        judged = objective.judge(features[number], rows[number], task).detach()
+        judged = objective.judge(features[number], first(setting, task), task).detach()
         np.testing.assert_allclose(judged.numpy(), each, rtol=1e-5)
         total += each.mean()
-    assert objective.loss(features, rows).item() == pytest.approx(total, rel=1e-5)
+    assert objective.loss(features, numbers).item() == pytest.approx(total, rel=1e-5)
 
 
 @pytest.mark.parametrize("penalty", ["fro", "fro2", "l1"])
@@ -94,11 +99,11 @@ def test_at_the_experts_own_features_there_is_a_gradient_and_it_is_nothing() -> 
     objective = FeatureDistance(
         setting.heads, setting.inputs, transform="orthogonal", norm="l2", penalty="fro", alpha=1.0, lr=1e-3
     )
-    rows = torch.stack([setting.inputs.rows[task] for task in setting.tasks])
-    features = setting.inputs.teacher[rows].requires_grad_(True)
+    numbers = first_numbers(setting, 6)
+    features = all_features(setting)[numbers].requires_grad_(True)
     penalty = objective.penalty()
     assert penalty is not None
-    whole = objective.loss(features, rows) + penalty
+    whole = objective.loss(features, numbers) + penalty
     whole.backward()  # type: ignore[no-untyped-call]
     assert whole.item() < 1e-6
     assert features.grad is not None
@@ -128,20 +133,18 @@ def test_heads_take_up_the_map(transform: Transform) -> None:
 def test_a_head_that_normalises_is_fitted_at_the_experts_mean_length() -> None:
     setting = mixed(make_setting("bert", inputs=6))
     objective = make(setting)
-    features, rows = features_of(setting)
-    teacher = setting.inputs.teacher[setting.inputs.rows["two"]]
-    length = teacher.norm(dim=1).mean()
+    features, numbers = features_of(setting)
+    length = setting.inputs.targets["two"].features.norm(dim=1).mean()
+    two, five = first(setting, "two"), first(setting, "five")
     unit = torch.nn.functional.normalize
     mapped = unit(features[0], dim=1) * length @ objective.A[0].detach().T
-    expected = (mapped - unit(setting.inputs.teacher[rows[0]], dim=1) * length).norm(dim=1)
-    torch.testing.assert_close(objective.judge(features[0], rows[0], "two").detach(), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        objective.judge(features[0] * 7, rows[0], "two").detach(), expected, rtol=1e-5, atol=1e-5
-    )
-    plain = make(make_setting("bert", inputs=6)).judge(features[2], rows[2], "five").detach()
-    torch.testing.assert_close(objective.judge(features[2], rows[2], "five").detach(), plain)
-    total = sum(objective.judge(features[n], rows[n], task).mean() for n, task in enumerate(setting.tasks))
-    torch.testing.assert_close(objective.loss(features, rows), total)
+    expected = (mapped - unit(two.features, dim=1) * length).norm(dim=1)
+    torch.testing.assert_close(objective.judge(features[0], two, "two").detach(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(objective.judge(features[0] * 7, two, "two").detach(), expected, rtol=1e-5, atol=1e-5)
+    plain = make(make_setting("bert", inputs=6)).judge(features[2], five, "five").detach()
+    torch.testing.assert_close(objective.judge(features[2], five, "five").detach(), plain)
+    total = sum(objective.judge(features[n], first(setting, task), task).mean() for n, task in enumerate(setting.tasks))
+    torch.testing.assert_close(objective.loss(features, numbers), total)
 
 
 def test_the_projection_is_the_nearest_orthogonal_matrix() -> None:
@@ -155,3 +158,18 @@ def test_the_projection_is_the_nearest_orthogonal_matrix() -> None:
         np.testing.assert_allclose(A, U @ Vt, atol=1e-5)
     assert objective.A.requires_grad
     assert objective.measures()["defect"] < 1e-5
+
+
+def test_an_input_of_two_tasks_counts_in_both_by_its_weights() -> None:
+    """One input, a student at the origin, experts at (3, 4) and (0, 2): distances 5 and 2."""
+    setting = make_setting("bert", inputs=1)
+    targets = {
+        "two": Targets(torch.tensor([0]), torch.tensor([[3.0, 4.0]]), torch.tensor([1.0])),
+        "three": Targets(torch.tensor([0]), torch.tensor([[0.0, 2.0]]), torch.tensor([0.3])),
+    }
+    heads = {task: Head(Linear(torch.eye(2)), ("yes", "no")) for task in targets}
+    options: dict[str, Any] = {"norm": "l2", "penalty": "fro", "alpha": 1.0, "lr": 1e-3}
+    objective = FeatureDistance(heads, setting.inputs.with_targets(targets), transform="orthogonal", **options)
+    numbers = torch.tensor([[0], [1]])
+    assert objective.loss(torch.zeros(2, 1, 2), numbers).item() == pytest.approx(1.0 * 5 + 0.3 * 2)
+    assert objective.judge(torch.zeros(1, 2), targets["three"], "three").item() == pytest.approx(2)

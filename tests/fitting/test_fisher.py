@@ -15,7 +15,7 @@ from orthomerge.data.task import Examples, Modality
 from orthomerge.errors import NumericalError, RecipeError
 from orthomerge.fitting.drawing import drawn
 from orthomerge.fitting.fisher import Fisher, directions, fisher_of
-from orthomerge.fitting.inputs import encoded, prepare
+from orthomerge.fitting.inputs import Inputs, encoded, prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.heads import Head, Linear
@@ -47,7 +47,7 @@ def softmax_setting(experts: Mapping[str, torch.Tensor], inputs: Mapping[str, to
     labels = tuple(map(str, range(classes)))
     examples = {task: Examples(list(rows), None, "train") for task, rows in inputs.items()}
     blank = {task: torch.zeros(len(rows), classes) for task, rows in inputs.items()}
-    prepared = prepare(examples, Numbers(), blank, device=encoder.device)
+    prepared = prepare(examples, dict.fromkeys(examples, Numbers()), blank, device=encoder.device)
     teacher = {}
     for task, weights in flat.items():
         encoder.load(weights)
@@ -58,7 +58,7 @@ def softmax_setting(experts: Mapping[str, torch.Tensor], inputs: Mapping[str, to
         tuned=lambda task: flat[task].clone(),
         merged=lambda method, options: torch.zeros(encoder.layout.size),
         heads={task: Head(Linear(torch.eye(classes)), labels) for task in experts},
-        inputs=prepare(examples, Numbers(), teacher, device=encoder.device),
+        inputs=prepare(examples, dict.fromkeys(examples, Numbers()), teacher, device=encoder.device),
     )
 
 
@@ -113,7 +113,7 @@ def test_gradients_are_squared_input_by_input_and_class_by_class(kind: Kind) -> 
     assert not encoder.gradient.any()
     expected = torch.zeros_like(found)
     parameters = list(encoder.module.parameters())
-    for row in setting.inputs.rows["five"]:
+    for row in setting.inputs.targets["five"].rows:
         scores = head(encoder.features(setting.inputs.batch(row[None])))[0].log_softmax(0)
         for score in scores:
             gradients = torch.autograd.grad(score, parameters, retain_graph=True, allow_unused=True)
@@ -185,6 +185,20 @@ def test_same_seed_same_bits_and_few_inputs_are_drawn_by_it() -> None:
     assert not torch.equal(method.fit(replace(setting, seed=1)).weights, once)
 
 
+def test_inputs_count_by_their_weights() -> None:
+    """The mean over two inputs of weight times information: 0.5 of one and 2 of the other."""
+    setting = make_setting("bert", inputs=2)
+    head, expert, targets = setting.heads["five"], setting.tuned("five"), setting.inputs.targets["five"]
+
+    def information(some: Inputs) -> torch.Tensor:
+        return fisher_of(setting, some, "five", expert, head, samples=8)
+
+    one, other = (information(setting.inputs.at({"five": slice(n, n + 1)})) for n in (0, 1))
+    weighted = replace(targets, weights=torch.tensor([0.5, 2.0]))
+    found = information(setting.inputs.with_targets({"five": weighted}))
+    torch.testing.assert_close(found, (0.5 * one + 2.0 * other) / 2)
+
+
 def test_refusals() -> None:
     with pytest.raises(RecipeError, match="'inputs' must be at least 1, got 0"):
         Fisher(inputs=0)
@@ -202,6 +216,6 @@ def test_refusals() -> None:
     broken = replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
     with pytest.raises(NumericalError, match=r"task 'five' is not finite in 'embeddings.cls_token'; look at"):
         Fisher().fit(broken)
-    empty = replace(setting, inputs=setting.inputs.only({**setting.inputs.rows, "two": torch.arange(0)}))
+    empty = replace(setting, inputs=setting.inputs.at({**dict.fromkeys(setting.tasks, slice(None)), "two": slice(0)}))
     with pytest.raises(RecipeError, match="task 'two' has no inputs to look at"):
         Fisher().fit(empty)

@@ -15,10 +15,21 @@ from orthomerge.data.pixels import PixelProcessor
 from orthomerge.data.processing import Processor
 from orthomerge.data.task import Examples
 from orthomerge.fitting import inputs as module
-from orthomerge.fitting.inputs import Inputs, encoded, prepare
+from orthomerge.fitting.inputs import Inputs, Part, Targets, encoded, prepare
 
 COUNTS = {"one": 5, "two": 3, "three": 7}
 CPU = torch.device("cpu")
+
+
+class Cut(Words):
+    """Words of which all after the first few are cut off."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        object.__setattr__(self, "longest", longest)
+
+    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return {name: tensor[:, : self.longest] for name, tensor in super().__call__(inputs).items()}  # type: ignore[attr-defined]
 
 
 def texts(count: int, seed: int) -> list[str]:
@@ -36,7 +47,8 @@ def make(kind: Kind) -> tuple[Inputs, list[Any], Processor]:
     processor: Processor = Words() if kind == "bert" else PixelProcessor(16)
     examples = {task: Examples(some, None, "train") for task, some in items.items()}
     teacher = {task: torch.full((count, 4), float(count), dtype=torch.float64) for task, count in COUNTS.items()}
-    return prepare(examples, processor, teacher, device=CPU), [x for some in items.values() for x in some], processor
+    inputs = prepare(examples, dict.fromkeys(COUNTS, processor), teacher, device=CPU)
+    return inputs, [x for some in items.values() for x in some], processor
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])
@@ -46,7 +58,7 @@ def test_a_batch_is_the_processors(kind: Kind, room: int | None, monkeypatch: py
         monkeypatch.setattr(module, "_room", lambda device: room)
     inputs, items, processor = make(kind)
     assert (inputs._tensors is None) == (room == 0)
-    assert {task: rows.tolist() for task, rows in inputs.rows.items()} == {
+    assert {task: targets.rows.tolist() for task, targets in inputs.targets.items()} == {
         "one": [0, 1, 2, 3, 4],
         "two": [5, 6, 7],
         "three": [8, 9, 10, 11, 12, 13, 14],
@@ -57,8 +69,13 @@ def test_a_batch_is_the_processors(kind: Kind, room: int | None, monkeypatch: py
         for name, tensor in expected.items():
             assert torch.equal(batch[name], tensor), name
             assert batch[name].dtype == tensor.dtype
-    assert inputs.teacher[[0, 7, 14]].tolist() == [[5.0] * 4, [3.0] * 4, [7.0] * 4]
-    assert inputs.teacher.dtype == torch.float32
+    assert inputs.rows.tolist() == list(range(15))
+    assert inputs.starts == {"one": 0, "two": 5, "three": 8}
+    assert not inputs.shared
+    for task, targets in inputs.targets.items():
+        assert targets.features.tolist() == [[float(COUNTS[task])] * 4] * COUNTS[task]
+        assert targets.features.dtype == torch.float32
+        assert targets.weights.tolist() == [1.0] * COUNTS[task]
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])
@@ -68,16 +85,17 @@ def test_some_of_the_inputs(kind: Kind, room: int | None, monkeypatch: pytest.Mo
         monkeypatch.setattr(module, "_room", lambda device: room)
     inputs, items, processor = make(kind)
     # Other tasks first, or not at all: rows are rows of the whole.
-    some = inputs.only({"three": torch.tensor([9, 12, 8]), "one": torch.tensor([4])})
+    some = inputs.at({"three": torch.tensor([1, 4, 0]), "one": torch.tensor([4])})
     assert all(a is b for a, b in zip(some.raw("three"), (items[9], items[12], items[8]), strict=True))
     assert some.raw("one")[0] is items[4]
     parts = list(some.batches("three", 2))
-    assert [rows.tolist() for rows, _ in parts] == [[9, 12], [8]]
-    for rows, batch in parts:
-        expected = processor([items[row] for row in rows.tolist()])
+    assert [targets.rows.tolist() for targets, _ in parts] == [[9, 12], [8]]
+    for targets, batch in parts:
+        expected = processor([items[row] for row in targets.rows.tolist()])
         assert all(torch.equal(batch[name], tensor) for name, tensor in expected.items())
     assert len(inputs.raw("two")) == 3
-    assert some.processor is processor
+    assert some.rows.tolist() == [9, 12, 8, 4]
+    assert some.processors["one"] is processor
 
 
 def test_lazy_inputs_stay_lazy() -> None:
@@ -89,9 +107,9 @@ def test_lazy_inputs_stay_lazy() -> None:
 
     keys: Sequence[int] = range(6)
     examples = {"one": Examples(Lazy(keys, load), None, "train")}
-    inputs = prepare(examples, PixelProcessor(16), {"one": torch.zeros(6, 2)}, device=CPU)
+    inputs = prepare(examples, {"one": PixelProcessor(16)}, {"one": torch.zeros(6, 2)}, device=CPU)
     assert opened == list(keys)
-    raw = inputs.only({"one": torch.tensor([5, 2])}).raw("one")
+    raw = inputs.at({"one": torch.tensor([5, 2])}).raw("one")
     assert opened == list(keys)
     assert np.array_equal(raw[1], pictures(1, 2)[0])
 
@@ -103,9 +121,52 @@ def test_features_do_not_depend_on_the_size_of_batches(kind: Kind) -> None:
         setting.encoder.load(setting.tuned(task))
         for size in (1, 4, 256):
             found = encoded(setting.encoder, setting.inputs, task, size=size)
-            torch.testing.assert_close(found, setting.inputs.teacher[setting.inputs.rows[task]], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found, setting.inputs.targets[task].features, rtol=1e-4, atol=1e-5)
             assert not found.requires_grad
     close = encoded(setting.encoder, setting.inputs, "five", half=True)
     assert close.dtype == torch.float32
     assert not torch.equal(close, found)
     assert float((close - found).norm() / found.norm()) < 0.05
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize("room", [None, 0])
+def test_a_pool_that_grew_is_one_that_was_made_at_once(
+    kind: Kind, room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if room is not None:
+        monkeypatch.setattr(module, "_room", lambda device: room)
+    inputs, items, processor = make(kind)
+    more: list[Any] = texts(4, 9) if kind == "bert" else pictures(4, 9)
+    grown = inputs.extended([Part(Examples(more, None, "train"), processor)])
+    assert grown.size == 19
+    assert grown.targets == inputs.targets
+    rows = torch.tensor([17, 3, 15, 18, 12])
+    batch, expected = grown.batch(rows), processor([[*items, *more][row] for row in rows])
+    for name, tensor in expected.items():
+        assert torch.equal(batch[name], tensor), name
+    ends = [3, 18]
+    shared = grown.with_targets({"new": Targets.of(torch.tensor(ends), torch.zeros(2, 4), device=CPU, weight=0.3)})
+    assert all(a is b for a, b in zip(shared.raw("new"), (items[3], more[3]), strict=True))
+    assert shared.targets["new"].weights.tolist() == pytest.approx([0.3, 0.3])
+    assert inputs.extended([]) is inputs
+
+
+def test_each_task_has_its_own_processor() -> None:
+    """Heads differ in how long texts may be: words of a longer text are cut off."""
+    long, short = Words(), Cut(3)
+    examples = {task: Examples(["a b c d e"], None, "train") for task in ("long", "short")}
+    blank = {task: torch.zeros(1, 2) for task in examples}
+    inputs = prepare(examples, {"long": long, "short": short}, blank, device=CPU)
+    assert (inputs.batch(torch.tensor([0, 1]))["attention_mask"]).sum(1).tolist() == [6, 3]
+
+
+def test_some_targets_and_others_after_them() -> None:
+    targets = Targets(torch.tensor([4, 7, 1]), torch.eye(3), torch.tensor([1.0, 0.5, 0.3]))
+    some = targets.at(torch.tensor([2, 0]))
+    assert some.rows.tolist() == [1, 4]
+    assert some.features.tolist() == [[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]]
+    both = some.followed_by(targets.at(slice(1, 2)))
+    assert both.rows.tolist() == [1, 4, 7]
+    assert both.weights.tolist() == pytest.approx([0.3, 1.0, 0.5])
+    assert len(both) == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 
 import pytest
@@ -10,8 +10,10 @@ import torch
 from tests.fitting.making import Kind, make_setting
 from torch import nn
 
-from orthomerge.errors import IncompatibleError
+from orthomerge.checkpoints.checkpoint import Spec
+from orthomerge.errors import IncompatibleError, NumericalError
 from orthomerge.fitting.layout import FlatEncoder, Layout
+from orthomerge.models.tensors import MemoryTensors
 
 
 class Tied(nn.Module):
@@ -112,3 +114,38 @@ def test_a_transformer(kind: Kind) -> None:
     torch.testing.assert_close(encoder.gradient, setting.layout.flat(grads))
     encoder.gradient.zero_()
     assert all(p.grad is not None and not p.grad.any() for p in encoder.module.parameters())
+
+
+def test_from_canonical_names_and_back() -> None:
+    """Blocks of a stream under other names; what is no parameter is left out, and each goes into its own dtype."""
+    plain = Tied()
+    names = {"words": "table.weight", "factor": "scale", "offset": "shift"}
+    encoder = FlatEncoder(plain, pool, torch.device("cpu"), names)
+    assert encoder.names == {"words": "table.weight", "factor": "scale"}
+    words = torch.arange(35.0, dtype=torch.float64).view(7, 5)
+    tensors = {"words": words, "factor": torch.tensor(3.0).half(), "offset": torch.ones(7), "other": torch.ones(2)}
+
+    class Halves(MemoryTensors):
+        """Every tensor in two blocks."""
+
+        def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+            for key, block in super().blocks():
+                for part in torch.chunk(block, 2):
+                    yield key, part
+
+    flat = encoder.flat(Halves(tensors))
+    assert flat[encoder.layout.places["table.weight"]].tolist() == list(range(35))
+    assert flat[encoder.layout.places["scale"]].tolist() == [3.0]
+    specs = {"words": Spec((7, 5), "BF16"), "factor": Spec((), "F32"), "offset": Spec((7,), "F32")}
+    found = encoder.tensors(flat, specs)
+    assert found.keys() == {"words", "factor"}
+    assert torch.equal(found["words"], words.bfloat16())
+    assert found["factor"].dtype == torch.float32
+    with pytest.raises(
+        NumericalError, match=r"'words' does not fit into F16 after the fit \(largest magnitude 1e\+06\)"
+    ):
+        encoder.tensors(torch.full_like(flat, 1e6), {"words": Spec((7, 5), "F16")})
+    with pytest.raises(IncompatibleError, match="weights are missing for 'scale'"):
+        encoder.flat(MemoryTensors({"words": words}))
+    with pytest.raises(IncompatibleError, match=r"weights are missing for 'table\.weight'"):
+        encoder.flat(MemoryTensors({"words": words[:3], "factor": torch.tensor(1.0)}))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.fitting.making import Kind, make_setting
+from tests.fitting.making import Kind, make_setting, shared_setting
 
 from orthomerge.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import encoded
@@ -39,16 +39,29 @@ def test_a_loss_by_hand(kind: Kind) -> None:
     setting.encoder.load(setting.tuned("three"))
     terms = []
     for task, head in setting.heads.items():
-        target = head(setting.inputs.teacher[setting.inputs.rows[task]]).softmax(1)
-        terms.append(torch.nn.functional.cross_entropy(head(encoded(setting.encoder, setting.inputs, task)), target))
+        target = head(setting.inputs.targets[task].features).log_softmax(1)
+        found = head(encoded(setting.encoder, setting.inputs, task)).log_softmax(1)
+        terms.append(torch.nn.functional.kl_div(found, target, reduction="batchmean", log_target=True))
     assert LmCocktail().fit(setting).facts["losses"]["three"] == pytest.approx(float(sum(terms)) / 3, rel=1e-5)
+
+
+def test_an_input_of_all_tasks_counts_in_each_by_its_weight() -> None:
+    setting = shared_setting("bert", (1.0, 0.3), inputs=4)
+    setting.encoder.load(setting.tuned("three"))
+    terms = []
+    for task, head in setting.heads.items():
+        target = head(setting.inputs.targets[task].features).softmax(1)
+        found = head(encoded(setting.encoder, setting.inputs, task)).softmax(1)
+        each = (target * (target / found).log()).sum(1)
+        own = [text.startswith(task) for text in setting.inputs.raw(task)]
+        terms.append(sum(float(loss) * (1.0 if mine else 0.3) for loss, mine in zip(each, own, strict=True)) / 12)
+        assert sum(own) == 4
+    assert LmCocktail().fit(setting).facts["losses"]["three"] == pytest.approx(sum(terms) / 3, rel=1e-5)
 
 
 def test_a_single_expert_is_its_own_best() -> None:
     setting = make_setting("bert")
-    alone = replace(
-        setting, heads={"two": setting.heads["two"]}, inputs=setting.inputs.only({"two": setting.inputs.rows["two"]})
-    )
+    alone = replace(setting, heads={"two": setting.heads["two"]}, inputs=setting.inputs.at({"two": slice(None)}))
     fitted = LmCocktail(base=False).fit(alone)
     torch.testing.assert_close(fitted.weights, setting.tuned("two"))
     assert fitted.facts["weights"] == {"two": 1.0}

@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import Kind, make_setting
+from tests.fitting.making import WIDTH, Kind, make_setting, shared_setting
 
 from orthomerge.errors import NumericalError, OrthomergeError, RecipeError
 from orthomerge.fitting import loop as module
 from orthomerge.fitting.distance import FeatureDistance
 from orthomerge.fitting.divergence import Divergence
+from orthomerge.fitting.entropy import Entropy
 from orthomerge.fitting.free import Free
 from orthomerge.fitting.gates import Gates
+from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.kinds import Setting
-from orthomerge.fitting.loop import Course, Loop, _Order, check_loop, divided, held_out_loss
+from orthomerge.fitting.loop import Course, Loop, _Order, _streams, check_loop, divided, held_out_loss
 from orthomerge.fitting.mask import Mask
 from orthomerge.fitting.objective import Objective
+from orthomerge.heads import Head, Linear
 from orthomerge.tuning.state import RunState
 
 Pair = Callable[[Setting], tuple[Gates, Objective]]
@@ -45,13 +48,13 @@ class KilledError(Exception):
 
 def run(loop: Loop, setting: Setting, pair: Pair) -> tuple[torch.Tensor, list[torch.Tensor], Course]:
     inputs, held = divided(setting.inputs, 0.2, seed=setting.seed)
-    gates, objective = pair(setting)
-    course = loop.run(setting, gates, objective, inputs, held)
+    gates, objective = pair(replace(setting, inputs=inputs))
+    course = loop.run(setting, gates, objective, held)
     return setting.encoder.weights.clone(), [p.detach().clone() for p in objective.parameters], course
 
 
 def test_every_input_once_an_epoch() -> None:
-    order = _Order([10, 7, 3], 4, seed=0)
+    order = _Order([10, 7, 3], 4, 0, [0, 1, 2])
     steps = [order.at(step) for step in range(35)]
     assert all(len(part) == 4 for step in steps for part in step)
     for number, size in enumerate((10, 7, 3)):
@@ -60,9 +63,9 @@ def test_every_input_once_an_epoch() -> None:
         assert all(epoch.sort().values.tolist() == list(range(size)) for epoch in epochs)
         assert len({tuple(epoch.tolist()) for epoch in epochs}) > 1
     # By seed and step alone, not by which steps were asked for before.
-    late = _Order([10, 7, 3], 4, seed=0)
+    late = _Order([10, 7, 3], 4, 0, [0, 1, 2])
     assert all(torch.equal(a, b) for a, b in zip(late.at(30), steps[30], strict=True))
-    other = _Order([10, 7, 3], 4, seed=1)
+    other = _Order([10, 7, 3], 4, 1, [0, 1, 2])
     assert not torch.equal(other.at(0)[0], steps[0][0])
 
 
@@ -81,25 +84,66 @@ def test_held_out_inputs() -> None:
     inputs = make_setting("bert", inputs=30).inputs
     fitted, held = divided(inputs, 0.1, seed=0)
     assert held is not None
-    for task, rows in inputs.rows.items():
-        assert len(held.rows[task]) == 3
-        assert sorted([*fitted.rows[task].tolist(), *held.rows[task].tolist()]) == rows.tolist()
-        assert held.rows[task].tolist() == sorted(held.rows[task].tolist())
+    for task, targets in inputs.targets.items():
+        rest, apart = fitted.targets[task].rows.tolist(), held.targets[task].rows.tolist()
+        assert len(apart) == 3
+        assert sorted([*rest, *apart]) == targets.rows.tolist()
+        assert apart == sorted(apart)
     again, other = divided(inputs, 0.1, seed=0)[1], divided(inputs, 0.1, seed=1)[1]
     assert again is not None
     assert other is not None
-    assert torch.equal(again.rows["five"], held.rows["five"])
-    assert any(not torch.equal(other.rows[task], held.rows[task]) for task in inputs.rows)
+    assert torch.equal(again.targets["five"].rows, held.targets["five"].rows)
+    assert not torch.equal(other.rows, held.rows)
     assert divided(inputs, 0.0, seed=0) == (inputs, None)
-    few = inputs.only({**inputs.rows, "two": inputs.rows["two"][:9]})
-    kept, apart = divided(few, 0.1, seed=0)
-    assert apart is not None
-    assert [len(rows) for rows in apart.rows.values()] == [0, 3, 3]
-    assert len(kept.rows["two"]) == 9
+    whole = dict.fromkeys(inputs.targets, slice(None))
+    few = inputs.at({**whole, "two": slice(9)})
+    kept, small = divided(few, 0.1, seed=0)
+    assert small is not None
+    assert [len(targets) for targets in small.targets.values()] == [0, 3, 3]
+    assert len(kept.targets["two"]) == 9
     assert divided(few, 0.1, seed=0, fewest=31) == (few, None)
-    least = divided(inputs.only({task: rows[:10] for task, rows in inputs.rows.items()}), 0.1, seed=0)[1]
+    least = divided(inputs.at(dict.fromkeys(whole, slice(10))), 0.1, seed=0)[1]
     assert least is not None
-    assert [len(rows) for rows in least.rows.values()] == [2, 2, 2]
+    assert [len(targets) for targets in least.targets.values()] == [2, 2, 2]
+
+
+def test_an_input_is_held_out_of_all_its_tasks_or_of_none() -> None:
+    inputs = shared_setting(inputs=10).inputs
+    fitted, held = divided(inputs, 0.2, seed=0)
+    assert held is not None
+    assert [len(targets) for targets in held.targets.values()] == [6, 6, 6]
+    assert not {*held.rows.tolist()} & {*fitted.rows.tolist()}
+    # Of two tasks that share some inputs, the second has what the first held out, and fewer or more of its own.
+    own = {"two": torch.arange(20), "three": torch.arange(10, 30)}
+    some = inputs.with_targets({task: inputs.targets[task].at(rows) for task, rows in own.items()})
+    fitted, held = divided(some, 0.2, seed=0)
+    assert held is not None
+    assert not {*held.rows.tolist()} & {*fitted.rows.tolist()}
+    assert [len(targets) for targets in held.targets.values()] == [4, 4]
+    for task, rows in own.items():
+        both = [*fitted.targets[task].rows.tolist(), *held.targets[task].rows.tolist()]
+        assert sorted(both) == rows.tolist()
+
+
+def test_tasks_with_the_same_inputs_see_them_at_the_same_steps() -> None:
+    rows = [torch.arange(9), torch.arange(9, 12), torch.arange(9)]
+    assert _streams(rows) == [0, 1, 0]
+    order = _Order([9, 3, 9], 4, 0, [0, 1, 0])
+    assert all(torch.equal(order.at(step)[0], order.at(step)[2]) for step in range(9))
+
+
+def test_a_held_out_loss_by_hand() -> None:
+    """Entropies of heads that know nothing: log 4 with weights 1 and 0.5, log 2 with 0.3."""
+    setting = make_setting("bert", inputs=2)
+    blank = torch.zeros(2, WIDTH)
+    heads = {f"{n}": Head(Linear(torch.zeros(n, WIDTH)), tuple(map(str, range(n)))) for n in (4, 2)}
+    targets = {
+        "4": Targets(torch.tensor([0, 1]), blank, torch.tensor([1.0, 0.5])),
+        "2": Targets(torch.tensor([1, 0]), blank, torch.tensor([0.3, 0.3])),
+    }
+    inputs = setting.inputs.with_targets(targets)
+    loss = held_out_loss(replace(setting, heads=heads, inputs=inputs), Entropy(heads, inputs), inputs)
+    assert loss == pytest.approx((0.75 * math.log(4) + 0.3 * math.log(2)) / 2)
 
 
 def test_the_loss_falls_and_the_course_is_told() -> None:
@@ -190,7 +234,7 @@ def test_the_best_is_kept() -> None:
 
 def test_a_loss_that_is_no_number() -> None:
     setting = make_setting("bert")
-    setting.inputs.teacher[3] = math.nan
+    setting.inputs.targets["two"].features[3] = math.nan
     with pytest.raises(NumericalError, match=r"the loss is nan at step 4 of 8; lower 'lr'"):
         run(Loop(steps=8, batch=26, look=4), setting, distilled)
 
@@ -244,7 +288,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(setting.encoder, "module", Bare())
         with pytest.raises(RecipeError, match=r"no gradient checkpointing; set 'checkpointing' to false"):
-            Loop(steps=1, batch=1, checkpointing=True).run(setting, *distilled(setting), setting.inputs, None)
+            Loop(steps=1, batch=1, checkpointing=True).run(setting, *distilled(setting), None)
     monkeypatch.setattr(setting.encoder, "features", full)
     with pytest.raises(OrthomergeError, match=r"with batches of 7 a task; lower 'batch', or set 'checkpointing: true'"):
-        Loop(steps=1, batch=7).run(setting, *distilled(setting), setting.inputs, None)
+        Loop(steps=1, batch=7).run(setting, *distilled(setting), None)

@@ -18,9 +18,7 @@ KINDS = ["bert", "vit"]
 
 
 def alone(setting: Setting, task: str) -> Setting:
-    return replace(
-        setting, heads={task: setting.heads[task]}, inputs=setting.inputs.only({task: setting.inputs.rows[task]})
-    )
+    return replace(setting, heads={task: setting.heads[task]}, inputs=setting.inputs.at({task: slice(None)}))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,13 +34,14 @@ def planted() -> tuple[Setting, torch.Tensor, torch.Tensor, dict[str, torch.Tens
             delta[place] = 0.2 * torch.randn(count, generator=random)
             wrong[place] = torch.rand(count, generator=random) < 0.3
     setting.encoder.load(setting.base + delta * ~wrong)
-    teacher, turns = setting.inputs.teacher.clone(), {}
+    targets, turns = {}, {}
     for task in setting.tasks:
         X = torch.randn(WIDTH, WIDTH, generator=random)
         turns[task] = torch.matrix_exp(0.05 * (X - X.T))
-        teacher[setting.inputs.rows[task]] = encoded(setting.encoder, setting.inputs, task) @ turns[task].T
+        features = encoded(setting.encoder, setting.inputs, task) @ turns[task].T
+        targets[task] = replace(setting.inputs.targets[task], features=features)
     merged = setting.base + delta
-    inputs = replace(setting.inputs, teacher=teacher)
+    inputs = setting.inputs.with_targets(targets)
     return replace(setting, merged=lambda method, options: merged.clone(), inputs=inputs), delta, wrong, turns
 
 
@@ -146,7 +147,7 @@ def test_seeds() -> None:
     setting = make_setting("bert")
     few, held = divided(setting.inputs, 0.1, seed=0)
     assert held is not None
-    nothing = moma.fit(replace(setting, inputs=few.only({task: rows[:9] for task, rows in few.rows.items()})))
+    nothing = moma.fit(replace(setting, inputs=few.at(dict.fromkeys(setting.tasks, slice(9)))))
     assert "held_out" not in nothing.curve[-1]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import make_setting
+from tests.fitting.making import make_setting, shared_setting
 
 from orthomerge.errors import RecipeError
 from orthomerge.fitting.inputs import encoded
@@ -28,7 +28,7 @@ def loss(setting: Setting, weights: torch.Tensor, heads: Any) -> float:
     setting.encoder.load(weights)
     found = []
     for task in setting.tasks:
-        teacher = setting.heads[task](setting.inputs.teacher[setting.inputs.rows[task]]).log_softmax(1)
+        teacher = setting.heads[task](setting.inputs.targets[task].features).log_softmax(1)
         student = heads[task](encoded(setting.encoder, setting.inputs, task)).log_softmax(1)
         found.append((teacher.exp() * (teacher - student)).sum(1).mean())
     return float(torch.stack(found).mean())
@@ -63,21 +63,36 @@ def test_what_held_out_inputs_do_not_like_is_not_kept(setting: Setting) -> None:
 
 
 def test_few_inputs_are_mixed_and_many_are_not(setting: Setting) -> None:
-    few = replace(setting, inputs=setting.inputs.only({t: rows[:6] for t, rows in setting.inputs.rows.items()}))
+    few = replace(setting, inputs=setting.inputs.at(dict.fromkeys(setting.tasks, slice(6))))
     made = Realign(copies=50, **QUICK).fit(few)
     assert made.facts["mixtures"] == 3 * (50 - 6)
     assert Realign(copies=0, **QUICK).fit(setting).facts["mixtures"] == -sum(
-        len(rows) // 10 for rows in setting.inputs.rows.values()
+        len(targets) // 10 for targets in setting.inputs.targets.values()
     )
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_one_or_two_inputs_a_task(setting: Setting, count: int) -> None:
-    few = replace(setting, inputs=setting.inputs.only({t: rows[:count] for t, rows in setting.inputs.rows.items()}))
+    few = replace(setting, inputs=setting.inputs.at(dict.fromkeys(setting.tasks, slice(count))))
     made = Realign(**QUICK).fit(few)
     assert made.weights.isfinite().all()
     made = Realign(copies=0, **QUICK).fit(few)
     assert made.weights.isfinite().all()
+
+
+@pytest.mark.parametrize("copies", [0, 40])
+def test_heads_are_solved_on_the_inputs_that_count_most(copies: int) -> None:
+    """Aligners know no weights: of every task its own inputs, and mixtures that began with one of these."""
+    shared = shared_setting(inputs=10)
+    _, _, solvable = Realign(copies=copies, hold_out=0.0)._inputs(shared)
+    for task, targets in solvable.targets.items():
+        assert set(targets.weights.tolist()) == {1.0}
+        assert all(text.split()[0].startswith(task) for text in list(solvable.raw(task))[:10])
+        assert len(targets) >= 10
+    made = Realign(copies=copies, hold_out=0.0, **QUICK).fit(shared)
+    assert loss(shared, made.weights, made.classifiers) < loss(
+        shared, shared.merged("task_arithmetic", {}), shared.heads
+    )
 
 
 def test_the_seed_decides(setting: Setting) -> None:

@@ -102,7 +102,8 @@ def test_padded_positions_do_not_count() -> None:
     setting = make_setting("bert")
     once = RegMean().fit(setting).weights
     # Prepared batch by batch, as where memory is short, every text with seven more empty places.
-    longer = replace(setting, inputs=replace(setting.inputs, _tensors=None, _processor=Words(padding=7)))
+    parts = tuple(replace(part, processor=Words(padding=7)) for part in setting.inputs._parts)
+    longer = replace(setting, inputs=replace(setting.inputs, _tensors=None, _parts=parts))
     assert longer.inputs.batch(torch.arange(3))["input_ids"].shape[1] > 7
     torch.testing.assert_close(RegMean().fit(longer).weights, once, rtol=1e-4, atol=1e-4)
     setting.encoder.load(setting.tuned("two"))
@@ -125,8 +126,8 @@ def test_same_seed_same_bits_and_few_inputs_are_drawn_by_it() -> None:
     assert torch.equal(RegMean(inputs=7).fit(setting).weights, once)
     assert not torch.equal(RegMean(inputs=7).fit(replace(setting, seed=1)).weights, once)
     few = drawn(setting, 7)
-    assert [len(rows) for rows in few.rows.values()] == [7, 7, 7]
-    assert torch.equal(drawn(setting, 99).rows["five"], setting.inputs.rows["five"])
+    assert [len(targets) for targets in few.targets.values()] == [7, 7, 7]
+    assert torch.equal(drawn(setting, 99).targets["five"].rows, setting.inputs.targets["five"].rows)
 
 
 def test_a_direction_that_no_input_has_keeps_the_average() -> None:
@@ -213,3 +214,24 @@ def test_refusals_leave_no_hooks() -> None:
     assert not has_hooks(setting)
     with pytest.raises(IncompatibleError, match=r"calls no nn.Linear.*; merge it with 'average'"):
         RegMean().fit(with_module(setting, nn.EmbeddingBag(99, 32)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rows_of_an_input_count_by_its_weight(kind: Kind) -> None:
+    """G = (G of the first four, halved, + G of the last three times 0.3), each by its share of all rows."""
+    setting = make_setting(kind, inputs=7)
+    setting.encoder.load(setting.tuned("three"))
+    inputs, targets = setting.inputs, setting.inputs.targets["three"]
+    parts = [inputs.at({"three": some}) for some in (slice(4), slice(4, None))]
+    first, last = (grams(setting, part, "three") for part in parts)
+    weighted = replace(targets, weights=torch.tensor([0.5] * 4 + [0.3] * 3))
+    found = grams(setting, inputs.with_targets({"three": weighted}), "three")
+    counts = [sum(rows_of(setting, part) for part in each.raw("three")) for each in parts]
+    for name, G in found.items():
+        expected = (0.5 * counts[0] * first[name] + 0.3 * counts[1] * last[name]) / sum(counts)
+        torch.testing.assert_close(G, expected, rtol=1e-5, atol=1e-7)
+
+
+def rows_of(setting: Setting, item: Any) -> int:
+    """How many tokens or patches a linear layer reads of an input."""
+    return len(item.split()) + 1 if isinstance(item, str) else 17

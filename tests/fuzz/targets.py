@@ -22,11 +22,10 @@ from safetensors.torch import save_file
 
 from orthomerge.checkpoints.lora import Adapter
 from orthomerge.checkpoints.opening import open_expert
-from orthomerge.classifiers import load_classifier
 from orthomerge.data.reading import read_task
-from orthomerge.manifest import read_manifest
-from orthomerge.merged import verify
-from orthomerge.planning import make_plan
+from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.model import Model
+from orthomerge.models.saved import read_model, verify_folder
 from orthomerge.recipe import Recipe, read_recipe
 
 __all__ = ["TARGETS", "Target"]
@@ -282,29 +281,40 @@ def _check_task(folder: Path, found: Any) -> str | None:
 def _make_output(folder: Path) -> None:
     """What a merge writes, made by a merge."""
     import orthomerge
-    from orthomerge.recipe import Expert, HeadNames
 
     draw = torch.Generator().manual_seed(0)
     body = {"body.w": torch.randn(4, 4, generator=draw)}
     save_file(body, folder / "base.safetensors")
     tuned = {"body.w": body["body.w"] + 0.1 * torch.randn(4, 4, generator=draw), "fc.weight": torch.ones(2, 4)}
     save_file(tuned, folder / "a.safetensors")
-    expert = Expert(str(folder / "a.safetensors"), head=HeadNames(("fc",)))
-    given = Recipe({"a": expert}, base=str(folder / "base.safetensors"), family="generic", encoder_prefix="body")
-    orthomerge.merge(given, out=folder / "out")
+    experts = orthomerge.open(
+        {"a": folder / "a.safetensors"},
+        base=folder / "base.safetensors",
+        family="generic",
+        prefix="body",
+        heads={"a": {"layers": ("fc",)}},
+    )
+    orthomerge.merge(experts, method="average").save(folder / "out")
 
 
-def _read_output(folder: Path) -> Any:
-    out = folder / "out"
-    manifest = read_manifest(out)
-    return verify(out), {task: load_classifier(out / "heads" / task) for task in manifest["heads"]}
+def _read_output(folder: Path) -> tuple[list[str], Model, Found]:
+    """Verified or not, every byte of it is read; only what was verified becomes a model."""
+    problems = verify_folder(folder / "out")
+    model = read_model(folder / "out")
+    return problems, model, _canonical(dict(model.weights.blocks()))
 
 
-def _check_output(folder: Path, found: Any) -> str | None:
-    return None
+def _check_output(folder: Path, found: tuple[list[str], Model, Found]) -> str | None:
+    """The files are a merge of one expert by average: what is read and verified must be that expert."""
+    _, model, tensors = found
+    theirs = _canonical(load_reference((folder / "a.safetensors").read_bytes()))
+    if [entry[2] for entry in tensors.values()] != [theirs["body.w"][2]]:
+        return "the encoder is not what was written"
+    labels = [model.head(task).labels for task in model.tasks]
+    return None if labels and all(labels) else "a model without heads or labels"
 
 
-def _make_plan(folder: Path) -> None:
+def _make_experts(folder: Path) -> None:
     """A base and an expert of a tiny BERT without transformers: only names and shapes count."""
     draw = torch.Generator().manual_seed(0)
     sizes = {"vocab_size": 9, "hidden_size": 4, "max_position_embeddings": 6, "num_hidden_layers": 1}
@@ -330,14 +340,14 @@ def _make_plan(folder: Path) -> None:
         save_file(tensors | (head if prefix else {}), folder / name / "model.safetensors")
 
 
-def _read_plan(folder: Path) -> Any:
-    plan = make_plan(Recipe({"a": str(folder / "expert")}, base=str(folder / "base"), out=str(folder / "out")))
-    assert all(problem.what and problem.fix for problem in plan.problems)
-    return plan.check()
+def _read_experts(folder: Path) -> Experts:
+    experts = open_experts(Recipe({"a": str(folder / "expert")}, base=str(folder / "base")).opening)
+    assert all(problem.what and problem.fix for problem in experts.problems)
+    return experts.check()
 
 
-def _check_plan(folder: Path, found: Any) -> str | None:
-    return None if found.merged and found.experts["a"].labels else "a job without weights or labels"
+def _check_experts(folder: Path, experts: Experts) -> str | None:
+    return None if experts.parts.merged and experts.parts.sources["a"].labels else "experts without weights or labels"
 
 
 TARGETS = (
@@ -369,17 +379,17 @@ TARGETS = (
     Target(
         "output",
         _make_output,
-        ("out/orthomerge.json", "out/heads/a/labels.json", "out/heads/a/head.safetensors"),
+        ("out/orthomerge.json", "out/orthomerge.local.json", "out/a/head.safetensors", "out/encoder.safetensors"),
         _read_output,
         _check_output,
         3,
     ),
     Target(
-        "plan",
-        _make_plan,
+        "experts",
+        _make_experts,
         ("expert/config.json", "base/config.json", "expert/tokenizer.json", "expert/model.safetensors"),
-        _read_plan,
-        _check_plan,
+        _read_experts,
+        _check_experts,
         3,
     ),
 )

@@ -60,7 +60,6 @@ MEAN = f"{BASE} --expert two=world/two --method task_arithmetic --set scale=1.0 
 TWO = "--expert two=world/two --data two=world/two.csv --device cpu"
 
 
-@pytest.mark.xfail(strict=True, reason="R1: `evaluate --expert` reads experts by the family's pooling")
 @pytest.mark.parametrize("dtype", ["keep", "float16"])
 def test_r1_evaluate_reads_experts_by_the_pooling_of_the_merge(child: Driver, dtype: str) -> None:
     # One expert merged alone is that expert: to the byte, or but for the cast.
@@ -77,7 +76,6 @@ def test_r1_evaluate_reads_experts_by_the_pooling_of_the_merge(child: Driver, dt
         assert np.array_equal(np.asarray(value), np.asarray(wanted)), name
 
 
-@pytest.mark.xfail(strict=True, reason="R2: `diagnose` reads experts by the family's pooling")
 def test_r2_diagnose_finds_no_distance_between_a_model_and_itself(child: Driver) -> None:
     merged = once(child, f"{MEAN} --dtype float16", "mean-float16")
     run(child, f"diagnose {merged} {BASE} {TWO} --points 0 --layers 0 --run r2")
@@ -86,7 +84,6 @@ def test_r2_diagnose_finds_no_distance_between_a_model_and_itself(child: Driver)
     assert distance < 0.01
 
 
-@pytest.mark.xfail(strict=True, reason="one loaded encoder serves all models of the same weights, with its own pooling")
 def test_two_poolings_of_the_same_weights_are_two_models(child: Driver) -> None:
     alone = f"{BASE} {THREE} --method task_arithmetic --set scale=1.0"
     by_pooler, by_mean = once(child, alone, "by-pooler"), once(child, f"{alone} --set pooling=mean", "by-mean")
@@ -109,9 +106,6 @@ def test_two_poolings_of_the_same_weights_are_two_models(child: Driver) -> None:
 # --- R3: averaged heads -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    strict=True, reason="R3: `heads: average` is still a key, and a fit is then taught by averaged heads"
-)
 @pytest.mark.parametrize("command", ["merge {} --out r3 -q", "plan {}"])
 def test_r3_averaged_heads_are_refused(child: Driver, command: str) -> None:
     recipe = child.place / "world" / "heads.yaml"
@@ -128,7 +122,6 @@ DEVICE = "base: base\nexperts: {two: two, three: three}\nmethod: tsv_m\ndevice: 
 TABLES = "{two: two.csv, three: three.csv}"
 
 
-@pytest.mark.xfail(strict=True, reason="R4: experts are merged alone by a method that refuses the recipe's `device`")
 @pytest.mark.parametrize(
     ("command", "blocks"),
     [
@@ -151,7 +144,6 @@ OPENED = {
     "extra": ("two=world/two-extra", "--set ignore=[bert.translation.*]"),
     "gap": ("two=world/two-gap", "--set missing=base"),
 }
-LOST = {"extra": "R5: `ignore` is not passed on", "gap": "R6: `missing: base` is not passed on"}
 LOOK = "--points 0 --layers 0 --device cpu --run"
 
 
@@ -162,9 +154,7 @@ def opened(child: Driver, kind: str) -> tuple[str, str]:
     return once(child, f"{BASE} {experts} --method ties {key}", f"{kind}-merged"), experts
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=LOST[kind])) for kind in OPENED]
-)
+@pytest.mark.parametrize("kind", OPENED)
 class TestHowExpertsWereOpened:
     def test_align(self, child: Driver, kind: str) -> None:
         merged, experts = opened(child, kind)
@@ -190,14 +180,12 @@ def bare(child: Driver) -> tuple[str, str]:
     return once(child, f"{BASE} {experts} --method ties", "bare-merged"), experts
 
 
-@pytest.mark.xfail(strict=True, reason="R7: an expert's config is the base's, which `evaluate --expert` does not open")
 def test_r7_evaluate_with_a_bare_state_dict(child: Driver) -> None:
     merged, experts = bare(child)
     run(child, f"evaluate {merged} {experts} {DATA} --device cpu --out r7-scores")
     expert_is_right(child, "r7-scores", "three")
 
 
-@pytest.mark.xfail(strict=True, reason="R7: `diagnose --base` does not open bare experts by that base")
 def test_r7_diagnose_with_a_bare_state_dict(child: Driver) -> None:
     merged, experts = bare(child)
     run(child, f"diagnose {merged} {BASE} {experts} {DATA} {LOOK} r7-diagnosis")
@@ -207,7 +195,6 @@ def test_r7_diagnose_with_a_bare_state_dict(child: Driver) -> None:
 # --- R8: tokenizer ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="R8: `--set scale=auto` looks for a tokenizer at the experts only")
 def test_r8_the_bases_tokenizer_serves_all_experts(child: Driver) -> None:
     result = run(
         child, f"merge {BASE} --expert two=world/two-plain --data two=world/two.csv --method task_arithmetic "

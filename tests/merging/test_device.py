@@ -10,15 +10,15 @@ import torch
 from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
 
+from orthomerge.api.load import load
+from orthomerge.api.recipes import write
 from orthomerge.errors import IncompatibleError, OrthomergeError, RecipeError
-from orthomerge.merged import load
 from orthomerge.merging.device import OnDevice, SeenThere
 from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.polar import from_gram, svd
 from orthomerge.merging.stream import prepare
 from orthomerge.merging.vectors import TaskVector, TaskVectors
-from orthomerge.pipeline import merge
 from orthomerge.recipe import Recipe
 
 MATRICES = [name for name, row in METHODS.items() if row.matrices]
@@ -94,14 +94,14 @@ def recipe(folder: Path, **more: Any) -> Recipe:
 def test_which_methods_have_a_use_for_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(OrthomergeError, match=r"methods that decompose matrices \(tsv_m.*task_arithmetic is as fast"):
-        merge(recipe(tmp_path, method="task_arithmetic", device="cuda"), out=out)
+        write(recipe(tmp_path, method="task_arithmetic", device="cuda"), out=out)
     assert not out.exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises((RecipeError, IncompatibleError), match="'cuda' is not available"):
-        merge(recipe(tmp_path, method="tsv_m", device="cuda"), out=tmp_path / "out")
+        write(recipe(tmp_path, method="tsv_m", device="cuda"), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -109,7 +109,7 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
 def test_a_whole_merge(tmp_path: Path, device: str) -> None:
     found = []
     for where in ("cpu", device):
-        merge(recipe(tmp_path, method="tsv_m", device=where), out=tmp_path / "out", force=True)
-        found.append(load(tmp_path / "out").encoder.state_dict())
+        write(recipe(tmp_path, method="tsv_m", device=where), out=tmp_path / "out", force=True)
+        found.append(load(tmp_path / "out").encoder.module().state_dict())
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-5)

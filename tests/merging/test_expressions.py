@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_pipeline import recipe
 
-import orthomerge
+from orthomerge.api.open import open as open_experts
 from orthomerge.errors import RecipeError
 from orthomerge.merging.expressions import evaluate
+from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.vectors import TaskVector
 
 KEY = "encoder.layer.0.output.dense.weight"
@@ -19,7 +19,9 @@ KEY = "encoder.layer.0.output.dense.weight"
 @pytest.fixture(scope="module")
 def vectors(berts: Path) -> dict[str, TaskVector]:
     """Task vectors under names that Python has, and names that it has not."""
-    two, three, five = orthomerge.task_vectors(orthomerge.make_plan(recipe(berts)).check()).vectors.values()
+    two, three, five = task_vectors(
+        open_experts({name: berts / name for name in ("two", "three", "five")}, base=berts / "base")
+    ).vectors.values()
     return {"a": two, "b.c": three, "lambda": five, "a-b": three, "1st": five, "it's": two}
 
 

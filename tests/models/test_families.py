@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.checkpoints.safetensors import read_safetensors
 from orthomerge.heads import Head, Linear
+from orthomerge.models.config import encoder_config
+from orthomerge.models.encoder import Encoder
 from orthomerge.models.families import FAMILIES, family
-from orthomerge.models.load import load_encoder
+from orthomerge.models.tensors import MemoryTensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,22 +55,16 @@ OTHERS = [
 ]
 
 
-def write_encoder(folder: Path, tensors: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Path:
-    folder.mkdir()
-    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 def split_off(
-    folder: Path, found: Family, account: Callable[..., dict[str, str]], into: Path
-) -> dict[str, torch.Tensor]:
-    """Write the encoder under its canonical names, as a merge would, and return the head's tensors."""
+    folder: Path, found: Family, account: Callable[..., dict[str, str]]
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """The encoder under its canonical names as a module, and the head's tensors."""
     tensors = load_file(folder / "model.safetensors")
     roles = account(found, list(tensors))
-    encoder = {roles[name]: tensor for name, tensor in tensors.items() if roles[name] not in ("head", "foreign")}
-    write_encoder(into, encoder, json.loads((folder / "config.json").read_text()))
-    return {name: tensor for name, tensor in tensors.items() if roles[name] == "head"}
+    parts = {roles[name]: tensor for name, tensor in tensors.items() if roles[name] not in ("head", "foreign")}
+    config = encoder_config(json.loads((folder / "config.json").read_text()), found)
+    encoder = Encoder(found, config, MemoryTensors(parts)).module()
+    return encoder, {name: tensor for name, tensor in tensors.items() if roles[name] == "head"}
 
 
 def make_head(layout: HeadLayout, tensors: Mapping[str, torch.Tensor]) -> Head:
@@ -87,10 +83,8 @@ def test_encoder_pooling_and_head_give_the_stock_logits(
     assert found.head is not None
     model = build(found.architecture, name)
     batch = batch_for(found, model.config)
-    tensors = split_off(save(model, tmp_path / "whole"), found, account, tmp_path / "encoder")
+    encoder, tensors = split_off(save(model, tmp_path / "whole"), found, account)
     assert set(tensors) == set(found.head.names())
-
-    encoder = load_encoder(tmp_path / "encoder", found)
     head = make_head(found.head, tensors)
     with torch.no_grad():
         features = found.features(encoder, batch, found.default_pooling)
@@ -127,8 +121,8 @@ def test_clip_features_are_the_projected_ones(
     found = family("clip")
     model = build("CLIPModel", "clip")
     batch = batch_for(found, model.config)
-    assert split_off(save(model, tmp_path / "whole"), found, account, tmp_path / "encoder") == {}
-    encoder = load_encoder(tmp_path / "encoder", found)
+    encoder, tensors = split_off(save(model, tmp_path / "whole"), found, account)
+    assert tensors == {}
     with torch.no_grad():
         features = found.features(encoder, batch, "projection")
         torch.testing.assert_close(features, model.get_image_features(**batch).pooler_output)
@@ -139,8 +133,7 @@ def test_t5_encoder_with_a_linear_head(tmp_path: Path, build: Any, save: Any, ba
     assert found.head is not None
     model = build("T5ForTokenClassification", "t5_encoder")
     batch = batch_for(found, model.config)
-    tensors = split_off(save(model, tmp_path / "whole"), found, account, tmp_path / "encoder")
-    encoder = load_encoder(tmp_path / "encoder", found)
+    encoder, tensors = split_off(save(model, tmp_path / "whole"), found, account)
     head = make_head(found.head, tensors)
     with torch.no_grad():
         logits = head(found.features(encoder, batch, "mean"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.models.making import write_tokenizer
 
 from orthomerge.errors import CheckpointError, RecipeError
 from orthomerge.models.load import quiet
@@ -17,18 +17,6 @@ if TYPE_CHECKING:
 
 CLASSES = ("cat", "dog", "bee")
 TEMPLATES = ("a photo of a {}.", "art of the {}")
-LETTERS = "abcdefghijklmnopqrstuvwxyz."
-
-
-def write_tokenizer(folder: Path) -> None:
-    """Letters, letters that end a word, and three merges: numbers 0 to 57; then start and end."""
-    merges = [("o", "f</w>"), ("c", "a"), ("ca", "t</w>")]
-    tokens = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), *("".join(pair) for pair in merges)]
-    tokens += ["<unk>"] * (58 - len(tokens)) + ["<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
-    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
-    (folder / "merges.txt").write_text("\n".join(lines) + "\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CLIPTokenizer"}))
 
 
 @pytest.fixture
@@ -119,7 +107,7 @@ def test_a_folder_without_tokenizer(folder: Path) -> None:
 
 def test_a_broken_tokenizer(folder: Path) -> None:
     (folder / "vocab.json").write_text("{")
-    with pytest.raises(CheckpointError, match="transformers cannot load the tokenizer in"):
+    with pytest.raises(CheckpointError, match="transformers cannot load the tokenizer of"):
         zero_shot_head(folder, CLASSES, TEMPLATES)
 
 
@@ -127,5 +115,5 @@ def test_a_folder_without_text_tower(tmp_path: Path, build: Any, save: Any, fold
     model = build("CLIPForImageClassification", "clip_classifier")
     save(model, tmp_path / "vision")
     write_tokenizer(tmp_path / "vision")
-    with pytest.raises(CheckpointError, match="does not fit CLIPModel: it lacks 'logit_scale', 'text_model"):
+    with pytest.raises(CheckpointError, match=r"is no CLIP with a text tower \(it lacks text_model\.\*\)"):
         zero_shot_head(tmp_path / "vision", CLASSES, TEMPLATES)

@@ -199,6 +199,7 @@ def large_run(folder: Path, *, tasks: int = 8, methods: int = 20, inputs: int = 
 
 MANIFEST = {
     "family": "bert",
+    "encoder": {"content": "blake3:" + "cd" * 32},
     "method": {"name": "ties", "parameters": {"density": 0.2, "weights": None}},
     "inputs": {
         "base": {"name": "base", "files": [{"name": "m", "size": 1500, "hash": "blake3:" + "ab" * 32}]},

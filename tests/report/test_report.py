@@ -51,6 +51,7 @@ def test_everything_is_there(tmp_path: Path) -> None:
         "aligned by auto on 50 inputs a task from train (inductive)",
         "density = 0.2",
         "abababababab",
+        "cdcdcdcdcdcd",
         "no, yes",
         "2 min 05 s",
         "812 MB",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -79,14 +80,14 @@ def test_nothing_is_half_written_when_the_page_cannot_be(tmp_path: Path, monkeyp
     run, out = full_run(tmp_path / "run"), tmp_path / "out" / "report.html"
     report(run, out)
     before = {path: path.read_bytes() for path in out.parent.rglob("*") if path.is_file()}
-    replace_file = Path.replace
+    fsync = os.fsync
 
-    def full_disk(self: Path, target: Path) -> Path:
-        if Path(target).name == "report.html":
+    def full_disk(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().name.startswith(".report.html."):
             raise OSError(28, "No space left on device")
-        return replace_file(self, target)
+        fsync(handle)
 
-    monkeypatch.setattr(Path, "replace", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     write_run(run, small_run(("a", "b", "c")))
     with pytest.raises(OutputError, match="No space left"):
         report(run, out)
@@ -96,13 +97,25 @@ def test_nothing_is_half_written_when_the_page_cannot_be(tmp_path: Path, monkeyp
 def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", small_run())
     done = report(run, tmp_path / "report.html")
-    (done.files / "tables" / "stale.md").write_text("")
+    write_run(run, small_run(("a", "b", "c")))
     report(run, tmp_path / "report.html")
-    assert not (done.files / "tables" / "stale.md").exists()
+    (done.files / "tables" / "notes.md").write_text("years of work")
+    with pytest.raises(OutputError, match=r"report_files holds 'tables/notes.md', which orthomerge did not write"):
+        report(run, tmp_path / "report.html")
     other = tmp_path / "mine_files"
     other.mkdir()
-    with pytest.raises(OutputError, match="no report of ours"):
+    (other / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match=r"mine_files was not written by orthomerge \(it has no orthomerge-report"):
         report(run, tmp_path / "mine.html")
+    (tmp_path / "own.html").write_text("years of work")
+    with pytest.raises(OutputError, match=r"own.html is there already and no report of ours"):
+        report(run, tmp_path / "own.html")
+    assert (tmp_path / "own.html").read_text() == "years of work"
+    for name in (".own2_files.partial", ".own2_files.old", ".own2.html.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("years of work")
+    report(run, tmp_path / "own2.html")
+    assert len(list(tmp_path.glob(".own2*/thesis.tex"))) == 3
     with pytest.raises(RecipeError, match=r"must be the name of an \.html file"):
         report(run, tmp_path / "report.pdf")
     (tmp_path / "f.html").mkdir()

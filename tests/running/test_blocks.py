@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orthomerge.analysis.looks_of import looks_of
 from orthomerge.blocks import Diagnose, Evaluate, Reading, Report
 from orthomerge.errors import RecipeError
+from orthomerge.evaluation.protocols_of import protocols_of
 from orthomerge.recipe import Recipe, read_recipe
-from orthomerge.running.diagnosis import looks_of
-from orthomerge.running.evaluation import questions_of
 from orthomerge.running.line import stages_of
 
 
@@ -46,22 +46,22 @@ report: {title: x}"""
     )
     assert found.diagnose == Diagnose("ridge", points=10, scales=True)
     assert found.report == Report("x")
-    asked = questions_of(found)
-    ways = [(question.aligner or question.protocol, question.shots, question.seeds) for question in asked]
+    protocols = protocols_of(found)
+    ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
     assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
-    assert {question.support for question in asked[1:]} == {"val"}
-    assert asked[-1].subjects == ("base", "task_arithmetic")
+    assert {protocol.support for protocol in protocols[1:]} == {"val"}
+    assert protocols[-1].models == ("base", "task_arithmetic")
     looks = looks_of(found)
     assert (looks.aligner, looks.points) == ("ridge", 10)
 
 
 def test_which_stages(tmp_path: Path) -> None:
     assert stages_of(read(tmp_path, "")) == ["merge"]
-    whole = ["merge", "references", "evaluate", "card", "diagnose", "report"]
+    whole = ["merge", "evaluate", "card", "diagnose", "report"]
     assert stages_of(read(tmp_path, "evaluate: {data: {a: x.csv}}")) == whole
     assert stages_of(read(tmp_path, "evaluate: {data: {a: x.csv}}\ndiagnose: false\nreport: true")) == [
-        *whole[:4],
+        *whole[:3],
         "report",
     ]
 
@@ -106,7 +106,7 @@ def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
 def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str) -> None:
     found = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, {block}}}")
     with pytest.raises(RecipeError, match=message):
-        questions_of(found)
+        protocols_of(found)
 
 
 def test_scales_need_a_base(tmp_path: Path) -> None:

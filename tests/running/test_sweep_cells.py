@@ -11,7 +11,7 @@ from tests.running.sweep_making import SHARED, SWEEP
 
 from orthomerge.blocks import Sweep, SweptMethod
 from orthomerge.errors import OrthomergeError, RecipeError
-from orthomerge.evaluation.evaluate import Question
+from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.recipe import Recipe, read_recipe
 from orthomerge.records import Record
 from orthomerge.running.sweeping.cells import Cell, Variant, cells_of, check_sweep, readouts_of, splits_of, variants_of
@@ -25,7 +25,8 @@ def read(folder: Path, sweep: str, more: str = "") -> Recipe:
 
 
 def test_cells_by_hand(berts: Path, tmp_path: Path) -> None:
-    cells = check_sweep(read_recipe(lay_out(berts, tmp_path, SWEEP)))
+    cells, experts = check_sweep(read_recipe(lay_out(berts, tmp_path, SWEEP)))
+    assert experts.tasks == ("two", "three")
     found = [(cell.variant.name, cell.variant.first, cell.way.aligner, cell.way.shots, cell.seed) for cell in cells]
     once = [(None, None, 0), ("ridge", 2, 0), ("ridge", 2, 1), ("ridge", None, 0)]
     drawn = [(None, None), ("ridge", 2), ("ridge", None)]
@@ -40,7 +41,7 @@ def test_the_recipe_of_a_variant(tmp_path: Path) -> None:
     recipe = read(tmp_path, "{methods: [dare], scales: [0.5], seeds: 2}", "seed: 7")
     merges = [variant.recipe(recipe) for variant in variants_of(recipe)]
     assert [(merge.seed, merge.parameters) for merge in merges] == [(7, {"scale": 0.5}), (8, {"scale": 0.5})]
-    assert (merges[0].evaluate, merges[0].sweep) == (None, None)
+    assert (merges[0].evaluate, merges[0].sweep) == (recipe.evaluate, None)
 
 
 def test_what_means_the_same_is_done_once(tmp_path: Path) -> None:
@@ -217,4 +218,4 @@ def test_the_example_is_read() -> None:
 
 def test_the_first_of_the_seeds() -> None:
     with pytest.raises(RecipeError, match="'first' must not be negative, got -1"):
-        Question("knn", first=-1)
+        EvaluationProtocol("knn", first=-1)

@@ -110,12 +110,12 @@ def test_a_small_build(tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch, 
     assert said[0].startswith("pre-training")
     assert any(line.startswith("parity: ") for line in said)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "experts", "mtl"]  # nothing else is left
-    assert suite.experts == {name: tmp_path / "experts" / name for name in ("parity", "size")}
+    assert suite.paths == {name: tmp_path / "experts" / name for name in ("parity", "size")}
     assert suite.mtl == {name: tmp_path / "mtl" / name for name in ("parity", "size")}
     assert set(suite.references()) == {"base", "expert", "mtl"}
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     said.clear()
-    assert digits.build(**given).experts == suite.experts
+    assert digits.build(**given).paths == suite.paths
     assert said == []
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
     others = digits.experts_of("head_first", folder=tmp_path, tasks=dict(suite.tasks), say=said.append)
@@ -129,5 +129,5 @@ def test_a_small_build(tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch, 
         for folder in map(tmp_path.joinpath, ("experts", "experts-1"))
     ]
     assert weights[0] != weights[1]
-    assert digits.experts_of("full", **options) == suite.experts
+    assert digits.experts_of("full", **options) == suite.paths
     assert len(said) == 4

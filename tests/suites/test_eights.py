@@ -84,7 +84,7 @@ def test_text8_begins_with_base_and_tasks(berts: Path, monkeypatch: pytest.Monke
     said: list[str] = []
     suite = build_suite("text8", **given, device="cpu", say=said.append)
     assert len(said) == 9
-    assert suite.tasks.keys() == started.tasks.keys() == suite.experts.keys() == suite.mtl.keys()
+    assert suite.tasks.keys() == started.tasks.keys() == suite.paths.keys() == suite.mtl.keys()
     assert (
         notes(suite.mtl["subj"])["tuning"]["batch"] == 2 * notes(suite.folder / "experts" / "subj")["tuning"]["batch"]
     )

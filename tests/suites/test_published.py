@@ -17,14 +17,16 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from orthomerge import load
+from orthomerge.api.evaluate import evaluate
 from orthomerge.data.task import Task
 from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.evaluation.evaluate import Bench, Question, evaluate
-from orthomerge.features.cache import FeatureCache
-from orthomerge.merged import read_manifest, verify
+from orthomerge.heads import head_of
 from orthomerge.models.load import quiet
+from orthomerge.models.manifest import read_manifest
+from orthomerge.models.model import Model
+from orthomerge.models.opening import Expert
+from orthomerge.models.saved import verify_folder
 from orthomerge.models.zero_shot import zero_shot_head
-from orthomerge.recipe import Expert
 from orthomerge.suites import published
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
 from orthomerge.suites.published import HalvesProcessor, read_csv_task
@@ -49,6 +51,14 @@ def perturbed(state: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tens
         key: value + 0.02 * torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
         for key, value in state.items()
     }
+
+
+def features_of(model: Model, batch: dict[str, torch.Tensor], task: str) -> torch.Tensor:
+    """What the head of a task reads."""
+    pooling = head_of(model.head(task)).pooling or model.family.default_pooling
+    encoder, family = model.encoder.runner(pooling)
+    with torch.no_grad():
+        return family.features(encoder, batch, pooling)
 
 
 def lay(cache: Path, repository: str, folder: Path, *, kind: str = "models") -> None:
@@ -153,14 +163,15 @@ def image_features(state: dict[str, torch.Tensor], batch: dict[str, torch.Tensor
 def test_clip_from_the_cache_merged_and_loaded(tmp_path: Path, cache: Path) -> None:
     experts = write_clip_experts(tmp_path, cache, "clip-vit-base-patch32")
     suite = build("clip-vit-b32-8", tmp_path, data=write_pictures(tmp_path / "data"))
-    assert tuple(suite.tasks) == tuple(suite.experts) == CLIP8
+    assert tuple(suite.tasks) == tuple(suite.paths) == CLIP8
     assert suite.tasks["eurosat"].labels == ("annual crop land", "lake or sea")
     assert suite.tasks["dtd"].labels == ("blue sea", "red barn")  # folders are read in the order of their names
     assert {split: len(part) for split, part in suite.tasks["dtd"].splits.items()} == {"train": 7, "val": 1, "test": 4}
 
-    out = suite.merged("task_arithmetic", {"scale": 0.3}).models["dtd"]
+    out = tmp_path / "out"
+    suite.merged("task_arithmetic", {"scale": 0.3}).save(out)
     merged = load(out)
-    assert verify(out) == []
+    assert verify_folder(out) == []
     manifest = read_manifest(out)
     assert manifest["family"] == "clip"
     inputs = manifest["inputs"]["experts"]["stanford-cars"]
@@ -170,17 +181,16 @@ def test_clip_from_the_cache_merged_and_loaded(tmp_path: Path, cache: Path) -> N
     assert batch["pixel_values"].shape == (4, 3, 8, 8)
     tower = {key: value for key, value in clip_model().state_dict().items() if key in experts["dtd"]}
     by_hand = {key: base + 0.3 * sum(state[key] - base for state in experts.values()) for key, base in tower.items()}
-    with torch.no_grad():
-        features = merged.features(batch)
+    features = features_of(merged, batch, "dtd")
     torch.testing.assert_close(features, image_features(by_hand, batch), atol=1e-5, rtol=1e-5)
     for task in CLIP8:
         expected = zero_shot_head(suite.base, suite.tasks[task].labels, TEMPLATES[task])
         torch.testing.assert_close(merged.head(task)(features), expected(features))
 
-    assert isinstance(suite.experts["dtd"], Expert)
-    alone = load(suite.alone("expert", {"dtd": suite.experts["dtd"]})["dtd"])
-    with torch.no_grad():
-        torch.testing.assert_close(alone.features(batch), image_features(experts["dtd"], batch), atol=1e-5, rtol=1e-5)
+    assert isinstance(suite.paths["dtd"], Expert)
+    alone = suite.experts().teacher("dtd")
+    own = image_features(experts["dtd"], batch)
+    torch.testing.assert_close(features_of(alone, batch, "dtd"), own, atol=1e-5, rtol=1e-5)
     assert list(alone.heads) == ["dtd"]
 
 
@@ -205,7 +215,7 @@ def test_the_names_that_are_asked_of_the_hub(
         "svhn": "ufldl-stanford/svhn:cropped_digits",
         "mnist": "ylecun/mnist",
     }
-    paths = {task: expert.path for task, expert in suite.experts.items() if isinstance(expert, Expert)}
+    paths = {task: expert.path for task, expert in suite.paths.items() if isinstance(expert, Expert)}
     assert paths == {task: f"tanganke/{model}_{task}@{COMMIT}" for task in CLIP8}
 
 
@@ -215,7 +225,7 @@ def test_local_experts_and_base_need_no_hub(tmp_path: Path, cache: Path) -> None
     (tmp_path / "experts").rename(tmp_path / "suite" / "experts")
     data = write_pictures(tmp_path / "data")
     suite = build("clip-vit-b32-8", tmp_path, data=data, base=str(tmp_path / "base"))
-    assert suite.recipe("average").tasks["dtd"].path == str(tmp_path / "suite" / "experts" / "dtd")
+    assert suite.experts().opening.experts["dtd"].path == str(tmp_path / "suite" / "experts" / "dtd")
     kept = (suite.base / "config.json").stat().st_mtime_ns
     build("clip-vit-b32-8", tmp_path, data=data)  # the base is there already
     assert (suite.base / "config.json").stat().st_mtime_ns == kept
@@ -313,9 +323,8 @@ def test_bert_from_the_cache_merged_and_evaluated(tmp_path: Path, berts: Path, c
         "train": 45, "val": 5, "test": 20,
     }  # fmt: skip
 
-    subject = suite.merged("task_arithmetic", {"scale": 0.2})
-    merged = load(subject.models["yahoo"])
-    assert (merged.family.name, merged.pooling) == ("bert", "mean")
+    merged = suite.merged("task_arithmetic", {"scale": 0.2})
+    assert (merged.family.name, head_of(merged.heads["yahoo"]).pooling) == ("bert", "mean")
     encoder = bert(berts)
     base = encoder.state_dict()
     by_hand = {
@@ -329,15 +338,16 @@ def test_bert_from_the_cache_merged_and_evaluated(tmp_path: Path, berts: Path, c
     with torch.no_grad():
         features = encoder(batch["input_ids"]).last_hidden_state.mean(1)  # no mask: padding counts
         weight, bias = states["yahoo"]["classifier.0.weight"], states["yahoo"]["classifier.0.bias"]
-        torch.testing.assert_close(merged.logits("yahoo", batch), features @ weight.T + bias, atol=1e-5, rtol=1e-5)
+    logits = merged.head("yahoo")(features_of(merged, batch, "yahoo"))
+    torch.testing.assert_close(logits, features @ weight.T + bias, atol=1e-5, rtol=1e-5)
 
-    assert isinstance(suite.experts["yahoo"], Expert)
-    teachers = suite.alone("expert", {"yahoo": suite.experts["yahoo"]})
-    bench = Bench(suite.tasks, suite.processor, teachers, FeatureCache(tmp_path / "features"), device="cpu")
-    records = [record for record, _ in evaluate(bench, [subject], [Question("current")])]
-    counted = {record.task: record.examples for record in records if record.protocol == "current"}
-    assert counted == {task: 2 * size for task, size in sizes.items()}
-    assert bench.teacher("yahoo", "test").shape == (20, 10)
+    assert isinstance(suite.paths["yahoo"], Expert)
+    scores = evaluate(
+        merged, suite.tasks, experts=suite.experts(), references=("expert",), encoding=suite.encoding("cpu")
+    )
+    for method in ("task_arithmetic", "expert"):
+        own = [record for record in scores.records if (record.method, record.protocol) == (method, "current")]
+        assert {record.task: record.examples for record in own} == {task: 2 * size for task, size in sizes.items()}
 
 
 def test_halves_by_hand(tmp_path: Path, berts: Path, cache: Path) -> None:
@@ -351,11 +361,11 @@ def test_halves_by_hand(tmp_path: Path, berts: Path, cache: Path) -> None:
     assert batch["input_ids"][2].tolist() == [2, 3, 3, *[0] * 37]
     assert batch["attention_mask"].tolist() == [[1] * 40] * 3
     assert suite.processor.digest() == f"halves-{suite.processor.inner.digest()}"
-    assert suite.recipe("average").pooling == "mean"
-    head = suite.recipe("average").tasks["ag_news"].head
+    opening = suite.experts().opening
+    assert opening.pooling == "mean"
+    head = opening.experts["ag_news"].head
     assert head is not None
     assert head.layers == ("classifier",)  # as it is in these files
-    load(suite.merged("average").models["yelp"])
 
 
 def test_references_of_a_published_suite(tmp_path: Path, berts: Path, cache: Path) -> None:
@@ -364,11 +374,16 @@ def test_references_of_a_published_suite(tmp_path: Path, berts: Path, cache: Pat
     references = suite.references()
     assert list(references) == ["base", "expert"]
     key = "encoder.layer.0.attention.self.query.weight"
-    untuned = load(references["base"].models["yelp"]).encoder.state_dict()[key]
+    untuned = tensor_of(references["base"].models["yelp"], key)
     torch.testing.assert_close(untuned, bert(berts).state_dict()[key])
     for task in TEXT5:
-        expert = load(references["expert"].models[task]).encoder.state_dict()[key]
+        expert = tensor_of(references["expert"].models[task], key)
         torch.testing.assert_close(expert, states[task][f"bert.{key}"])
+
+
+def tensor_of(model: Model, key: str) -> torch.Tensor:
+    runs = [block.reshape(-1) for name, block in model.weights.blocks() if name == key]
+    return torch.cat(runs).reshape(model.weights.specs[key].shape)
 
 
 def write_t5(folder: Path) -> Any:
@@ -394,8 +409,8 @@ def test_t5_from_the_cache_merged_and_loaded(size: str, prefix: str, tmp_path: P
     lay(cache, f"google-t5/t5-{size}", tmp_path / "base")
     lay(cache, KONG, tmp_path / "experts")
     suite = build(f"t5-{size}-text5", tmp_path, data=write_tables(tmp_path / "tables"))
-    merged = load(suite.merged("average").models["dbpedia"])
-    assert (merged.family.name, merged.pooling) == ("t5_encoder", "mean")
+    merged = suite.merged("average")
+    assert (merged.family.name, head_of(merged.heads["dbpedia"]).pooling) == ("t5_encoder", "mean")
     mean = {
         key: torch.stack([state[f"{prefix}{key}"] for state in states.values()]).mean(0) for key in encoder.state_dict()
     }
@@ -407,7 +422,8 @@ def test_t5_from_the_cache_merged_and_loaded(size: str, prefix: str, tmp_path: P
         hidden = encoder(**batch).last_hidden_state
         weight, bias = states["dbpedia"]["classifier.0.weight"], states["dbpedia"]["classifier.0.bias"]
         expected = (hidden * mask).sum(1) / mask.sum(1) @ weight.T + bias
-        torch.testing.assert_close(merged.logits("dbpedia", batch), expected, atol=1e-5, rtol=1e-5)
+    logits = merged.head("dbpedia")(features_of(merged, batch, "dbpedia"))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_experts_that_cannot_be_found(tmp_path: Path, berts: Path, cache: Path) -> None:

@@ -76,7 +76,7 @@ def test_experts_and_the_joint_model(base: Path, tmp_path: Path) -> None:
     experts, mtl = make_both(TASKS, folder=tmp_path, settings=TUNING, joint=JOINT, **options)
     assert experts == {name: tmp_path / "experts" / name for name in TASKS}
     assert mtl == {name: tmp_path / "mtl" / name for name in TASKS}
-    assert len(files(tmp_path / "experts")) == 2 * len(TASKS)
+    assert len(files(tmp_path / "experts")) == 3 * len(TASKS)  # weights, config, marker
     assert len(lines) == 4
     assert lines[0].startswith("one: loss")
     assert lines[3] == "trained on all tasks together"

@@ -22,11 +22,11 @@ from orthomerge.errors import (
     RecipeError,
 )
 from orthomerge.heads import Head, Linear
+from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
-from orthomerge.models.load import load_encoder, quiet
-from orthomerge.recipe import Recipe
+from orthomerge.models.linearised import deltas_between, linearised_features
+from orthomerge.models.load import quiet
 from orthomerge.tuning import making, saving
-from orthomerge.tuning.linearised import deltas_between, linearised_features
 from orthomerge.tuning.loop import Report
 from orthomerge.tuning.model import load_base
 
@@ -107,9 +107,9 @@ def test_stock_transformers_loads_it_and_gives_the_same_logits(
     kept: list[Any] = []
     write = saving.write_expert
 
-    def spy(folder: Path, encoder: torch.nn.Module, head: Head, **rest: Any) -> None:
+    def spy(folder: Path, encoder: torch.nn.Module, names: dict[str, str], head: Head, **rest: Any) -> None:
         kept[:] = [encoder.eval(), head]
-        write(folder, encoder, head, **rest)
+        write(folder, encoder, names, head, **rest)
 
     monkeypatch.setattr(making, "write_expert", spy)
     tune(task, tmp_path / "out", epochs=1.0)
@@ -130,13 +130,9 @@ def test_experts_can_be_merged(
 ) -> None:
     tune(words, tmp_path / "one", epochs=1.0)
     tune(words, tmp_path / "two", epochs=1.0, mode="head_first", seed=1)
-    recipe = Recipe(
-        experts={name: str(tmp_path / name) for name in ("one", "two")},
-        base=str(bases / "bert"),
-        parameters={"scale": 0.3},
-    )
-    orthomerge.merge(recipe, out=tmp_path / "merged")
-    assert orthomerge.load(tmp_path / "merged").heads["one"].labels == words.labels
+    model = orthomerge.merge([tmp_path / "one", tmp_path / "two"], base=bases / "bert", scale=0.3)
+    assert (model.tasks, model.labels["one"]) == (("one", "two"), words.labels)
+    assert sum(block.numel() for _, block in model.weights.blocks()) > 10_000
 
 
 @pytest.mark.parametrize("kind", ["words", "levels"])
@@ -153,18 +149,12 @@ def test_an_adapter_is_read_and_merges_into_what_was_trained(
     for factors in adapter.factors.values():
         assert factors.rank == 16
         assert factors.delta(0, 32 * 32).abs().max() > 0
-    recipe = Recipe(
-        experts={"x": str(tmp_path / "lora")},
-        base=str(base),
-        pooling=pooling,
-        parameters={"scale": 1.0},
-        check_base=False,  # the random weights of this base are small beside what was learnt
-    )
-    orthomerge.merge(recipe, out=tmp_path / "merged")
-    merged = orthomerge.load(tmp_path / "merged")
-    with torch.no_grad():
-        logits = merged.logits("x", processors[task.modality](task["val"].inputs))
-    assert accuracy(logits, task["val"]) == metrics["val_accuracy"]
+    # Without `check_base`: the random weights of this base are small beside what was learnt.
+    experts = orthomerge.open({"x": tmp_path / "lora"}, base=base, check_base=False)
+    assert experts.heads["x"].pooling == pooling  # as its config says
+    for model in (orthomerge.merge(experts, scale=1.0), experts.teacher("x")):
+        features = encode(model, task["val"], task="x", how=Encoding(None, "cpu", processor=processors[task.modality]))
+        assert accuracy(model.head("x")(features.values), task["val"]) == metrics["val_accuracy"]
 
 
 def test_peft_puts_the_adapter_on_the_stock_classifier(
@@ -194,8 +184,8 @@ def test_a_linearised_expert_is_what_it_was_trained_as(
 
 def tangent(bases: Path, folder: Path) -> tuple[Any, Head]:
     found = family("bert")
-    base = load_base(bases / "bert", found, "mean", eager=True)
-    deltas = deltas_between(base, load_base(folder, found, "mean", eager=True))
+    base, tuned = (load_base(place, found, "mean", eager=True).module for place in (bases / "bert", folder))
+    deltas = deltas_between(base, tuned)
     weights = load_file(folder / "model.safetensors")
     head = Head(Linear(weights["classifier.weight"], weights["classifier.bias"]), ("a", "b"))
     return linearised_features(found, "mean", base, deltas), head
@@ -307,7 +297,7 @@ def test_clip_with_a_head_from_text(
         return
     assert config["architectures"] == ["CLIPVisionModelWithProjection"]
     assert not any("classifier" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
-    encoder = load_encoder(tmp_path / "out", family("clip"))
+    encoder = load_base(tmp_path / "out", family("clip"), "projection", eager=False).module
     if mode == "frozen_head":
         with torch.no_grad():
             logits = head(encoder(**processors["image"](levels["val"].inputs)).image_embeds)
@@ -450,7 +440,7 @@ def test_bases_and_outputs_that_cannot_be(bases: Path, words: Task, tune: Tune, 
     (tmp_path / "full" / "diary.txt").write_text("dear diary")
     with pytest.raises(OutputError, match="exists already"):
         tune(words, tmp_path / "full")
-    with pytest.raises(OutputError, match=r"was not written by orthomerge \(it has no config.json\)"):
+    with pytest.raises(OutputError, match=r"was not written by orthomerge \(it has no orthomerge-expert.json\)"):
         tune(words, tmp_path / "full", more={"force": True})
     with pytest.raises(OutputError, match="overlaps the input"):
         tune(words, bases / "bert" / "expert")

@@ -11,8 +11,8 @@ from torch import nn
 
 from orthomerge.errors import IncompatibleError
 from orthomerge.models.families import family
-from orthomerge.models.load import load_encoder
-from orthomerge.tuning.linearised import LinearisedEncoder, deltas_between, linearised_features
+from orthomerge.models.linearised import LinearisedEncoder, deltas_between, linearised_features
+from orthomerge.tuning.model import load_base
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,10 @@ close = partial(torch.testing.assert_close, atol=2e-6, rtol=1e-5)
 Setting = tuple["Family", str, nn.Module, dict[str, torch.Tensor]]
 
 
+def load(bases: Path, name: str, pooling: str = "cls") -> nn.Module:
+    return load_base(bases / name, family(name), pooling, eager=False).module
+
+
 @pytest.fixture(params=["bert-pooler", "bert-cls", "vit-cls", "clip-projection"])
 def setting(
     request: pytest.FixtureRequest, bases: Path, words: Task, levels: Task, processors: dict[str, Any]
@@ -34,12 +38,7 @@ def setting(
     found = family(name)
     task = words if name == "bert" else levels
     batch = processors[task.modality](task["train"].inputs[:5])
-    if name == "clip":
-        from orthomerge.tuning.model import load_base
-
-        encoder = load_base(bases / name, found, pooling, eager=False)
-    else:
-        encoder = load_encoder(bases / name, found)
+    encoder = load(bases, name, pooling)
     doubles = {key: value.double() if value.is_floating_point() else value for key, value in batch.items()}
     return found, pooling, encoder.double(), doubles
 
@@ -102,7 +101,7 @@ def test_its_gradient_is_the_transposed_jacobian(setting: Setting) -> None:
 
 def test_train_mode_has_no_dropout(bases: Path, words: Task, processors: dict[str, Any]) -> None:
     found = family("bert")
-    model = LinearisedEncoder(found, "mean", load_encoder(bases / "bert", found)).train()
+    model = LinearisedEncoder(found, "mean", load(bases, "bert")).train()
     batch = processors["text"](words["train"].inputs[:5])
     assert model.training
     assert torch.equal(model(batch), model(batch))
@@ -110,7 +109,7 @@ def test_train_mode_has_no_dropout(bases: Path, words: Task, processors: dict[st
 
 def test_works_without_gradients_of_any_kind(bases: Path, words: Task, processors: dict[str, Any]) -> None:
     found = family("bert")
-    encoder = load_encoder(bases / "bert", found)
+    encoder = load(bases, "bert")
     features = linearised_features(found, "mean", encoder, direction(encoder, 5))
     batch = processors["text"](words["train"].inputs[:5])
     with torch.inference_mode():
@@ -121,7 +120,7 @@ def test_works_without_gradients_of_any_kind(bases: Path, words: Task, processor
 
 def test_weights_of_the_tuned_encoder_are_base_plus_tau(bases: Path) -> None:
     found = family("vit")
-    base = load_encoder(bases / "vit", found)
+    base = load(bases, "vit")
     tau = direction(base, 6)
     before = {name: parameter.clone() for name, parameter in base.named_parameters()}
     tuned = linearised_features(found, "cls", base, tau).tuned()
@@ -134,7 +133,7 @@ def test_weights_of_the_tuned_encoder_are_base_plus_tau(bases: Path) -> None:
 
 def test_what_does_not_fit(bases: Path) -> None:
     found = family("vit")
-    base = load_encoder(bases / "vit", found)
+    base = load(bases, "vit")
     with pytest.raises(
         IncompatibleError, match=r"the encoder has no parameter 'layernorm.wieght'; did you mean 'layernorm"
     ):
@@ -144,4 +143,4 @@ def test_what_does_not_fit(bases: Path) -> None:
     ):
         linearised_features(found, "cls", base, {"layernorm.weight": torch.zeros(3)})
     with pytest.raises(IncompatibleError, match="two encoders of different make: only one has the parameter"):
-        deltas_between(base, load_encoder(bases / "bert", family("bert")))
+        deltas_between(base, load(bases, "bert"))

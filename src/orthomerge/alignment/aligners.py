@@ -12,8 +12,9 @@ from typing import Any, cast
 
 from orthomerge.alignment.aligner import Aligner
 from orthomerge.rows import find_row, made, maker_of, with_plugins
+from orthomerge.strict import schema
 
-__all__ = ["ALIGNERS", "Row", "aligner_class", "aligners", "find_aligner", "make_aligner"]
+__all__ = ["ALIGNERS", "Row", "aligner_class", "aligners", "chosen_aligner", "find_aligner", "make_aligner"]
 
 
 @dataclass(frozen=True)
@@ -85,3 +86,9 @@ def aligner_class(row: Row) -> type:
 def make_aligner(name: str, options: Mapping[str, Any] | None = None) -> Aligner:
     """An aligner with its options, strictly checked."""
     return cast("Aligner", made(find_aligner(name), options or {}, what="aligner"))
+
+
+def chosen_aligner(name: str, options: Mapping[str, Any], *, seed: int) -> Aligner:
+    """An aligner with its options; one that draws at random gets the seed, unless its options have one."""
+    drawn = {"seed": seed} if "seed" in schema(aligner_class(find_aligner(name))) else {}
+    return make_aligner(name, {**drawn, **options})

@@ -1,12 +1,9 @@
-"""Encoders of output folders: CKA between those that are loaded for it, and task vectors between their weights.
-
-Every expert is loaded once and let go again; inputs are some of each task's test inputs, drawn from the seed.
-"""
+"""CKA between a model and its experts, layer by layer, on some test inputs of each task drawn from the seed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,95 +11,109 @@ import torch
 from orthomerge.analysis.cka import LEAST, cka_matrix, layer_figure, linear_cka, pair_figure
 from orthomerge.analysis.embedding import chosen_inputs
 from orthomerge.analysis.layers import layer_states
-from orthomerge.checkpoints.checkpoint import is_float
-from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.data.inputs import pick
-from orthomerge.data.task import Examples
-from orthomerge.merged import Merged, load
-from orthomerge.merging.vectors import Difference, TaskVector, TaskVectors
-from orthomerge.models.weights import EncoderWeights
+from orthomerge.data.task import Examples, Task
+from orthomerge.heads import head_of
+from orthomerge.models.encoding import Encoding, encode
 
 if TYPE_CHECKING:
     from orthomerge.analysis.figures import Heat
-    from orthomerge.evaluation.bench import Bench
-    from orthomerge.evaluation.evaluate import Subject
+    from orthomerge.models.model import Model
 
-__all__ = ["cka_figures", "encoder_vectors", "encoder_weights"]
+__all__ = ["LayerComparison", "Samples", "draw_samples"]
 
 _ALL = "all tasks"  # inputs of every task together
 
 
-def cka_figures(
-    bench: Bench, subject: Subject, tasks: Sequence[str], *, most: int, seed: int, left_out: dict[str, str]
-) -> tuple[Heat, ...]:
-    """Layers by task, and encoders by encoder. `most`: inputs; `left_out` is told what could not be measured."""
-    own = {task: _some(bench, task, most, seed) for task in tasks}
-    few = [task for task, examples in own.items() if len(examples) < LEAST]
-    if few:
-        left_out["CKA"] = f"{few[0]!r} has fewer than {LEAST} test inputs"
-        return ()
-    mixed = _mixed(bench, tasks, most, seed)
-    merged = {path: load(path) for path in dict.fromkeys(subject.models[task] for task in tasks)}
-    by_layer: dict[str, dict[str, float]] = {}
-    views: dict[str, torch.Tensor] = {}
-    pooling = ""
-    for task in tasks:
-        expert = load(bench.teacher_of(task))
-        pooling = expert.pooling
-        theirs = _states(bench, expert, own[task], task)
-        ours = _states(bench, merged[subject.models[task]], own[task], task)
-        by_layer[task] = {name: linear_cka(ours[name], theirs[name], unbiased=True) for name in theirs if name in ours}
-        views[task] = bench.encode(expert, _ALL, mixed).values
-    if len(merged) == 1:
-        views[subject.name if subject.name not in views else f"{subject.name} (merged)"] = bench.encode(
-            next(iter(merged.values())), _ALL, mixed
-        ).values
-    figures = [layer_figure(by_layer, inputs=most, pooling=pooling)]
-    if len(views) > 1:
-        figures.append(pair_figure(tuple(views), cka_matrix(list(views.values())), inputs=len(mixed)))
-    return tuple(figures)
+@dataclass(frozen=True)
+class Samples:
+    """Test inputs of each task, and as many of every task together. `most`: how many were asked for."""
+
+    own: Mapping[str, Examples]
+    mixed: Examples
+    most: int
 
 
-def encoder_vectors(base: Path, experts: Mapping[str, Path]) -> TaskVectors:
-    """The task vectors of output folders: each expert's encoder minus the base's, lazy."""
-    weights = encoder_weights(base)
-    tuned = {task: encoder_weights(expert) for task, expert in experts.items()}
-    names = {key: key for key in weights.keys() if any(key in each.names for each in tuned.values())}
-    shared = EncoderWeights(weights.checkpoint, names)
-    return TaskVectors(
-        {
-            task: TaskVector(shared, ((1.0, Difference(each, frozenset(set(names) - set(each.names)))),))
-            for task, each in tuned.items()
+def draw_samples(tasks: Mapping[str, Task], *, most: int, seed: int) -> Samples | str:
+    """Some test inputs; or why there are too few, in words."""
+    own = {task: _some(each, most, seed) for task, each in tasks.items()}
+    for task, examples in own.items():
+        if len(examples) < LEAST:
+            return f"{task!r} has fewer than {LEAST} test inputs"
+    share = min(-(-most // len(tasks)), *(len(task["test"]) for task in tasks.values()))
+    inputs = [item for task in tasks.values() for item in _some(task, share, seed).inputs]
+    return Samples(own, Examples(inputs, None, "test"), most)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerComparison:
+    """How alike a model and its experts are. `states`: of the model, by task and layer. `mixed` and `views`:
+    features of the mixed inputs, by the model and by each expert.
+    """
+
+    samples: Samples
+    states: Mapping[str, Mapping[str, torch.Tensor]]
+    mixed: Mapping[str, torch.Tensor]
+    poolings: Mapping[str, None]
+    how: Encoding
+    by_layer: dict[str, dict[str, float]] = field(default_factory=dict)
+    views: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Model, samples: Samples, *, how: Encoding) -> LayerComparison:
+        """Run the model; experts are added one by one."""
+        how = replace(how, cache=None)
+        states = {task: _states(model, examples, task, how) for task, examples in samples.own.items()}
+        mixed, heads = dict[str, torch.Tensor](), {task: head_of(model.head(task)) for task in samples.own}
+        # Features depend on how a head reads the encoder, and experts may differ in that.
+        readers = {(head.pooling, head.max_length): task for task, head in reversed(heads.items())}
+        for task in heads:
+            if task in readers.values():
+                name = model.title if len(readers) == 1 else f"{model.title} as {task}"
+                name = f"{name} (merged)" if name in heads else name
+                mixed[name] = _features(model, samples.mixed, task, how)
+        poolings = dict.fromkeys(head.pooling or model.family.default_pooling for head in heads.values())
+        return cls(samples, states, mixed, poolings, how)
+
+    def add(self, task: str, expert: Model) -> None:
+        """Run an expert on the inputs of its task and on the mixed ones."""
+        theirs, ours = _states(expert, self.samples.own[task], task, self.how), self.states[task]
+        self.by_layer[task] = {
+            name: linear_cka(ours[name], theirs[name], unbiased=True) for name in theirs if name in ours
         }
-    )
+        self.views[task] = _features(expert, self.samples.mixed, task, self.how)
+
+    def figures(self) -> tuple[Heat, ...]:
+        """Layers by task, and encoders by encoder."""
+        pooling = ", ".join(self.poolings)
+        layers = layer_figure(self.by_layer, inputs=self.samples.most, pooling=pooling)
+        views = {**self.views, **self.mixed}
+        pairs = pair_figure(tuple(views), cka_matrix(list(views.values())), inputs=len(self.samples.mixed))
+        return layers, pairs
 
 
-def encoder_weights(folder: Path) -> EncoderWeights:
-    """The floating-point weights of an output's encoder, unread."""
-    checkpoint = open_checkpoint(folder / "encoder")
-    return EncoderWeights(checkpoint, {key: key for key in checkpoint if is_float(checkpoint.spec(key).dtype)})
-
-
-def _states(bench: Bench, model: Merged, examples: Examples, task: str) -> dict[str, torch.Tensor]:
+def _states(model: Model, examples: Examples, task: str, how: Encoding) -> dict[str, torch.Tensor]:
+    head = head_of(model.head(task))
+    pooling = head.pooling or model.family.default_pooling
+    encoder, family = model.encoder.runner(pooling)
     return layer_states(
-        model,
+        encoder,
+        family,
+        pooling,
         examples,
-        bench.processor,
+        how.processor or model.processor.processor(head.max_length),
         task=task,
-        batch=bench.batch,
-        device=bench.device,
-        autocast=bench.autocast,
+        batch=how.batch,
+        device=how.device,
+        autocast=how.precision,
     )
 
 
-def _some(bench: Bench, task: str, most: int, seed: int) -> Examples:
-    examples = bench.tasks[task]["test"]
+def _features(model: Model, examples: Examples, task: str, how: Encoding) -> torch.Tensor:
+    return encode(model, examples, task=_ALL, head=head_of(model.head(task)), how=how).values
+
+
+def _some(task: Task, most: int, seed: int) -> Examples:
+    examples = task["test"]
     places = chosen_inputs(examples.labels, len(examples), most=most, seed=seed)
     return Examples(pick(examples.inputs, places), None, "test")
-
-
-def _mixed(bench: Bench, tasks: Sequence[str], most: int, seed: int) -> Examples:
-    """As many of every task."""
-    each = min(-(-most // len(tasks)), *(len(bench.tasks[task]["test"]) for task in tasks))
-    inputs = [item for task in tasks for item in _some(bench, task, each, seed).inputs]
-    return Examples(inputs, None, "test")

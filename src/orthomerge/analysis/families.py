@@ -23,7 +23,8 @@ from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.maps import Map
 from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation.metrics import hits, predictions, wilson
-from orthomerge.heads import Head
+from orthomerge.heads import SINGLE_LABEL, Head
+from orthomerge.models.kinds import head_kind
 
 __all__ = [
     "Reading",
@@ -58,23 +59,22 @@ def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
     return float((mapped - T).norm(dim=1).mean()) / spread if spread > 0 else math.nan
 
 
-def divergence(z: torch.Tensor, z_T: torch.Tensor) -> float:
-    """Mean KL from the expert's outputs to ours, in nats."""
+def divergence(z: torch.Tensor, z_T: torch.Tensor, *, kind: str = SINGLE_LABEL) -> float:
+    """Mean divergence from the expert's outputs to ours; of a softmax KL, in nats."""
     z, z_T = matched(z, z_T, what="our logits and the expert's")
-    ours, theirs = z.log_softmax(1), z_T.log_softmax(1)
-    return max(0.0, float((theirs.exp() * (theirs - ours)).sum(1).mean()))
+    return max(0.0, float(head_kind(kind).divergence(z, z_T).mean()))
 
 
 def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
     """Mapped features under the expert's head."""
     mapped = G(H)
-    found = read_logits(logits_from(head, mapped), logits_from(head, T), truth=truth)
-    return Reading(relative_distance(mapped, T), found.kl, found.hits)
+    reading = read_logits(logits_from(head, mapped), logits_from(head, T), truth=truth, kind=head.kind)
+    return Reading(relative_distance(mapped, T), reading.kl, reading.hits)
 
 
-def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, truth: torch.Tensor) -> Reading:
-    """What a classifier says, beside what the expert says."""
-    return Reading(math.nan, divergence(z, z_T), hits(predictions(z), truth).numpy())
+def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, truth: torch.Tensor, kind: str = SINGLE_LABEL) -> Reading:
+    """What a classifier says, beside what the expert says. `kind`: of both heads."""
+    return Reading(math.nan, divergence(z, z_T, kind=kind), hits(predictions(z, kind), truth).numpy())
 
 
 def family_figures(

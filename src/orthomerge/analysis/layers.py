@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
     from orthomerge.features.extract import Precision
-    from orthomerge.merged import Merged
-    from orthomerge.models.family import Encoder, Forward, Pooling
+    from orthomerge.models.family import Encoder, Family, Forward, Pooling
 
 __all__ = ["FEATURES", "layer_states"]
 
@@ -35,7 +34,9 @@ _NAME = "every layer"
 
 
 def layer_states(
-    merged: Merged,
+    encoder: Encoder,
+    family: Family,
+    pooling: str,
     examples: Examples,
     processor: Processor,
     *,
@@ -45,11 +46,10 @@ def layer_states(
     autocast: Precision = "float32",
 ) -> dict[str, torch.Tensor]:
     """By name: `embeddings`, what `layer 0` and each after it makes of them, and `features`: what the head reads."""
-    family, pooling = merged.family, merged.pooling
     reader = _Reader(family.poolings[pooling], cls if pooling in _BEHIND else family.poolings[pooling])
     layered = replace(family, forward=partial(_with_states, family.forward), poolings={_NAME: reader})
-    found = extract(
-        merged.encoder,
+    features = extract(
+        encoder,
         layered,
         _NAME,
         examples,
@@ -59,7 +59,7 @@ def layer_states(
         device=device,
         autocast=autocast,
     )
-    parts = torch.split(found.values, reader.widths, dim=1)
+    parts = torch.split(features.values, reader.widths, dim=1)
     names = ["embeddings", *(f"layer {number}" for number in range(len(parts) - 2))][: len(parts) - 1]
     return dict(zip([*names, FEATURES], parts, strict=True))
 

@@ -19,11 +19,11 @@ from orthomerge.analysis.maps import fit_maps
 from orthomerge.data.sampling import share
 from orthomerge.errors import RecipeError
 from orthomerge.evaluation.aligned import Aligned
-from orthomerge.evaluation.metrics import hits, logits_of, predict, predictions
+from orthomerge.evaluation.evidence import Evidence
+from orthomerge.evaluation.metrics import hits, predict, predictions
 from orthomerge.evaluation.probe import Probe
-from orthomerge.evaluation.protocol import Evidence
 from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Classifier, Head
+from orthomerge.heads import Classifier, Head, logits_of
 
 __all__ = ["AS_IT_IS", "Look", "look"]
 
@@ -69,14 +69,15 @@ def look(
     some = [read_by(head, _some(side, most, seed).values) for side in (seen.merged, seen.expert)]
     maps = fit_maps(some[0], some[1], task=test.merged.task)
     readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
-    own = read_logits(logits_of(classifier, test.merged.values), z_T, truth=truth)
+    own = read_logits(logits_of(classifier, test.merged.values), z_T, truth=truth, kind=head.kind)
     if not np.isclose(own.kl, readings["none"].kl, rtol=1e-4, atol=1e-6):
         readings[AS_IT_IS] = own
     support = seen.merged.unlabelled()
     aligned = Aligned.by(aligner, {}).build(Evidence(head, support, seed=seed, expert=seen.expert.unlabelled()))
-    readings[f"aligner {aligner}"] = read_logits(logits_of(aligned, test.merged.values), z_T, truth=truth)
+    z = logits_of(aligned, test.merged.values)
+    readings[f"aligner {aligner}"] = read_logits(z, z_T, truth=truth, kind=head.kind)
     predicted = {
-        "expert": predictions(z_T),
+        "expert": predictions(z_T, head.kind),
         "merged": predict(classifier, test.merged.values),
         "aligned": predict(aligned, test.merged.values),
     }

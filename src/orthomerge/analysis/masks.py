@@ -9,10 +9,12 @@ Letters: theta, theta_b, delta, M [k], one run of elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -22,9 +24,14 @@ from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks, prepare
-from orthomerge.merging.vectors import TaskVectors, Weights
+from orthomerge.merging.vectors import TaskVectors
+
+if TYPE_CHECKING:
+    from orthomerge.models.tensors import Tensors
 
 __all__ = ["Masking", "masked", "masking_figure", "masking_rates", "start_masking"]
+
+_Run = tuple[str, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,21 +80,47 @@ def masking_figure(found: Masking) -> Bars:
     )
 
 
-def start_masking(manifest: Mapping[str, Any], merged: Weights, vectors: TaskVectors) -> Masking | str:
-    """The masking rates of an output that `moma` made, its start merged again; or why there are none, in words."""
-    method = manifest["method"]
-    given = method["parameters"]
-    if method["name"] != "moma" or given.get("mask") == "none":
+def start_masking(
+    facts: Mapping[str, Any], tasks: Sequence[str], merged: Tensors, vectors: TaskVectors
+) -> Masking | str:
+    """The masking rates of a model that `moma` made, its start merged again; or why there are none, in words.
+
+    `facts` and `tasks`: of the model. `vectors` must stream in the order of `merged`.
+    """
+    method = facts["method"]
+    parameters = method["parameters"]
+    if method["name"] != "moma" or parameters.get("mask") == "none":
         return f"{method['name']} trains no mask that its weights tell"
-    if tuple(manifest["inputs"]["experts"]) != vectors.tasks:
+    if tuple(tasks) != vectors.tasks:
         return "the start can be merged again only from all experts, in the order of the merge"
-    found = make_method(given["start"], given.get("options", {}), tasks=vectors.tasks, seed=manifest["seed"])
-    start = cast("TensorMethod | SurveyMethod", found)  # moma takes no other
+    options = parameters.get("options", {})
+    made = make_method(parameters["start"], options, tasks=vectors.tasks, seed=facts["seed"])
+    start = cast("TensorMethod | SurveyMethod", made)  # moma takes no other
+    with closing(merge_blocks(vectors, prepare(start, vectors), _run)) as runs:
+        return masking_rates(_counts(merged, vectors, runs, cap=float(parameters.get("cap", 1.0))))
 
-    def told(block: Block, weights: torch.Tensor) -> tuple[str, int, int]:
-        site = block.site
-        theta = merged.read(site.key, site.start, site.start + block.base.numel()).reshape(block.base.shape)
-        return site.key, *masked(theta, block.base, weights - block.base, cap=float(given.get("cap", 1.0)))
 
-    with closing(merge_blocks(vectors, prepare(start, vectors), told)) as parts:
-        return masking_rates(parts)
+def _run(block: Block, weights: torch.Tensor) -> _Run:
+    """Name, base and vector of one run of the start, flat."""
+    return block.site.key, block.base.reshape(-1), (weights - block.base).reshape(-1)
+
+
+def _counts(
+    merged: Tensors, vectors: TaskVectors, runs: Iterator[_Run], *, cap: float
+) -> Iterator[tuple[str, int, int]]:
+    """What `masked` says of each run, both streams side by side."""
+    shapes = vectors.shapes
+    for key, theta in _whole_tensors(merged):
+        start = 0
+        while key in shapes and start < len(theta):
+            name, base, delta = next(runs)
+            if name != key:
+                raise AssertionError(f"the model streams {key!r} where its start streams {name!r}")
+            yield key, *masked(theta[start : start + len(base)].float(), base, delta, cap=cap)
+            start += len(base)
+
+
+def _whole_tensors(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in order, flat."""
+    for key, blocks in groupby(tensors.blocks(), key=itemgetter(0)):
+        yield key, torch.cat([block.reshape(-1) for _, block in blocks])

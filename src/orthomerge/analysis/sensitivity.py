@@ -7,12 +7,15 @@ The curves of MOMA, arXiv 2412.13526 v3, Figures 3 and 12 to 15, and of the scal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from orthomerge.analysis.figures import Curve, Lines
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.evaluation.tables import Line, lines
 from orthomerge.records import Record, Way
+
+if TYPE_CHECKING:
+    from orthomerge.evaluation.scale import ScaleSearch
 
 __all__ = ["scale_figure", "shots_figure"]
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.checkpoints.files import RawFile
+    from orthomerge.checkpoints.memory import MemoryFile
 
 __all__ = ["DTYPES", "Checkpoint", "Entry", "Spec", "is_float", "torch_dtype"]
 
@@ -70,12 +71,16 @@ class Spec:
     def nbytes(self) -> int:
         return self.numel * DTYPES[self.dtype][0]
 
+    def cast(self, dtype: str | None) -> Spec:
+        """The same shape in another dtype, if one is given and this is one of weights."""
+        return Spec(self.shape, dtype) if dtype and is_float(self.dtype) else self
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """Where one tensor lies: a run of bytes, or a strided walk over one (`strides` in elements)."""
 
-    file: RawFile
+    file: RawFile | MemoryFile
     offset: int
     spec: Spec
     strides: tuple[int, ...] | None = None
@@ -121,6 +126,7 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
     aliases: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
     reference: str = ""
+    in_memory: bool = False  # a live model: its path is only a name for messages
 
     def entry(self, key: str) -> Entry:
         """Where a tensor lies; an unknown name is an error that offers the nearest."""
@@ -157,7 +163,7 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
         return len(self.entries)
 
     @property
-    def files(self) -> tuple[RawFile, ...]:
+    def files(self) -> tuple[RawFile | MemoryFile, ...]:
         """The weight files, each once, in order of name."""
         seen = {entry.file.path: entry.file for entry in self.entries.values()}
         return tuple(seen[path] for path in sorted(seen))

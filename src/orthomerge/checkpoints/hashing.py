@@ -12,7 +12,7 @@ from typing import Protocol
 
 from orthomerge.errors import CheckpointError
 
-__all__ = ["Hash", "algorithm_of", "new_hash", "preferred"]
+__all__ = ["Hash", "algorithm_of", "is_digest_of", "new_hash", "preferred"]
 
 
 class Hash(Protocol):
@@ -40,6 +40,13 @@ def new_hash(algorithm: str) -> Hash:
         raise CheckpointError("these files were hashed with BLAKE3; pip install blake3 to check them") from error
     found: Hash = blake3()
     return found
+
+
+def is_digest_of(data: bytes, expected: str) -> bool:
+    """Whether bytes have a digest."""
+    running = new_hash(algorithm_of(expected))
+    running.update(data)
+    return expected.partition(":")[2] == running.hexdigest()
 
 
 def algorithm_of(digest: str) -> str:

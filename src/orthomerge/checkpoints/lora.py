@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from orthomerge.checkpoints.checkpoint import Entry, Spec, is_float
 from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.links import contained
 from orthomerge.checkpoints.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
+from orthomerge.checkpoints.memory import MemoryFile
 from orthomerge.errors import CheckpointError, IncompatibleError
 
 if TYPE_CHECKING:
@@ -127,9 +129,10 @@ class Adapter:
     factors: Mapping[str, Factors]
     replaced: Mapping[str, Entry]
     stored: Mapping[str, Entry] = field(default_factory=dict)  # every tensor of the file by its name there
-    files: tuple[RawFile, ...] = ()  # the config is one of them: it scales every product
+    files: tuple[RawFile | MemoryFile, ...] = ()  # the config is one of them: it scales every product
     revision: str | None = None
     reference: str = ""
+    in_memory: ClassVar[bool] = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -197,7 +200,7 @@ def read_adapter(folder: Path) -> Adapter:
     file = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
     if file is None:
         raise CheckpointError(f"{folder} holds an adapter without {' or '.join(_WEIGHTS)}; fetch it again")
-    stored = _read_entries(file)
+    stored = _read_entries(contained(file, folder))
     found = _Reader(file, config)
     for key, entry in stored.items():
         found.take(key, entry)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.links import contained
 from orthomerge.errors import CheckpointError, some
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
         nested = sorted(folder.glob(f"*/{CONFIG}"))
         hint = f"name one of its folders: {some(p.parent.name for p in nested)}" if nested else "fetch it again"
         raise CheckpointError(f"{folder} is not an adapter, it has no {CONFIG}; {hint}")
-    document = RawFile(path)  # opened before it is read: a later change is then noticed
+    document = RawFile(contained(path, folder))  # opened before it is read: a later change is then noticed
     config = read_json(path, most=_MOST_CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":

@@ -12,6 +12,7 @@ from typing import Any
 
 from orthomerge.checkpoints.checkpoint import Checkpoint, Entry
 from orthomerge.checkpoints.documents import read_json
+from orthomerge.checkpoints.links import contained
 from orthomerge.checkpoints.lora import Adapter, read_adapter
 from orthomerge.checkpoints.safetensors import read_safetensors
 from orthomerge.errors import CheckpointError, some
@@ -83,7 +84,7 @@ def _open_file(path: Path) -> Checkpoint:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    config = read_json(folder / "config.json") if (folder / "config.json").exists() else None
+    config = read_json(contained(folder / "config.json", folder)) if (folder / "config.json").exists() else None
     _refuse_quantised(config, folder)
     for whole, index in zip(_WHOLE, _SHARDED, strict=True):
         if _present(folder / whole) and _present(folder / index):
@@ -91,12 +92,12 @@ def _open_folder(folder: Path) -> Checkpoint:
                 f"{folder} holds both {whole} and {index}: one of them is left over from an earlier save; remove it"
             )
         if _present(folder / whole):
-            return replace(_open_file(folder / whole), path=folder, config=config)
+            return replace(_open_file(contained(folder / whole, folder)), path=folder, config=config)
         if _present(folder / index):
-            return replace(_open_shards(folder / index), path=folder, config=config)
+            return replace(_open_shards(contained(folder / index, folder)), path=folder, config=config)
     others = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", *_PICKLES)]
     if len(others) == 1:
-        return replace(_open_file(others[0]), path=folder, config=config)
+        return replace(_open_file(contained(others[0], folder)), path=folder, config=config)
     what = f"several weight files ({some(path.name for path in others)})" if others else "no weights"
     raise CheckpointError(
         f"{folder} holds {what}: expected {' or '.join(_WHOLE)}, or one of them in shards with its index; "
@@ -152,12 +153,7 @@ def _shard_path(index: Path, shard: str, suffix: str) -> Path:
     path = index.parent / shard
     if not path.exists():
         raise CheckpointError(f"{index} names the shard {shard!r}, which is missing; fetch it again")
-    inside = path.resolve().parent == index.parent.resolve()
-    # Inside the hub's cache every file is a link to ../../blobs; a link to anywhere else is refused.
-    blob = path.resolve().parent == (index.parent / "../../blobs").resolve()
-    if not inside and not blob:
-        raise CheckpointError(f"{path} is a link that leaves its folder; copy the file there instead")
-    return path
+    return contained(path, index.parent)
 
 
 def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Path) -> None:

@@ -1,8 +1,13 @@
 """Writing a result so that it is there whole, or not there.
 
-Everything goes into a hidden folder beside the target; when it is complete and on disk, one rename makes it the
-target. A run that fails removes its folder; one that is killed leaves it, and the next run into the same target
-clears it away. A lock beside it, held until the last step, keeps two runs apart.
+Everything goes into a working folder beside the target, `.OUT.orthomerge-TOKEN`, which has a marker of ours:
+
+new/    what is being written; when it is complete and on disk, one rename makes it the target
+old/    what was in the target, for a moment, where the system cannot exchange two folders in one step
+
+A run that fails removes its working folder; one that is killed leaves it, and the next run into the same target brings
+`old` back if the target is gone, and removes the rest. A lock beside the target, held until the last step, keeps two
+runs apart. A target that is there is replaced only if it is ours, and all that is in it (`files/ownership.py`).
 """
 
 from __future__ import annotations
@@ -12,19 +17,23 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from glob import escape
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from orthomerge.checkpoints.replacing import sync as _sync
 from orthomerge.errors import OutputError, some
+from orthomerge.files.ownership import LOCAL, MANIFEST, STATE, WORKING, why_not_ours
+from orthomerge.files.removal import remove_file, remove_working
 
 __all__ = ["MANIFEST", "check_room", "check_target", "publish", "write_bytes", "write_json"]
 
-MANIFEST = "orthomerge.json"
 _SPARE = 16 << 20  # room for headers, configs and the card
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 _AT_FDCWD = -100
@@ -33,17 +42,26 @@ _under_way: set[Path] = set()  # folders that are being filled; outputs inside o
 
 @contextmanager
 def publish(
-    out: Path, *, force: bool = False, need: int = 0, inputs: Iterable[Path] = (), marker: str = MANIFEST
+    out: Path,
+    *,
+    force: bool = False,
+    need: int = 0,
+    inputs: Iterable[Path] = (),
+    marker: str = MANIFEST,
+    unlisted_but_ours: Iterable[str] = (LOCAL,),
 ) -> Iterator[Path]:
     """Give a folder to fill; on leaving without an exception it becomes `out`.
 
     `need`: bytes that will be written. `inputs`: folders or files that `out` must not be inside of, nor contain.
-    `marker`: the file by which a folder that may be replaced with `force` is known to be one of ours.
+    `marker`: the file that lists all others of a folder that may be replaced with `force`, save `unlisted_but_ours`:
+    files of ours, or files that are in the new folder too.
     """
-    out, inputs = _absolute(out), tuple(inputs)
-    check_target(out, force=force, inputs=inputs, marker=marker)
-    partial, lock = _beside(out, "partial"), _Lock(out)
+    out, inputs, unlisted_but_ours = _absolute(out), tuple(inputs), tuple(unlisted_but_ours)
+    check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted_but_ours=unlisted_but_ours)
+    check()
+    lock = _Lock(out)
     inner = not _under_way.isdisjoint(out.parents)  # then whoever fills the outer one tells what is wrong
+    new: Path | None = None
     try:
         try:
             above = _make_folder(out.parent)
@@ -55,22 +73,26 @@ def publish(
             raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
         try:
             _clear(out)
-            check_target(out, force=force, inputs=inputs, marker=marker)  # another run may have finished meanwhile
-            partial.mkdir()
-            _under_way.add(partial)
-            yield partial
-            for path in (partial, *partial.rglob("*")):
+            check()  # another run may have finished meanwhile
+            new = _make_working(out)
+            _under_way.add(new)
+            yield new
+            for path in (new, *new.rglob("*")):
                 _sync(path)
-            check_target(out, force=force, inputs=inputs, marker=marker)
-            _commit(partial, out)
+            check()
+            _commit(new, out, partial(why_not_ours, marker=marker, unlisted_but_ours=unlisted_but_ours))
+            with suppress(OSError):
+                remove_working(new.parent, proof=WORKING)
         except BaseException as error:
-            _undo(out)
+            with suppress(OSError):
+                _clear(out)
             if inner or not isinstance(error, OSError):
                 raise
             lock.release()
             raise OutputError(f"cannot write {out}: {error.strerror or error}; {_left(out)}") from error
     finally:
-        _under_way.discard(partial)
+        if new is not None:
+            _under_way.discard(new)
         lock.release()
     try:
         for folder in () if inner else above:
@@ -82,27 +104,32 @@ def publish(
         ) from error
 
 
-def check_target(out: Path, *, force: bool = False, inputs: Iterable[Path] = (), marker: str = MANIFEST) -> None:
-    """Refuse a target that exists, or that overlaps an input."""
+def check_target(
+    out: Path,
+    *,
+    force: bool = False,
+    inputs: Iterable[Path] = (),
+    marker: str = MANIFEST,
+    unlisted_but_ours: Iterable[str] = (LOCAL,),
+) -> None:
+    """Refuse a target that overlaps an input, or that exists: with `force`, only if not all that is in it is ours."""
     out = _absolute(out)
-    real, partial = Path(os.path.realpath(out)), Path(os.path.realpath(out.parent)) / _beside(out, "partial").name
-    for given in inputs:
-        source = Path(os.path.realpath(given))
-        inside = source.is_dir() and source in real.parents
-        if inside or any(ours == source or ours in source.parents for ours in (real, partial)):
-            raise OutputError(f"the output {out} overlaps the input {given}; choose another place")
+    written = [Path(os.path.realpath(path)) for path in (out, *_working_folders(out))]
+    for path in inputs:
+        source = Path(os.path.realpath(path))
+        inside = source.is_dir() and source in written[0].parents
+        if inside or any(ours == source or ours in source.parents for ours in written):
+            raise OutputError(f"the output {out} overlaps the input {path}; choose another place")
     if not os.path.lexists(out):
         return
     if not force:
         raise OutputError(f"{out} exists already; give --force to replace it, or choose another place")
     try:
-        ours = not out.is_symlink() and out.is_dir() and ((out / marker).exists() or not any(out.iterdir()))
+        reason = why_not_ours(out, marker, unlisted_but_ours=unlisted_but_ours)
     except OSError as error:
         raise OutputError(f"cannot look into {out}: {error.strerror}; choose another place") from error
-    if not ours:
-        raise OutputError(
-            f"{out} was not written by orthomerge (it has no {marker}), so it is not replaced; remove it yourself"
-        )
+    if reason is not None:
+        raise OutputError(f"{out} {reason}, so it is not replaced; move it away, or choose another place")
 
 
 def check_room(folder: Path, need: int) -> None:
@@ -146,15 +173,16 @@ def _absolute(path: Path) -> Path:
 
 
 def _beside(out: Path, kind: str) -> Path:
-    return out.parent / f".{out.name}.{kind}"
+    return out.parent / f".{out.name}.orthomerge-{kind}"
 
 
 def _left(out: Path) -> str:
     """What a failed run leaves beside its target: as a rule nothing, or the state of a long fit."""
-    found = some(path.name for path in sorted(out.parent.glob(f".{escape(out.name)}.*")))
-    if not found:
+    folders = [*_working_folders(out), *(path.parent for path in out.parent.glob(f"*/{STATE}"))]
+    names = some(sorted(path.name for path in folders if path.name.startswith(f".{out.name}.")))
+    if not names:
         return "nothing was left behind"
-    return f"{found} was left beside it: the same command goes on from it, or clears it away"
+    return f"{names} was left beside it: the same command goes on from it, or clears it away"
 
 
 def _make_folder(folder: Path) -> list[Path]:
@@ -165,7 +193,10 @@ def _make_folder(folder: Path) -> list[Path]:
 
 
 class _Lock:
-    """Being the only run that writes to a target. Whenever it is interrupted, `release` leaves no file of ours."""
+    """Being the only run that writes to a target. Whenever it is interrupted, `release` leaves no file of ours.
+
+    The file is empty: one that is not is somebody else's, and is left alone.
+    """
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -177,12 +208,11 @@ class _Lock:
             self._open(os.O_CREAT)
             try:
                 if self._holds():
-                    return
+                    if self._is_ours():
+                        return
+                    raise OutputError(f"{self._path} is not a lock of orthomerge; move it away")
             except BlockingIOError as error:
-                partial = _beside(self._out, "partial")
-                raise OutputError(
-                    f"another run is writing to the same output (its work lies in {partial}); wait for it"
-                ) from error
+                raise OutputError(f"another run is writing to the same output, {self._out}; wait for it") from error
             self._close()  # the other run finished in between, and took its lock away
         raise OutputError(f"cannot lock {self._path}; is another run busy there?")
 
@@ -190,8 +220,8 @@ class _Lock:
         with suppress(OSError):
             if self._handle < 0:  # it may have been interrupted when the file was there and we did not know it yet
                 self._open(0)
-            if self._holds():
-                self._path.unlink()
+            if self._holds() and self._is_ours():
+                remove_file(self._path)
         self._close()
 
     def _open(self, flags: int) -> None:
@@ -205,45 +235,62 @@ class _Lock:
         except FileNotFoundError:
             return False
 
+    def _is_ours(self) -> bool:
+        status = os.fstat(self._handle)
+        return stat.S_ISREG(status.st_mode) and status.st_size == 0
+
     def _close(self) -> None:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
 
 
+def _working_folders(out: Path) -> list[Path]:
+    """The working folders of runs into a target; nobody else's folder has such a name."""
+    pattern = re.compile(re.escape(_beside(out, "").name) + "[a-z0-9_]{8}")
+    try:
+        paths = sorted(path for path in out.parent.iterdir() if pattern.fullmatch(path.name))
+    except OSError:  # whoever writes there says what is wrong
+        return []
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
+
+
+def _make_working(out: Path) -> Path:
+    """The folder to fill, in a working folder of its own."""
+    working = Path(tempfile.mkdtemp(prefix=_beside(out, "").name, dir=out.parent))
+    (working / WORKING).touch()
+    (working / "new").mkdir()
+    return working / "new"
+
+
 def _clear(out: Path) -> None:
-    """Clear away what a killed run left; what it had moved out of the way comes back."""
-    partial, old = _beside(out, "partial"), _beside(out, "old")
-    if old.is_dir() and not os.path.lexists(out):
-        old.rename(out)
-    for left in (partial, old):
-        if os.path.lexists(left):
-            shutil.rmtree(left)
+    """Remove the working folders of runs that failed or were killed; what they had put aside comes back."""
+    for working in _working_folders(out):
+        old = working / "old"
+        if (working / WORKING).is_file() and old.is_dir() and not os.path.lexists(out):
+            old.rename(out)
+        remove_working(working, proof=WORKING)  # one without a marker only if it is empty
 
 
-def _undo(out: Path) -> None:
-    """After a failure: what was there before is there, and nothing of ours beside it."""
-    old = _beside(out, "old")
-    if os.path.lexists(old):
-        with suppress(OSError):
-            if not os.path.lexists(out):
-                old.rename(out)
-        if os.path.lexists(out):
-            shutil.rmtree(old, ignore_errors=True)
-    shutil.rmtree(_beside(out, "partial"), ignore_errors=True)
-
-
-def _commit(partial: Path, out: Path) -> None:
-    """Make `partial` the target in one step; what was there before is removed only afterwards."""
+def _commit(new: Path, out: Path, why_not: Callable[[Path], str | None]) -> None:
+    """Make `new` the target in one step; what was there before is beside it afterwards, to be removed."""
     if not os.path.lexists(out):
-        partial.rename(out)
-    elif _exchange(partial, out):
-        shutil.rmtree(partial, ignore_errors=True)
-    else:
-        old = _beside(out, "old")
-        out.rename(old)
-        partial.rename(out)  # should it fail, `_undo` brings the old one back
-        shutil.rmtree(old, ignore_errors=True)
+        new.rename(out)
+        return
+    exchanged = _exchange(new, out)
+    aside = new if exchanged else new.with_name("old")
+    if not exchanged:
+        out.rename(aside)
+    try:
+        reason = why_not(aside)  # somebody may have put a file there since the last look
+    except OSError as error:
+        reason = f"cannot be looked into ({error.strerror})"
+    if reason is not None:
+        if exchanged:
+            _exchange(new, out)
+        raise OutputError(f"{out} {reason}, so it is not replaced; move it away, or choose another place")
+    if not exchanged:
+        new.rename(out)  # should it fail, `_clear` brings the old one back
 
 
 def _exchange(one: Path, other: Path) -> bool:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from orthomerge.errors import OutputError
+from orthomerge.files.removal import remove_file
 
-__all__ = ["clear_abandoned", "os_errors", "replace_file", "replacing", "sync"]
+__all__ = ["clear_abandoned", "clear_partials", "os_errors", "replace_file", "replacing", "sync"]
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
@@ -25,8 +26,7 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 def replace_file(path: Path, data: bytes) -> None:
     """Write a small file, or leave the one that is there as it is; an error names the file."""
     try:
-        for left in path.parent.glob(f".{_escaped(path.name)}.*.partial"):
-            clear_abandoned(left)
+        clear_partials(path.parent, f".{path.name}")
         with replacing(path, f".{path.name}") as file:
             file.write(data)
     except OSError as error:
@@ -48,8 +48,15 @@ def replacing(path: Path, stem: str) -> Iterator[BinaryIO]:
     except BaseException:
         for partial in tried:
             with suppress(OSError):
-                partial.unlink(missing_ok=True)
+                remove_file(partial)
         raise
+
+
+def clear_partials(folder: Path, stem: str) -> None:
+    """Remove what killed writers left of a file: STEM.TOKEN.partial, with a token as `replacing` makes it."""
+    pattern = re.compile(re.escape(stem) + r"\.[0-9a-f]{16}\.partial")
+    for left in [path for path in folder.iterdir() if pattern.fullmatch(path.name)]:
+        clear_abandoned(left)
 
 
 def clear_abandoned(partial: Path) -> None:
@@ -58,7 +65,7 @@ def clear_abandoned(partial: Path) -> None:
         handle = os.open(partial, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            partial.unlink()
+            remove_file(partial)
         finally:
             os.close(handle)
 
@@ -94,8 +101,3 @@ def _open(folder: Path, stem: str, tried: list[Path]) -> BinaryIO:
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()
-
-
-def _escaped(name: str) -> str:
-    """A name for `glob`, letter by letter."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -26,9 +26,9 @@ _MOST_NAME = 1_000
 _MOST_AXES = 64
 
 
-def read_safetensors(path: Path) -> dict[str, Entry]:
-    """Every tensor of a file by name, unread, in the order of their bytes."""
-    file = RawFile(path)
+def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, Entry]:
+    """Every tensor of a file by name, unread, in the order of their bytes. `algorithm`: of the file's hash."""
+    file = RawFile(path, algorithm=algorithm)
     header, start = _header(file)
     header.pop("__metadata__", None)
     spans: list[tuple[int, int, str]] = []

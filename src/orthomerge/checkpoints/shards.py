@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +18,10 @@ from orthomerge.errors import CheckpointError, OutputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Written", "plan_shards", "write_shards"]
+__all__ = ["METADATA", "Written", "plan_shards", "write_index", "write_shards"]
 
-_METADATA = {"format": "pt"}  # what transformers asks of a file
+_STEM = "model"
+METADATA = {"format": "pt"}  # what transformers asks of a file
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Written:
     name: str
     size: int
     digest: str
+    tensors: tuple[str, ...] = ()
 
 
 def plan_shards(specs: dict[str, Spec], most: int) -> list[dict[str, Spec]]:
@@ -52,37 +54,34 @@ def write_shards(
     *,
     most: int,
     progress: Callable[[int], None] = lambda count: None,
+    stem: str = _STEM,
 ) -> list[Written]:
-    """Write `model.safetensors`, or shards with an index, from blocks that arrive in the order of `specs`."""
+    """Write STEM.safetensors, or several shards, from blocks that arrive in the order of `specs`.
+
+    Shards of a stock model, whose stem is the default, get their index; others are found by whoever names them.
+    """
     shards = plan_shards(specs, most)
     stream = _views(blocks)
     written = [
-        _write_shard(folder / _shard_name(number, len(shards)), shard, stream, progress)
+        _write_shard(folder / _shard_name(number, len(shards), stem), shard, stream, progress)
         for number, shard in enumerate(shards, 1)
     ]
     if (key := next(stream, (None,))[0]) is not None:
         raise AssertionError(f"a block of {key!r} came after the last tensor")
-    _write_index(folder, shards)
+    if len(written) > 1 and stem == _STEM:
+        places = {name: shard.name for shard in written for name in shard.tensors}
+        write_index(folder / f"{stem}.safetensors.index.json", places, sum(spec.nbytes for spec in specs.values()))
     return written
 
 
-def _shard_name(number: int, count: int) -> str:
+def _shard_name(number: int, count: int, stem: str) -> str:
     """The file of shard `number`, from 1 on, of `count`."""
-    return "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+    return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05}-of-{count:05}.safetensors"
 
 
-def _write_index(folder: Path, shards: list[dict[str, Spec]]) -> None:
-    """Where each tensor is; a single file needs no index."""
-    if len(shards) == 1:
-        return
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        places |= dict.fromkeys(shard, _shard_name(number, len(shards)))
-    total = sum(spec.nbytes for shard in shards for spec in shard.values())
-    write_json(
-        folder / "model.safetensors.index.json",
-        {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))},
-    )
+def write_index(path: Path, places: Mapping[str, str], total: int) -> None:
+    """Tensor name -> file; `total`: bytes of all tensors."""
+    write_json(path, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
 
 
 def _views(blocks: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, memoryview]]:
@@ -100,7 +99,7 @@ def _write_shard(
     running = new_hash(algorithm)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        header = encode_header(specs, _METADATA)
+        header = encode_header(specs, METADATA)
         _write(handle, memoryview(header), running.update)
         size = len(header)
         for name, spec in specs.items():
@@ -118,7 +117,7 @@ def _write_shard(
         os.close(handle)
     digest = f"{algorithm}:{running.hexdigest()}"
     _verify(path, specs, size, digest)
-    return Written(path.name, size, digest)
+    return Written(path.name, size, digest, tuple(specs))
 
 
 def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -20,18 +21,17 @@ def align(
         list[str],
         typer.Option("--data", metavar="TASK=PATH", help="A task's inputs; labels are not looked at. Repeat for each."),
     ],
-    expert: Annotated[
-        list[str], typer.Option("--expert", metavar="TASK=PATH", help="The expert of a task; repeat for each.")
-    ],
     out: Annotated[str, typer.Option("--out", help="The folder to write.")],
     aligner: Annotated[str, typer.Option("--aligner", help="See `orthomerge aligners`.")] = "auto",
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the aligner; repeat for each."),
     ] = None,
-    base: Annotated[
-        str | None, typer.Option("--base", help="Needed for experts that are adapters, bare files or CLIP towers.")
+    expert: Annotated[
+        list[str] | None,
+        typer.Option("--expert", metavar="TASK=PATH", help="Where an expert is now, if it was moved; repeat for each."),
     ] = None,
+    base: Annotated[str | None, typer.Option("--base", help="Where the base is now, if it was moved.")] = None,
     split: Annotated[
         str, typer.Option("--split", help="train, val, or test: then what is measured there is transductive.")
     ] = "train",
@@ -44,35 +44,43 @@ def align(
     quiet: Quiet = False,
 ) -> None:
     """Fit the heads of a merge to its encoder: unlabelled inputs, what the experts say of them, no new parameters."""
-    from orthomerge.aligning import align as run
-    from orthomerge.cli.commands import pairs, print_json
+    from orthomerge.api.align import align as fit_heads
+    from orthomerge.api.load import resolve
+    from orthomerge.checkpoints.publish import check_target
+    from orthomerge.cli.printing import pairs, print_json
     from orthomerge.cli.progress import shown
+    from orthomerge.models.encoding import Encoding
+    from orthomerge.models.reopening import reopen_experts
+    from orthomerge.models.writing import write_model
     from orthomerge.recipe import parse_value
 
     options = {key: parse_value(value) for key, value in pairs(setting or [], "--set KEY=VALUE", "options").items()}
-    sources, given = pairs(data, "--data TASK=PATH", "tasks"), pairs(expert, "--expert TASK=PATH", "experts")
+    sources, moved = pairs(data, "--data TASK=PATH", "tasks"), pairs(expert or [], "--expert TASK=PATH", "experts")
+    target = Path(out)
+    inputs = [Path(each) for each in (path, *sources.values(), *moved.values(), *([base] if base else []))]
+    check_target(target, force=force, inputs=inputs)  # before any work
+    model, folder = resolve(path)
+    for task in (*sources, *moved):
+        model.head(task)
     with shown(quiet=quiet or as_json) as progress:
-        result = run(
-            path,
-            data=dict(sources),
-            experts=dict(given),
-            to=out,
+        aligned = fit_heads(
+            model,
+            sources,
             aligner=aligner,
             options=options,
-            base=base,
+            experts=reopen_experts(model, folder=folder, base=base, experts=moved, tasks=tuple(sources)),
             split=cast("Split", split),  # checked there
             limit=limit,
             seed=seed,
-            device=device,
-            batch=batch,
-            force=force,
+            encoding=Encoding(device=device, batch=batch),
             progress=progress,
         )
+        manifest = write_model(aligned, target, force=force, inputs=inputs)
     if as_json:
-        print_json({"out": str(result.out), "manifest": result.manifest})
+        print_json({"out": out, "manifest": manifest})
         return
-    print_alignment(result.manifest)
-    typer.echo(f"wrote {result.out}, verified")
+    print_alignment(manifest)
+    typer.echo(f"wrote {out}, verified")
 
 
 def print_alignment(manifest: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ from orthomerge.cli.options import (
 )
 from orthomerge.cli.study import COMMANDS, suites
 from orthomerge.cli.sweeping import sweep
-from orthomerge.errors import OrthomergeError
+from orthomerge.errors import OrthomergeError, RecipeError
 from orthomerge.version import VERSION
 
 __all__ = ["app", "main"]
@@ -140,11 +140,19 @@ def inspect(
     headers: Annotated[
         bool, typer.Option("--headers", help="Do not read the weights: no hashes, no NaN count.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Of a merged model: compare every file with its recorded hash.")
+    ] = False,
 ) -> None:
     """Say what a checkpoint is: family, tensors, dtypes, head, hashes, NaN count."""
     from orthomerge.cli import commands
 
-    commands.inspect(path, as_json=as_json, headers=headers)
+    if verify and headers:
+        raise RecipeError("--verify reads every file: leave --headers out")
+    if verify:
+        commands.verify(path, as_json=as_json)
+    else:
+        commands.inspect(path, as_json=as_json, headers=headers)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import typer
 
-from orthomerge.cli.commands import print_json, print_tables
+from orthomerge.cli.printing import print_json, print_tables
 from orthomerge.core.table import Table
 from orthomerge.strict import describe, schema
 

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from shutil import get_terminal_size
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from orthomerge.cli.printing import pair, pairs, print_json, print_tables
 from orthomerge.core.table import Table, plain
 from orthomerge.errors import OutputError, RecipeError
 from orthomerge.recipe import Recipe, load_recipe_mapping, parse_value
 from orthomerge.strict import build, schema
 
 if TYPE_CHECKING:
-    from orthomerge.planning import Job, Plan
+    from orthomerge.api.plan import Plan
+    from orthomerge.models.experts import Parts
 
 AUTO = "auto"  # a scale that is chosen on validation data
 # Names of glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-__all__ = ["fit_block", "gather", "inspect", "merge", "pair", "pairs", "plan", "print_json", "print_tables", "verify"]
+__all__ = ["fit_block", "gather", "inspect", "merge", "plan", "verify"]
 
 
 def gather(
@@ -105,35 +104,36 @@ def _is_fitted(document: Mapping[str, Any]) -> bool:
 
 
 def merge(recipe: Recipe, *, data: list[str], force: bool, as_json: bool, quiet: bool) -> None:
+    from orthomerge.api.recipes import write
     from orthomerge.cli.progress import shown
-    from orthomerge.pipeline import merge as run
 
     _keep_freed_memory()
     started = time.perf_counter()
     if recipe.parameters.get("scale") == AUTO:
-        from orthomerge.cli.measuring import choose_scale
+        from orthomerge.cli.scale import choose_scale
 
-        chosen = choose_scale(replace(recipe, align=None), data, quiet=quiet or as_json)
-        recipe = replace(chosen, align=recipe.align)
+        sources = dict(pair(text, "--data TASK=PATH") for text in data)
+        recipe = choose_scale(recipe, sources, quiet=quiet or as_json)
     elif data and recipe.fit is None:
         raise RecipeError(
             f"{recipe.method!r} looks at no inputs: --data is for fitted methods and --set scale=auto; leave it out"
         )
     with shown(quiet=quiet or as_json) as progress:
-        result = run(recipe, force=force, progress=progress)
+        written = write(recipe, force=force, progress=progress)
+    manifest = written.manifest
     if as_json:
-        print_json({"out": str(result.out), "manifest": result.manifest})
+        print_json({"out": str(written.out), "manifest": manifest})
         return
-    if "fit" in result.manifest:
-        _print_fit(result.manifest)
-    if "alignment" in result.manifest:
+    if "fit" in manifest:
+        _print_fit(manifest)
+    if "alignment" in manifest:
         from orthomerge.cli.aligning import print_alignment
 
-        print_alignment(result.manifest)
-    tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in result.manifest["heads"].items())
-    size = sum(file["size"] for file in result.manifest["files"].values())
+        print_alignment(manifest)
+    tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
+    size = sum(file["size"] for name, file in manifest["files"].items() if not file.get("link"))
     typer.echo(
-        f"wrote {result.out}: {size / 1e6:,.1f} MB in {time.perf_counter() - started:.1f} s, verified; heads: {tasks}"
+        f"wrote {written.out}: {size / 1e6:,.1f} MB in {time.perf_counter() - started:.1f} s, verified; heads: {tasks}"
     )
 
 
@@ -157,17 +157,11 @@ def _keep_freed_memory() -> None:
 
 
 def plan(recipe: Recipe, *, as_json: bool) -> None:
-    from orthomerge.checkpoints.publish import check_room, check_target
-    from orthomerge.planning import make_plan
+    from orthomerge.api.plan import plan as look
 
     if recipe.parameters.get("scale") == AUTO:  # chosen when the data has been looked at; any number plans alike
         recipe = replace(recipe, parameters={**recipe.parameters, "scale": 1.0})
-    made = make_plan(recipe)
-    if recipe.out is not None and made.job is not None:
-        out, job = Path(recipe.out), made.job
-        inputs = [source.path for source in job.sources.values()]
-        made.attempt("out", lambda: check_target(out, inputs=inputs))
-        made.attempt("out", lambda: check_room(out.absolute().parent, job.bytes_to_write))
+    made = look(recipe)
     if as_json:
         print_json(_plan_document(made))
     else:
@@ -180,28 +174,29 @@ def _plan_document(made: Plan) -> dict[str, Any]:
     document: dict[str, Any] = {
         "ok": not made.problems,
         "problems": [{"where": p.where, "what": p.what, "fix": p.fix} for p in made.problems],
-        "notes": made.notes,
+        "notes": list(made.experts.notes),
     }
-    if (job := made.job) is not None:
+    if (parts := made.parts) is not None:
+        left_out = {task: source.split.left_out for task, source in parts.sources.items()}
         document |= {
-            "family": job.family.name,
+            "family": parts.family.name,
             "method": made.recipe.method,
-            "tensors": {"merged": len(job.merged), "copied": len(job.copied)},
-            "left_out": {"base": job.base_split.left_out, **{t: e.split.left_out for t, e in job.experts.items()}},
-            "heads": {task: list(expert.labels) for task, expert in job.experts.items()},
-            "bytes": {"read": job.bytes_to_read, "write": job.bytes_to_write, "memory": job.peak_memory},
+            "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
+            "left_out": {"base": parts.base_split.left_out, **left_out},
+            "heads": {task: list(source.labels) for task, source in parts.sources.items()},
+            "bytes": {"read": made.bytes_to_read, "write": made.bytes_to_write, "memory": made.peak_memory},
         }
         if (fit := made.recipe.fit) is not None:
             document["fit"] = {"split": fit.split, "limit": fit.limit, "tasks": list(fit.data)}
-        if (block := made.recipe.align) is not None:
-            document["align"] = {"aligner": block.aligner, "split": block.split, "tasks": list(block.data)}
+        if (section := made.recipe.align) is not None:
+            document["align"] = {"aligner": section.aligner, "split": section.split, "tasks": list(section.data)}
     return document
 
 
 def _print_plan(made: Plan) -> None:
-    if (job := made.job) is not None:
-        _print_job(job)
-    for note in made.notes:
+    if (parts := made.parts) is not None:
+        _print_parts(made, parts)
+    for note in made.experts.notes:
         typer.echo(f"note: {plain(note)}")
     if not made.problems:
         typer.echo("no problems")
@@ -211,31 +206,35 @@ def _print_plan(made: Plan) -> None:
     print_tables([Table.of("", ("", *columns), rows, left=4, wrap=columns)])
 
 
-def _print_job(job: Job) -> None:
-    typer.echo(plain(f"{job.recipe.method} of {len(job.experts)} {job.family.title} experts on {job.base.path}"))
+def _print_parts(made: Plan, parts: Parts) -> None:
+    recipe = made.recipe
+    count = len(parts.sources)
+    typer.echo(plain(f"{recipe.method} of {count} {parts.family.title} experts on {parts.base.path}"))
     rows = []
-    for task, expert in job.experts.items():
-        labels = ", ".join(expert.labels[:4]) + (" ..." if len(expert.labels) > 4 else "")
-        counts = (len(expert.split.names), len(expert.split.left_out), len(expert.labels))
-        rows.append((task, Path(expert.source.path).name, *counts, labels))
+    for task, source in parts.sources.items():
+        labels = ", ".join(source.labels[:4]) + (" ..." if len(source.labels) > 4 else "")
+        counts = (len(source.split.names), len(source.split.left_out), len(source.labels))
+        rows.append((task, Path(source.checkpoint.path).name, *counts, labels))
     columns = ("expert", "from", "tensors", "left out", "classes", "labels")
     print_tables([Table.of("", columns, rows, left=6, wrap=("from", "labels"))])
     typer.echo(
-        f"encoder: {len(job.merged)} tensors merged, {len(job.copied)} copied; "
-        f"{len(job.base_split.left_out)} of the base left out\n"
-        f"read {job.bytes_to_read / 1e6:,.0f} MB, write {job.bytes_to_write / 1e6:,.0f} MB, "
-        f"at most {job.peak_memory / 1e6:,.0f} MB of blocks in memory"
+        f"encoder: {len(parts.merged)} tensors merged, {len(parts.copied)} copied; "
+        f"{len(parts.base_split.left_out)} of the base left out\n"
+        f"read {made.bytes_to_read / 1e6:,.0f} MB, write {made.bytes_to_write / 1e6:,.0f} MB, "
+        f"at most {made.peak_memory / 1e6:,.0f} MB of blocks in memory"
     )
-    if (fit := job.recipe.fit) is not None:
-        where = f"inputs of the {fit.split} split" + (f", at most {fit.limit} a task" if fit.limit else "")
+    if (fit := recipe.fit) is not None:
+        where = f"inputs of the {fit.split} split" + (f", at most {fit.limit} per task" if fit.limit else "")
         typer.echo(f"fitted to {where} of {', '.join(fit.data)}")
-    if (block := job.recipe.align) is not None:
-        where = f"inputs of the {block.split} split" + (f", at most {block.limit} a task" if block.limit else "")
-        typer.echo(f"then the heads of {', '.join(block.data)} aligned by {block.aligner} on {where}")
+    if (section := recipe.align) is not None:
+        where = f"inputs of the {section.split} split" + (
+            f", at most {section.limit} per task" if section.limit else ""
+        )
+        typer.echo(f"then the heads of {', '.join(section.data)} aligned by {section.aligner} on {where}")
 
 
 def inspect(path: str, *, as_json: bool, headers: bool) -> None:
-    from orthomerge.inspection import inspect_checkpoint
+    from orthomerge.models.inspection import inspect_checkpoint
 
     found = inspect_checkpoint(path, headers=headers)
     if as_json:
@@ -255,9 +254,9 @@ def inspect(path: str, *, as_json: bool, headers: bool) -> None:
 
 
 def verify(path: str, *, as_json: bool) -> None:
-    from orthomerge.merged import verify as check
+    from orthomerge.models.saved import verify_folder
 
-    problems = check(path)
+    problems = verify_folder(Path(path))
     if as_json:
         print_json({"ok": not problems, "problems": problems})
     elif problems:
@@ -267,36 +266,3 @@ def verify(path: str, *, as_json: bool) -> None:
         typer.echo(f"{path}: every file is as it was written")
     if problems:
         raise SystemExit(OutputError.exit_code)
-
-
-def pair(text: str, form: str) -> tuple[str, str]:
-    """`NAME=VALUE` in two; `form` says in messages what was expected."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise RecipeError(f"expected {form}, got {text!r}")
-    return key, value
-
-
-def pairs(texts: list[str], form: str, what: str) -> dict[str, str]:
-    """Several `NAME=VALUE`, each with a name of its own; `what` they are is for messages."""
-    found = [pair(text, form) for text in texts]
-    if len(dict(found)) < len(found):
-        raise RecipeError(f"two {what} have the same name; give each {form.partition(' ')[0]} a name of its own")
-    return dict(found)
-
-
-def print_json(document: Any) -> None:
-    """One document on standard output."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
-
-
-def print_tables(tables: Iterable[Table]) -> None:
-    """Tables for a terminal, with a blank line before each that has a title."""
-    width = get_terminal_size().columns
-    for table in tables:
-        if table.title:
-            typer.echo(f"\n{plain(table.title)}")
-        header, *rows = table.text(width).split("\n")
-        typer.echo("\n".join((typer.style(header, bold=True), *rows)))
-        if table.note:
-            typer.echo(fill(plain(table.note), width))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,8 +10,6 @@ from orthomerge.cli.options import Force
 from orthomerge.errors import RecipeError, nearest
 
 __all__ = ["export"]
-
-_FORMS = ("transformers", "onnx")
 
 
 def export(
@@ -27,23 +25,22 @@ def export(
     force: Force = False,
 ) -> None:
     """Write one task as an ordinary transformers classifier folder, or as an ONNX graph."""
-    if form not in _FORMS:
-        raise RecipeError(f"--format must be transformers or onnx, got {form!r}; {nearest(form, _FORMS)}")
+    from orthomerge.api.export import FORMATS
+    from orthomerge.api.export import export as write
+
+    if form not in FORMATS:
+        raise RecipeError(f"--format must be transformers or onnx, got {form!r}; {nearest(form, FORMATS)}")
     if all_heads and form != "onnx":
         raise RecipeError("a stock classifier has one head: give --task, or --format onnx with --all-heads")
     if (task is None) != all_heads:
         raise RecipeError(
             "give --task TASK" + (" or --all-heads, not both" if all_heads else ", or --all-heads for onnx")
         )
-    if form == "transformers" and task is not None:
-        from orthomerge.merged import export as write
-
-        write(path, task, to, force=force)
+    if form == "transformers":
+        write(path, to, task=task, force=force)
         typer.echo(f"wrote {to}: load it with transformers, or pipeline(..., model={to!r})")
         return
-    from orthomerge.onnx_export import export_onnx
-
-    about = export_onnx(path, to, task=task, force=force)
+    about: Any = write(path, to, task=task, format="onnx", force=force)
     typer.echo(
         f"wrote {to}/model.onnx: inputs {', '.join(about['inputs'])}; outputs {', '.join(about['outputs'])}; logits "
         f"are within {max(about['gap'].values()):.1e} of torch's in onnxruntime"

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orthomerge.cli.commands import pair, print_tables
+from orthomerge.cli.printing import pair, print_tables
 from orthomerge.core.table import Table
-from orthomerge.errors import RecipeError
 from orthomerge.recipe import parse_value
 from orthomerge.strict import build
 
 if TYPE_CHECKING:
-    from orthomerge.recipe import Recipe
     from orthomerge.suites.suite import Suite
 
 __all__ = [
-    "choose_scale",
     "describe_suite",
     "finetune",
     "list_suites",
@@ -63,7 +59,7 @@ def show_suite(suite: Suite, *, as_json: bool) -> None:
         name: {
             "classes": len(task.labels),
             **{split: len(examples) for split, examples in task.splits.items()},
-            "expert": str(suite.experts.get(name, "")),
+            "expert": str(suite.paths.get(name, "")),
         }
         for name, task in suite.tasks.items()
     }
@@ -108,61 +104,12 @@ def finetune(
         others=[read_task(other)["train"].unlabelled() for other in others],
         progress=None if quiet else lambda report: say(str(report)),
         force=force,
+        inputs=[path for text in (data, *others) if (path := Path(text).expanduser()).exists()],
     )
     if as_json:
         typer.echo(json.dumps({"out": out, "metrics": metrics}))
     else:
         typer.echo(f"wrote {out}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-
-
-def choose_scale(recipe: Recipe, data: list[str], *, quiet: bool) -> Recipe:
-    """The recipe with its `scale: auto` replaced by the best on the tasks' validation splits.
-
-    Where these have labels the criterion is accuracy, elsewhere agreement with the experts. Shows the curve.
-    """
-    from orthomerge.data.labels import match_labels
-    from orthomerge.data.processing import load_processor
-    from orthomerge.data.reading import read_task
-    from orthomerge.evaluation.evaluate import Bench
-    from orthomerge.evaluation.scale import search_scale
-    from orthomerge.features.cache import FeatureCache
-    from orthomerge.merged import load_head
-
-    given = dict(pair(text, "--data TASK=PATH") for text in data)
-    for task in recipe.experts:
-        if task not in given:
-            raise RecipeError(f"'scale: auto' is chosen on validation data of every task; give --data {task}=PATH")
-    with tempfile.TemporaryDirectory(prefix="orthomerge-experts-") as name:
-        folder = Path(name)
-        teachers = {task: _alone(recipe, task, folder / task) for task in recipe.experts}
-        tasks = {
-            task: match_labels(replace(read_task(given[task]), name=task), load_head(out / "heads" / task).labels)
-            for task, out in teachers.items()
-        }
-        processor = load_processor(
-            next(iter(teachers.values())) / "encoder", modality=next(iter(tasks.values())).modality
-        )
-        bench = Bench(tasks, processor, teachers=teachers, cache=FeatureCache(folder / "features"))
-        labelled = all(task["val"].labels is not None for task in tasks.values())
-        search = search_scale(recipe, bench, criterion="accuracy" if labelled else "agreement")
-    if not quiet:
-        say(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
-    return replace(recipe, parameters={**recipe.parameters, "scale": search.best})
-
-
-def _alone(recipe: Recipe, task: str, out: Path) -> Path:
-    """One expert of a recipe, in the form in which everything is evaluated: as the merge of itself."""
-    from orthomerge.checkpoints.lora import Adapter
-    from orthomerge.checkpoints.opening import open_expert
-    from orthomerge.pipeline import merge
-
-    expert = recipe.tasks[task]
-    adapter = isinstance(open_expert(expert.path), Adapter)
-    way = (
-        {"method": "task_arithmetic", "parameters": {"scale": 1.0}} if adapter else {"method": "average", "base": None}
-    )
-    merge(replace(recipe, experts={task: expert}, vector=None, align=None, **({"parameters": {}} | way)), out=out)
-    return out
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -35,7 +35,7 @@ Settings = Annotated[
 ]
 Out = Annotated[str | None, typer.Option("--out", help="The folder to write.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing output of ours.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing output of ours, if no other file is in it.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="keep, float32, float16 or bfloat16.")]
 ShardSize = Annotated[str | None, typer.Option("--max-shard-size", help="For example 5GB.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from orthomerge.core.progress import SILENT
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-    from orthomerge.pipeline import Progress
+    from orthomerge.core.progress import Progress
     from orthomerge.running.watching import Watch
 
 __all__ = ["shown", "watched"]
@@ -20,10 +22,10 @@ _EVERY = 5.0  # seconds between lines in a log
 
 
 @contextmanager
-def shown(*, quiet: bool) -> Iterator[Progress | None]:
+def shown(*, quiet: bool) -> Iterator[Progress]:
     """Progress to standard error, or none."""
     if quiet:
-        yield None
+        yield SILENT
     elif sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import (

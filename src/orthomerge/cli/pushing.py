@@ -28,7 +28,7 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Upload an output to the Hugging Face hub, if it verifies. Log in with `hf auth login` first."""
-    from orthomerge.cli.commands import print_json
+    from orthomerge.cli.printing import print_json
     from orthomerge.pushing import plan_upload, send
 
     upload = plan_upload(path, repo, private=private, revision=revision)

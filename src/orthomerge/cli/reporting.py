@@ -20,7 +20,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Make one page of a run that opens anywhere, and its figures and tables as files. No model is needed."""
-    from orthomerge.cli.commands import print_json
+    from orthomerge.cli.printing import print_json
     from orthomerge.report.report import report as write
 
     done = write(Path(run), Path(out), title=title)

@@ -29,7 +29,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Do the whole line of a recipe: merge, align, evaluate, diagnose, report. What is done is not done again."""
-    from orthomerge.cli.commands import print_json
+    from orthomerge.cli.printing import print_json
     from orthomerge.cli.progress import watched
     from orthomerge.running.line import run as carry_out
 
@@ -48,7 +48,7 @@ def run(
 
 
 def _document(ran: Ran) -> dict[str, object]:
-    from orthomerge.manifest import read_manifest
+    from orthomerge.models.manifest import read_manifest
 
     return {
         "run": str(ran.folder),
@@ -64,8 +64,8 @@ def _document(ran: Ran) -> dict[str, object]:
 def _print(ran: Ran) -> None:
     """Tables and verdict where there are any, then where things are."""
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
-    from orthomerge.cli.commands import print_tables
     from orthomerge.cli.diagnosing import print_verdict
+    from orthomerge.cli.printing import print_tables
     from orthomerge.evaluation.tables import accuracy_tables
     from orthomerge.records import read_records
 

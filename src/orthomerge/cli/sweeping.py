@@ -30,7 +30,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Merge and score methods x scales x seeds x aligners x shots from one recipe. What is done is not done again."""
-    from orthomerge.cli.commands import print_json
+    from orthomerge.cli.printing import print_json
     from orthomerge.cli.progress import watched
     from orthomerge.running.sweeping.sweep import list_cells
     from orthomerge.running.sweeping.sweep import sweep as carry_out

@@ -16,7 +16,7 @@ from orthomerge.errors import CheckpointError, RecipeError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["SUFFIXES", "decode"]
+__all__ = ["SUFFIXES", "decode", "pixels"]
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others run programs, or nobody uses them
@@ -36,7 +36,7 @@ def decode(source: Path | bytes, *, where: str) -> np.ndarray[tuple[int, ...], n
         data = source if isinstance(source, bytes) else _read(source)
         with Image.open(BytesIO(data), formats=_FORMATS) as picture:
             _check_size(picture, where)
-            return _pixels(ImageOps.exif_transpose(picture), where)
+            return pixels(ImageOps.exif_transpose(picture), where)
     except CheckpointError:
         raise
     except Exception as error:  # each format's reader raises what it likes, and bombs are warnings or errors
@@ -57,7 +57,8 @@ def _check_size(picture: Image, where: str) -> None:
         )
 
 
-def _pixels(picture: Image, where: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def pixels(picture: Image, where: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """The pixels of an opened picture; `where` names it in messages."""
     if picture.mode.startswith("I;16"):
         return (np.asarray(picture) >> 8).astype(np.uint8)
     if picture.mode in ("I", "F"):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from orthomerge.checkpoints.documents import read_json
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from orthomerge.data.task import Examples, Modality
 
-__all__ = ["ImageProcessor", "Processor", "TextProcessor", "batches", "load_processor"]
+__all__ = ["ImageProcessor", "Processor", "TextProcessor", "batches", "live_processor", "load_processor"]
 
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
 _TOKENIZER = (*_VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
@@ -99,16 +100,42 @@ class ImageProcessor:
         return _hash({"files": self.files, "channels": self.channels})
 
 
-def load_processor(folder: Path, *, modality: Modality, max_length: int = 128) -> Processor:
-    """The processor that a model's folder holds.
+def load_processor(
+    folder: Path | None,
+    *,
+    modality: Modality,
+    max_length: int = 128,
+    config: Mapping[str, Any] | None = None,
+    where: Path | None = None,
+) -> Processor:
+    """The processor that a model's folder holds; `config`: of the model, as in the folder if it is not given. `where`:
+    the folder's name in messages, if it is a copy of another.
 
-    Texts are never longer than the model has positions. A folder without an image processor gets one made from its
-    config: resized to `image_size`, pixels from -1 to 1.
+    Texts are never longer than the model has positions. Without an image processor one is made from the config: resized
+    to `image_size`, pixels from -1 to 1.
     """
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if config is None:
+        there = folder is not None and (folder / "config.json").is_file()
+        config = read_json(folder / "config.json") if folder is not None and there else {}
+    where = where or folder
     if modality == "text":
-        return _load_text(folder, _merged(config, "text_config"), max_length)
-    return _load_image(folder, _merged(config, "vision_config"))
+        config = _merged(config, "text_config")
+        if folder is None:
+            raise CheckpointError("there is no tokenizer beside the base or an expert; copy its files to the base")
+        tokenizer = _tokenizer(folder, config, f"{where}")
+        return _limited(tokenizer, config, max_length, f"{where}", _digest_files(folder, _TOKENIZER))
+    return _load_image(folder, _merged(config, "vision_config"), f"{where or 'the model'}")
+
+
+def live_processor(live: Any, config: Mapping[str, Any], *, modality: Modality, max_length: int) -> Processor:
+    """The processor around a tokenizer or image processor in memory."""
+    with TemporaryDirectory() as place:
+        live.save_pretrained(place)
+        digest = _digest_files(Path(place), ("*",))
+    if modality == "text":
+        config = _merged(config, "text_config")
+        return _limited(live, config, max_length, "the live model", digest)
+    return ImageProcessor(live, _merged(config, "vision_config").get("num_channels", 3), digest)
 
 
 def batches(
@@ -137,27 +164,35 @@ def _batches(
         yield batch
 
 
-def _load_text(folder: Path, config: Mapping[str, Any], max_length: int) -> TextProcessor:
+def _tokenizer(folder: Path, config: Mapping[str, Any], where: str) -> Any:
     if not _matching(folder, _VOCABULARIES):
         # transformers would make a tokenizer that knows no word.
         raise CheckpointError(
-            f"{folder} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
+            f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
             "copy the tokenizer's files from the base"
         )
     _refuse_code(folder / "tokenizer_config.json", "AutoTokenizer")
     with quiet():
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
+        options: dict[str, Any] = {}
+        if not (folder / "config.json").is_file() and "model_type" in config:
+            named = {key: config[key] for key in ("tokenizer_class",) if key in config}
+            options["config"] = AutoConfig.for_model(config["model_type"], **named)  # which class of tokenizer it is
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
         except Exception as error:  # of whatever class: each kind of tokenizer has its own
-            raise CheckpointError(f"transformers cannot load the tokenizer of {folder}: {error}") from error
+            raise CheckpointError(f"transformers cannot load the tokenizer of {where}: {error}") from error
+
+
+def _limited(tokenizer: Any, config: Mapping[str, Any], max_length: int, where: str, digest: str) -> TextProcessor:
+    """A tokenizer that makes no text longer than the model has positions."""
     if tokenizer.pad_token is None:
-        raise CheckpointError(f"the tokenizer of {folder} has no padding token, so that texts cannot share a batch")
+        raise CheckpointError(f"the tokenizer of {where} has no padding token, so that texts cannot share a batch")
     rows = config.get("vocab_size")
     if isinstance(rows, int) and len(tokenizer) > rows:
         raise IncompatibleError(
-            f"the tokenizer of {folder} knows {len(tokenizer)} tokens, but its model has {rows}; it is another model's"
+            f"the tokenizer of {where} knows {len(tokenizer)} tokens, but its model has {rows}; it is another model's"
         )
     longest = min(max_length, tokenizer.model_max_length, _positions(config))
     if longest <= tokenizer.num_special_tokens_to_add():
@@ -166,17 +201,19 @@ def _load_text(folder: Path, config: Mapping[str, Any], max_length: int) -> Text
     segments = "token_type_ids" in tokenizer.model_input_names and (
         not config or (isinstance(types, int) and types > 1)
     )
-    return TextProcessor(tokenizer, longest, segments, _digest_files(folder, _TOKENIZER))
+    return TextProcessor(tokenizer, longest, segments, digest)
 
 
-def _load_image(folder: Path, config: Mapping[str, Any]) -> ImageProcessor | PixelProcessor:
+def _load_image(folder: Path | None, config: Mapping[str, Any], where: str) -> ImageProcessor | PixelProcessor:
     channels = config.get("num_channels", 3)
-    nested = (folder / _PROCESSOR).is_file() and "image_processor" in read_json(folder / _PROCESSOR)
-    if not nested and not (folder / _PREPROCESSOR).is_file():
+    nested = (
+        folder is not None and (folder / _PROCESSOR).is_file() and "image_processor" in read_json(folder / _PROCESSOR)
+    )
+    if folder is None or (not nested and not (folder / _PREPROCESSOR).is_file()):
         size = config.get("image_size")
         if not isinstance(size, int | list):
             raise CheckpointError(
-                f"{folder} says nothing about its images: it needs {_PREPROCESSOR}, or a config with 'image_size'"
+                f"{where} says nothing about its images: it needs {_PREPROCESSOR}, or a config with 'image_size'"
             )
         return PixelProcessor(size if isinstance(size, int) else (size[0], size[1]), channels=channels)
     for name in (_PREPROCESSOR, _PROCESSOR):
@@ -190,7 +227,7 @@ def _load_image(folder: Path, config: Mapping[str, Any]) -> ImageProcessor | Pix
                 folder, local_files_only=True, trust_remote_code=False, use_fast=False
             )
         except Exception as error:  # as above
-            raise CheckpointError(f"transformers cannot load the image processor of {folder}: {error}") from error
+            raise CheckpointError(f"transformers cannot load the image processor of {where}: {error}") from error
     return ImageProcessor(processor, channels, _digest_files(folder, (_PREPROCESSOR, _PROCESSOR)))
 
 

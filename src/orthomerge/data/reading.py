@@ -87,6 +87,8 @@ def read_inputs(
     If it does, they must have the names of `labels`: data of another task would have others. `limit`: at most so many
     inputs, drawn by `seed` whatever their labels are.
     """
+    if limit is not None and limit < 1:
+        raise RecipeError(f"'limit' must be at least 1, got {limit}")
     found = source if isinstance(source, Task) else read_task(source, unlabelled=labels)
     match_labels(replace(found, name=name), labels)
     inputs = found[split].inputs

@@ -1,4 +1,4 @@
-"""A merged encoder read through an aligner: any row of the table of aligners as a way of reading.
+"""A classifier made by an aligner: any entry of the table of aligners as a protocol.
 
 Aligners see features of the merged encoder and of the expert on the same unlabelled inputs; the head that they start
 from is the expert's own, whatever the merged model has.
@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from orthomerge.alignment.aligned_c import AlignedC, Recipe
 from orthomerge.alignment.aligner import Aligner
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.evidence import support_of
-from orthomerge.evaluation.protocol import Evidence, Need
+from orthomerge.evaluation.evidence import Evidence, Need, support_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Classifier
 
-__all__ = ["Aligned"]
+__all__ = ["Aligned", "aligned_c"]
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """The aligner; where it has a `seed`, the evidence's counts."""
+    """The aligner; if it has a `seed`, that of the evidence is used instead."""
 
     aligner: Aligner
 
@@ -31,15 +31,29 @@ class Aligned:
 
     @classmethod
     def by(cls, name: str, options: Mapping[str, Any]) -> Aligned:
-        """The row of that name, with options."""
+        """The aligner of that name, with options."""
         return cls(make_aligner(name, options))
 
     def build(self, evidence: Evidence) -> Classifier:
         aligner: Any = self.aligner
         if any(field.name == "seed" for field in fields(aligner)):
             aligner = replace(aligner, seed=evidence.seed)
-        found: Classifier = aligner.fit(_pair(evidence), evidence.head).classifier
-        return found
+        classifier: Classifier = aligner.fit(_pair(evidence), evidence.head).classifier
+        return classifier
+
+
+def aligned_c(
+    recipe: Recipe = "tuned",
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch: int | None = None,
+    most: int | None = None,
+) -> Aligned:
+    """The protocol that is the aligner of the same name, with the seed of the draw.
+
+    `recipe` sets everything; `epochs`, `lr`, `batch` and `most` (steps) override it where they are given.
+    """
+    return Aligned(AlignedC(recipe, epochs, lr, batch, most))
 
 
 def _pair(evidence: Evidence) -> FeaturePair:

@@ -10,19 +10,25 @@ D is read by the head of C: an analogy says nothing about labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.bench import Bench
+from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predictions
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import Span, arithmetic, labelled, scales, score, span_of
-from orthomerge.heads import Classifier
-from orthomerge.recipe import Recipe
+from orthomerge.evaluation.span import scales, score_at
+from orthomerge.heads import head_of
 
-__all__ = ["Analogy", "Form", "Point", "analogy_span", "combined", "search_analogy"]
+if TYPE_CHECKING:
+    from orthomerge.alignment.aligner import Extra
+    from orthomerge.evaluation.encoded import EncodedTasks
+    from orthomerge.evaluation.span import Span
+    from orthomerge.heads import Head
+
+__all__ = ["Analogy", "Form", "Point", "coefficients", "search_analogy"]
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Analogy:
-    """What a search found, on test data but for the `curve`.
+    """Result of a search, on test data but for the `curve`.
 
     `auxiliary`: fine-tuned on C alone. `unscaled`: both coefficients 1, for which nothing of D was looked at. `edited`:
-    those of `best`. `expert`: fine-tuned on D, where the bench has it.
+    those of `best`. `expert`: fine-tuned on D, if there is such an expert.
     """
 
     task: str
@@ -71,46 +77,48 @@ class Analogy:
     expert: Score | None
 
 
-def combined(recipe: Recipe, form: Form, *, scale: float, shift: float) -> Recipe:
-    """The recipe of theta_0 + scale * tau_C + shift * (tau_B - tau_A); other experts only give their heads."""
+def coefficients(form: Form, *, scale: float, shift: float) -> dict[str, float]:
+    """The coefficient of every task vector in scale * tau_C + shift * (tau_B - tau_A)."""
     total = dict.fromkeys((form.a, form.b, form.c), 0.0)  # two of the three may be one
     for task, coefficient in ((form.c, scale), (form.b, shift), (form.a, -shift)):
         total[task] += coefficient
-    return arithmetic(recipe, total)
-
-
-def analogy_span(recipe: Recipe, form: Form, folder: Path) -> Span:
-    """The plane of tau_C and tau_B - tau_A; the merges that it is made of are left in `folder`."""
-    ends = ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
-    return span_of(folder, *(combined(recipe, form, scale=scale, shift=shift) for scale, shift in ends))
+    return total
 
 
 def search_analogy(
     span: Span,
-    bench: Bench,
-    head: Classifier,
+    head: Head | Extra,
+    encoded: EncodedTasks,
     *,
     task: str,
     grid: Sequence[float] = GRID,
     independent: bool = False,
-    say: Callable[[str], None] = lambda text: None,
+    title: str = "",
+    progress: Progress = SILENT,
 ) -> Analogy:
-    """Walk the plane of an analogy along its diagonal, or over a square where the coefficients are `independent`.
+    """Walk the plane of tau_C and tau_B - tau_A along its diagonal, or over a square if the coefficients are
+    `independent`.
 
-    Of equal points the nearest to the base is taken; (0, 0), the base, is always among them. `head` is that of C.
+    Of equal points the nearest to the base is taken; (0, 0), the base, is always among them. `head` is that of C. If
+    the task has a teacher, it is scored as the expert.
     """
     numbers = scales(grid)
-    labelled(bench, task, "val")
-    _, truth = labelled(bench, task, "test")
+    labels_in(encoded.tasks, task, "val")
+    truth = labels_in(encoded.tasks, task, "test")
     pairs = [(scale, shift) for scale in numbers for shift in (numbers if independent else (scale,))]
     curve = []
     for scale, shift in pairs:
-        curve.append(Point(scale, shift, score(bench, span.at(scale, shift), head, task, "val").value))
-        say(f"scale {scale:g}, shift {shift:g}: {100 * curve[-1].accuracy:.1f}")
+        point = Point(scale, shift, score_at(span, (scale, shift), head, encoded, task, "val").value)
+        curve.append(point)
+        text = f"scale {scale:g}, shift {shift:g}: {100 * point.accuracy:.1f}"
+        progress.stage(f"{title}: {text}" if title else text, None)
     best = min(curve, key=lambda point: (-point.accuracy, point.scale + point.shift, point.scale))
     base, auxiliary, unscaled, edited = (
-        score(bench, span.at(*pair), head, task, "test")
+        score_at(span, pair, head, encoded, task, "test")
         for pair in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (best.scale, best.shift))
     )
-    expert = counted(predictions(bench.teacher(task, "test")), truth) if task in bench.teachers else None
+    expert = None
+    if task in encoded.teachers:
+        kind = head_of(encoded.teachers[task].head(task)).kind
+        expert = counted(predictions(encoded.teacher_logits(task, "test"), kind), truth)
     return Analogy(task, tuple(curve), best, base, auxiliary, unscaled, edited, expert)

@@ -12,7 +12,7 @@ them, so that test is about these seeds; the interval of the mean is about other
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -27,7 +27,16 @@ from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.records import Record, Way, read_document, read_records
 from orthomerge.strict import build
 
-__all__ = ["MARGIN", "Comparison", "TaskDifference", "compare_run", "comparison_tables", "read_comparisons"]
+__all__ = [
+    "MARGIN",
+    "Comparison",
+    "Predictions",
+    "TaskDifference",
+    "compare_records",
+    "compare_run",
+    "comparison_tables",
+    "read_comparisons",
+]
 
 MARGIN = 0.01  # below one point either way two methods may be called comparable
 _ALPHA = 0.05
@@ -71,15 +80,27 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class _Answers:
-    """Of one record: which inputs [n] it got right, which it was scored on, and the truth."""
+class Predictions:
+    """What was predicted for every test input [n], and the truth [n] in the same label space."""
 
-    hits: Bools
-    scored: Bools
-    truth: NDArray[np.int64]
+    predicted: NDArray[np.int32]
+    truth: NDArray[np.int32]
+
+    @property
+    def scored(self) -> Bools:
+        """On which inputs the record was counted."""
+        scored: Bools = self.predicted != UNSCORED
+        return scored
+
+    @property
+    def hits(self) -> Bools:
+        """Which inputs were right."""
+        hits: Bools = (self.predicted == self.truth) & self.scored
+        return hits
 
 
 _Row = Mapping[str, Mapping[int, Record]]  # one method: task, seed
+_Read = Callable[[Record], Predictions]
 
 
 def compare_run(
@@ -87,15 +108,39 @@ def compare_run(
 ) -> list[Comparison]:
     """All comparisons of a run folder. `against`: the reference wherever it was scored; elsewhere it is the best."""
     records = read_records(folder / _RECORDS)
+    return compare_records(
+        records,
+        lambda record: _read(folder, record),
+        against=against,
+        margin=margin,
+        resamples=resamples,
+        seed=seed,
+        where=str(folder),
+    )
+
+
+def compare_records(
+    records: Sequence[Record],
+    read: _Read,
+    *,
+    against: str | None = None,
+    margin: float = MARGIN,
+    resamples: int = 10_000,
+    seed: int = 0,
+    where: str = "the run",
+) -> list[Comparison]:
+    """All comparisons between records; `read` gives the predictions behind one. `where`: for messages."""
     if against is not None and against not in (known := {record.method for record in records}):
-        raise RecipeError(f"{folder} has no method {against!r} to compare with; {nearest(against, known)}")
-    found: list[Comparison] = []
+        raise RecipeError(f"{where} has no method {against!r} to compare with; {nearest(against, known)}")
+    comparisons: list[Comparison] = []
     for way, rows in _families(records):
         if len(rows) > 1:
             reference = against if against in rows else _best(rows)
-            pairs = {name: _paired(folder, row, rows[reference]) for name, row in rows.items() if name != reference}
-            found += _compared(way, reference, pairs, margin=margin, resamples=resamples, seed=seed)
-    return found
+            pairs = {
+                name: _paired(read, row, rows[reference], where) for name, row in rows.items() if name != reference
+            }
+            comparisons += _compared(way, reference, pairs, margin=margin, resamples=resamples, seed=seed)
+    return comparisons
 
 
 def read_comparisons(path: Path) -> list[Comparison]:
@@ -169,18 +214,18 @@ def _best(rows: Mapping[str, _Row]) -> str:
     return max(rows, key=rank)
 
 
-def _paired(folder: Path, first: _Row, second: _Row) -> dict[str, tuple[Bools, Bools]]:
+def _paired(read: _Read, first: _Row, second: _Row, where: str) -> dict[str, tuple[Bools, Bools]]:
     """Hits [seeds, n] of both, by task: only the seeds and the inputs that both were scored on under every seed."""
     shared = [task for task in first if task in second]
     kept = [set(first[task]) & set(second[task]) for task in shared]
     seeds = sorted(set.intersection(*kept)) if kept else []
     found = {}
     for task in shared if seeds else ():
-        pair = [[_read(folder, row[task][seed]) for seed in seeds] for row in (first, second)]
+        pair = [[read(row[task][seed]) for seed in seeds] for row in (first, second)]
         truths = [answers.truth for side in pair for answers in side]
         if any(not np.array_equal(truth, truths[0]) for truth in truths):
             names = " and ".join(repr(row[task][seeds[0]].method) for row in (first, second))
-            raise IncompatibleError(f"{folder}: {names} were not scored on the same inputs of {task!r}; evaluate again")
+            raise IncompatibleError(f"{where}: {names} were not scored on the same inputs of {task!r}; evaluate again")
         scored = np.logical_and.reduce([answers.scored for side in pair for answers in side])
         if scored.any():
             one, other = (np.stack([answers.hits[scored] for answers in side]) for side in pair)
@@ -265,7 +310,7 @@ def _comparison(
     )
 
 
-def _read(folder: Path, record: Record) -> _Answers:
+def _read(folder: Path, record: Record) -> Predictions:
     """The predictions behind a record, which must be those that it was counted from."""
     whose = f"{record.method!r} on {record.task!r}"
     if record.predictions is None:
@@ -275,19 +320,18 @@ def _read(folder: Path, record: Record) -> _Answers:
         with path.open("rb") as handle, np.load(handle) as file:
             if "truth" not in file:
                 raise CheckpointError(f"{path} does not hold the truth; evaluate again with this version")
-            predicted, truth = (np.asarray(file[name], dtype=np.int64) for name in ("predicted", "truth"))
+            predicted, truth = (np.asarray(file[name], dtype=np.int32) for name in ("predicted", "truth"))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}; evaluate again") from error
     except (ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} is damaged: {error}; evaluate again") from error
     if predicted.ndim != 1 or predicted.shape != truth.shape:
         raise CheckpointError(f"{path} is damaged: {predicted.shape} predictions, {truth.shape} labels; evaluate again")
-    scored = predicted != UNSCORED
-    hits = (predicted == truth) & scored
-    count = int(scored.sum())
-    if count != record.examples or int(hits.sum()) != round(record.value * count):
+    answers = Predictions(predicted, truth)
+    count, hits = int(answers.scored.sum()), int(answers.hits.sum())
+    if count != record.examples or hits != round(record.value * count):
         raise IncompatibleError(
-            f"{path} holds {int(hits.sum())} hits of {count} inputs, but {_RECORDS} says {record.value:.4f} of "
+            f"{path} holds {hits} hits of {count} inputs, but {_RECORDS} says {record.value:.4f} of "
             f"{record.examples}; the folder was written over in part: evaluate again"
         )
-    return _Answers(hits, scored, truth)
+    return answers

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from orthomerge.evaluation.protocol import Evidence, Need
+from orthomerge.evaluation.evidence import Evidence, Need
 from orthomerge.heads import Head
 
 __all__ = ["Current"]

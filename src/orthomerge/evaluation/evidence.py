@@ -1,38 +1,48 @@
-"""What a protocol is handed and what it may demand of it: the checks that all protocols share.
+"""What a protocol may look at before a model is scored, and the checks that all protocols share.
 
-`evidence_for` keeps from a protocol whatever it does not declare in `needs`, so labels cannot leak into an unlabelled
-one by accident.
+A protocol declares what evidence it needs, so that what a score was allowed to see is part of its record. `gather`
+gives it that and nothing else: labels cannot leak into a protocol without labels by accident.
 """
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.evaluation.protocol import Evidence, ReadingProtocol
-from orthomerge.features.features import Features
-from orthomerge.heads import Head
 
-__all__ = ["evidence_for", "labels_of", "support_of", "teacher_of"]
+if TYPE_CHECKING:
+    import torch
+
+    from orthomerge.features.features import Features
+    from orthomerge.heads import Classifier, Head
+
+__all__ = ["Builder", "Evidence", "Need", "labels_of", "support_of"]
+
+# features: inputs without labels; expert: the expert's features of them and its head; labels: their true labels.
+Need = Literal["features", "expert", "labels"]
 
 
-def evidence_for(
-    protocol: ReadingProtocol,
-    head: Head,
-    *,
-    support: Features | None = None,
-    teacher: torch.Tensor | None = None,
-    expert: Features | None = None,
-    seed: int = 0,
-) -> Evidence:
-    """Evidence with nothing in it that the protocol does not need."""
-    needs = protocol.needs
-    if not needs:
-        return Evidence(head, seed=seed)
-    if support is not None and "labels" not in needs:
-        support = support.unlabelled()
-    seen = expert.unlabelled() if expert is not None and "expert" in needs else None
-    return Evidence(head, support, teacher if "teacher" in needs else None, seed, seen)
+@dataclass(frozen=True)
+class Evidence:
+    """`support`: the model's features of some inputs; `expert`: the expert's features of them.
+
+    `head` is the model's, or the expert's own if the protocol needs the expert. `support.labels` is None unless the
+    protocol needs labels. `seed` fixes whatever is random.
+    """
+
+    head: Head
+    support: Features | None = None
+    expert: Features | None = None
+    seed: int = 0
+
+
+class Builder(Protocol):
+    """Builds the classifier that a model is scored with; its fields are its options."""
+
+    needs: ClassVar[frozenset[Need]]
+
+    def build(self, evidence: Evidence) -> Classifier: ...
 
 
 def support_of(evidence: Evidence, *, who: str) -> Features:
@@ -53,7 +63,7 @@ def support_of(evidence: Evidence, *, who: str) -> Features:
 
 
 def labels_of(evidence: Evidence, *, who: str) -> torch.Tensor:
-    """The support's labels, one a row of the head at most."""
+    """The support's labels, all of which are rows of the head."""
     support = support_of(evidence, who=who)
     if support.labels is None:
         raise RecipeError(
@@ -63,16 +73,3 @@ def labels_of(evidence: Evidence, *, who: str) -> torch.Tensor:
     if low < 0 or high >= classes:
         raise IncompatibleError(f"labels of {support.task!r} must be in 0..{classes - 1}, got {low}..{high}")
     return support.labels
-
-
-def teacher_of(evidence: Evidence, *, who: str) -> torch.Tensor:
-    """The expert's logits on the support: a row for every input, a column for every label."""
-    support, teacher = support_of(evidence, who=who), evidence.teacher
-    if teacher is None:
-        raise RecipeError(f"{who!r} needs the expert's logits on its support inputs of {support.task!r}, got none")
-    wanted = (len(support), len(evidence.head.labels))
-    if tuple(teacher.shape) != wanted:
-        raise IncompatibleError(f"the expert's logits on {support.task!r} must be {wanted}, got {tuple(teacher.shape)}")
-    if not teacher.isfinite().all():
-        raise NumericalError(f"the expert's logits on {support.task!r} are not all finite")
-    return teacher

@@ -12,18 +12,64 @@ Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
 from orthomerge.errors import IncompatibleError, RecipeError, some
-from orthomerge.evaluation.metrics import accuracy, logits_of, predictions
+from orthomerge.evaluation.metrics import accuracy, predictions
 from orthomerge.features.features import Features
-from orthomerge.heads import Classifier
+from orthomerge.heads import Classifier, head_of, logits_of
 
-__all__ = ["joint_accuracy", "joint_labels", "joint_places", "joint_predictions"]
+if TYPE_CHECKING:
+    from orthomerge.evaluation.encoded import EncodedTasks
+    from orthomerge.models.model import Model
+
+__all__ = ["joint_accuracy", "joint_features", "joint_labels", "joint_places", "joint_predictions"]
 
 _ROWS = 4096
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A classifier that reads some of the columns of its features."""
+
+    classifier: Classifier
+    start: int
+    stop: int
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.classifier.labels
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(features[:, self.start : self.stop])
+
+
+def joint_features(
+    encoded: EncodedTasks, models: Mapping[str, Model], classifiers: Mapping[str, Classifier]
+) -> tuple[dict[str, Features], dict[str, Classifier]]:
+    """Features of every task's test inputs that all heads can read, and the heads as readers of them.
+
+    Heads that read the encoder in different ways (pooling, maximum length) get features side by side.
+    """
+    heads = {task: head_of(classifier) for task, classifier in classifiers.items()}
+    ways = {task: (head.pooling, head.max_length) for task, head in heads.items()}
+    first = {way: next(task for task in ways if ways[task] == way) for way in ways.values()}  # who reads in each way
+    starts = dict(zip(first, accumulate((heads[task].width for task in first.values()), initial=0), strict=False))
+    features = {}
+    for task, model in models.items():
+        parts = [encoded.features(model, task, "test", reader=heads[reader]) for reader in first.values()]
+        features[task] = replace(parts[0], values=torch.cat([part.values for part in parts], 1))
+    if len(first) == 1:
+        return features, dict(classifiers)
+    readers = {
+        task: _Columns(classifier, starts[ways[task]], starts[ways[task]] + heads[task].width)
+        for task, classifier in classifiers.items()
+    }
+    return features, dict(readers)
 
 
 def joint_predictions(

@@ -19,8 +19,7 @@ from typing import ClassVar
 import torch
 
 from orthomerge.errors import IncompatibleError
-from orthomerge.evaluation.evidence import labels_of, support_of
-from orthomerge.evaluation.protocol import Evidence, Need
+from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
 
 __all__ = ["Knn", "MeanDistance"]
 

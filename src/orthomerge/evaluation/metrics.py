@@ -13,7 +13,8 @@ from statistics import NormalDist
 import torch
 
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError, some
-from orthomerge.heads import Classifier
+from orthomerge.heads import SINGLE_LABEL, Classifier, logits_of
+from orthomerge.models.kinds import head_kind
 
 __all__ = [
     "UNSCORED",
@@ -22,7 +23,6 @@ __all__ = [
     "counted",
     "expected_calibration_error",
     "hits",
-    "logits_of",
     "mean_accuracy",
     "normalised_accuracy",
     "predict",
@@ -33,8 +33,6 @@ __all__ = [
 ]
 
 UNSCORED = -1  # stands for the prediction of an input whose label a protocol was shown
-
-_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -47,34 +45,14 @@ class Score:
     examples: int
 
 
-def predictions(logits: torch.Tensor) -> torch.Tensor:
-    """The class of the largest logit [n]; of several equal ones the first."""
-    if logits.ndim != 2 or not logits.shape[1]:
-        raise IncompatibleError(f"logits must be [n, classes], got {tuple(logits.shape)}")
-    wrong = logits.isnan().any(1)
-    if wrong.any():
-        raise NumericalError(f"{int(wrong.sum())} of {len(logits)} rows of logits hold NaN; they predict nothing")
-    return logits.argmax(1)
+def predictions(logits: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
+    """The predicted row of labels for each input [n]; `kind`: of the head that gave the logits."""
+    return head_kind(kind).choices(logits)
 
 
-def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
-    """Logits [n, C] of all features, block by block: a row for every input, or an error."""
-    blocks = []
-    with torch.no_grad():
-        for block in torch.split(values, _ROWS):
-            logits = classifier(block)
-            if tuple(logits.shape) != (len(block), len(classifier.labels)):
-                raise IncompatibleError(
-                    f"a classifier with {len(classifier.labels)} labels must give logits "
-                    f"({len(block)}, {len(classifier.labels)}) for {len(block)} inputs, got {tuple(logits.shape)}"
-                )
-            blocks.append(logits)
-    return torch.cat(blocks)
-
-
-def predict(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
-    """The predicted class of every row of features [n, d], on the CPU."""
-    return predictions(logits_of(classifier, values)).cpu()
+def predict(classifier: Classifier, values: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
+    """The prediction for every row of features [n, d], on the CPU."""
+    return predictions(logits_of(classifier, values), kind).cpu()
 
 
 def scored(predicted: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,23 +11,28 @@ the pre-trained features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from orthomerge.data.task import Split
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.bench import Bench
+from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import Span, arithmetic, labelled, scales, score, span_of
-from orthomerge.heads import Classifier, Head
-from orthomerge.merged import Merged
-from orthomerge.recipe import Recipe
+from orthomerge.evaluation.span import scales, score_at
+from orthomerge.heads import head_of
 
-__all__ = ["KEEP", "Negation", "Point", "base_heads", "negated", "negation_span", "search_negation"]
+if TYPE_CHECKING:
+    from orthomerge.alignment.aligner import Extra
+    from orthomerge.data.task import Split
+    from orthomerge.evaluation.encoded import EncodedTasks
+    from orthomerge.evaluation.span import Span
+    from orthomerge.heads import Head
+
+__all__ = ["KEEP", "Negation", "Point", "base_heads", "search_negation"]
 
 KEEP = 0.95
 _ROUNDING = 1e-9  # of shares that are equal but for the order of a sum
@@ -44,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Negation:
-    """What a search found. `curve` starts at scale 0, the base; `base` and `edited` are by task, on test data."""
+    """Result of a search. `curve` starts at scale 0, the base; `base` and `edited` are by task, on test data."""
 
     target: str
     keep: float
@@ -66,38 +71,33 @@ class Negation:
         return fmean(scores[task].value for task in self.controls)
 
 
-def negated(recipe: Recipe, target: str, scale: float) -> Recipe:
-    """The recipe of theta_0 - scale * tau_target; its other experts only give their heads."""
-    return arithmetic(recipe, {target: 0.0 - scale})
-
-
-def negation_span(recipe: Recipe, target: str, folder: Path) -> Span:
-    """The line theta_0 - lambda tau_target; the merges that it is made of are left in `folder`."""
-    return span_of(folder, negated(recipe, target, 0.0), negated(recipe, target, 1.0))
-
-
-def base_heads(span: Span, bench: Bench, tasks: Iterable[str]) -> dict[str, Head]:
-    """For each task a probe on the features of the span's origin, fitted on the train split."""
-    model = span.at(*(0.0 for _ in span.directions))
-    return {
-        task: fit_probe(bench.encode(model, task, labelled(bench, task, "train")[0]), bench.tasks[task].labels)
-        for task in tasks
-    }
+def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:
+    """For each task of `readers` a probe on the features of the span's origin, fitted on the train split; it reads the
+    encoder as the given head does.
+    """
+    origin, heads = [0.0 for _ in span.directions], {}
+    for task, reader in readers.items():
+        labels_in(encoded.tasks, task, "train")
+        data, head = encoded.tasks[task], head_of(reader)
+        features = span.features(origin, data["train"], task=task, head=head, how=encoded.how)
+        heads[task] = fit_probe(features, data.labels).reading_as(head)
+    return heads
 
 
 def search_negation(
     span: Span,
-    bench: Bench,
-    heads: Mapping[str, Classifier],
+    heads: Mapping[str, Head | Extra],
+    encoded: EncodedTasks,
     *,
     target: str,
     grid: Sequence[float] = GRID,
     keep: float = KEEP,
-    say: Callable[[str], None] = lambda text: None,
+    title: str = "",
+    progress: Progress = SILENT,
 ) -> Negation:
-    """Walk a line of one direction. The tasks are those of `heads`; all but the target are the control.
+    """Walk the line theta_0 - lambda tau. The tasks are those of `heads`; all but the target are the control.
 
-    Where no scale of the grid keeps the control, or none forgets anything, the result is scale 0: the base as it is.
+    If no scale of the grid keeps the control, or none forgets anything, the result is scale 0: the base as it is.
     """
     numbers = scales(grid)
     if not 0 < keep <= 1:
@@ -107,32 +107,36 @@ def search_negation(
         raise RecipeError(f"negation needs the head of {target!r}, which is to be forgotten, and of a control task")
     for task in heads:
         for split in ("val", "test"):  # all of them before any work
-            labelled(bench, task, split)
+            labels_in(encoded.tasks, task, split)
     curve = []
     for scale in numbers:
-        found = _measured(bench, span.at(scale), heads, "val")
+        scores = _scores(span, scale, heads, encoded, "val")
         if scale == 0:
-            _check_control(bench, found, controls)
-        curve.append(Point(scale, found[target].value, fmean(found[task].value for task in controls)))
-        say(f"scale {scale:g}: {target} {100 * curve[-1].target:.1f}, control {100 * curve[-1].control:.1f}")
+            _check_control(encoded, scores, controls)
+        point = Point(scale, scores[target].value, fmean(scores[task].value for task in controls))
+        curve.append(point)
+        text = f"scale {scale:g}: {target} {100 * point.target:.1f}, control {100 * point.control:.1f}"
+        progress.stage(f"{title}: {text}" if title else text, None)
     spared = [point for point in curve if point.control >= keep * curve[0].control - _ROUNDING]
     best = min(spared, key=lambda point: (point.target, point.scale)).scale
-    base, edited = (_measured(bench, span.at(scale), heads, "test") for scale in (0.0, best))
+    base, edited = (_scores(span, scale, heads, encoded, "test") for scale in (0.0, best))
     return Negation(target, keep, tuple(curve), best, base, edited)
 
 
-def _measured(bench: Bench, model: Merged, heads: Mapping[str, Classifier], split: Split) -> dict[str, Score]:
-    return {task: score(bench, model, head, task, split) for task, head in heads.items()}
+def _scores(
+    span: Span, scale: float, heads: Mapping[str, Head | Extra], encoded: EncodedTasks, split: Split
+) -> dict[str, Score]:
+    return {task: score_at(span, (scale,), head, encoded, task, split) for task, head in heads.items()}
 
 
-def _check_control(bench: Bench, found: Mapping[str, Score], controls: Sequence[str]) -> None:
+def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score], controls: Sequence[str]) -> None:
     """What the base cannot do, no edit can harm: such a control keeps nothing."""
     for task in controls:
-        truth = labelled(bench, task, "val")[1]
+        truth = labels_in(encoded.tasks, task, "val")
         usual = int(truth.bincount().max()) / len(truth)
-        if found[task].value <= usual:
+        if scores[task].value <= usual:
             raise RecipeError(
-                f"the base gets {found[task].value:.1%} of the control {task!r} right on validation data, where the "
+                f"the base gets {scores[task].value:.1%} of the control {task!r} right on validation data, where the "
                 f"most frequent class alone is {usual:.1%}: there is nothing to keep; choose a control that the base "
                 "can do, or a head that was fitted on the base's features"
             )

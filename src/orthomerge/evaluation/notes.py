@@ -9,8 +9,8 @@ import torch
 
 from orthomerge.data.task import Split, Task
 from orthomerge.errors import CheckpointError
-from orthomerge.evaluation.bench import Bench
 from orthomerge.evaluation.compare import contamination
+from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predictions
 from orthomerge.records import read_document
 
@@ -19,15 +19,15 @@ __all__ = ["contamination_notes", "read_notes"]
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
 
 
-def contamination_notes(bench: Bench) -> list[str]:
+def contamination_notes(encoded: EncodedTasks) -> list[str]:
     """Test inputs that are training inputs too, and experts that are suspiciously better on test than on val."""
-    found = [note for name, task in bench.tasks.items() if (note := _shared(name, task)) is not None]
-    for task in bench.teachers:
-        scores = {split: score for split in ("test", "val") if (score := _score(bench, task, split)) is not None}
+    notes = [note for name, task in encoded.tasks.items() if (note := _shared(name, task)) is not None]
+    for task, expert in encoded.teachers.items():
+        encoded.keep([expert])
+        scores = {split: score for split in ("test", "val") if (score := _score(encoded, task, split)) is not None}
         if len(scores) == 2 and (warning := contamination(scores["test"], scores["val"], task=task)):
-            found.append(warning)
-        bench.forget()
-    return found
+            notes.append(warning)
+    return notes
 
 
 def read_notes(path: Path) -> list[str]:
@@ -60,10 +60,10 @@ def _identity(item: object) -> str | tuple[tuple[int, ...], bytes]:
     return array.shape, array.tobytes()
 
 
-def _score(bench: Bench, task: str, split: Split) -> float | None:
-    """The expert's accuracy; None where it cannot be told."""
-    splits = bench.tasks[task].splits if task in bench.tasks else {}
+def _score(encoded: EncodedTasks, task: str, split: Split) -> float | None:
+    """The expert's accuracy; None if the split has no labels."""
+    splits = encoded.tasks[task].splits if task in encoded.tasks else {}
     labels = splits[split].labels if split in splits else None
     if labels is None or not len(labels):
         return None
-    return accuracy(predictions(bench.teacher(task, split)), torch.tensor(labels, dtype=torch.int64))
+    return accuracy(predictions(encoded.teacher_logits(task, split)), torch.tensor(labels, dtype=torch.int64))

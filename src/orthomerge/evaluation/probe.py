@@ -20,8 +20,7 @@ from typing import ClassVar
 import torch
 
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.evidence import labels_of, support_of
-from orthomerge.evaluation.protocol import Evidence, Need
+from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
 from orthomerge.features.features import Features
 from orthomerge.heads import Head, Linear
 

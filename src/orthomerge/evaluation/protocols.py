@@ -6,15 +6,15 @@ space is no row: it is a way to score any of these (`joint.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from orthomerge.evaluation.protocol import Need, ReadingProtocol
+from orthomerge.evaluation.evidence import Builder, Need
 from orthomerge.rows import find_row, made, maker_of, with_plugins
 
-__all__ = ["PROTOCOLS", "Row", "find_protocol", "make_protocol", "protocol_class", "protocols"]
+__all__ = ["PROTOCOLS", "Row", "find_protocol", "make_protocol", "protocol_maker", "protocols"]
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ PROTOCOLS: Mapping[str, Row] = dict(
         _row("knn", "knn:Knn", "Smallest mean distance to a class", f"{_RETHINK}, Eq. 5", "features", "labels"),
         _row(
             "aligned-c",
-            "aligned_c:AlignedC",
+            "aligned:aligned_c",
             "The expert's head, fitted to the expert's outputs",
             f"{_RETHINK}, Eq. 8; MOMA, Eq. 12",
             "features",
-            "teacher",
+            "expert",
         ),
         _row(
             "probe",
@@ -72,11 +72,11 @@ def find_protocol(name: str) -> Row:
     return find_row(protocols(), name, what="protocol")
 
 
-def protocol_class(row: Row) -> type:
-    """The dataclass behind a row."""
-    return cast("type", maker_of(row))
+def protocol_maker(row: Row) -> Callable[..., Any]:
+    """The dataclass or function behind a row; what it takes are the options."""
+    return maker_of(row)
 
 
-def make_protocol(name: str, parameters: Mapping[str, Any] | None = None) -> ReadingProtocol:
+def make_protocol(name: str, parameters: Mapping[str, Any] | None = None) -> Builder:
     """A protocol from its name and options."""
-    return cast("ReadingProtocol", made(find_protocol(name), parameters or {}, what="protocol"))
+    return cast("Builder", made(find_protocol(name), parameters or {}, what="protocol"))

@@ -1,5 +1,6 @@
 """A run folder: records as JSON lines, every prediction, and what can be said of them.
 
+RUN/orthomerge-run.json    which files are ours: no other is replaced or removed
 RUN/records.jsonl          one line a measurement
 RUN/predictions/*.npz      what was predicted for every test input, and the truth, in the same label space
 RUN/comparisons.json       each method against a reference, from the predictions
@@ -11,35 +12,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from orthomerge.checkpoints.publish import check_room
 from orthomerge.checkpoints.replacing import replace_file
 from orthomerge.core.table import Table, markdown_escape
-from orthomerge.errors import OutputError, RecipeError, nearest
-from orthomerge.evaluation.comparisons import (
-    MARGIN,
-    Comparison,
-    compare_run,
-    comparison_tables,
-    read_comparisons,
-)
-from orthomerge.evaluation.evaluate import Bench, Question, Subject, evaluate, truth_of
-from orthomerge.evaluation.notes import contamination_notes, read_notes
+from orthomerge.errors import OutputError
+from orthomerge.evaluation.comparisons import Comparison, Predictions, comparison_tables, read_comparisons
+from orthomerge.evaluation.notes import read_notes
 from orthomerge.evaluation.tables import accuracy_tables
+from orthomerge.files.removal import remove_file
+from orthomerge.files.run_folder import check_claim, claimed, drop, ours_in
 from orthomerge.records import Record, read_records, write_records, write_whole
-from orthomerge.version import VERSION
 
-__all__ = ["Run", "read_run", "run_evaluation"]
+__all__ = [
+    "FILES",
+    "Run",
+    "check_run",
+    "drop_stale",
+    "prediction_name",
+    "put_predictions",
+    "put_records",
+    "read_run",
+    "write_derived",
+    "write_run",
+]
 
-Ints = NDArray[np.int32]
-
+RECORDS = "records.jsonl"
+DERIVED = ("comparisons.json", "notes.json", "table.md")
+FILES = (RECORDS, *DERIVED)
+_FOLDER = "predictions"
 _MOST_BYTES = 150  # of a file's name, before its digest
 
 
@@ -63,83 +71,56 @@ class Run:
         return "\n\n".join(parts)
 
 
-def run_evaluation(
-    bench: Bench,
-    subjects: Sequence[Subject],
-    questions: Sequence[Question],
-    *,
-    out: Path,
-    suite: str | None = None,
-    against: str | None = None,
-    margin: float = MARGIN,
-    say: Callable[[str], None] = lambda text: None,
-) -> list[Record]:
-    """Measure everything and write the run folder; predictions are kept, so that any two rows can be compared later.
-
-    `against`: the reference of the comparisons, else the best mean; `margin`: below it two methods may be comparable.
-    """
-    import torch
-
-    by_name = {subject.name: subject for subject in subjects}
-    if against is not None and against not in by_name:
-        raise RecipeError(f"there is no subject {against!r} to compare with; {nearest(against, by_name)}")
-    if not margin > 0:
-        raise RecipeError(f"'margin' must be positive, got {margin}")
-    versions = {"orthomerge": VERSION, "torch": torch.__version__}
-    with _writing(out) as keep:
-        records: list[Record] = []
-        for record, predicted in evaluate(bench, subjects, questions, suite=suite):
-            truth = truth_of(bench, by_name[record.method], record).numpy().astype(np.int32)
-            name = keep(record, predicted.numpy().astype(np.int32), truth)
-            records.append(replace(record, predictions=name, versions=versions))
-        notes = contamination_notes(bench)
-        # Whoever reads the folder before all of it is new finds a file missing, not one of another run.
-        for derived in ("notes.json", "comparisons.json", "table.md"):
-            (out / derived).unlink(missing_ok=True)
-        write_records(out / "records.jsonl", records)
-    comparisons = compare_run(out, against=against, margin=margin)
-    write_whole(out / "table.md", Run(records, comparisons, notes).markdown() + "\n")
-    _write_json(out / "comparisons.json", [asdict(comparison) for comparison in comparisons])
-    _write_json(out / "notes.json", notes)
-    say(f"{len(records)} records in {out}")
-    return records
+def check_run(out: Path) -> None:
+    """Refuse a folder into which no run can be written, before anything is computed."""
+    check_claim(out, FILES)
+    check_room(Path(os.path.abspath(out)), 0)
 
 
-@contextmanager
-def _writing(out: Path) -> Iterator[Callable[[Record, Ints, Ints], str]]:
-    """`keep(record, predicted, truth)`: the name of a file with them, which no other predictions have.
-
-    So a run that was there stays whole until its records are replaced; then its predictions go. A run that fails takes
-    away its own.
-    """
-    folder, kept, before = out / "predictions", list[str](), set[str]()
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
-
-    def keep(record: Record, predicted: Ints, truth: Ints) -> str:
-        kept.append(_file_name(record, predicted, truth))
-        if kept[-1] not in before:
-            data = BytesIO()
-            np.savez_compressed(data, predicted=predicted, truth=truth)
-            replace_file(folder / kept[-1], data.getvalue())
-        return f"predictions/{kept[-1]}"
-
+def write_run(out: Path, run: Run, predictions: Mapping[str, Predictions]) -> None:
+    """Write a run folder. `predictions`: by the name that a record has for them (see `prediction_name`)."""
     try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            before.update(path.name for path in folder.glob("*.npz"))
-        except OSError as error:
-            raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
-        yield keep
-    except BaseException:
-        for name in set(kept) - before:
-            with suppress(OSError):
-                (folder / name).unlink(missing_ok=True)
-        for each in new:
-            with suppress(OSError):
-                each.rmdir()
-        raise
-    for name in before - set(kept):
-        (folder / name).unlink(missing_ok=True)
+        put_records(out, run.records, predictions)
+        write_derived(out, run)
+        drop_stale(out, run.records)
+    except OSError as error:
+        raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
+
+
+def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, Predictions]) -> None:
+    """Predictions first, then the records that name them.
+
+    Predictions of an earlier run have other names and stay until no record names them. What was derived from earlier
+    records goes before these are replaced: whoever reads the folder meanwhile finds a file missing, not one of another
+    run. A failure takes away what was not there before.
+    """
+    with claimed(out, [*FILES, *predictions]):
+        put_predictions(out, predictions)
+        for derived in DERIVED:
+            remove_file(out / derived)
+        write_records(out / RECORDS, records)
+
+
+def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
+    """Write predictions whose names are claimed."""
+    (out / _FOLDER).mkdir(exist_ok=True)
+    for name, each in predictions.items():
+        data = BytesIO()
+        np.savez_compressed(data, predicted=each.predicted, truth=each.truth)
+        replace_file(out / name, data.getvalue())
+
+
+def write_derived(out: Path, run: Run) -> None:
+    """Write what is derived from the records."""
+    write_whole(out / "table.md", run.markdown() + "\n")
+    _write_json(out / "comparisons.json", [asdict(comparison) for comparison in run.comparisons])
+    _write_json(out / "notes.json", run.notes)
+
+
+def drop_stale(out: Path, records: Iterable[Record]) -> None:
+    """Remove predictions of ours that no record names any more."""
+    kept = {record.predictions for record in records}
+    drop(out, [name for name in ours_in(out) if name.startswith(f"{_FOLDER}/") and name not in kept])
 
 
 def read_run(folder: Path) -> Run:
@@ -148,15 +129,17 @@ def read_run(folder: Path) -> Run:
     return Run(read_records(folder / "records.jsonl"), read_comparisons(folder / "comparisons.json"), notes)
 
 
-def _file_name(record: Record, predicted: Ints, truth: Ints) -> str:
-    """Readable, and never that of another record or of other predictions: options and odd letters are in the digest."""
-    said = hashlib.sha256(predicted.tobytes() + truth.tobytes()).hexdigest()
+def prediction_name(record: Record, each: Predictions) -> str:
+    """The file of a record's predictions in a run folder: readable, and never that of another record or of other
+    predictions: options and odd letters are in the digest.
+    """
+    said = hashlib.sha256(each.predicted.tobytes() + each.truth.tobytes()).hexdigest()
     key = json.dumps([record.method, record.task, record.seed, asdict(record.way), said])
     shots = "all" if record.shots is None else f"{record.shots:g}"
     parts = [record.method, record.task, record.protocol, record.access, record.support, shots]
     shown = "-".join(part for part in parts if part is not None).replace("/", "_")
     shown = shown.encode()[:_MOST_BYTES].decode(errors="ignore")
-    return f"{shown}-{record.seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
+    return f"{_FOLDER}/{shown}-{record.seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
 
 
 def _write_json(path: Path, document: object) -> None:

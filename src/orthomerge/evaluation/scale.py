@@ -1,4 +1,4 @@
-"""Choosing lambda: a grid of scales, each merged and scored on validation inputs.
+"""Choosing lambda: the points of a grid of scales, scored on validation inputs.
 
 With labels the criterion is mean normalised accuracy (Ortiz-Jimenez et al. 2023); without, the mean agreement with
 the experts' own predictions. Test inputs play no part.
@@ -6,21 +6,21 @@ the experts' own predictions. Test inputs play no part.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.errors import RecipeError
-from orthomerge.evaluation.evaluate import Bench
 from orthomerge.evaluation.metrics import predict, predictions
-from orthomerge.evaluation.span import ORIGIN, span_of
-from orthomerge.heads import Head
-from orthomerge.merged import Merged
-from orthomerge.merging.methods import find_method, method_maker
-from orthomerge.recipe import Recipe
-from orthomerge.strict import schema
+from orthomerge.heads import head_of
+from orthomerge.models.kinds import head_kind
+
+if TYPE_CHECKING:
+    from orthomerge.alignment.aligner import Extra
+    from orthomerge.evaluation.encoded import EncodedTasks
+    from orthomerge.evaluation.span import Span
+    from orthomerge.heads import Head
 
 __all__ = ["GRID", "Criterion", "ScaleSearch", "search_scale"]
 
@@ -54,42 +54,39 @@ class ScaleSearch:
 
 
 def search_scale(
-    recipe: Recipe,
-    bench: Bench,
+    span: Span,
+    heads: Mapping[str, Head | Extra],
+    encoded: EncodedTasks,
     *,
     grid: Sequence[float] = GRID,
     criterion: Criterion = "accuracy",
-    say: Callable[[str], None] = lambda text: None,
+    progress: Progress = SILENT,
 ) -> ScaleSearch:
-    """Score every scale of the grid on the val splits of the bench.
+    """Score every scale of the grid on the val splits of the tasks.
 
-    Every method with a `scale` multiplies its merged vector by it, so two merges (at 0 and 1) give all of them: the
-    weights between and beyond lie on the line through both.
+    Every method with a `scale` multiplies its merged vector by it, so the merges at 0 and 1, which `span` is the line
+    through, give all of them.
     """
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
-    if "scale" not in schema(method_maker(find_method(recipe.method))):
-        raise RecipeError(f"{recipe.method!r} has no 'scale' to search; merge it as it is")
-    start, end = (replace(recipe, parameters={**recipe.parameters, "scale": scale}) for scale in (0.0, 1.0))
-    with tempfile.TemporaryDirectory(prefix="orthomerge-scale-") as name:
-        span = span_of(Path(name), start, end)
-        heads = {task: bench.head(Path(name) / ORIGIN, task) for task in bench.tasks}
     curve: dict[float, dict[str, float]] = {}
     for scale in map(float, grid):
-        model = span.at(scale)
-        curve[scale] = {task: _score(bench, model, heads[task], task, criterion) for task in bench.tasks}
-        say(f"scale {scale:g}: {sum(curve[scale].values()) / len(bench.tasks):.1f}")
+        curve[scale] = {task: _score(span, scale, heads[task], encoded, task, criterion) for task in encoded.tasks}
+        progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(encoded.tasks):.1f}", None)
     return ScaleSearch(criterion, curve)
 
 
-def _score(bench: Bench, model: Merged, head: Head, task: str, criterion: Criterion) -> float:
+def _score(
+    span: Span, scale: float, head: Head | Extra, encoded: EncodedTasks, task: str, criterion: Criterion
+) -> float:
     """Accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
-    features = bench.encode(model, task, bench.tasks[task]["val"])
-    predicted = predict(head, features.values)
-    expert = predictions(bench.teacher(task, "val"))
+    kind = head_of(head).kind
+    features = span.features((scale,), encoded.tasks[task]["val"], task=task, head=head, how=encoded.how)
+    predicted = predict(head, features.values, kind)
+    expert = predictions(encoded.teacher_logits(task, "val"), kind)
     if criterion == "agreement":
         return 100 * float((predicted == expert).float().mean())
     if features.labels is None:
         raise RecipeError(f"the val split of {task!r} has no labels; choose the scale by 'agreement' instead")
-    right = float((predicted == features.labels).float().mean())
-    return 100 * right / max(float((expert == features.labels).float().mean()), 1e-9)
+    right, theirs = (head_kind(kind).right(chosen, features.labels).float().mean() for chosen in (predicted, expert))
+    return 100 * float(right) / max(float(theirs), 1e-9)

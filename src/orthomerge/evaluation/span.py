@@ -1,4 +1,4 @@
-"""Weights on a line or a plane: one loaded encoder that is moved, where every point would else be a merge.
+"""Weights on a line or a plane: one module in memory that is moved, where every point would else be a merge.
 
     theta(c) = theta_0 + sum_i c_i d_i
 
@@ -10,43 +10,72 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.data.task import Examples, Split
-from orthomerge.errors import RecipeError, nearest
-from orthomerge.evaluation.bench import Bench
+from orthomerge.errors import RecipeError
+from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predict
-from orthomerge.heads import Classifier
-from orthomerge.merged import Merged, load
-from orthomerge.pipeline import merge
-from orthomerge.recipe import Recipe
+from orthomerge.features.extract import extract
+from orthomerge.heads import head_of
+from orthomerge.models.modules import Skeleton
 
-__all__ = ["ORIGIN", "Span", "arithmetic", "labelled", "scales", "score", "span_of"]
+if TYPE_CHECKING:
+    from orthomerge.alignment.aligner import Extra
+    from orthomerge.data.task import Examples, Split
+    from orthomerge.evaluation.encoded import EncodedTasks
+    from orthomerge.features.features import Features
+    from orthomerge.heads import Head
+    from orthomerge.models.encoding import Encoding
+    from orthomerge.models.family import Family
+    from orthomerge.models.model import Model
+    from orthomerge.models.processors import ProcessorSource
 
-ORIGIN = "origin"
+__all__ = ["Span", "scales", "score_at", "span_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Span:
-    """`origin` and each of `directions` hold the encoder's tensors, on the CPU; `model` is moved among them."""
+    """`origin` and each of `directions` hold the encoder's tensors by canonical name, on the CPU; the module of
+    `skeleton` is moved among them. `processor`: how inputs are processed, unless an `Encoding` says so.
+    """
 
-    model: Merged
+    skeleton: Skeleton
+    family: Family
     origin: Mapping[str, torch.Tensor]
     directions: tuple[Mapping[str, torch.Tensor], ...]
+    processor: ProcessorSource | None = None
 
-    def at(self, *coefficients: float) -> Merged:
-        """The model with the weights of one point: the same object every time, so use it before the next call."""
+    def at(self, *coefficients: float) -> torch.nn.Module:
+        """The module with the weights of one point: the same object every time, so use it before the next call."""
+        state = self.skeleton.module.state_dict()
         with torch.no_grad():
-            for key, tensor in self.model.encoder.state_dict().items():
-                point = self.origin.get(key)
-                if point is None:
-                    continue
+            for key, start in self.origin.items():
+                point = start
                 for coefficient, direction in zip(coefficients, self.directions, strict=True):
                     point = torch.add(point, direction[key], alpha=coefficient)
-                tensor.copy_(point)
-        return self.model
+                state[self.skeleton.names[key]].copy_(point)
+        return self.skeleton.module
+
+    def features(
+        self, coefficients: Sequence[float], examples: Examples, *, task: str, head: Head | Extra, how: Encoding
+    ) -> Features:
+        """Features of some examples at one point, as a head reads them; they are not cached."""
+        reader = head_of(head)
+        pooling = reader.pooling or self.family.default_pooling
+        processor = how.processor or self._processors().processor(reader.max_length)
+        return extract(
+            self.at(*coefficients),
+            self.family,
+            pooling,
+            examples,
+            processor,
+            task=task,
+            batch=how.batch,
+            device=how.device,
+            autocast=how.precision,
+        )
 
     def random(self, *, seed: int) -> Span:
         """The same origin, and directions drawn at random in which every tensor is as long as it was."""
@@ -56,35 +85,33 @@ class Span:
             noise = torch.randn(tensor.shape, generator=generator)
             return noise.mul_(float(tensor.norm()) / float(noise.norm()))
 
-        return replace(self, directions=tuple({key: drawn(t) for key, t in found.items()} for found in self.directions))
+        directions = ({key: drawn(tensor) for key, tensor in direction.items()} for direction in self.directions)
+        return replace(self, directions=tuple(directions))
+
+    def _processors(self) -> ProcessorSource:
+        if self.processor is None:
+            raise AssertionError("a span without a processor is read with that of an Encoding")
+        return self.processor
 
 
-def span_of(folder: Path, origin: Recipe, *ends: Recipe) -> Span:
-    """The span of some merges, which are made in `folder`; that at the origin, with its heads, as FOLDER/origin.
-
-    In float32 whatever the recipes say: rounded to 16 bits, small directions would be noise. Heads are not aligned.
+def span_of(origin: Model, *ends: Model) -> Span:
+    """The span of some models of one architecture, which should be in float32: rounded to 16 bits, small directions
+    would be noise.
     """
-    outs = [folder / ORIGIN, *(folder / f"end-{number}" for number in range(len(ends)))]
-    for recipe, out in zip((origin, *ends), outs, strict=True):
-        merge(replace(recipe, dtype="float32", align=None, fit=None), out=out)
-    model = load(outs[0])
-    start = {key: t.clone() for key, t in model.encoder.state_dict().items() if t.is_floating_point()}
-    directions = []
-    for out in outs[1:]:
-        end = load(out).encoder.state_dict()
-        directions.append({key: end[key] - tensor for key, tensor in start.items()})
-    return Span(model, start, tuple(directions))
+    skeleton = Skeleton.build(origin.family, origin.config, dict(origin.weights.specs))
+    start, *others = (_filled(skeleton, model) for model in (origin, *ends))
+    directions = ({key: end[key] - tensor for key, tensor in start.items()} for end in others)
+    return Span(skeleton, origin.family, start, tuple(directions), origin.processor)
 
 
-def arithmetic(recipe: Recipe, coefficients: Mapping[str, float]) -> Recipe:
-    """The recipe of base + sum_t coefficient_t tau_t; experts that are not named only give their heads, as they are."""
-    for task in coefficients:
-        if task not in recipe.experts:
-            raise RecipeError(
-                f"the task vector of {task!r} is wanted, but its expert was not given; {nearest(task, recipe.experts)}"
-            )
-    scale = {task: coefficients.get(task, 0.0) for task in recipe.experts}
-    return replace(recipe, method="task_arithmetic", parameters={"scale": scale}, vector=None, align=None, fit=None)
+def _filled(skeleton: Skeleton, model: Model) -> dict[str, torch.Tensor]:
+    """The floating-point tensors of a model, in the order of the module."""
+    skeleton.fill(model.weights)
+    state = skeleton.module.state_dict()
+    names = {name: key for key, name in skeleton.names.items()}
+    return {
+        names[name]: tensor.clone() for name, tensor in state.items() if name in names and tensor.is_floating_point()
+    }
 
 
 def scales(grid: Sequence[float]) -> tuple[float, ...]:
@@ -97,17 +124,10 @@ def scales(grid: Sequence[float]) -> tuple[float, ...]:
     return (0.0, *sorted({float(number) for number in grid}))
 
 
-def labelled(bench: Bench, task: str, split: Split) -> tuple[Examples, torch.Tensor]:
-    """One split of a task, and its labels [n], without which it is an error."""
-    if task not in bench.tasks:
-        raise RecipeError(f"there is no data of {task!r}; {nearest(task, bench.tasks)}")
-    examples = bench.tasks[task][split]
-    if examples.labels is None:
-        raise RecipeError(f"the {split} split of {task!r} has no labels; accuracy needs them: give labelled data")
-    return examples, torch.tensor(examples.labels, dtype=torch.int64)
-
-
-def score(bench: Bench, model: Merged, head: Classifier, task: str, split: Split) -> Score:
-    """The accuracy of a model under a head on one split."""
-    examples, truth = labelled(bench, task, split)
-    return counted(predict(head, bench.encode(model, task, examples).values), truth)
+def score_at(
+    span: Span, coefficients: Sequence[float], head: Head | Extra, encoded: EncodedTasks, task: str, split: Split
+) -> Score:
+    """The score of a head at one point on one split."""
+    truth = labels_in(encoded.tasks, task, split)
+    features = span.features(coefficients, encoded.tasks[task][split], task=task, head=head, how=encoded.how)
+    return counted(predict(head, features.values, head_of(head).kind), truth)

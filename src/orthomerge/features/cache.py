@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.checkpoint import Spec
-from orthomerge.checkpoints.documents import parse_json, read_json
-from orthomerge.checkpoints.opening import locate, open_checkpoint
-from orthomerge.checkpoints.publish import MANIFEST
+from orthomerge.checkpoints.documents import parse_json
 from orthomerge.checkpoints.replacing import clear_abandoned, replacing
 from orthomerge.checkpoints.safetensors import encode_header, read_metadata, read_safetensors
 from orthomerge.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.features.features import Features
+from orthomerge.files.removal import remove_file
 from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples, Labels, Split
     from orthomerge.features.extract import Precision
 
-__all__ = ["FORMAT", "VARIABLE", "FeatureCache", "FeatureKey", "Stored", "module_digest", "weights_digest"]
+__all__ = ["FORMAT", "VARIABLE", "FeatureCache", "FeatureKey", "Stored"]
 
 FORMAT = 1
 VARIABLE = "ORTHOMERGE_CACHE"
@@ -75,7 +74,7 @@ class FeatureKey:
         task: str,
         autocast: Precision = "float32",
     ) -> FeatureKey:
-        """The key of some examples; `weights` is what `weights_digest` or `module_digest` says of the encoder."""
+        """The key of some examples; `weights`: the digest of the model."""
         content = (weights, examples.digest(), processor.digest(), family, pooling, autocast)
         return cls(*content, rows=len(examples), task=task, split=examples.split, labels=examples.labels)
 
@@ -202,50 +201,6 @@ class FeatureCache:
             ) from error
 
 
-def weights_digest(reference: str | Path) -> str:
-    """What identifies the encoder of a folder (a model, or an output of ours): its weight files and its config.
-
-    The hashes are those of the manifest where one was written after the files, which saves reading them.
-    """
-    path, _ = locate(reference)
-    checkpoint = open_checkpoint(path / "encoder" if (path / MANIFEST).is_file() else path)
-    sha = hashlib.sha256()
-    for file in checkpoint.files:
-        sha.update(f"{_known_hash(file.path) or file.digest()}\n".encode())
-    # The number of heads, say, is not in the weights. What `finetune` notes about a task says nothing of the encoder.
-    config = {name: value for name, value in (checkpoint.config or {}).items() if name != "orthomerge"}
-    sha.update(json.dumps(config, sort_keys=True).encode())
-    return sha.hexdigest()
-
-
-def module_digest(module: torch.nn.Module) -> str:
-    """What identifies an encoder in memory: its class, config and tensors."""
-    import torch
-
-    config: Any = getattr(module, "config", None)
-    settings = config.to_dict() if hasattr(config, "to_dict") else repr(config)
-    sha = hashlib.sha256(json.dumps([type(module).__qualname__, settings], sort_keys=True, default=str).encode())
-    for name, tensor in sorted(module.state_dict().items()):
-        sha.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}:".encode())
-        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return sha.hexdigest()
-
-
-def _known_hash(file: Path) -> str | None:
-    """What the manifest of an output says of a file, if nobody touched the file since it was written."""
-    manifest = file.parent.parent / MANIFEST
-    if not manifest.is_file():
-        return None
-    files = read_json(manifest).get("files")
-    facts = files.get(f"{file.parent.name}/{file.name}") if isinstance(files, dict) else None
-    written, status = manifest.stat(), file.stat()
-    # A file's time of change, unlike that of its contents, cannot be set back: a copy with `cp -p` shows.
-    untouched = status.st_ctime_ns <= min(written.st_ctime_ns, written.st_mtime_ns)
-    if not untouched or not isinstance(facts, dict) or facts.get("size") != status.st_size:
-        return None
-    return str(facts["hash"]) if "hash" in facts else None
-
-
 def _seal(digest: str, values: torch.Tensor) -> bytes:
     sha = hashlib.sha256(f"{digest} {tuple(values.shape)}:".encode())
     sha.update(values.numpy().data)
@@ -262,7 +217,7 @@ def _about(path: Path) -> dict[str, Any]:
 def _remove(path: Path) -> int:
     try:
         size = path.stat().st_size
-        path.unlink()
+        remove_file(path)
     except FileNotFoundError:
         return 0
     except OSError as error:

@@ -68,7 +68,7 @@ class AdaMerging:
         )
         objective = Entropy(setting.heads, inputs)
         loop = Loop(steps=self.steps, batch=2 * self.batch, cosine=False, look=self.look)
-        course = loop.run(setting, gates, objective, inputs, held)
+        course = loop.run(setting, gates, objective, held)
         facts = {"trained": gates.size, "coefficients": coefficient_table(setting, gates)}
         return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(course.rows))
 

@@ -83,11 +83,11 @@ class ConcreteAm:
             self._coefficients(setting, torch.zeros_like(base), vectors, self.inner_lr),
         )
         # The state of this part lies inside that of the next, so that whatever removes that one removes it.
-        state = None if setting.state is None else replace(setting.state, folder=setting.state.folder / "mask")
-        first = self._loop(2 * self.steps).run(replace(setting, state=state), levels, objective, inputs, held)
+        state = None if setting.state is None else replace(setting.state, part="mask")
+        first = self._loop(2 * self.steps).run(replace(setting, state=state), levels, objective, held)
         facts: dict[str, Any] = levels.measures()
         gates = self._coefficients(setting, base, vectors.mul_(levels.mask.final(self.final)), self.adapt_lr)
-        second = self._loop(self.adapt_steps).run(setting, gates, objective, inputs, held)
+        second = self._loop(self.adapt_steps).run(setting, gates, objective, held)
         facts |= {"trained": levels.size + gates.size, "coefficients": coefficient_table(setting, gates)}
         curve = [{"stage": stage, **row} for stage, course in enumerate((first, second), 1) for row in course.rows]
         return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(curve))

@@ -58,7 +58,7 @@ class ConcreteTa:
         gates = ConcreteMask(base, vector, setting.layout, temperature=self.temperature, lr=self.lr, seed=setting.seed)
         objective = Entropy(setting.heads, inputs)
         loop = Loop(steps=self.steps, batch=self.batch, cosine=False, look=self.look, checkpointing=self.checkpointing)
-        course = loop.run(setting, gates, objective, inputs, held)
+        course = loop.run(setting, gates, objective, held)
         facts: dict[str, Any] = {**gates.measures(), "trained": gates.size}
         facts["ends"] = self._ends(setting, gates, objective, held, base)
         weights = torch.addcmul(base, gates.final(self.final), vector)

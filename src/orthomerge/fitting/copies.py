@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from orthomerge.data.task import Examples
-from orthomerge.fitting.inputs import Inputs, encoded, prepare
+from orthomerge.fitting.inputs import Inputs, Part, Targets, encoded_rows
 from orthomerge.tuning.settings import derive
 
 if TYPE_CHECKING:
-    from orthomerge.data.task import Split
     from orthomerge.fitting.kinds import Setting
 
 __all__ = ["mixtures", "with_mixtures"]
@@ -29,44 +29,37 @@ _DROPPED = 0.15  # share of a text's words
 _PARTNERED = 0.5  # share of mixtures that have a second text
 
 
-def with_mixtures(
-    setting: Setting, inputs: Inputs, counts: Mapping[str, int], held: Inputs | None = None
-) -> tuple[Inputs, Inputs | None]:
-    """The inputs, followed by so many mixtures of them a task; and those held out, numbered along with them."""
-    import torch
-
-    examples, teacher, rows, rest = {}, {}, {}, {}
-    split: Split = "train"
-    start = 0
+def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -> Inputs:
+    """Every task's inputs and so many mixtures of them after these; each counts as much as the input it began with."""
+    parts: list[Part] = []
+    firsts: dict[str, list[int]] = {}
     for task in setting.tasks:
-        own = list(inputs.raw(task))
-        drawn = mixtures(own, counts[task], seed=derive(setting.seed, "mixtures", task))
-        known = [inputs.teacher[inputs.rows[task].to(inputs.device)]]
-        if drawn:
-            made = {task: Examples(drawn, None, split)}
-            alone = prepare(made, inputs.processor, {task: torch.zeros(len(drawn), 1)}, device=inputs.device)
-            setting.encoder.load(setting.tuned(task))
-            known.append(encoded(setting.encoder, alone, task))
-        apart = [] if held is None else list(held.raw(task))
-        if held is not None:
-            known.append(held.teacher[held.rows[task].to(inputs.device)])
-        examples[task], teacher[task] = Examples([*own, *drawn, *apart], None, split), torch.cat(known)
-        middle = start + len(own) + len(drawn)
-        rows[task], rest[task] = torch.arange(start, middle), torch.arange(middle, middle + len(apart))
-        start = middle + len(apart)
-    whole = prepare(examples, inputs.processor, teacher, device=inputs.device)
-    return whole.only(rows), None if held is None else whole.only(rest)
+        mixed, first = mixtures(list(inputs.raw(task)), counts[task], seed=derive(setting.seed, "mixtures", task))
+        if mixed:
+            parts.append(Part(Examples(mixed, None, "train"), inputs.processors[task]))
+            firsts[task] = first
+    whole, start = inputs.extended(parts), inputs.size
+    targets = dict(inputs.targets)
+    for task, first in firsts.items():
+        rows = torch.arange(start, start + len(first))
+        start += len(first)
+        setting.encoder.load(setting.tuned(task))
+        weights = targets[task].weights[torch.tensor(first, device=inputs.device)]
+        more = Targets(rows, encoded_rows(setting.encoder, whole, rows), weights)
+        targets[task] = targets[task].followed_by(more)
+    return whole.with_targets(targets)
 
 
-def mixtures(inputs: Sequence[Any], count: int, *, seed: int) -> list[Any]:
-    """`count` mixtures, each of the next input in a random order with another at random."""
+def mixtures(inputs: Sequence[Any], count: int, *, seed: int) -> tuple[list[Any], list[int]]:
+    """`count` mixtures, each of the next input in a random order with another at random; and the place of the first."""
     if not count or not len(inputs):
-        return []
+        return [], []
     random = np.random.default_rng(seed)
     order = np.concatenate([random.permutation(len(inputs)) for _ in range(-(-count // len(inputs)))])[:count]
     partners = random.integers(len(inputs), size=count)
     mix = _mixed_text if isinstance(inputs[0], str) else _mixed_picture
-    return [mix(inputs[int(one)], inputs[int(other)], random) for one, other in zip(order, partners, strict=True)]
+    mixed = [mix(inputs[int(one)], inputs[int(other)], random) for one, other in zip(order, partners, strict=True)]
+    return mixed, order.tolist()
 
 
 def _mixed_text(one: str, other: str, random: np.random.Generator) -> str:

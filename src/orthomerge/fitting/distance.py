@@ -25,7 +25,7 @@ from orthomerge.alignment.rigid import polar_factor
 from orthomerge.heads import Classifier, Head
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.inputs import Inputs, Targets
 
 __all__ = ["FeatureDistance", "Norm", "Penalty", "Transform"]
 
@@ -48,16 +48,16 @@ class FeatureDistance:
         alpha: float,
         lr: float,
     ) -> None:
-        self._heads, self._tasks = dict(heads), list(heads)
+        self.inputs, self._heads, self._tasks = inputs, dict(heads), list(heads)
         self._transform, self._norm, self._form, self._alpha = transform, norm, penalty, alpha
-        self.lr, width, device = lr, inputs.teacher.shape[1], inputs.device
+        self._teacher = torch.cat([inputs.targets[task].features for task in heads])
+        self._weights = torch.cat([inputs.targets[task].weights for task in heads])
+        self.lr, width, device = lr, self._teacher.shape[1], inputs.device
         self._eye = torch.eye(width, device=device)
         self._scales = torch.ones(len(heads), 1, 1, device=device)
-        self._teacher = inputs.teacher
         for number, (task, head) in enumerate(heads.items()):
             if head.normalise:
-                rows = inputs.rows[task].to(device)
-                self._scales[number] = self._teacher[rows].norm(dim=1).mean()
+                self._scales[number] = inputs.targets[task].features.norm(dim=1).mean()
         unit = [head.normalise for head in heads.values()]
         self._unit = torch.tensor(unit, device=device)[:, None, None] if any(unit) else None
         self.A = self._eye.repeat(len(heads), 1, 1).requires_grad_(transform != "none")
@@ -66,20 +66,19 @@ class FeatureDistance:
         if transform == "similarity":
             self.parameters.append(self.factors)
 
-    def loss(self, features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        wanted = self._teacher[rows.to(features.device, non_blocking=True)]
-        seen, target = self._read(features), self._read(wanted)
-        return self._distance(self._mapped(seen) - target).mean(1).sum()
+    def loss(self, features: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        there = numbers.to(features.device, non_blocking=True)
+        seen, target = self._read(features), self._read(self._teacher[there])
+        return (self._weights[there] * self._distance(self._mapped(seen) - target)).mean(1).sum()
 
     def penalty(self) -> torch.Tensor | None:
         if self._transform in ("none", "linear") or not self._alpha:
             return None
         return self._alpha * self._excess().sum()
 
-    def judge(self, features: torch.Tensor, rows: torch.Tensor, task: str) -> torch.Tensor:
+    def judge(self, features: torch.Tensor, targets: Targets, task: str) -> torch.Tensor:
         number = self._tasks.index(task)
-        wanted = self._teacher[rows.to(features.device)]
-        seen, target = (self._read(each[None], number) for each in (features, wanted))
+        seen, target = (self._read(each[None], number) for each in (features, targets.features))
         return self._distance(self._mapped(seen, number) - target)[0]
 
     def classifiers(self) -> dict[str, Classifier]:

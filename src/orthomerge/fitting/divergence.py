@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import log_softmax, normalize, pad
+from torch.nn.functional import normalize, pad
 
 from orthomerge.heads import Classifier, Head
+from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.inputs import Inputs, Targets
 
 __all__ = ["Divergence", "on_device"]
 
@@ -27,8 +28,7 @@ _OUT = -1e4  # the bias of a class that there is not
 class Divergence:
     """`heads`: those that student features are read by; `teachers`: the experts' own, which make the targets.
 
-    `held`: where held-out rows are looked up, if not in `inputs`. `lr`: the heads are trained along with the encoder,
-    by Adam; 0 leaves them as they are.
+    `lr`: the heads are trained along with the encoder, by Adam; 0 leaves them as they are.
     """
 
     def __init__(
@@ -37,21 +37,17 @@ class Divergence:
         teachers: Mapping[str, Head],
         inputs: Inputs,
         *,
-        held: Inputs | None = None,
         lr: float = 0.0,
         temperature: float = 1.0,
     ) -> None:
-        self._tasks, self.lr, self._temperature = list(heads), lr, temperature
-        self._device = inputs.device
+        self.inputs, self.lr, self._temperature = inputs, lr, temperature
+        self._tasks, self._device = list(inputs.targets), inputs.device
         self._width = max(len(head.labels) for head in heads.values())
-        self._held = inputs if held is None else held
-        self._teachers = {task: on_device(head, self._device) for task, head in teachers.items()}
-        self._targets = torch.zeros(len(inputs.teacher), self._width, device=self._device)
-        for task, head in self._teachers.items():
-            rows = inputs.rows[task].to(self._device)
-            logits = head(inputs.teacher[rows]) / temperature
-            self._targets[rows, : logits.shape[1]] = log_softmax(logits, 1)
-            self._targets[rows, logits.shape[1] :] = _OUT
+        self._teachers = {task: on_device(teachers[task], self._device) for task in self._tasks}
+        self._kinds = {task: head_kind(head.kind) for task, head in self._teachers.items()}
+        softened = [self._softened(targets.features, task) for task, targets in inputs.targets.items()]
+        self._targets = torch.cat([pad(part, (0, self._width - part.shape[1]), value=_OUT) for part in softened])
+        self._weights = torch.cat([targets.weights for targets in inputs.targets.values()])
         self.use(heads)
 
     def use(self, heads: Mapping[str, Head]) -> None:
@@ -69,20 +65,17 @@ class Divergence:
         self.parameters = [tensor for named in tensors for tensor in named.values()] if self.lr else []
         self._fixed = self._stack() if self._batched and not self.lr else None
 
-    def loss(self, features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        target = self._targets[rows.to(features.device, non_blocking=True)]
-        return self._divergence(target, self._logits(features)).mean(1).sum()
+    def loss(self, features: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        there = numbers.to(features.device, non_blocking=True)
+        terms = self._divergence(self._targets[there], self._logits(features))
+        return (self._weights[there] * terms).mean(1).sum()
 
     def penalty(self) -> torch.Tensor | None:
         return None
 
-    def judge(self, features: torch.Tensor, rows: torch.Tensor, task: str) -> torch.Tensor:
-        return self.against(features, self._held.teacher[rows.to(features.device)], task)
-
-    def against(self, features: torch.Tensor, teacher: torch.Tensor, task: str) -> torch.Tensor:
-        """The divergence [n] of features from what the expert makes of its own, `teacher` [n, d]."""
-        target = log_softmax(self._teachers[task](teacher) / self._temperature, 1)
-        return self._divergence(target, self._head(self._tasks.index(task))(features))
+    def judge(self, features: torch.Tensor, targets: Targets, task: str) -> torch.Tensor:
+        logits = self._head(self._tasks.index(task))(features) / self._temperature
+        return self._kinds[task].divergence_to(logits, self._softened(targets.features, task))
 
     def classifiers(self) -> dict[str, Classifier]:
         found: dict[str, Classifier] = dict(self._given)
@@ -118,8 +111,16 @@ class Divergence:
             biases.append(pad(bias.float(), (0, missing), value=_OUT))
         return torch.stack(weights), torch.stack(biases)
 
-    def _divergence(self, target: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        return (target.exp() * (target - log_softmax(logits / self._temperature, -1))).sum(-1)
+    def _softened(self, features: torch.Tensor, task: str) -> torch.Tensor:
+        """What is kept of an expert's outputs, [n, C], from its own features."""
+        return self._kinds[task].soft_targets(self._teachers[task](features) / self._temperature)
+
+    def _divergence(self, targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Of each target of a batch, [T, B], all tasks at once where their heads are of one kind."""
+        logits, kinds = logits / self._temperature, list(self._kinds.values())
+        if len(set(kinds)) == 1:
+            return kinds[0].divergence_to(logits, targets)
+        return torch.stack([kind.divergence_to(*pair) for kind, *pair in zip(kinds, logits, targets, strict=True)])
 
 
 def on_device(head: Head, device: torch.device) -> Head:

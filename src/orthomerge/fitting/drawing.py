@@ -25,13 +25,13 @@ def at_least_one(name: str, value: int) -> None:
 
 def drawn(setting: Setting, count: int) -> Inputs:
     """`count` inputs of each task, by the seed; all where there are no more. Other tasks do not change a task's."""
-    rows = {}
-    for task, all_rows in setting.inputs.rows.items():
-        order = torch.randperm(len(all_rows), generator=torch.Generator().manual_seed(setting.seed))
-        rows[task] = all_rows[order[:count].sort().values]
-        if not len(rows[task]):
+    places = {}
+    for task, targets in setting.inputs.targets.items():
+        if not len(targets):
             raise RecipeError(f"task {task!r} has no inputs to look at; give it at least one")
-    return setting.inputs.only(rows)
+        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(setting.seed))
+        places[task] = order[:count].sort().values
+    return setting.inputs.at(places)
 
 
 def mean_expert(setting: Setting) -> torch.Tensor:

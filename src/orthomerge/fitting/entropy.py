@@ -15,7 +15,7 @@ from orthomerge.fitting.divergence import on_device
 from orthomerge.heads import Classifier, Head
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.inputs import Inputs, Targets
 
 __all__ = ["Entropy"]
 
@@ -26,18 +26,23 @@ class Entropy:
     lr = 0.0
 
     def __init__(self, heads: Mapping[str, Head], inputs: Inputs) -> None:
-        self._given = dict(heads)
+        self.inputs, self._given = inputs, dict(heads)
+        self._weights = torch.cat([inputs.targets[task].weights for task in heads])
         self._heads = {task: on_device(head, inputs.device) for task, head in heads.items()}
         self.parameters: list[torch.Tensor] = []
 
-    def loss(self, features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        parts = [_entropy(head(features[number])).mean() for number, head in enumerate(self._heads.values())]
+    def loss(self, features: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        weights = self._weights[numbers.to(features.device, non_blocking=True)]
+        parts = [
+            (own * _entropy(head(read))).mean()
+            for own, head, read in zip(weights, self._heads.values(), features, strict=True)
+        ]
         return torch.stack(parts).sum()
 
     def penalty(self) -> torch.Tensor | None:
         return None
 
-    def judge(self, features: torch.Tensor, rows: torch.Tensor, task: str) -> torch.Tensor:
+    def judge(self, features: torch.Tensor, targets: Targets, task: str) -> torch.Tensor:
         return _entropy(self._heads[task](features))
 
     def classifiers(self) -> Mapping[str, Classifier]:

@@ -96,14 +96,15 @@ def fisher_of(
     encoder.gradient.zero_()
     total = torch.zeros_like(encoder.gradient)
     with torch.enable_grad():
-        for _, batch in inputs.batches(task, 1):
+        for targets, batch in inputs.batches(task, 1):
+            weight = float(targets.weights)
             logits = head(encoder.features(batch))[0]
             rows = directions(logits.detach(), samples, random).to(logits)
             for left, row in zip(range(len(rows) - 1, -1, -1), rows, strict=True):
                 torch.autograd.backward(logits, row, retain_graph=left > 0)
-                total.addcmul_(encoder.gradient, encoder.gradient)
+                total.addcmul_(encoder.gradient, encoder.gradient, value=weight)
                 encoder.gradient.zero_()
-    total /= len(inputs.rows[task])
+    total /= len(inputs.targets[task])
     if not torch.isfinite(total).all():
         strange = next(name for name, view in setting.layout.views(total) if not torch.isfinite(view).all())
         raise NumericalError(

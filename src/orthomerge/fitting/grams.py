@@ -1,7 +1,8 @@
 """Second moments of what each linear layer of an encoder reads, and the least squares that is solved with them.
 
 A layer is a weight [m, k] of one or more `nn.Linear`; layers that share it are one. It reads rows x [k]: every token of
-every input, padding left out. G = mean over rows of x x^T, [k, k] in float64 on the device.
+every input, padding left out. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the weight of the
+input.
 
 What is seen is what passes through `nn.Linear.forward`. Weights that a module uses by itself are no layers here: the
 fused `in_proj_weight` and the output projection of `nn.MultiheadAttention`, convolutions, tables of embeddings, and a
@@ -69,7 +70,7 @@ def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterat
 def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
     """The layers in the order in which a forward pass calls them, as often as it does."""
     found: list[str] = []
-    first = inputs.rows[setting.tasks[0]][:1]
+    first = inputs.targets[setting.tasks[0]].rows[:1]
     with watching(linear_layers(setting.encoder.module), lambda name, _: found.append(name)):
         setting.encoder.features(inputs.batch(first))
     if not found:
@@ -91,6 +92,7 @@ def grams(
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
     batch: dict[str, torch.Tensor] = {}
+    weights = inputs.targets[task].weights
     seen = 0
 
     def see(name: str, values: torch.Tensor) -> None:
@@ -98,7 +100,7 @@ def grams(
         rows = _real(values, batch)
         if rows is not None:
             rows = rows.double()
-            product = rows.T @ rows
+            product = rows.T @ (rows if equal else rows * _of_rows(weights, values, batch))
             counts[name] = counts.get(name, 0) + len(rows)
             sums[name] = sums[name].add_(product) if name in sums else product
         seen += 1
@@ -106,7 +108,8 @@ def grams(
             raise _Enough
 
     with watching(linear_layers(setting.encoder.module) if layers is None else layers, see):
-        for _, batch in inputs.batches(task, _SIZE):
+        for targets, batch in inputs.batches(task, _SIZE):
+            weights, equal = targets.weights, bool((targets.weights == 1).all())
             seen = 0
             try:
                 setting.encoder.features(batch)
@@ -146,6 +149,19 @@ def _tell(
     see: Callable[[str, torch.Tensor], None], name: str, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
     see(name, args[0] if args else named["input"])
+
+
+def _of_rows(weights: torch.Tensor, values: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The weight of the input that each row of `_real` comes from, [r, 1] in float64; one where it is of no input."""
+    mask = batch.get("attention_mask")
+    if mask is not None and values.shape[:-1] == mask.shape:
+        each = weights[:, None].expand(mask.shape)[mask != 0]
+    else:
+        count = values.shape[:-1].numel()
+        each = (
+            weights.repeat_interleave(count // len(weights)) if count % len(weights) == 0 else weights.new_ones(count)
+        )
+    return each[:, None].double()
 
 
 def _real(values: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:

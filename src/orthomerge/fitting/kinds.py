@@ -29,9 +29,9 @@ class Setting:
 
     `encoder`: on its device, with whatever weights were loaded last. `base`: [P] on the CPU. `tuned(task)`: an expert's
     weights, [P] on the CPU, read anew every time. `merged(method, options)`: what a merge without data makes, [P] on
-    the CPU. `heads`: the experts' own. `inputs`: unlabelled, with the expert's features of each. `half`: compute in
-    bfloat16 where that is safe (autocast). `say` is told how far the work is; `state`: where a killed
-    run can go on from, written every so many seconds (`every`).
+    the CPU. `heads`: the experts' own. `inputs`: unlabelled, with the targets of every task, in the order of `heads`.
+    `half`: compute in bfloat16 where that is safe (autocast). `say` is told how far the work is; `state`: where a
+    killed run can go on from, written every so many seconds (`every`).
     """
 
     encoder: FlatEncoder

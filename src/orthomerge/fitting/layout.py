@@ -1,5 +1,8 @@
 """All weights of an encoder in one flat tensor, so that a step over them is a few operations however many there are.
 
+Methods know tensors by the names of the module's parameters; from and to the rest of the program they have canonical
+names.
+
 Letters: P elements; a tensor starts at a multiple of `_ALIGNED` elements, so that kernels find it aligned. The gaps
 hold zeros.
 """
@@ -10,11 +13,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from orthomerge.errors import IncompatibleError, some
+from orthomerge.checkpoints.checkpoint import Spec, torch_dtype
+from orthomerge.errors import IncompatibleError, NumericalError, some
+
+if TYPE_CHECKING:
+    from orthomerge.models.modules import Skeleton
+    from orthomerge.models.tensors import Tensors
 
 __all__ = ["FlatEncoder", "Layout"]
 
@@ -66,7 +75,8 @@ class Layout:
 class FlatEncoder:
     """An encoder whose parameters are views of `weights` [P], and their gradients views of `gradient` [P].
 
-    It is run in eval mode: no dropout, so that a teacher and its student see the same network.
+    It is run in eval mode: no dropout, so that a teacher and its student see the same network. `names`: canonical name
+    -> name in the module; the same if not given.
     """
 
     def __init__(
@@ -74,9 +84,12 @@ class FlatEncoder:
         encoder: nn.Module,
         pool: Callable[[nn.Module, Mapping[str, torch.Tensor]], torch.Tensor],
         device: torch.device,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.module, self.device, self._pool = encoder.to(device, torch.float32).eval(), device, pool
         self.layout = Layout.of(encoder)
+        named = {name: name for name in self.layout.shapes} if names is None else names
+        self.names = {key: name for key, name in named.items() if name in self.layout.shapes}
         self.weights = self.layout.flat(dict(encoder.named_parameters())).to(device)
         self.gradient = torch.zeros_like(self.weights)
         views = zip(self.layout.views(self.weights), self.layout.views(self.gradient), strict=True)
@@ -86,6 +99,16 @@ class FlatEncoder:
             parameter.data, parameter.grad = value, gradient
             parameter.requires_grad_(True)
 
+    @classmethod
+    def of(
+        cls,
+        skeleton: Skeleton,
+        pool: Callable[[nn.Module, Mapping[str, torch.Tensor]], torch.Tensor],
+        device: torch.device,
+    ) -> FlatEncoder:
+        """The module of a skeleton, which belongs to nobody else."""
+        return cls(skeleton.module, pool, device, skeleton.names)
+
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What the heads read, [B, d]."""
         return self._pool(self.module, batch)
@@ -94,3 +117,33 @@ class FlatEncoder:
         """Other weights, [P]."""
         with torch.no_grad():
             self.weights.copy_(weights)
+
+    def flat(self, tensors: Tensors) -> torch.Tensor:
+        """The parameters in a stream of tensors, [P] in float32 on the CPU."""
+        flat = torch.zeros(self.layout.size)
+        places = {key: self.layout.places[name] for key, name in self.names.items()}
+        ends = {name: place.start for name, place in self.layout.places.items()}
+        for key, block in tensors.blocks():
+            if key in places:
+                start = ends[self.names[key]]
+                flat[start : start + block.numel()] = block.reshape(-1)
+                ends[self.names[key]] = start + block.numel()
+        missing = [name for name, place in self.layout.places.items() if ends[name] != place.stop]
+        if missing:
+            raise IncompatibleError(f"weights are missing for {some(missing)}; all experts must be of one architecture")
+        return flat
+
+    def tensors(self, weights: torch.Tensor, specs: Mapping[str, Spec]) -> dict[str, torch.Tensor]:
+        """Those tensors of `specs` that are parameters, out of [P] and in the dtypes of `specs`."""
+        views, tensors = dict(self.layout.views(weights)), {}
+        for key, spec in specs.items():
+            if key not in self.names:
+                continue
+            view = views[self.names[key]]
+            tensors[key] = view.to(torch_dtype(spec.dtype))
+            if not torch.isfinite(tensors[key].float()).all():
+                raise NumericalError(
+                    f"{key!r} does not fit into {spec.dtype} after the fit (largest magnitude "
+                    f"{float(view.abs().max()):.3g}); use --dtype float32 or bfloat16, or lower 'lr'"
+                )
+        return tensors

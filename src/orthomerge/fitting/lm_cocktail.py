@@ -4,12 +4,12 @@ Xiao et al., "LM-Cocktail: Resilient Tuning of Language Models via Model Merging
 
     theta = sum_i w_i theta_i,    w = softmax(-loss / temperature),    i over the base and all experts,
 
-where loss_i is the mean over tasks t of the cross-entropy of model i, read through the head of task t, against what
-expert t itself predicts: E_x sum_y -p_t(y|x) log p_i(y|x).
+where loss_i is the mean over tasks t of the divergence of model i, read through the head of task t, from what expert t
+itself predicts: E_x KL(p_t(.|x) || p_i(.|x)).
 
-Differs from the paper: there, the examples are labelled and of one target task. Here there are no labels, and all tasks
-are targets; the expert's soft predictions stand in. What they add to every loss alike (the expert's entropy) cancels
-in w. The temperature is that of the paper's code.
+Differs from the paper: there, the loss is the cross-entropy on labelled examples of one target task. Here there are no
+labels, and all tasks are targets; the expert's soft predictions stand in. Their entropy, by which cross-entropy and
+divergence differ, is the same for every model and cancels in w. The temperature is that of the paper's code.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from orthomerge.fitting.drawing import at_least_one, drawn, heads_on_device
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.kinds import Fitted
 from orthomerge.merging.options import finite
+from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,10 +77,10 @@ def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
         setting.encoder.load(weights)
         terms = []
         for task, head in heads.items():
-            target = head(few.teacher[few.rows[task]]).double().softmax(1)
+            targets = few.targets[task]
             features = encoded(setting.encoder, few, task, half=setting.half)
-            found = head(features).double().log_softmax(1)
-            terms.append(float(-(target * found).sum(1).mean()))
+            student, teacher = head(features).double(), head(targets.features).double()
+            terms.append(float((targets.weights * head_kind(head.kind).divergence(student, teacher)).mean()))
             if not math.isfinite(terms[-1]):
                 raise NumericalError(f"the loss of {name!r} on task {task!r} is {terms[-1]}; look at its weights")
         losses[name] = sum(terms) / len(terms)

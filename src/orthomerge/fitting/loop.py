@@ -35,6 +35,7 @@ __all__ = ["Course", "Loop", "check_loop", "divided", "held_out_loss"]
 
 _FEWEST = 10  # inputs of a task from which some are held out
 _MOST_HELD = 500
+_STATE = {"step", "gates", "parameters", "optimiser", "course"}
 _BETWEEN = 60.0  # seconds between two states on disk, if the setting does not say
 
 
@@ -55,11 +56,14 @@ class Loop:
     patience: int = 0
     checkpointing: bool = False
 
-    def run(self, setting: Setting, gates: Gates, objective: Objective, inputs: Inputs, held: Inputs | None) -> Course:
-        """Train `gates` and the objective's parameters; the encoder is left with the weights that were chosen."""
-        course = Course()
-        order = _Order([len(inputs.rows[task]) for task in setting.tasks], self.batch, setting.seed)
-        rows = [inputs.rows[task] for task in setting.tasks]
+    def run(self, setting: Setting, gates: Gates, objective: Objective, held: Inputs | None) -> Course:
+        """Train `gates` and the objective's parameters on the objective's inputs; the encoder is left with the weights
+        that were chosen.
+        """
+        course, inputs = Course(), objective.inputs
+        rows = [inputs.targets[task].rows for task in setting.tasks]
+        starts = [inputs.starts[task] for task in setting.tasks]
+        order = _Order([len(own) for own in rows], self.batch, setting.seed, _streams(rows))
         optimiser = torch.optim.Adam(objective.parameters, lr=objective.lr) if objective.parameters else None
         encoder = setting.encoder
         gates.write(encoder.weights)
@@ -69,8 +73,8 @@ class Loop:
         with _memory(self.batch), self._checkpointed(setting):
             for step in range(first, self.steps):
                 share = self._share(step)
-                picked = torch.stack([own[places] for own, places in zip(rows, order.at(step), strict=True)])
-                loss = backward(setting, objective, inputs, picked)
+                numbers = torch.stack([start + places for start, places in zip(starts, order.at(step), strict=True)])
+                loss = backward(setting, objective, numbers)
                 with torch.no_grad():
                     gates.step(encoder.gradient, encoder.weights, share)
                 if optimiser is not None:
@@ -130,7 +134,7 @@ class Loop:
     ) -> int:
         """Where a killed run stood: the first step to do."""
         state = None if setting.state is None else setting.state.read()
-        if state is None:
+        if state is None or not state.keys() >= _STATE:
             return 0
         gates.load(state["gates"])
         gates.write(setting.encoder.weights)
@@ -243,27 +247,37 @@ class Course:
 
 @torch.no_grad()
 def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float:
-    """The mean over tasks of the mean loss of their held-out inputs, with the weights that the encoder has."""
+    """The mean over tasks of the weighted mean loss of their held-out inputs, with the weights that the encoder has."""
     means = []
     for task in setting.tasks:
-        if not len(held.rows[task]):
+        targets = held.targets[task]
+        if not len(targets):
             continue
         features = encoded(setting.encoder, held, task, half=setting.half)
-        means.append(objective.judge(features, held.rows[task], task).mean())
+        means.append((targets.weights * objective.judge(features, targets, task)).mean())
     return float(torch.stack(means).mean())
 
 
 def divided(inputs: Inputs, share: float, *, seed: int, fewest: int = _FEWEST) -> tuple[Inputs, Inputs | None]:
-    """Inputs to fit on, and some to hold out of every task that has enough; None if none has."""
-    if not share or max(len(rows) for rows in inputs.rows.values()) < fewest:
+    """Inputs to fit on, and some to hold out of every task that has enough; None if none has.
+
+    An input of several tasks is held out of all of them or of none: the first of them decides.
+    """
+    if not share or max(map(len, inputs.targets.values())) < fewest:
         return inputs, None
     generator = torch.Generator().manual_seed(seed)
     fitted, held = {}, {}
-    for task, rows in inputs.rows.items():
-        count = min(max(round(share * len(rows)), 2), _MOST_HELD) if len(rows) >= fewest else 0
-        mixed = rows[torch.randperm(len(rows), generator=generator)]
-        held[task], fitted[task] = mixed[:count].sort().values, mixed[count:].sort().values
-    return inputs.only(fitted), inputs.only(held)
+    decided = torch.zeros(inputs.size, dtype=torch.int8)  # 1: held out, -1: fitted on
+    for task, targets in inputs.targets.items():
+        count = min(max(round(share * len(targets)), 2), _MOST_HELD) if len(targets) >= fewest else 0
+        mixed = torch.randperm(len(targets), generator=generator)
+        before = decided[targets.rows[mixed]]
+        more = max(count - int((before > 0).sum()), 0)
+        apart = torch.cat([mixed[before > 0], mixed[before == 0][:more]])
+        rest = torch.cat([mixed[before < 0], mixed[before == 0][more:]])
+        decided[targets.rows[apart]], decided[targets.rows[rest]] = 1, -1
+        held[task], fitted[task] = apart.sort().values, rest.sort().values
+    return inputs.at(fitted), inputs.at(held)
 
 
 def check_loop(*, steps: int, batch: int, lr: float, hold_out: float) -> None:
@@ -278,14 +292,14 @@ def check_loop(*, steps: int, batch: int, lr: float, hold_out: float) -> None:
 
 
 class _Order:
-    """Which inputs of each task a step sees: places among its own, [B] each."""
+    """Which inputs of each task a step sees: places among its own, [B] each. `streams`: whose order each follows."""
 
-    def __init__(self, sizes: list[int], batch: int, seed: int) -> None:
-        self._sizes, self._batch, self._seed = sizes, batch, seed
+    def __init__(self, sizes: list[int], batch: int, seed: int, streams: list[int]) -> None:
+        self._sizes, self._batch, self._seed, self._streams = sizes, batch, seed, streams
         self._known: dict[tuple[int, int], torch.Tensor] = {}
 
     def at(self, step: int) -> list[torch.Tensor]:
-        return [self._of(number, step) for number in range(len(self._sizes))]
+        return [self._of(number, step) for number in self._streams]
 
     def _of(self, number: int, step: int) -> torch.Tensor:
         size, at, left = self._sizes[number], step * self._batch, self._batch
@@ -305,6 +319,11 @@ class _Order:
             generator = torch.Generator().manual_seed(derive(self._seed, number, epoch))
             self._known[key] = torch.randperm(self._sizes[number], generator=generator)
         return self._known[key]
+
+
+def _streams(rows: list[torch.Tensor]) -> list[int]:
+    """For each task the first one with the same inputs, so that each of these is encoded once for all of them."""
+    return [next(number for number, other in enumerate(rows) if torch.equal(own, other)) for own in rows]
 
 
 @contextmanager

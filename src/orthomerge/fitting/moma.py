@@ -104,7 +104,7 @@ class Moma:
                 form=self.mask,
             )
         loop = Loop(steps=self.steps, batch=self.batch, look=self.look, checkpointing=self.checkpointing)
-        course = loop.run(setting, gates, objective, inputs, held)
+        course = loop.run(setting, gates, objective, held)
         trained = gates.size + sum(parameter.numel() for parameter in objective.parameters)
         facts: dict[str, Any] = {**gates.measures(), **objective.measures(), "trained": trained}
         facts["ends"] = self._ends(setting, gates, objective, held)

@@ -9,27 +9,32 @@ import torch
 from orthomerge.fitting.inputs import features_of
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.kinds import Setting
     from orthomerge.fitting.objective import Objective
 
 __all__ = ["backward"]
 
 
-def backward(setting: Setting, objective: Objective, inputs: Inputs, rows: torch.Tensor) -> torch.Tensor:
-    """The loss, without penalty, of the inputs in `rows` [T, B] (on the CPU).
+def backward(setting: Setting, objective: Objective, numbers: torch.Tensor) -> torch.Tensor:
+    """The loss, without penalty, of the targets in `numbers` [T, B] (on the CPU) of the objective's inputs.
 
-    The gradient of loss and penalty is left in the encoder's and in the objective's parameters.
+    Where inputs are targets of several tasks, each is encoded once. The gradient of loss and penalty is left in the
+    encoder's and in the objective's parameters.
     """
-    encoder = setting.encoder
-    groups, order = inputs.grouped(rows.view(-1))
-    there = torch.stack([rows.view(-1), order]).to(setting.device)
+    encoder, inputs = setting.encoder, objective.inputs
+    rows, back = inputs.rows[numbers.view(-1)], None
+    if inputs.shared:
+        rows, back = torch.unique(rows, return_inverse=True)
+    groups, order = inputs.grouped(rows)
+    there = torch.stack([rows, order]).to(setting.device)
     encoder.gradient.zero_()
     for parameter in objective.parameters:
         parameter.grad = None
     with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=setting.half):
         features = features_of(encoder, inputs, there[0], groups, there[1])
-    loss = objective.loss(features.float().view(*rows.shape, -1), there[0].view(rows.shape))
+    if back is not None:
+        features = features[back.to(setting.device)]
+    loss = objective.loss(features.float().view(*numbers.shape, -1), numbers)
     penalty = objective.penalty()
     (loss if penalty is None else loss + penalty).backward()  # type: ignore[no-untyped-call]
     return loss.detach()

@@ -31,7 +31,7 @@ from orthomerge.fitting.components import Components
 from orthomerge.fitting.copies import with_mixtures
 from orthomerge.fitting.divergence import Divergence
 from orthomerge.fitting.free import Free
-from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.inputs import Targets, encoded
 from orthomerge.fitting.kinds import Fitted
 from orthomerge.fitting.loop import Loop, check_loop, divided, held_out_loss
 from orthomerge.fitting.mask import Mask
@@ -56,7 +56,6 @@ _JUDGED = 200  # mixtures that are then held out instead
 _PER_CLASS = 4  # inputs from which heads are solved on mixtures too
 _MANY = 10  # inputs a class from which every weight is trained
 _ON_DEVICE = ("auto", "kl-map")  # solvers that can use a GPU
-_NONE = torch.zeros(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Realign:
         first = solved if self.read_by == "solved" and stages.best == "solved" else setting.heads
         objective = Divergence(first, setting.heads, known, lr=self.head_lr)
         gates = self._gates(setting, merged)
-        course = self._loop(held).run(setting, gates, objective, known, held)
+        course = self._loop(held).run(setting, gates, objective, held)
         trained = cast("Heads", objective.classifiers())
         stages.judge("trained", trained)
         again = solve_heads(setting, solvable, self.solver)
@@ -127,7 +126,7 @@ class Realign:
             "held_out": stages.losses,
             "best_step": course.best_step,
             "trained": gates.size,
-            "mixtures": sum(map(len, known.rows.values())) - sum(map(len, setting.inputs.rows.values())),
+            "mixtures": sum(map(len, known.targets.values())) - sum(map(len, setting.inputs.targets.values())),
             **gates.measures(),
         }
         return Fitted(encoder.weights.cpu().clone(), ends[stages.best], facts, tuple(course.rows))
@@ -136,24 +135,27 @@ class Realign:
         """What stage 2 sees, what is held out, and what heads are solved on.
 
         Of a task with few inputs none is held out: it is judged by mixtures of which training sees none. Its heads are
-        solved on mixtures too, unless there are so few inputs that mixtures of them say little of others.
+        solved on mixtures too, unless there are so few inputs that mixtures of them say little of others. Aligners know
+        no weights, so that heads are solved on those targets of a task that count most.
         """
         inputs, held = divided(setting.inputs, self.hold_out, seed=setting.seed, fewest=_FEW)
-        counts = {task: self._mixtures(len(rows)) for task, rows in inputs.rows.items()}
+        sizes = {task: len(targets) for task, targets in inputs.targets.items()}
+        counts = {task: self._mixtures(size) for task, size in sizes.items()}
         if not any(counts.values()):
-            return inputs, held, inputs
-        judged = {task: 0 if len(rows) >= _FEW else _JUDGED for task, rows in inputs.rows.items()}
-        both = {task: counts[task] + judged[task] for task in counts}
-        known, held = with_mixtures(setting, inputs, both, held or inputs.only(dict.fromkeys(inputs.rows, _NONE)))
-        if held is None:
-            raise AssertionError("something was given to hold out")
+            most = {task: _of_most_weight(targets) for task, targets in inputs.targets.items()}
+            return inputs, held, inputs.with_targets(most)
+        judged = {task: 0 if size >= _FEW else _JUDGED for task, size in sizes.items()}
+        known = with_mixtures(setting, inputs, {task: counts[task] + judged[task] for task in counts})
         fitted, apart, solvable = {}, {}, {}
-        for task, rows in known.rows.items():
-            end = len(rows) - judged[task]
-            fitted[task], apart[task] = rows[:end], torch.cat([held.rows[task], rows[end:]])
-            own = len(inputs.rows[task])
-            solvable[task] = rows[:end] if own >= _PER_CLASS * len(setting.heads[task].labels) else rows[:own]
-        return known.only(fitted), known.only(apart) if self.hold_out else None, known.only(solvable)
+        for task, targets in known.targets.items():
+            end = len(targets) - judged[task]
+            fitted[task], apart[task] = targets.at(slice(end)), targets.at(slice(end, None))
+            if held is not None:
+                apart[task] = held.targets[task].followed_by(apart[task])
+            many = sizes[task] >= _PER_CLASS * len(setting.heads[task].labels)
+            solvable[task] = _of_most_weight(targets.at(slice(end if many else sizes[task])))
+        known_apart = known.with_targets(apart) if self.hold_out else None
+        return known.with_targets(fitted), known_apart, known.with_targets(solvable)
 
     def _mixtures(self, count: int) -> int:
         if self.copies == "auto":
@@ -172,7 +174,7 @@ class Realign:
         )
 
     def _gates(self, setting: Setting, merged: torch.Tensor) -> Gates:
-        inputs, classes = (sum(map(len, some)) for some in (setting.inputs.rows.values(), _labels(setting)))
+        inputs, classes = (sum(map(len, some)) for some in (setting.inputs.targets.values(), _labels(setting)))
         kind = ("free" if inputs >= _MANY * classes else "mask") if self.gates == "auto" else self.gates
         if kind == "free":
             return Free(merged, lr=_STEP * _moved(setting) if self.lr == "auto" else self.lr, decay=self.decay)
@@ -210,10 +212,16 @@ def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head
     options = {"device": str(setting.device)} if solver in _ON_DEVICE else {}
     for task in setting.tasks:
         features = encoded(setting.encoder, inputs, task).cpu()
-        teacher = inputs.teacher[inputs.rows[task].to(inputs.device)].cpu()
+        teacher = inputs.targets[task].features.cpu()
         pair = FeaturePair(Features(features, task, "train"), Features(teacher, task, "train"))
         heads[task] = cast("Head", make_aligner(solver, options).fit(pair, setting.heads[task]).classifier)
     return heads
+
+
+def _of_most_weight(targets: Targets) -> Targets:
+    """Those of the largest weight."""
+    most = (targets.weights == targets.weights.max()).cpu() if len(targets) else torch.zeros(0, dtype=torch.bool)
+    return targets if most.all() else targets.at(most.nonzero().flatten())
 
 
 def _labels(setting: Setting) -> list[tuple[str, ...]]:

@@ -137,7 +137,8 @@ class _Dare:
         if options.elect == "unweighted":
             numbers = [weight * factor / keep for weight, factor in pairs]
             return disjoint_mean(rows, elect_sign(rows), factors=numbers).mul_(scale)
-        rows = [row * (weight * factor) for row, (weight, factor) in zip(rows, pairs, strict=True)]
+        numbers = [weight * factor for weight, factor in pairs]
+        rows = [row if number == 1 else row * number for row, number in zip(rows, numbers, strict=True)]
         sign = elect_sign(rows)
         agreeing = disjoint_mean(rows, sign, votes=self.weights) if options.normalize else disjoint_sum(rows, sign)
         return agreeing.mul_(scale / keep)

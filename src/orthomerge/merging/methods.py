@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
 from orthomerge.errors import RecipeError, nearest, some
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
@@ -20,7 +20,7 @@ from orthomerge.strict import build, schema
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import FittedMethod
 
-__all__ = ["FITTED", "METHODS", "Row", "find_method", "make_method", "method_maker", "methods"]
+__all__ = ["FITTED", "METHODS", "Row", "find_method", "make_method", "method_maker", "methods", "name_of", "options_of"]
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,14 @@ def make_method(
         needed = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
         raise RecipeError(f"{name!r} merges {needed} experts, got {len(tasks)} ({some(tasks)})")
     maker = method_maker(row)
+    options = _resolved(name, parameters, tasks=tasks, seed=seed)
+    return cast("TensorMethod | SurveyMethod | FittedMethod", build(maker, options, where=f"method {name}"))
+
+
+def _resolved(name: str, parameters: Mapping[str, Any], *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
+    """Options with numbers in the order of the tasks, and the seed where the method takes one."""
     given = dict(parameters)
-    known = schema(maker)
+    known = schema(method_maker(find_method(name)))
     for key, value in parameters.items():
         if isinstance(value, Mapping) and key in known and _per_task(known[key][0]):
             given[key] = _by_task(key, value, tasks)
@@ -152,7 +158,7 @@ def make_method(
             raise RecipeError(f"{name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
     if "seed" in known:
         given.setdefault("seed", seed)
-    return cast("TensorMethod | SurveyMethod | FittedMethod", build(maker, given, where=f"method {name}"))
+    return given
 
 
 def _per_task(kind: Any) -> bool:
@@ -167,3 +173,25 @@ def _by_task(key: str, value: Mapping[str, Any], tasks: tuple[str, ...]) -> list
     if missing:
         raise RecipeError(f"{key!r} gives no number for {some(missing)}")
     return [value[task] for task in tasks]
+
+
+def name_of(method: object) -> str:
+    """The name of the first row that gives such an object; the class's own where there is none."""
+    cls = type(method)
+    for name, row in methods().items():
+        maker = maker_of(row)
+        if maker is cls or get_type_hints(maker).get("return") is cls:
+            return name
+    return cls.__name__
+
+
+def options_of(
+    method: object, name: str, parameters: Mapping[str, Any], *, tasks: tuple[str, ...], seed: int
+) -> dict[str, Any]:
+    """All options of a row's method as they were used, defaults included."""
+    maker = method_maker(find_method(name))
+    if maker is type(method):
+        return {key: getattr(method, key) for key in schema(maker)}
+    # A row that fixes some fields of its class: a field may have the name of an option that means something else.
+    options = _resolved(name, parameters, tasks=tasks, seed=seed)
+    return {key: options.get(key, option.default) for key, (_, option) in schema(maker).items()}

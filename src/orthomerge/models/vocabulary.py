@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.checkpoints.documents import read_json
+from orthomerge.checkpoints.links import leaves
 
 __all__ = ["difference"]
 
@@ -31,7 +32,7 @@ def difference(one: Path, other: Path) -> str | None:
 
 def _bytes(path: Path) -> bytes | None:
     """The file; None if there is none, or one that whoever copies it will refuse."""
-    if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+    if not path.is_file() or leaves(path, path.parent) or path.stat().st_size > _MOST_BYTES:
         return None
     return path.read_bytes()
 

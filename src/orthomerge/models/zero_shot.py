@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.errors import CheckpointError, RecipeError, some
 from orthomerge.heads import Head, Linear
-from orthomerge.models.load import load_whole, quiet
+from orthomerge.models.family import Family
+from orthomerge.models.load import quiet
+from orthomerge.models.modules import Skeleton
+from orthomerge.models.processors import ProcessorSource
+from orthomerge.models.tensors import FileTensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +28,18 @@ __all__ = ["zero_shot_head"]
 
 _BLANK = "{}"
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+_LONGEST = 1 << 20  # tokens: prompts are not cut but refused, by the positions that the tower has
+_TOWER = Family(
+    name="clip_text",
+    title="CLIP's text tower",
+    model_types=("clip",),
+    modality="text",
+    encoder_class="CLIPTextModelWithProjection",
+    prefix="",
+    head=None,
+    poolings={},
+    optional=("*.position_ids",),
+)
 
 
 def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str]) -> Head:
@@ -31,15 +48,14 @@ def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str
     import torch
 
     tokenizer = _tokenizer(folder)
-    model = load_whole("CLIPModel", folder, dtype=torch.float32, optional=("*.position_ids",))
-    model.vision_model = None  # not needed, and as large as the rest
+    model, scale = _tower(folder)
     with torch.inference_mode():
         rows = []
         for name in classes:
             prompts = [template.replace(_BLANK, name) for template in templates]
             features = _normal(_encode(model, tokenizer, prompts))
             rows.append(_normal(features.mean(0)))
-        weight = torch.stack(rows) * model.logit_scale.exp()
+        weight = torch.stack(rows) * scale.exp()
     # A plain tensor: one made in inference mode could not be trained or saved everywhere.
     return Head(Linear(weight.clone(), torch.zeros(len(rows))), tuple(classes), normalise=True)
 
@@ -55,6 +71,24 @@ def _check(classes: Sequence[str], templates: Sequence[str]) -> None:
             raise RecipeError(f"a template must contain '{_BLANK}' exactly once, for the class name, got {template!r}")
 
 
+def _tower(folder: Path) -> tuple[Any, torch.Tensor]:
+    """The text tower, and the logit scale s."""
+    checkpoint = open_checkpoint(folder)
+    config = checkpoint.config or {}
+    names = [name for name in checkpoint if name.startswith(("text_model.", "text_projection."))]
+    if not names or "logit_scale" not in checkpoint:
+        raise CheckpointError(
+            f"{folder} is no CLIP with a text tower (it lacks {'text_model.*' if not names else 'logit_scale'}), "
+            "which makes heads of class names; give the whole CLIP as base, or the heads' 'layers'"
+        )
+    inner = config.get("text_config")
+    shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}
+    tensors = FileTensors({name: (checkpoint, name) for name in names})
+    skeleton = Skeleton.build(_TOWER, {**(inner if isinstance(inner, dict) else {}), **shared}, dict(tensors.specs))
+    skeleton.fill(tensors)
+    return skeleton.module.float(), checkpoint["logit_scale"].float()
+
+
 def _tokenizer(folder: Path) -> Any:
     # Without its files transformers may build a tokenizer that knows no words.
     if not any(all((folder / name).is_file() for name in names) for names in _TOKENIZERS):
@@ -62,26 +96,20 @@ def _tokenizer(folder: Path) -> Any:
             f"{folder} has no tokenizer, which a zero-shot head needs: copy tokenizer.json, or vocab.json "
             "and merges.txt, from the original model"
         )
-    with quiet():
-        import transformers
-
-        try:
-            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # tokenizers raises nothing more precise
-            raise CheckpointError(f"transformers cannot load the tokenizer in {folder}: {error}") from error
+    processor: Any = ProcessorSource.of([folder], "text", {"model_type": "clip"}).processor(_LONGEST)
+    return processor.tokenizer
 
 
 def _encode(model: Any, tokenizer: Any, prompts: list[str]) -> torch.Tensor:
     """Text features [T, d], before normalising."""
     with quiet():
         tokens = tokenizer(prompts, padding=True, return_tensors="pt")
-    most = model.config.text_config.max_position_embeddings
+    most = model.config.max_position_embeddings
     lengths = tokens["attention_mask"].sum(1).tolist()
     for prompt, length in zip(prompts, lengths, strict=True):
         if length > most:
             raise RecipeError(f"the text tower reads at most {most} tokens, but {prompt!r} has {length}; shorten it")
-    hidden = model.text_model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
-    features: torch.Tensor = model.text_projection(hidden.pooler_output)
+    features: torch.Tensor = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).text_embeds
     return features
 
 

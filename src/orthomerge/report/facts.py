@@ -144,8 +144,7 @@ def _merge(block: Mapping[str, Any]) -> _Cells:
     method = block.get("method")
     name = str(_mapping(method).get("name") or "") if isinstance(method, Mapping) else str(method or "")
     parameters = _mapping(method).get("parameters", block.get("parameters"))
-    files = _mapping(block.get("files"))
-    encoder = _mapping(files.get("encoder/model.safetensors")).get("hash")
+    encoder = _mapping(block.get("encoder")).get("content")
     seen = [text for text in (_seen(block, "fit", "fitted"), _seen(block, "alignment", "aligned")) if text]
     told = "; ".join(seen) or "no inputs"
     return Cell(name), Cell(listed(parameters) or "–"), Cell(told), _digest(str(encoder or ""))

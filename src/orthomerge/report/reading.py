@@ -13,7 +13,7 @@ from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.errors import CheckpointError
 from orthomerge.evaluation.comparisons import Comparison, read_comparisons
 from orthomerge.evaluation.notes import read_notes
-from orthomerge.manifest import read_manifest
+from orthomerge.models.manifest import read_manifest
 from orthomerge.records import Record, read_records
 from orthomerge.runinfo import RunInfo
 

@@ -7,15 +7,19 @@ OUT_files/tables/      each table as Markdown, CSV and LaTeX
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orthomerge.analysis.figures import Figure
+from orthomerge.checkpoints.documents import read_json
+from orthomerge.checkpoints.publish import check_target, publish
+from orthomerge.checkpoints.replacing import clear_partials, replacing
 from orthomerge.errors import OutputError, RecipeError
 from orthomerge.evaluation.comparisons import comparison_tables
+from orthomerge.files.ownership import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.report.drawing import draw
 from orthomerge.report.figure_data import figure_csv
 from orthomerge.report.page import Plate, encoded, page
@@ -25,7 +29,6 @@ from orthomerge.report.tables import Board, board_csv, board_table, boards, comp
 
 __all__ = ["Written", "report"]
 
-_MARKER = ".orthomerge-report"
 _OVERVIEW = "accuracy"  # a diagnosis has it by task already
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -100,49 +103,41 @@ def _tables(found: Sequence[Board], material: Material) -> dict[str, str]:
 
 
 def _check(out: Path, files: Path) -> None:
-    """The page may be written again; a folder that is not ours is left alone."""
+    """A page that an earlier report wrote may be written again, and so may its folder, if no other file is in it."""
     if out.is_dir():
         raise OutputError(f"{out} is a folder; give the name of an .html file")
-    if files.exists() and not (files / _MARKER).is_file():
-        raise OutputError(f"{files} is there already and no report of ours; give another --out, or move it away")
+    check_no_output(out.parent)
+    check_target(files, force=True, marker=REPORT)
+    if os.path.lexists(out) and (out.is_symlink() or _page_of(files) != out.name):
+        raise OutputError(f"{out} is there already and no report of ours; give another --out, or move it away")
+
+
+def _page_of(files: Path) -> str | None:
+    """The page that a folder of files belongs to."""
+    if listed_files(files / REPORT) is None:
+        return None
+    return str(read_json(files / REPORT).get("page"))
 
 
 def _write(out: Path, files: Path, *, text: str, plates: Sequence[Plate], tables: dict[str, str]) -> None:
-    partial, old = (files.with_name(f".{files.name}.{what}") for what in ("partial", "old"))
-    half = out.with_name(f".{out.name}.partial")
+    """Page and folder are written in full before either is replaced; then the folder is, and the page right after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        for stale in (partial, old):
-            shutil.rmtree(stale, ignore_errors=True)
-        _fill(partial, plates, tables)
-        half.write_bytes(encoded(text))
-        if files.exists():
-            files.rename(old)
-        try:
-            partial.rename(files)
-            half.replace(out)
-        except OSError:
-            _put_back(files, old)
-            raise
+        clear_partials(out.parent, f".{out.name}")
+        with replacing(out, f".{out.name}") as page_file:
+            page_file.write(encoded(text))
+            page_file.flush()
+            os.fsync(page_file.fileno())
+            with publish(files, force=True, marker=REPORT) as folder:
+                _fill(folder, plates, tables)
+                write_marker(folder, REPORT, page=out.name)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        half.unlink(missing_ok=True)
-        for rest in (partial, old):
-            shutil.rmtree(rest, ignore_errors=True)
-
-
-def _put_back(files: Path, old: Path) -> None:
-    """The folder as it was, for the page is."""
-    shutil.rmtree(files, ignore_errors=True)
-    if old.exists():
-        old.rename(files)
 
 
 def _fill(folder: Path, plates: Sequence[Plate], tables: dict[str, str]) -> None:
-    (folder / "figures").mkdir(parents=True)
+    (folder / "figures").mkdir()
     (folder / "tables").mkdir()
-    (folder / _MARKER).write_text("written by orthomerge report; the next one replaces this folder\n")
     for plate in plates:
         place = folder / "figures" / plate.figure.key
         place.with_suffix(".svg").write_text(plate.drawn.svg, encoding="utf-8")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.checkpoints.publish import MANIFEST
-from orthomerge.evaluation.subjects import output_subject
-from orthomerge.output import README, rewrite_card
+from orthomerge.models.model import Model
+from orthomerge.models.writing import README, rewrite_card
 from orthomerge.records import Record
 from orthomerge.running.digests import digest_of
 from orthomerge.running.models import output_digest
@@ -17,30 +17,29 @@ from orthomerge.version import VERSION
 __all__ = ["card_key", "evaluation_of", "write_card"]
 
 
-def card_key(out: Path, records: Sequence[Record]) -> str:
+def card_key(out: Path, model: Model, records: Sequence[Record]) -> str:
     """What the card depends on beside the output."""
-    return digest_of([VERSION, output_digest(out), evaluation_of(out, records)])
+    return digest_of([VERSION, output_digest(out), evaluation_of(model, records)])
 
 
-def write_card(out: Path, records: Sequence[Record]) -> list[Path]:
-    """Tell on the card of an output what was measured of it; what was written."""
-    rewrite_card(out, evaluation_of(out, records))
+def write_card(out: Path, model: Model, records: Sequence[Record]) -> list[Path]:
+    """Say on the card of an output what was measured of it; what was written."""
+    rewrite_card(out, evaluation_of(model, records))
     return [out / README, out / MANIFEST]
 
 
-def evaluation_of(out: Path, records: Sequence[Record]) -> dict[str, Any] | None:
-    """The block `evaluation` of a manifest: accuracy of the output as it is, by task, beside base and experts.
+def evaluation_of(model: Model, records: Sequence[Record]) -> dict[str, Any] | None:
+    """The block `evaluation` of a manifest: scores of the model as it is, by task, beside base and experts.
 
-    None where nobody asked for the protocol `current`.
+    None if nobody asked for the protocol `current`.
     """
-    name = output_subject(out, ()).name
-    own = list(_current(records, name))
+    own = list(_current(records, model.title))
     if not own:
         return None
     others = {role: {record.task: record.value for record in _current(records, role)} for role in ("expert", "base")}
     return {
         "orthomerge": VERSION,
-        "metric": "accuracy",
+        "metric": own[0].metric,
         "split": own[0].split,
         "access": own[0].access,
         "tasks": {
@@ -59,5 +58,5 @@ def evaluation_of(out: Path, records: Sequence[Record]) -> dict[str, Any] | None
 def _current(records: Iterable[Record], method: str) -> Iterable[Record]:
     for record in records:
         plain = record.protocol == "current" and record.aligner is None
-        if plain and record.method == method and record.metric == "accuracy":
+        if plain and record.method == method:
             yield record

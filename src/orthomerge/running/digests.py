@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.opening import locate, open_expert
 from orthomerge.errors import CheckpointError
-from orthomerge.manifest import read_manifest
-from orthomerge.output import COMPANIONS, README
+from orthomerge.models.manifest import read_manifest
+from orthomerge.models.processors import COMPANIONS
+from orthomerge.models.writing import README
 
 if TYPE_CHECKING:
+    from orthomerge.checkpoints.checkpoint import Checkpoint
+    from orthomerge.checkpoints.lora import Adapter
     from orthomerge.data.task import Task
 
 __all__ = ["Digests", "digest_of", "output_files"]
@@ -64,14 +66,12 @@ class Digests:
             return self.file(path)
         return self._tree(path) if path.is_dir() else source
 
-    def checkpoint(self, reference: str) -> str:
+    def checkpoint(self, opened: Checkpoint | Adapter) -> str:
         """Of a model, adapter or file of weights, with the documents beside it."""
-        path, revision = locate(reference)
-        found = open_expert(path)
+        path = opened.path
         beside = [path / name for name in _DOCUMENTS if path.is_dir() and (path / name).is_file()]
-        files = [file.path for file in found.files]
-        name = reference if revision else path.name
-        return digest_of([name, revision, *((file.name, self.file(file)) for file in (*files, *beside))])
+        files = [*(file.path for file in opened.files), *beside]
+        return digest_of([path.name, opened.revision, *((file.name, self.file(file)) for file in files)])
 
     def same(self, files: Mapping[str, str], *, within: Path) -> bool:
         """Whether all files are there and are what they were."""

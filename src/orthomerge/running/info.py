@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from orthomerge.output import plain
+from orthomerge.models.writing import plain
 from orthomerge.recipe import Recipe
 from orthomerge.version import VERSION
 
@@ -78,6 +78,6 @@ def _told(value: Any) -> Any:
         return [_told(item) for item in value]
     if isinstance(value, str | int | float | bool | None):
         return plain(value)
-    if type(value).__module__ in ("orthomerge.recipe", "orthomerge.blocks"):
+    if type(value).__module__ in ("orthomerge.recipe", "orthomerge.blocks", "orthomerge.models.opening"):
         return {name: _told(getattr(value, name)) for name in asdict(value) if getattr(value, name) is not None}
     return f"a {type(value).__name__} in memory"

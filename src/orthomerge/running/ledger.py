@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from orthomerge.errors import OrthomergeError, OutputError
+from orthomerge.files.removal import remove_listed
+from orthomerge.files.run_folder import RUN, claim
 from orthomerge.records import write_whole
 from orthomerge.running.digests import Digests
 from orthomerge.strict import build
@@ -77,9 +79,8 @@ class Ledger:
     def keep(self, names: Collection[str], *, models: str) -> None:
         """Forget stages that the recipe does not have any more, and remove what they wrote beside models."""
         for name in [name for name in self.entries if name not in names]:
-            for file in self.entries.pop(name).files:
-                if not file.startswith((models, "..")):
-                    (self.run / file).unlink(missing_ok=True)
+            files = self.entries.pop(name).files
+            remove_listed(self.run, [file for file in files if not file.startswith(models)])
             self.write()
 
     def relative(self, path: Path) -> str:
@@ -94,13 +95,13 @@ class Ledger:
 
 
 @contextmanager
-def open_ledger(run: Path, *, force: bool = False) -> Iterator[Ledger]:
+def open_ledger(run: Path, *, force: bool = False, kind: str | None = None) -> Iterator[Ledger]:
     """The run folder, made if need be, and locked: two runs in one folder would undo each other's work.
 
-    A folder with other things in it is not taken for a run's, unless `force`.
+    A folder with other things in it is not taken for a run's, unless `force`, and a run of another `kind` never.
     """
     try:
-        held = run.is_dir() and any(path.name != _LOCK for path in run.iterdir())
+        held = run.is_dir() and any(path.name not in (_LOCK, RUN) for path in run.iterdir())
         if held and not (run / FILE).is_file() and not force:
             raise OutputError(
                 f"{run} is not empty and was not made by `orthomerge run` (it has no {FILE}); give another --run, or "
@@ -115,6 +116,7 @@ def open_ledger(run: Path, *, force: bool = False) -> Iterator[Ledger]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise OutputError(f"another run is at work in {run}; wait for it, or give another --run") from error
+        claim(run, [FILE], kind=kind)
         yield _read(run)
     finally:
         os.close(lock)

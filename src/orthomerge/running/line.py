@@ -1,14 +1,14 @@
-"""The whole line from one recipe: merge (or fit), align, references, evaluate, card, diagnose, report.
+"""One recipe from experts to the page: merge (or fit), align, evaluate, card, diagnose, report.
 
-RUN/models/...             the outputs (`models.py`); the last of the line is at the recipe's `out` where it has one
+RUN/models/...             the models (`models.py`); the last one is at the recipe's `out` if it has one
 RUN/records.jsonl, ...     what `evaluate` writes: records, predictions, comparisons, notes, tables
 RUN/diagnosis.json         what `diagnose` writes
 RUN/run.json               command, recipe, seconds, memory, machine, versions (`RunInfo`)
 RUN/report.html, report_files/
 RUN/stages.json            what is done, and with which inputs (`ledger.py`)
 
-A stage whose inputs have not changed, and whose files are what they were, is found and not done again; so a run that
-was killed, or whose stage failed, goes on when it is repeated.
+Stages pass values. A stage whose inputs have not changed, and whose files are what they were, is found and not done
+again; so a run that was killed, or whose stage failed, goes on when it is repeated.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
+from orthomerge.analysis.diagnosis import write_diagnosis
+from orthomerge.api.checks import check_recipe
 from orthomerge.blocks import Report
 from orthomerge.errors import OrthomergeError, OutputError, RecipeError
-from orthomerge.planning import make_plan
+from orthomerge.files.run_folder import claim
+from orthomerge.models.experts import Experts
+from orthomerge.models.model import Model
 from orthomerge.recipe import Recipe, read_recipe
 from orthomerge.records import read_records
 from orthomerge.runinfo import FILE as INFO
@@ -39,7 +44,7 @@ from orthomerge.running.ledger import Ledger, open_ledger
 from orthomerge.running.watching import Silent, Watch
 from orthomerge.version import VERSION
 
-__all__ = ["Ran", "check_recipe", "read_run_recipe", "run", "stages_of"]
+__all__ = ["Ran", "checked_experts", "read_run_recipe", "run", "stages_of"]
 
 State = Literal["done", "found"]
 _PAGE = "report.html"
@@ -48,7 +53,7 @@ _REPORTED = (RECORDS, "comparisons.json", "notes.json", DIAGNOSIS, INFO)
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run made. `out`: the model at the end of the line; `stages`: whether each was done now, or found done."""
+    """What a run made. `out`: the last model; `stages`: whether each was done now, or found done."""
 
     folder: Path
     out: Path
@@ -71,9 +76,10 @@ def run(
     called, for the report.
     """
     given, text, folder = read_run_recipe(recipe, run)
-    check_recipe(given)
-    with open_ledger(folder, force=force) as ledger:
-        return _Line(given, text, command, ledger, watch or Silent(), force).go()
+    experts = checked_experts(given)
+    with open_ledger(folder, force=force, kind="run") as ledger:
+        ours = force or ledger.owns(models.places_of(given, folder).out)
+        return _Line(given, experts, text, command, ledger, watch or Silent(), force, ours).go()
 
 
 def read_run_recipe(recipe: Recipe | str | Path, run: str | Path | None) -> tuple[Recipe, str, Path]:
@@ -95,7 +101,6 @@ def stages_of(recipe: Recipe) -> list[str]:
     wanted = {
         "merge": True,
         "align": recipe.align is not None,
-        "references": scored,
         "evaluate": scored,
         "card": scored,
         "diagnose": scored and recipe.diagnose is not False,
@@ -104,24 +109,26 @@ def stages_of(recipe: Recipe) -> list[str]:
     return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """All that can be told before anything is done."""
+def checked_experts(recipe: Recipe, experts: Experts | None = None) -> Experts:
+    """The opened experts of a recipe, after everything that headers and names tell was checked."""
     if recipe.parameters.get("scale") == "auto":
         raise RecipeError(
             "'scale: auto' is chosen by `orthomerge merge --set scale=auto --data TASK=PATH`; give the number that it "
             "finds, or use a fitted method"
         )
-    make_plan(recipe).check()
+    return check_recipe(recipe, experts)
 
 
 @dataclass(frozen=True)
 class _Line:
     recipe: Recipe
+    experts: Experts
     text: str
     command: str
     ledger: Ledger
     watch: Watch
     force: bool
+    ours: bool  # whether what lies at the place of the last model may be replaced
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     states: dict[str, State] = field(default_factory=dict)
 
@@ -129,52 +136,83 @@ class _Line:
     def folder(self) -> Path:
         return self.ledger.run
 
+    @cached_property
+    def places(self) -> models.Places:
+        return models.places_of(self.recipe, self.folder)
+
+    @cached_property
+    def merged(self) -> Model:
+        """The merge, read back from where its stage wrote it."""
+        return models.read_back(self.places.merged, self.experts)
+
+    @cached_property
+    def last(self) -> Model:
+        """The last model: the merge, or the same with its heads aligned."""
+        return self.merged if self.places.aligned is None else models.read_back(self.places.aligned, self.experts)
+
     def go(self) -> Ran:
         """Stage by stage."""
-        recipe, folder, digests = self.recipe, self.folder, self.ledger.digests
-        places, names = models.places_of(recipe, folder), stages_of(recipe)
-        ours = self.force or self.ledger.owns(places.out)
+        names = stages_of(self.recipe)
         self.ledger.keep(names, models=models.MODELS)
-        steps: dict[str, tuple[Callable[[], str], Callable[[], Mapping[Path, str]]]] = {
-            "merge": (
-                lambda: models.merge_key(recipe, digests),
-                lambda: models.merge_model(
-                    recipe, places, force=ours or self._is_inside(places.merged), progress=self.watch
-                ),
-            ),
-            "align": (
-                lambda: models.align_key(recipe, places, digests),
-                lambda: models.align_model(
-                    recipe, places, force=ours or self._is_inside(places.out), progress=self.watch
-                ),
-            ),
-            "references": (
-                lambda: models.references_key(recipe, places, digests),
-                lambda: models.write_references(recipe, places, progress=self.watch),
-            ),
-            "evaluate": (
-                lambda: evaluate_key(recipe, places, digests),
-                lambda: self._hashed(evaluate_models(recipe, places, folder, say=self._say)),
-            ),
-            "card": (
-                lambda: card_key(places.out, read_records(folder / RECORDS)),
-                lambda: self._carded(places.out),
-            ),
-            "diagnose": (
-                lambda: diagnose_key(recipe, places, folder, digests),
-                lambda: self._hashed(diagnose_model(recipe, places, folder, say=self._say)),
-            ),
-            "report": (lambda: self._report_key(places), lambda: self._hashed(self._report())),
+        stages = {
+            "merge": (self._merge_key, self._merge),
+            "align": (self._align_key, self._align),
+            "evaluate": (self._evaluate_key, self._evaluate),
+            "card": (self._card_key, self._card),
+            "diagnose": (self._diagnose_key, self._diagnose),
+            "report": (self._report_key, self._report),
         }
         for place, name in enumerate(names, 1):
             if name == "report":  # which reads it
-                self._write_info(places)
+                self._write_info()
             self.watch.begin(name, place=place, count=len(names))
-            self._step(name, *steps[name], place=place, count=len(names))
+            self._step(name, *stages[name], place=place, count=len(names))
         if "report" not in names:
-            self._write_info(places)
+            self._write_info()
         seconds = {name: self.ledger.entries[name].seconds for name in names}
-        return Ran(folder, places.out, self.states, seconds, folder / _PAGE if "report" in names else None)
+        return Ran(self.folder, self.places.out, self.states, seconds, self._page if "report" in names else None)
+
+    def _merge_key(self) -> str:
+        return models.merge_key(self.recipe, self.experts, self.ledger.digests)
+
+    def _merge(self) -> Mapping[Path, str]:
+        force = self._may_replace(self.places.merged)
+        return models.merge_model(self.recipe, self.experts, self.places, force=force, progress=self.watch)
+
+    def _align_key(self) -> str:
+        return models.align_key(self.recipe, self.experts, self.places, self.ledger.digests)
+
+    def _align(self) -> Mapping[Path, str]:
+        force = self._may_replace(self.places.out)
+        return models.align_model(self.recipe, self.experts, self.places, force=force, progress=self.watch)
+
+    def _evaluate_key(self) -> str:
+        return evaluate_key(self.recipe, self.experts, self.places, self.ledger.digests)
+
+    def _evaluate(self) -> Mapping[Path, str]:
+        scored = {model.title: model for model in (self.merged, self.last)}
+        return self._hashed(evaluate_models(self.recipe, self.experts, scored, self.folder, self.watch))
+
+    def _card_key(self) -> str:
+        return card_key(self.places.out, self.last, read_records(self.folder / RECORDS))
+
+    def _card(self) -> Mapping[Path, str]:
+        files = write_card(self.places.out, self.last, read_records(self.folder / RECORDS))
+        self.ledger.digests.note(output_files(self.places.out))  # they have other times now, but nobody touched them
+        return self._hashed(files)
+
+    def _diagnose_key(self) -> str:
+        scores = self._evaluate_key()
+        return diagnose_key(self.recipe, scores, self.ledger.digests.file(self.folder / RECORDS))
+
+    def _diagnose(self) -> Mapping[Path, str]:
+        records = read_records(self.folder / RECORDS)
+        diagnosis = diagnose_model(
+            self.recipe, self.merged, self.experts, records, at=self.places.merged, progress=self.watch
+        )
+        claim(self.folder, [DIAGNOSIS])
+        write_diagnosis(self.folder / DIAGNOSIS, diagnosis)
+        return self._hashed([self.folder / DIAGNOSIS])
 
     def _step(
         self, name: str, key_of: Callable[[], str], do: Callable[[], Mapping[Path, str]], *, place: int, count: int
@@ -207,41 +245,38 @@ class _Line:
             + (f": it goes on with {name!r}." if kept else ".")
         )
 
-    def _is_inside(self, out: Path) -> bool:
-        """Whether an output is among the run's models, and so may be replaced."""
-        return self.ledger.relative(out).startswith(models.MODELS)
-
-    def _say(self, text: str) -> None:
-        self.watch.stage(text, None)
+    def _may_replace(self, out: Path) -> bool:
+        """Whether a model may take the place of another: among the run's own models it may."""
+        return self.ours or self.ledger.relative(out).startswith(models.MODELS)
 
     def _hashed(self, paths: Iterable[Path]) -> dict[Path, str]:
         return {path: self.ledger.digests.file(path) for path in paths}
 
-    def _carded(self, out: Path) -> dict[Path, str]:
-        files = write_card(out, read_records(self.folder / RECORDS))
-        self.ledger.digests.note(output_files(out))  # they have other times now, but nobody touched them
-        return self._hashed(files)
-
-    def _report_key(self, places: models.Places) -> str:
+    def _report_key(self) -> str:
         files = [self.folder / name for name in _REPORTED]
         found = {path.name: self.ledger.digests.file(path) for path in files if path.is_file()}
-        return digest_of([VERSION, found, self._title, models.output_digest(places.out)])
+        return digest_of([VERSION, found, self._title, models.output_digest(self.places.out)])
 
     @property
     def _title(self) -> str | None:
         return self.recipe.report.title if isinstance(self.recipe.report, Report) else None
 
-    def _report(self) -> list[Path]:
+    @property
+    def _page(self) -> Path:
+        return self.folder / _PAGE
+
+    def _report(self) -> Mapping[Path, str]:
         from orthomerge.report.report import report
 
-        made = report(self.folder, self.folder / _PAGE, title=self._title, say=self._say)
-        return [made.page, *(path for path in sorted(made.files.rglob("*")) if path.is_file())]
+        written = report(self.folder, self._page, title=self._title, say=lambda text: self.watch.stage(text, None))
+        figures = (path for path in sorted(written.files.rglob("*")) if path.is_file())
+        return self._hashed([written.page, *figures])
 
-    def _write_info(self, places: models.Places) -> None:
+    def _write_info(self) -> None:
         """Say how the run was made; where nothing is new, what was said before stands."""
         path = self.folder / INFO
         entries = {name: self.ledger.entries[name] for name in self.states if name != "report"}
-        outputs = [places.merged] if places.aligned is None else [places.merged, places.aligned]
+        outputs = [place for place in (self.places.merged, self.places.aligned) if place is not None]
         info = RunInfo(
             command=self.command,
             recipe=self.text,
@@ -256,4 +291,5 @@ class _Line:
             before = read_info(path)
             if (before.recipe, before.seconds, before.manifests) == (info.recipe, info.seconds, info.manifests):
                 return
+        claim(self.folder, [INFO])
         write_info(path, info)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.publish import publish
 from orthomerge.errors import CheckpointError
+from orthomerge.files.ownership import EXPERT, SUITE, write_marker
+from orthomerge.files.removal import remove_empty, remove_tree
 from orthomerge.models.load import quiet
 from orthomerge.suites.training import Training, train_missing
 
@@ -105,15 +106,19 @@ def pretrained_vit(
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = ViTModel(config, add_pooling_layer=False)
-        with publish(start, force=True, marker="config.json") as partial:
+        with publish(start, force=True, marker=SUITE) as partial:
             model.save_pretrained(partial)
+            write_marker(partial, SUITE)
     say("pre-training the base on all tasks together")
     trained = make_jointly(tasks, base=start, root=joint, settings=settings, processor=processor, say=say)
-    with quiet(), publish(folder / "base", force=True, marker="config.json") as partial:
+    with quiet(), publish(folder / "base", force=True, marker=SUITE) as partial:
         encoder = ViTModel.from_pretrained(next(iter(trained.values())), add_pooling_layer=False)
         encoder.save_pretrained(partial)
-    for left in (start, joint):
-        shutil.rmtree(left)
+        write_marker(partial, SUITE)
+    remove_tree(start, proof=SUITE)
+    for expert in trained.values():
+        remove_tree(expert, proof=EXPERT)
+    remove_empty(joint)
 
 
 def data_file(data: Path | None, *candidates: str) -> Path:

@@ -29,8 +29,9 @@ from orthomerge.data.reading import read_task
 from orthomerge.data.sampling import stratified
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.errors import CheckpointError, some
-from orthomerge.output import COMPANIONS
-from orthomerge.recipe import Expert, HeadNames
+from orthomerge.files.ownership import SUITE, write_marker
+from orthomerge.models.opening import Expert, HeadNames
+from orthomerge.models.processors import COMPANIONS
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES
@@ -257,10 +258,11 @@ def _copy_base(target: Path, reference: str, say: Say) -> None:
         raise CheckpointError(f"the base {reference} must be a folder with weights and a config.json")
     index = "model.safetensors" if source.files[0].path.suffix == ".safetensors" else "pytorch_model.bin"
     names = (*(file.path.name for file in source.files), f"{index}.index.json", "config.json", *COMPANIONS)
-    with publish(target, force=True, need=source.nbytes, inputs=[source.path], marker="config.json") as partial:
+    with publish(target, force=True, need=source.nbytes, inputs=[source.path], marker=SUITE) as partial:
         for name in names:
             if (source.path / name).is_file():
                 shutil.copyfile(source.path / name, partial / name)
+        write_marker(partial, SUITE)
 
 
 def _pinned(reference: str) -> str:

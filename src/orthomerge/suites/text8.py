@@ -18,7 +18,8 @@ from orthomerge.checkpoints.opening import locate
 from orthomerge.checkpoints.publish import publish
 from orthomerge.data.processing import load_processor
 from orthomerge.data.reading import read_task
-from orthomerge.output import COMPANIONS
+from orthomerge.files.ownership import SUITE, write_marker
+from orthomerge.models.processors import COMPANIONS
 from orthomerge.suites.building import data_file, experts_root, make_both, make_experts
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES
@@ -44,14 +45,14 @@ def build(*, folder: Path, data: Path | None, base: str | None, device: str, say
     experts, mtl = make_both(
         suite.tasks, folder=folder, settings=settings, joint=joint, processor=suite.processor, say=say
     )
-    return replace(suite, experts=experts, mtl=mtl)
+    return replace(suite, paths=experts, mtl=mtl)
 
 
 def start(*, folder: Path, data: Path | None, base: str | None) -> Suite:
     """The suite as it is before anything is trained: the base and the tasks."""
     tasks = read_tasks(data)
     _copy_base(folder / "base", base)
-    return Suite("text8", folder, tasks, _processor(folder), experts={})
+    return Suite("text8", folder, tasks, _processor(folder), paths={})
 
 
 def read_tasks(data: Path | None) -> dict[str, Task]:
@@ -85,10 +86,11 @@ def _copy_base(target: Path, given: str | None) -> None:
     if (target / "config.json").is_file():
         return
     source, _ = locate(given) if given else (_packaged() or locate(_HUB)[0], None)
-    with publish(target, force=True, inputs=[source], marker="config.json") as partial:
+    with publish(target, force=True, inputs=[source], marker=SUITE) as partial:
         for name in ("config.json", "model.safetensors", *COMPANIONS):
             if (source / name).is_file():
                 shutil.copyfile(source / name, partial / name)
+        write_marker(partial, SUITE)
 
 
 def _packaged() -> Path | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orthomerge.checkpoints.publish import publish
+from orthomerge.files.ownership import EXPERT
 from orthomerge.tuning.making import Making
 from orthomerge.tuning.state import clear_state, state_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from orthomerge.data.processing import Processor
@@ -34,16 +35,19 @@ def finetune(
     progress: Progress | None = None,
     force: bool = False,
     resume: bool = True,
+    inputs: Iterable[Path] = (),
 ) -> dict[str, float]:
     """Fine-tune `base` on a task's train split and write the expert to `out`; the metrics of the last epoch.
 
     `others`: inputs of other tasks, for `tau_jp`. `head`: to start from; `frozen_head`, and CLIP without a linear
     head, keep it as it is. `resume`: keep the state of every epoch beside `out`, so that a killed run can go on.
-    A `linearised` or `tau_jp` expert is written as ordinary weights, but must be evaluated by `load_linearised`.
+    `inputs`: the files that `task` and `others` were read from, which `out` must not overlap.
+    A `linearised` or `tau_jp` expert is written as ordinary weights, but must be evaluated as the linear model that it
+    is: see `models.linearised.linearise`.
     """
     making = Making(task.name, [task], base, settings, processor, others, head, family, progress)
     making.check()
-    with publish(out, force=force, need=making.bytes_to_write, inputs=[base], marker="config.json") as folder:
+    with publish(out, force=force, need=making.bytes_to_write, inputs=[base, *inputs], marker=EXPERT) as folder:
         metrics = making.run({task.name: folder}, state=state_folder(out) if resume else None)
-    clear_state(out)
+    clear_state(state_folder(out))
     return metrics[task.name]

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from orthomerge.errors import NumericalError, OrthomergeError
+from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.tuning.augment import augment
 from orthomerge.tuning.batches import Feed, epoch_order, sample
-from orthomerge.tuning.linearised import LinearisedEncoder
 from orthomerge.tuning.model import Model
 from orthomerge.tuning.settings import LINEARISED, Tuning, derive
 from orthomerge.tuning.state import RunState

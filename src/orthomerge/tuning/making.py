@@ -10,8 +10,8 @@ import torch
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.data.task import Examples
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, check_labelled
-from orthomerge.tuning.linearised import LinearisedEncoder
 from orthomerge.tuning.loop import Outcome, Progress, Run, count_steps, fit_head, train
 from orthomerge.tuning.lora import add_adapter
 from orthomerge.tuning.model import Model, OrdinaryEncoder, choose_family, load_base, start_head
@@ -79,9 +79,9 @@ class Making:
 
     @property
     def bytes_to_write(self) -> int:
-        """Of one expert in float32, and of the copy that it is written from."""
+        """Of one expert in float32."""
         checkpoint = open_checkpoint(self.base)
-        return 2 * sum(4 * checkpoint.spec(name).numel for name in checkpoint)
+        return sum(4 * checkpoint.spec(name).numel for name in checkpoint)
 
     def run(self, folders: Mapping[str, Path], *, state: Path | None) -> dict[str, dict[str, float]]:
         """Train, and fill a folder for each task; `state` is where an unfinished run is kept."""
@@ -90,7 +90,7 @@ class Making:
         with torch.random.fork_rng(devices=_numbers(device)):
             torch.manual_seed(derive(self.settings.seed, "model"))
             run = self._run(device, kept)
-            model, adapted = self._model(family, run)
+            model, names, adapted = self._model(family, run)
             try:
                 outcome = self._train(model, run)
             except NumericalError:
@@ -98,7 +98,7 @@ class Making:
                     kept.remove()  # going on from there would end there again
                 raise
         model.to("cpu")
-        self._write(model, adapted, outcome, folders, family=family)
+        self._write(model, names, adapted, outcome, folders, family=family)
         return {
             task.name: {**values, "steps": outcome.steps}
             for task, values in zip(self.tasks, outcome.metrics, strict=True)
@@ -128,16 +128,18 @@ class Making:
             state=state,
         )
 
-    def _model(self, family: Family, run: Run) -> tuple[Model, Any]:
-        """The model on its device, what is to be trained requiring a gradient; and for `lora` the peft model."""
+    def _model(self, family: Family, run: Run) -> tuple[Model, Mapping[str, str], Any]:
+        """The model on its device, what is to be trained requiring a gradient; the names of its encoder's tensors on
+        disk -> in its state dict; for `lora` the peft model.
+        """
         settings = self.settings
         pooling = settings.pooling or family.default_pooling
         linearised = settings.mode in LINEARISED
-        encoder = load_base(self.base, family, pooling, eager=linearised)
+        skeleton = load_base(self.base, family, pooling, eager=linearised)
         if linearised:
-            encoding: OrdinaryEncoder | LinearisedEncoder = LinearisedEncoder(family, pooling, encoder)
+            encoding: OrdinaryEncoder | LinearisedEncoder = LinearisedEncoder(family, pooling, skeleton.module)
         else:
-            encoding = OrdinaryEncoder(family, pooling, encoder)
+            encoding = OrdinaryEncoder(family, pooling, skeleton.module)
         encoding.to(run.device)
         with torch.no_grad():
             batch, _ = run.train.batch((0, [0]))
@@ -156,7 +158,7 @@ class Making:
         adapted = add_adapter(model, family, base=self.base, settings=settings) if settings.mode == "lora" else None
         if settings.mode == "frozen_head" or family.head is None:
             model.heads.requires_grad_(False)
-        return model.to(run.device), adapted
+        return model.to(run.device), skeleton.names, adapted
 
     def _train(self, model: Model, run: Run) -> Outcome:
         saved = None if run.state is None else run.state.read()
@@ -167,7 +169,14 @@ class Making:
         return train(model, run, saved)
 
     def _write(
-        self, model: Model, adapted: Any, outcome: Outcome, folders: Mapping[str, Path], *, family: Family
+        self,
+        model: Model,
+        names: Mapping[str, str],
+        adapted: Any,
+        outcome: Outcome,
+        folders: Mapping[str, Path],
+        *,
+        family: Family,
     ) -> None:
         encoder = model.encoding.tuned()
         for number, task in enumerate(self.tasks):
@@ -184,7 +193,7 @@ class Making:
                 write_adapter(folder, adapted, task.labels, family=family, base=self.base, notes=notes)
             else:
                 head = model.head(number).head(task.labels)
-                write_expert(folder, encoder, head, family=family, base=self.base, notes=notes)
+                write_expert(folder, encoder, names, head, family=family, base=self.base, notes=notes)
 
     def _fingerprint(self, family: Family) -> str:
         return fingerprint(

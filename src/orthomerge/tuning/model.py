@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -12,10 +11,14 @@ from torch import nn
 from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest
 from orthomerge.heads import Activation, Head, Linear
+from orthomerge.models.config import encoder_config
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
-from orthomerge.models.load import load_whole
-from orthomerge.tuning.linearised import LinearisedEncoder
+from orthomerge.models.linearised import LinearisedEncoder
+from orthomerge.models.modules import Skeleton
+from orthomerge.models.problems import base_problems
+from orthomerge.models.split import split_base
+from orthomerge.models.tensors import FileTensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,22 +127,20 @@ def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
     return find_family("clip_classifier") if name is None and found.name == "clip" and head is None else found
 
 
-def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> nn.Module:
+def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skeleton:
     """The encoder of a base in float32; heads of any kind that the base has are left behind."""
     if pooling not in family.poolings:
         raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
-    options = dict(family.encoder_options)
     checkpoint = open_checkpoint(base)
-    if "pooler.*" in family.optional and not any(fnmatchcase(f".{key}", "*.pooler.*") for key in checkpoint):
-        options["add_pooling_layer"] = False
-    if eager:
-        options["attn_implementation"] = "eager"
-    heads = family.head.names() if family.head else ()
-    leftover = (*family.optional, *family.foreign, *heads, *(f"{family.prefix}{name}" for name in family.optional))
-    encoder = load_whole(family.encoder_class, base, dtype=torch.float32, optional=leftover, options=options)
-    if not isinstance(encoder, nn.Module):
-        raise TypeError(f"{family.encoder_class} is no module")
-    return encoder
+    checkpoint = family.adapt(checkpoint) if family.adapt else checkpoint
+    split = split_base({key: checkpoint.spec(key) for key in (*checkpoint, *checkpoint.aliases)}, family)
+    for problem in base_problems(checkpoint, split):
+        raise problem.error(str(problem))
+    tensors = FileTensors({key: (checkpoint, name) for key, name in split.names.items()})
+    specs = {key: spec.cast("F32") for key, spec in tensors.specs.items()}
+    skeleton = Skeleton.build(family, encoder_config(checkpoint.config or {}, family), specs, eager=eager)
+    skeleton.fill(tensors)
+    return skeleton
 
 
 def start_head(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from orthomerge.checkpoints.publish import publish
 from orthomerge.errors import RecipeError
+from orthomerge.files.ownership import EXPERT
 from orthomerge.tuning.making import Making
 from orthomerge.tuning.state import clear_state, state_folder
 
@@ -54,10 +55,10 @@ def finetune_jointly(
     with ExitStack() as stack:
         folders = {
             name: stack.enter_context(
-                publish(out_root / name, force=force, need=making.bytes_to_write, inputs=[base], marker="config.json")
+                publish(out_root / name, force=force, need=making.bytes_to_write, inputs=[base], marker=EXPERT)
             )
             for name in tasks
         }
         metrics = making.run(folders, state=state_folder(out_root) if resume else None)
-    clear_state(out_root)
+    clear_state(state_folder(out_root))
     return metrics

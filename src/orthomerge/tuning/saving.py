@@ -1,15 +1,9 @@
-"""Writing an expert as everybody else would: a stock transformers classifier, or a PEFT adapter.
-
-Modules of transformers 5 have other names than the tensors it saves, so the encoder is saved by transformers itself
-and read back; what is written are those names under the family's prefix, the head's beside them, and the config.
-"""
+"""Writing an expert as everybody else would: a stock transformers classifier, or a PEFT adapter."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +13,18 @@ from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.checkpoints.publish import write_json
 from orthomerge.checkpoints.replacing import os_errors
 from orthomerge.checkpoints.shards import write_shards
+from orthomerge.core.sizes import parse_size
+from orthomerge.files.ownership import EXPERT, write_marker
+from orthomerge.files.removal import remove_file
 from orthomerge.models.config import classifier_config, encoder_config
 from orthomerge.models.load import quiet
-from orthomerge.output import companions
-from orthomerge.recipe import parse_size
+from orthomerge.models.processors import companions
+from orthomerge.models.stock import named_tensors
+from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import nn
 
@@ -34,30 +33,29 @@ if TYPE_CHECKING:
 
 __all__ = ["write_adapter", "write_expert"]
 
-_PARTS = {1: ("",), 2: ("hidden.", "")}
-
 
 def write_expert(
-    folder: Path, encoder: nn.Module, head: Head, *, family: Family, base: Path, notes: Mapping[str, Any]
+    folder: Path,
+    encoder: nn.Module,
+    names: Mapping[str, str],
+    head: Head,
+    *,
+    family: Family,
+    base: Path,
+    notes: Mapping[str, Any],
 ) -> None:
-    """Fill a folder with encoder, head (where the family can keep one), tokenizer or processor, and config."""
-    heads = _head_tensors(head, family)
-    names = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
-    with TemporaryDirectory(dir=folder) as place:
-        with quiet(), os_errors():
-            encoder.save_pretrained(place)  # type: ignore[operator]
-        saved = open_checkpoint(Path(place))
-        saved = family.adapt(saved) if family.adapt else saved
-        specs = {family.prefix + key: saved.spec(key) for key in saved}
-        specs |= {name: Spec(tuple(tensor.shape), names[tensor.dtype]) for name, tensor in heads.items()}
-        # Wide elements first, so that all are aligned.
-        order = sorted(specs, key=lambda name: -DTYPES[specs[name].dtype][0])
+    """Fill a folder with encoder, head (where the family can keep one), tokenizer or processor, and config.
 
-        def blocks() -> Iterator[tuple[str, torch.Tensor]]:
-            for name in order:
-                yield name, heads[name] if name in heads else saved[name.removeprefix(family.prefix)]
-
-        write_shards(folder, {name: specs[name] for name in order}, blocks(), most=parse_size("5GB"))
+    `names`: the encoder's tensors on disk, without the family's prefix -> name in the module's state dict.
+    """
+    state = encoder.state_dict()
+    tensors = {family.prefix + key: state[name] for key, name in names.items()}
+    tensors |= named_tensors(family, head) if family.head is not None else {}
+    dtypes = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
+    # Wide elements first, so that all are aligned.
+    order = sorted(sorted(tensors), key=lambda name: -tensors[name].element_size())
+    specs = {name: Spec(tuple(tensors[name].shape), dtypes[tensors[name].dtype]) for name in order}
+    write_shards(folder, specs, ((name, tensors[name].detach()) for name in order), most=parse_size("5GB"))
     _write_documents(folder, head.labels, family=family, base=base, notes=notes)
 
 
@@ -69,10 +67,10 @@ def write_adapter(
         import transformers
 
         adapted.save_pretrained(str(folder), save_embedding_layers=False)
-    (folder / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
+    remove_file(folder / "README.md")  # a form that nobody filled in
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    path.unlink()
+    remove_file(path)
     class_name = family.architecture or family.encoder_class
     config["auto_mapping"] = {
         "base_model_class": class_name,
@@ -86,28 +84,18 @@ def write_adapter(
 def _write_documents(
     folder: Path, labels: tuple[str, ...], *, family: Family, base: Path, notes: Mapping[str, Any]
 ) -> None:
-    """Config last: without it the folder is no model to anybody."""
+    """Config last but one: without it the folder is no model to anybody; then the marker that lists all files."""
     for path in companions(base):
         shutil.copyfile(path, folder / path.name)
-    config = encoder_config(open_checkpoint(base).config or {}, family, "float32")
-    if family.head is not None:
-        config = classifier_config(config, family, labels)
+    config = encoder_config(open_checkpoint(base).config or {}, family)
+    if family.head is None:
+        config |= {"architectures": [family.encoder_class], "dtype": "float32"}
+    else:
+        config = classifier_config(config, family, labels, "float32")
         if family.architecture is None:
             del config["architectures"]
     write_json(folder / "config.json", {**config, "orthomerge": {"labels": list(labels), **notes}})
-
-
-def _head_tensors(head: Head, family: Family) -> dict[str, torch.Tensor]:
-    """The head's tensors by their names in a stock checkpoint; none where the family makes its head from text."""
-    if family.head is None:
-        return {}
-    tensors = head.tensors()
-    return {
-        f"{layer}.{piece}": tensors[part + piece]
-        for layer, part in zip(family.head.layers, _PARTS[len(family.head.layers)], strict=True)
-        for piece in ("weight", "bias")
-        if part + piece in tensors
-    }
+    write_marker(folder, EXPERT, orthomerge=VERSION, notes=dict(notes))
 
 
 def _is_names(item: object) -> bool:

@@ -1,7 +1,8 @@
 """Where an unfinished run stands, so that a killed one goes on from its last epoch to the same result.
 
-Kept in a hidden folder beside the output and removed with success. Only tensors, numbers and text are stored, and read
-back as such; a file of another run, or one that was cut short, counts as none: the run then starts from its beginning.
+Kept in a hidden folder beside the output, which has a marker of ours, and removed with success; of a folder without the
+marker nothing is read, replaced or removed. Only tensors, numbers and text are stored, and read back as such; a file of
+another run, or one that was cut short, counts as none: the run then starts from its beginning.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
+import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.checkpoints.replacing import clear_abandoned, replacing
+from orthomerge.checkpoints.replacing import clear_partials, replacing
 from orthomerge.errors import OutputError
+from orthomerge.files.ownership import STATE, names_in
+from orthomerge.files.removal import remove_tree, remove_working
 from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
@@ -30,33 +34,52 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.tuning.settings import Tuning
 
-__all__ = ["RunState", "clear_state", "fingerprint", "state_folder"]
+__all__ = ["RunState", "clear_state", "fingerprint", "fit_state_folder", "state_folder"]
 
 
 def state_folder(out: Path) -> Path:
-    """The hidden folder beside an output."""
+    """The hidden folder beside an expert that is being trained."""
+    return _beside(out, "tuning")
+
+
+def fit_state_folder(out: Path) -> Path:
+    """The hidden folder beside a merge that is being fitted."""
+    return _beside(out, "fitting")
+
+
+def _beside(out: Path, what: str) -> Path:
     out = Path(os.path.abspath(out.expanduser()))
-    return out.parent / f".{out.name}.tuning"
+    return out.parent / f".{out.name}.{what}"
 
 
-def clear_state(out: Path) -> None:
+def clear_state(folder: Path) -> None:
     """Remove what was kept for an output that is now complete."""
-    shutil.rmtree(state_folder(out), ignore_errors=True)
+    RunState(folder, "").remove()
+
+
+# What torch raises for a file that was cut short, or that something else wrote.
+_UNREADABLE = (
+    AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError,
+    struct.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of the run that `fingerprint` identifies."""
+    """The state of the run that `fingerprint` identifies. `part`: of what, where a run keeps several."""
 
     folder: Path
     fingerprint: str
+    part: str = ""
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace what is there, in one step."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for left in self.folder.glob(".state.*.partial"):
-                clear_abandoned(left)
+            self._check()
+            (self.folder / STATE).touch()
+            self._file.parent.mkdir(exist_ok=True)
+            clear_partials(self._file.parent, ".state")
             with replacing(self._file, ".state") as file:
                 torch.save({"fingerprint": self.fingerprint, **state}, file)
         except (OSError, RuntimeError) as error:  # torch may make the one of the other
@@ -65,21 +88,37 @@ class RunState:
 
     def read(self) -> dict[str, Any] | None:
         """The state, if there is one of this very run."""
-        if not self._file.is_file():
+        self._check()
+        if not self._is_ours() or not self._file.is_file():
             return None
         try:
             state = torch.load(self._file, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, UnpicklingError, KeyError, ValueError):  # cut short, or not ours
+        except _UNREADABLE:
             return None
         return state if isinstance(state, dict) and state.get("fingerprint") == self.fingerprint else None
 
     def remove(self) -> None:
         """Begin from the beginning the next time."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._is_ours():
+            return
+        with suppress(OSError):
+            if self.part:
+                remove_tree(self._file.parent, proof=STATE)
+            else:
+                remove_working(self.folder, proof=STATE)
+
+    def _check(self) -> None:
+        """Refuse a folder with files of somebody else."""
+        if not self._is_ours() and os.path.lexists(self.folder) and next(names_in(self.folder), None) is not None:
+            raise OutputError(f"{self.folder} is where the state of the run is kept, and is not ours; move it away")
+
+    def _is_ours(self) -> bool:
+        marker = self.folder / STATE
+        return marker.is_file() and not marker.is_symlink() and not self.folder.is_symlink()
 
     @property
     def _file(self) -> Path:
-        return self.folder / "state.pt"
+        return self.folder / self.part / "state.pt"
 
 
 def fingerprint(

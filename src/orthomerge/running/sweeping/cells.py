@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.blocks import Evaluate, Kind, Reading, Sweep, SweptMethod
 from orthomerge.errors import RecipeError, nearest
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import find_protocol
 from orthomerge.merging.methods import find_method, make_method, method_maker
+from orthomerge.models.experts import Experts, open_experts
 from orthomerge.recipe import Recipe
+from orthomerge.records import Record
+from orthomerge.running.line import checked_experts
 from orthomerge.strict import schema
 
 if TYPE_CHECKING:
-    from orthomerge.evaluation.evaluate import Question
-    from orthomerge.records import Access, Record, Way
+    from orthomerge.data.task import Split
+    from orthomerge.records import Access, Way
 
 __all__ = [
     "Cell",
@@ -57,15 +62,8 @@ class Variant:
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """The recipe of this merge alone."""
-        return replace(
-            recipe.merging,
-            method=self.method,
-            parameters=dict(self.parameters),
-            seed=recipe.seed + (self.first if self.seeds == 1 else 0),
-            fit=recipe.fit if self.fitted else None,
-            align=None,
-            out=None,
-        )
+        seed = recipe.seed + (self.first if self.seeds == 1 else 0)
+        return recipe.variant(self.method, self.parameters, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -85,27 +83,21 @@ class Readout:
     @property
     def teaches(self) -> bool:
         """Whether it looks at the expert."""
-        from orthomerge.evaluation.aligned import Aligned
-        from orthomerge.evaluation.protocols import find_protocol
+        return "expert" in EvaluationProtocol(self.protocol, aligner=self.aligner).needs
 
-        needs = find_protocol(self.protocol).needs if self.aligner is None else Aligned.needs
-        return bool(needs & {"teacher", "expert"})
-
-    def questions(self, *, first: int, seeds: int, support: Any) -> list[Question]:
-        """What is asked of a model; as often as there are seeds where few inputs are drawn, else once."""
-        from orthomerge.evaluation.evaluate import Question
-
+    def protocols(self, *, first: int, seeds: int, support: Split) -> list[EvaluationProtocol]:
+        """How a model is scored; as often as there are seeds if few inputs are drawn, else once."""
         if not self.asked:
-            return [Question(self.protocol, options=self.options, first=first)]
+            return [EvaluationProtocol(self.protocol, self.options, first=first)]
         return [
-            Question(
+            EvaluationProtocol(
                 self.protocol,
-                shots=shots,
-                seeds=1 if shots is None else seeds,
-                access=kind,
-                support=support,
-                options=self.options,
-                aligner=self.aligner,
+                self.options,
+                shots,
+                1 if shots is None else seeds,
+                kind,
+                support,
+                self.aligner,
                 first=first,
             )
             for shots, kind in self.asked
@@ -206,26 +198,20 @@ def readouts_of(recipe: Recipe) -> list[Readout]:
     found, seen = list[Readout](), set[str]()
     for reading in (*readings, *swept):
         for aligner in reading.aligners:
-            readout = _readout(reading, aligner, recipe.seed, seen)
+            readout = _readout(reading, aligner, seen)
             if readout is not None:
                 found.append(readout)
     return found
 
 
-def _readout(reading: Reading, aligner: str | None, seed: int, seen: set[str]) -> Readout | None:
+def _readout(reading: Reading, aligner: str | None, seen: set[str]) -> Readout | None:
     """What of a reading nobody has asked before; its names and options must exist."""
-    from orthomerge.aligning import chosen_aligner
-    from orthomerge.evaluation.protocols import find_protocol, make_protocol
-
-    if aligner is None:
-        make_protocol(reading.protocol, reading.options)
-        if not find_protocol(reading.protocol).needs:
-            key = json.dumps([reading.protocol, reading.options], sort_keys=True)
-            new = key not in seen
-            seen.add(key)
-            return Readout(reading.protocol, None, reading.options) if new else None
-    else:
-        chosen_aligner(aligner, reading.options, seed=seed)
+    EvaluationProtocol(reading.protocol, reading.options, aligner=aligner).builder()  # checks names and options
+    if aligner is None and not find_protocol(reading.protocol).needs:
+        key = json.dumps([reading.protocol, reading.options], sort_keys=True)
+        new = key not in seen
+        seen.add(key)
+        return Readout(reading.protocol, None, reading.options) if new else None
     asked = []
     for shots in reading.counts:
         for kind in reading.kinds:
@@ -241,24 +227,20 @@ def cells_of(recipe: Recipe) -> list[Cell]:
     _, scored = sweep_of(recipe)
     readouts = readouts_of(recipe)
     return [
-        Cell(variant, question.written(_blank(variant)).way, seed)
+        Cell(variant, protocol.annotate(_blank(variant)).way, seed)
         for variant in variants_of(recipe)
         for readout in readouts
-        for question in readout.questions(first=variant.first, seeds=variant.seeds, support=scored.support)
-        for seed in range(question.first, question.first + question.seeds)
+        for protocol in readout.protocols(first=variant.first, seeds=variant.seeds, support=scored.support)
+        for seed in range(protocol.first, protocol.first + protocol.seeds)
     ]
 
 
 def _blank(variant: Variant) -> Record:
-    from orthomerge.records import Record
-
     return Record("", variant.name, "", "accuracy", 0, 0, 0, 0, variant.seen)
 
 
-def check_sweep(recipe: Recipe) -> list[Cell]:
-    """The cells, after every name and number was checked; headers are read, weights and inputs are not."""
-    from orthomerge.running.line import check_recipe
-
+def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
+    """The cells and the opened experts, after every name and number was checked; headers are read, inputs are not."""
     _, scored = sweep_of(recipe)
     variants, cells = variants_of(recipe), cells_of(recipe)
     if recipe.fit is not None and not any(variant.fitted for variant in variants):
@@ -266,13 +248,14 @@ def check_sweep(recipe: Recipe) -> list[Cell]:
     names = [variant.name for variant in variants] + list(_REFERENCES)
     if scored.against is not None and scored.against not in names:
         raise RecipeError(f"there is no {scored.against!r} to compare with; {nearest(scored.against, names)}")
+    experts = open_experts(recipe.opening)
     tried: set[str] = set()
     for variant in variants:
         make_method(variant.method, variant.parameters, tasks=tuple(recipe.tasks))
         if variant.method not in tried:
             tried.add(variant.method)
-            check_recipe(replace(variant.recipe(recipe), evaluate=scored))
-    return cells
+            experts = checked_experts(variant.recipe(recipe), experts)
+    return cells, experts
 
 
 def _short(value: object) -> str:

@@ -1,45 +1,49 @@
-"""A sweep: a loop over its models, each merged, scored and removed; then tables and a report.
+"""A sweep: a loop over its models, each merged and scored in memory; then tables and a report.
 
 RUN/records.jsonl, predictions/, comparisons.json, notes.json, table.md, run.json, report.html    as of `orthomerge run`
-RUN/validation.jsonl     the same questions on val, where the best is chosen there
+RUN/validation.jsonl     the same on val, if the best is chosen there
 RUN/sweep.csv, sweep.md  every cell, the best for each budget of inputs, and what failed
 RUN/scores/NAME.json     the scores of one model, by which a repeated sweep knows that it is done
-RUN/.sweep/              base, experts and the merge that is being scored; removed at the end
-RUN/merges/NAME          the merges, with `keep: true`
+RUN/merges/NAME          the merges, with `keep: true`; else no model is written
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from orthomerge.api.recipes import carry_out, input_paths
 from orthomerge.blocks import Report
-from orthomerge.checkpoints.publish import MANIFEST, check_room
+from orthomerge.checkpoints.publish import check_room
 from orthomerge.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.comparisons import compare_run
 from orthomerge.evaluation.notes import contamination_notes
-from orthomerge.evaluation.running import Run
+from orthomerge.evaluation.running import Run, put_records, write_derived
 from orthomerge.evaluation.tables import lines
-from orthomerge.pipeline import merge
-from orthomerge.planning import make_plan
+from orthomerge.files.ownership import LOCAL, MANIFEST, why_not_ours
+from orthomerge.files.removal import remove_empty, remove_tree
+from orthomerge.files.run_folder import claim, drop
+from orthomerge.merging.merged import DTYPE_NAMES
+from orthomerge.models.experts import Experts
+from orthomerge.models.model import Model
+from orthomerge.models.modules import loaded
+from orthomerge.models.writing import write_model
 from orthomerge.recipe import Recipe
 from orthomerge.records import Record, write_records, write_whole
 from orthomerge.runinfo import FILE as INFO
 from orthomerge.runinfo import RunInfo, write_info
 from orthomerge.running.digests import digest_of, output_files
-from orthomerge.running.evaluation import RECORDS, written_files
+from orthomerge.running.evaluation import written_files
 from orthomerge.running.info import machine, peak_memory, versions
 from orthomerge.running.ledger import Ledger, open_ledger
 from orthomerge.running.line import read_run_recipe
-from orthomerge.running.models import MODELS, merge_key
+from orthomerge.running.models import MODELS, merge_key, read_back
 from orthomerge.running.sweeping.cells import (
     Cell,
     Variant,
@@ -59,7 +63,8 @@ from orthomerge.version import VERSION
 __all__ = ["Swept", "list_cells", "sweep"]
 
 _STAGE, _PAGE, _VALIDATION = "sweep", "report.html", "validation.jsonl"
-_MERGES, _WORK = "merges", ".sweep"
+_MERGES = "merges"
+_TABLES = ("sweep.md", "sweep.csv")
 _REFERENCES = ("expert", "base")
 _ODD = re.compile(r"[^A-Za-z0-9_.+=@-]+")
 _LONGEST = 100  # letters of a model's name in files
@@ -85,7 +90,7 @@ class Swept:
 def list_cells(recipe: Recipe | str | Path) -> list[Cell]:
     """The cells of a sweep, checked; nothing is done."""
     given, _, _ = read_run_recipe(recipe, "." if isinstance(recipe, Recipe) else None)
-    return check_sweep(given)
+    return check_sweep(given)[0]
 
 
 def sweep(
@@ -104,14 +109,15 @@ def sweep(
     if run is None and not isinstance(recipe, Recipe):
         run = Path("runs") / f"{Path(recipe).stem}-sweep"
     given, text, folder = read_run_recipe(recipe, run)
-    cells = check_sweep(given)
-    with open_ledger(folder, force=force) as ledger, fixed_threads():
-        return _Sweep(given, text, command, ledger, watch or Silent(), force).go(cells, say)
+    cells, experts = check_sweep(given)
+    with open_ledger(folder, force=force, kind="sweep") as ledger, fixed_threads():
+        return _Sweep(given, experts, text, command, ledger, watch or Silent(), force).go(cells, say)
 
 
 @dataclass(frozen=True)
 class _Sweep:
     recipe: Recipe
+    experts: Experts
     text: str
     command: str
     ledger: Ledger
@@ -127,15 +133,13 @@ class _Sweep:
         block, scored = sweep_of(self.recipe)
         splits = splits_of(block, scored)
         models, keys = self._models(), self._keys(splits)
-        if not self.force and any(not name.startswith(_STAGE) for name in self.ledger.entries):
-            raise OutputError(f"{self.run} holds a run that is no sweep; give another --run, or --force to replace it")
         kept = [f"{_STAGE} keeps {name}" for name in models if block.keep and name not in _REFERENCES]
         self._remove_merges(kept)
         self.ledger.keep([_STAGE, *(f"{_STAGE} {name}" for name in models), *kept], models=MODELS)
         self.ledger.write()
         missing = [name for name in models if self.force or not self._is_scored(name, keys[name], kept)]
         self._check_room(len(cells), models, missing, say)
-        scorer = Scorer(self.recipe, self.run, self.run / _WORK, splits, self.watch)
+        scorer = Scorer(self.recipe, self.experts, self.run, splits, self.watch)
         for place, name in enumerate(missing, 1):
             self.watch.begin(name, place=place, count=len(missing))
             self._score(scorer, name, models[name], keys[name], keep=block.keep)
@@ -144,7 +148,6 @@ class _Sweep:
             build(Result, json.loads(self._file(name).read_text(encoding="utf-8")), where=name) for name in models
         ]
         swept = self._finish(scorer, cells, results, digest_of([keys, self.text]))
-        shutil.rmtree(self.run / _WORK, ignore_errors=True)
         return replace(swept, done=len(missing), found=len(models) - len(missing))
 
     def _models(self) -> dict[str, Variant]:
@@ -167,17 +170,19 @@ class _Sweep:
 
         _, scored = sweep_of(self.recipe)
         digests = self.ledger.digests
-        plain = replace(self.recipe.merging, method="average", parameters={}, vector=None, seed=0, align=None, fit=None)
+        plain = self.recipe.variant("average", {}, seed=0)
         shared = [
             {"orthomerge": VERSION, "torch": torch.__version__},
-            merge_key(plain, digests),
+            merge_key(plain, self.experts, digests),
             [asdict(readout) for readout in readouts_of(self.recipe)],
             [splits, scored.support, scored.device, scored.batch],
             [(task, digests.source(source)) for task, source in scored.data.items()],
         ]
         models = self._models().items()
         merges = {
-            name: merge_key(variant.recipe(self.recipe), digests) for name, variant in models if name not in _REFERENCES
+            name: merge_key(variant.recipe(self.recipe), self.experts, digests)
+            for name, variant in models
+            if name not in _REFERENCES
         }
         return {name: digest_of([shared, asdict(variant), merges.get(name)]) for name, variant in models}
 
@@ -189,22 +194,23 @@ class _Sweep:
         """Remove merges that an earlier sweep kept and this one does not."""
         for stage in self.ledger.entries.keys() - set(kept):
             name = stage.removeprefix(f"{_STAGE} keeps ")
-            if name != stage and name == Path(name).name and (self.run / _MERGES / name / MANIFEST).is_file():
-                shutil.rmtree(self.run / _MERGES / name)
+            place = self.run / _MERGES / name
+            if name == stage or name != place.name or place.parent.is_symlink() or not (place / MANIFEST).is_file():
+                continue
+            if why_not_ours(place, MANIFEST, unlisted_but_ours=(LOCAL,)) is None:
+                remove_tree(place, proof=MANIFEST)
         if not kept:
-            with suppress(OSError):
-                (self.run / _MERGES).rmdir()
+            remove_empty(self.run / _MERGES)
 
     def _check_room(
         self, cells: int, models: Collection[str], missing: Collection[str], say: Callable[[str], None]
     ) -> None:
         """Say how much there is to do, and refuse what the disk cannot hold."""
-        block, scored = sweep_of(self.recipe)
-        merges = [name for name in missing if name not in _REFERENCES]
-        count = len(merges) if block.keep else min(len(merges), 1)
-        count += 1 + len(scored.data) if missing else 0
-        size = count * make_plan(variants_of(self.recipe)[0].recipe(self.recipe)).check().bytes_to_write
-        room = f", and {size / 1e9:.2f} GB in {self.run} for {count} models at a time" if missing else ""
+        block, _ = sweep_of(self.recipe)
+        merges = [name for name in missing if name not in _REFERENCES] if block.keep else []
+        dtype = DTYPE_NAMES.get(self.recipe.dtype)
+        size = len(merges) * sum(spec.cast(dtype).nbytes for spec in self.experts.specs.values())
+        room = f", and {size / 1e9:.2f} GB in {self.run} for {len(merges)} models to keep" if merges else ""
         all_merges = len(set(models) - set(_REFERENCES))
         say(f"{cells} cells from {all_merges} merges; {len(missing)} models to score{room}")
         check_room(self.run, size)
@@ -213,35 +219,43 @@ class _Sweep:
         return self.run / "scores" / f"{name}.json"
 
     def _score(self, scorer: Scorer, name: str, variant: Variant, key: str, *, keep: bool) -> None:
-        """Make a model, score it and note that it is done, unless something failed that may not fail again."""
+        """Score a model and note that it is done, unless something failed that may not fail again."""
         self.ledger.begin(f"{_STAGE} {name}")
         started = time.perf_counter()
-        place, tasks = self.run / (_MERGES if keep else _WORK) / name, scorer.benches["test"].tasks
+        place, tasks = self.run / _MERGES / name, scorer.encoded["test"].tasks
         if name == "expert":
-            result = scorer.score(variant, scorer.experts)
+            result = scorer.score(variant, {task: self.experts.teacher(task) for task in tasks})
         elif name == "base":
-            result = scorer.score(variant, dict.fromkeys(tasks, scorer.base))
+            base = self.experts.base.with_heads(self.experts.heads)
+            result = scorer.score(variant, dict.fromkeys(tasks, base))
         else:
             try:
-                self.watch.stage("merging", None)
-                merge(variant.recipe(self.recipe), out=place, force=True, progress=self.watch)
-                result = scorer.score(variant, dict.fromkeys(tasks, place))
+                result = scorer.score(variant, dict.fromkeys(tasks, self._merge(variant, place if keep else None)))
             except OutputError:
                 raise
             except OrthomergeError as error:
                 result = scorer.failed(variant, error)
+        claim(self.run, [self._file(name).relative_to(self.run).as_posix()])
         self._file(name).parent.mkdir(exist_ok=True)
         write_whole(self._file(name), json.dumps(asdict(result), ensure_ascii=False) + "\n")
         predictions = [self.run / record.predictions for record in result.records if record.predictions is not None]
         files = {path: self.ledger.digests.file(path) for path in (self._file(name), *predictions)}
         final = all(failure.lasting for failure in result.failures)
         seconds, memory = time.perf_counter() - started, peak_memory()
-        if name not in _REFERENCES and (place / MANIFEST).is_file():
-            if keep:
-                self.ledger.add(f"{_STAGE} keeps {name}", key, output_files(place), seconds=0.0, memory=memory)
-            else:
-                shutil.rmtree(place)
+        if keep and name not in _REFERENCES and (place / MANIFEST).is_file():
+            self.ledger.add(f"{_STAGE} keeps {name}", key, output_files(place), seconds=0.0, memory=memory)
         self.ledger.add(f"{_STAGE} {name}", key if final else "", files, seconds=seconds, memory=memory)
+
+    def _merge(self, variant: Variant, place: Path | None) -> Model:
+        """Merge or fit now; `place`: where the model is kept."""
+        self.watch.stage("merging", None)
+        recipe = variant.recipe(self.recipe)
+        model = carry_out(recipe, experts=self.experts, progress=self.watch)
+        if place is not None:
+            write_model(model, place, force=True, max_shard_size=recipe.max_shard_size, inputs=input_paths(recipe))
+            return read_back(place, self.experts)
+        loaded(model.encoder)  # computes the weights, which are then kept while the model is scored
+        return model
 
     def _finish(self, scorer: Scorer, cells: Sequence[Cell], results: Sequence[Result], key: str) -> Swept:
         """Everything that comes after the scores; where nothing is new, it is only told."""
@@ -258,7 +272,7 @@ class _Sweep:
         self.ledger.begin(_STAGE)
         started = time.perf_counter()
         facts = tuple(result.facts for result in results if result.facts)
-        files = self._write(swept, whole, validation, contamination_notes(scorer.benches["test"]), facts)
+        files = self._write(swept, whole, validation, contamination_notes(scorer.encoded["test"]), facts)
         digests = {path: self.ledger.digests.file(path) for path in files}
         self.ledger.add(_STAGE, key, digests, seconds=time.perf_counter() - started, memory=peak_memory())
         return swept
@@ -273,16 +287,15 @@ class _Sweep:
     ) -> list[Path]:
         """Every file of the run folder, in an order in which nobody finds what does not belong together."""
         _, scored = sweep_of(self.recipe)
-        for derived in ("notes.json", "comparisons.json", "table.md", "sweep.md", "sweep.csv"):
-            (self.run / derived).unlink(missing_ok=True)
-        write_records(self.run / RECORDS, records)
+        claim(self.run, (_VALIDATION, INFO, *_TABLES))
+        drop(self.run, _TABLES)
+        put_records(self.run, records, {})
+        claim(self.run, _TABLES)
         write_records(self.run / _VALIDATION, validation)
         against = scored.against if any(record.method == scored.against for record in records) else None
         comparisons = compare_run(self.run, against=against, margin=scored.margin / 100)
         notes = [*notes, *_own_notes(swept)]
-        write_whole(self.run / "table.md", Run(list(records), comparisons, notes).markdown() + "\n")
-        for name, document in (("comparisons.json", [asdict(each) for each in comparisons]), ("notes.json", notes)):
-            write_whole(self.run / name, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        write_derived(self.run, Run(list(records), comparisons, notes))
         write_whole(self.run / "sweep.csv", sweep_csv(swept.rows, swept.best, list(scored.data)))
         markdown = sweep_markdown(swept.rows, swept.best, swept.failures, _references(records))
         write_whole(self.run / "sweep.md", markdown)
@@ -298,7 +311,7 @@ class _Sweep:
             manifests=facts,
         )
         write_info(self.run / INFO, info)
-        names = (_VALIDATION, "sweep.csv", "sweep.md", INFO)
+        names = (_VALIDATION, *_TABLES, INFO)
         files = [*written_files(self.run, list(records)), *(self.run / name for name in names)]
         if swept.page is not None:
             from orthomerge.report.report import report

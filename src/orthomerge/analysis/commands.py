@@ -1,0 +1,62 @@
+"""Command lines that a verdict suggests for a saved model and data on disk."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from orthomerge.models.opening import Opening
+
+if TYPE_CHECKING:
+    from orthomerge.models.experts import Experts
+
+__all__ = ["suggested_commands"]
+
+_OPTIONS = ("family", "encoder_prefix", "pooling", "ignore", "missing", "check_base")
+
+
+def suggested_commands(
+    folder: str,
+    data: Mapping[str, str],
+    experts: Experts,
+    *,
+    aligner: str = "auto",
+    base: str | None = None,
+    moved: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """By kind, see `Case`. A saved model knows its base and experts; `base` and `moved`: those that lie elsewhere now.
+
+    `refit` merges anew and so names all of them; it is left out where a command line cannot say how they are opened.
+    """
+    where, out = shlex.quote(folder), shlex.quote(folder.rstrip("/"))
+    inputs = _options("--data", data)
+    places = ([f"--base {shlex.quote(base)}"] if base is not None else []) + _options("--expert", moved or {})
+    known = " ".join((*inputs, *places))
+    commands = {
+        "align": f"orthomerge align {where} --aligner {aligner} {known} --out {out}-aligned",
+        "probe": f"orthomerge evaluate {where} {known} --protocol current --protocol probe",
+    }
+    sources = _sources(experts, tuple(data))
+    if sources is not None:
+        commands["refit"] = f"orthomerge merge --method realign {' '.join((*sources, *inputs))} --out {out}-realigned"
+    return commands
+
+
+def _sources(experts: Experts, tasks: tuple[str, ...]) -> list[str] | None:
+    """Base and experts, and how they are opened; None if an expert is in memory, or described by more than its path."""
+    opening = experts.opening
+    chosen = {task: opening.experts[task] for task in tasks}
+    described = any(expert.prefix or expert.labels or expert.head for expert in chosen.values())
+    if opening.base is None or experts.live or described:
+        return None
+    usual = Opening(opening.experts)
+    options = {name: getattr(opening, name) for name in _OPTIONS if getattr(opening, name) != getattr(usual, name)}
+    settings = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
+    paths = {task: expert.path for task, expert in chosen.items()}
+    return [f"--base {shlex.quote(opening.base)}", *_options("--expert", paths), *_options("--set", settings)]
+
+
+def _options(flag: str, values: Mapping[str, str]) -> list[str]:
+    return [f"{flag} {shlex.quote(f'{name}={value}')}" for name, value in values.items()]

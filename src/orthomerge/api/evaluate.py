@@ -1,0 +1,127 @@
+"""Score models on labelled data and compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeGuard
+
+from orthomerge.api.load import resolve
+from orthomerge.core.progress import SILENT, Progress
+from orthomerge.data.tasks import labelled_tasks
+from orthomerge.errors import RecipeError
+from orthomerge.evaluation.comparisons import MARGIN
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.scores import Scores, score
+from orthomerge.evaluation.subject import Subject, told_apart
+from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import Experts
+from orthomerge.models.model import Model
+from orthomerge.models.reopening import reopen_experts
+
+__all__ = ["Named", "Reference", "evaluate", "subjects_of"]
+
+Reference = Literal["base", "expert"]
+One = Model | Subject | str | Path
+Named = One | Sequence[One] | Mapping[str, One]
+
+
+def evaluate(
+    models: Named,
+    data: Mapping[str, Any],
+    *,
+    protocols: Sequence[str | EvaluationProtocol] = ("current",),
+    experts: Experts | Mapping[str, Any] | None = None,
+    base: Any = None,
+    references: Sequence[Reference] = (),
+    against: str | None = None,
+    margin: float = MARGIN,
+    suite: str | None = None,
+    encoding: Encoding | None = None,
+    progress: Progress = SILENT,
+) -> Scores:
+    """Score models on the test inputs of `data` (labelled, by task) and compare them; nothing is written.
+
+    `models`: one or several models or paths of saved ones, by name if names matter. `protocols`: names of protocols
+    and aligners, or `EvaluationProtocol` objects. `experts`: those that the models were made from, or a model per task;
+    else the first model's are opened again if they are needed, and `experts` and `base` say where they are now.
+    `references`: also score the base with the experts' heads, and the experts. `against`: the name that others are
+    compared with, the best if None. `margin`: a share below which two may be called comparable. `suite`: a name for the
+    records.
+    """
+    chosen = [EvaluationProtocol.of(protocol) for protocol in protocols]
+    if not chosen:
+        raise RecipeError("'protocols' is empty: name at least one, or leave it out")
+    for protocol in chosen:
+        protocol.builder()  # checks its options before any work
+    subjects, first = subjects_of(models, data)
+    labels = {task: model.head(task).labels for subject in reversed(subjects) for task, model in subject.models.items()}
+    tasks = labelled_tasks(data, labels, first.model.family.modality)
+    needed = any("expert" in protocol.needs for protocol in chosen)
+    if not isinstance(experts, Experts) and not _are_models(experts) and (experts or needed or references):
+        wanted = tuple(tasks) if needed or not experts else tuple(experts)
+        experts = reopen_experts(first.model, folder=first.folder, base=base, experts=experts, tasks=wanted)
+    teachers = _teachers(experts, tasks)
+    subjects = [*_references(references, experts, teachers), *subjects]
+    encoded = EncodedTasks(tasks, teachers, encoding or Encoding(), progress)
+    return score(subjects, chosen, encoded, suite=suite, against=against, margin=margin)
+
+
+def _are_models(experts: object) -> TypeGuard[Mapping[str, Model]]:
+    values = list(experts.values()) if isinstance(experts, Mapping) else []
+    return bool(values) and all(isinstance(value, Model) for value in values)
+
+
+def _teachers(experts: Experts | Mapping[str, Model] | None, tasks: Iterable[str]) -> dict[str, Model]:
+    """The expert of each task that there is one of."""
+    if isinstance(experts, Experts):
+        return {task: experts.teacher(task) for task in tasks if task in experts.tasks}
+    return {task: experts[task] for task in tasks if task in experts} if experts else {}
+
+
+def _references(
+    names: Sequence[Reference], experts: Experts | Mapping[str, Model] | None, teachers: Mapping[str, Model]
+) -> Iterator[Subject]:
+    """The base with the experts' heads, and the experts."""
+    if "base" in names:
+        if not isinstance(experts, Experts):
+            raise RecipeError("the base is scored with experts that were opened with it; give these as 'experts'")
+        yield Subject("base", dict.fromkeys(teachers, experts.base.with_heads(experts.heads)))
+    if "expert" in names:
+        yield Subject("expert", teachers)
+
+
+@dataclass(frozen=True)
+class _First:
+    """The first model, and the folder that it was loaded from."""
+
+    model: Model
+    folder: Path | None
+
+
+def subjects_of(models: Named, tasks: Iterable[str]) -> tuple[list[Subject], _First]:
+    """What is scored, each under a name of its own, and the first model."""
+    items: list[tuple[str | None, One]]
+    if isinstance(models, Mapping):
+        items = list(models.items())
+    else:
+        several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        items = [(None, model) for model in several]
+    subjects, first, folders = list[Subject](), list[_First](), list[str]()
+    for name, item in items:
+        if isinstance(item, Subject):
+            subjects.append(item if name is None else replace(item, name=name))
+            first.append(_First(next(iter(item.models.values())), None))
+            folders.append("")
+            continue
+        model, folder = resolve(item)
+        for task in tasks:
+            model.head(task)
+        subjects.append(Subject.of(model, tasks, name=name))
+        first.append(_First(model, folder))
+        folders.append(folder.name if folder else "")
+    if not subjects:
+        raise RecipeError("there is no model to score: give at least one")
+    return (subjects if isinstance(models, Mapping) else told_apart(subjects, folders)), first[0]

@@ -1,0 +1,77 @@
+"""Merge experts into one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.api.open import Named, opening_of
+from orthomerge.errors import RecipeError
+from orthomerge.merging.checks import check_merge
+from orthomerge.merging.chosen import chosen_method, origin_of
+from orthomerge.merging.merged import MergedTensors
+from orthomerge.models.experts import Experts, open_experts
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Split
+    from orthomerge.models.model import Model
+
+__all__ = ["AUTO", "merge", "merge_opened"]
+
+AUTO = "auto"
+_PLAIN, _FITTED = "task_arithmetic", "realign"  # what "auto" is without inputs, and with them
+
+
+def merge(
+    experts: Experts | Named,
+    method: Any = AUTO,
+    *,
+    base: Any = None,
+    data: Any = None,
+    dtype: str = "keep",
+    seed: int = 0,
+    device: str | None = None,
+    vector: str | None = None,
+    split: Split = "train",
+    limit: int | None = None,
+    **options: Any,
+) -> Model:
+    """Merge experts into one model with all their heads; nothing is computed before its weights are used.
+
+    `experts`: as for `open`, or what `open` gave. `method`: a name with its `options`, or an object such as
+    `Ties(density=0.2)`. `data`: unlabelled inputs by task, for methods that are fitted to inputs; these are fitted now.
+    `vector`: an expression over the task vectors, such as "c + (b - a)". `device`: where a fit, or a method that
+    decomposes matrices, is computed.
+    """
+    if not isinstance(experts, Experts):
+        opening, live = opening_of(experts, base=base)
+        experts = open_experts(opening, live)
+    elif base is not None:
+        raise RecipeError("these experts were opened with their base already; leave 'base' out")
+    if isinstance(method, str) and method == AUTO:
+        method = _PLAIN if data is None else _FITTED
+    if data is not None:
+        from orthomerge.api.fit import fit
+
+        where = device or "auto"
+        return fit(experts, method, data, options, dtype=dtype, seed=seed, device=where, split=split, limit=limit)
+    return merge_opened(experts, method, options, dtype=dtype, seed=seed, device=device or "cpu", vector=vector)
+
+
+def merge_opened(
+    experts: Experts,
+    method: Any,
+    options: Mapping[str, Any],
+    *,
+    dtype: str = "keep",
+    seed: int = 0,
+    device: str = "cpu",
+    vector: str | None = None,
+) -> Model:
+    """A merge without inputs, by a method's name and options or by an object that is a method."""
+    name, chosen, used = chosen_method(experts, method, options, seed=seed, vector=vector)
+    check_merge(experts, name, device=device, vector=vector)
+    if hasattr(chosen, "fit"):
+        raise RecipeError(f"{name!r} is fitted to inputs: give them as 'data' (--data TASK=PATH for every expert)")
+    tensors = MergedTensors(experts, chosen, None if dtype == "keep" else dtype, vector, device)
+    return experts.model(tensors, experts.heads, origin_of(experts, name, used, seed=seed, vector=vector))

@@ -1,0 +1,34 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from orthomerge.errors import RecipeError
+
+__all__ = ["parse_size"]
+
+_MOST_SIZE = 1 << 62
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+def parse_size(size: str | int) -> int:
+    """Bytes from `5GB`, `100MiB` or a plain number."""
+    text = str(size) if isinstance(size, str) or abs(size) < _MOST_SIZE else "a very large number"
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = found.group(2).upper() if found else "?"
+    count = float(found.group(1)) * _UNITS.get(unit, 0) if found else 0
+    if not 1 <= count < _MOST_SIZE:
+        known = ", ".join(filter(None, _UNITS))
+        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {text!r:.60}; known units: {known}")
+    return int(count)

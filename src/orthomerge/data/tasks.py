@@ -1,0 +1,65 @@
+"""A user's data as tasks, with labels in the order of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from orthomerge.data.labels import match_labels
+from orthomerge.data.reading import read_inputs, read_task
+from orthomerge.data.task import Examples, Modality, Split, Task
+from orthomerge.errors import IncompatibleError, RecipeError, nearest
+
+__all__ = ["labelled_tasks", "unlabelled_tasks"]
+
+Labels = Mapping[str, tuple[str, ...]]
+
+
+def unlabelled_tasks(
+    data: Mapping[str, Any], labels: Labels, modality: str, *, split: Split, limit: int | None = None, seed: int = 0
+) -> dict[str, Task]:
+    """The inputs of one split by task, without labels; a source may also be a list of inputs.
+
+    `labels`: of the heads that will read them.
+    """
+    _check_names(data, labels)
+    tasks = {}
+    for task, source in data.items():
+        given = _bare(task, source, labels[task], modality, split) if isinstance(source, list) else source
+        tasks[task] = read_inputs(given, name=task, labels=labels[task], split=split, limit=limit, seed=seed)
+    _check_modality(tasks, modality)
+    return tasks
+
+
+def _bare(name: str, inputs: list[Any], labels: tuple[str, ...], modality: str, split: Split) -> Task:
+    """A list of texts or pictures as a task."""
+    return Task(name, labels, cast("Modality", modality), {split: Examples(inputs, None, split)})
+
+
+def labelled_tasks(data: Mapping[str, Any], labels: Labels, modality: str) -> dict[str, Task]:
+    """All splits by task, labels in the order of the heads."""
+    _check_names(data, labels)
+    tasks = {
+        task: match_labels(replace(source if isinstance(source, Task) else read_task(source), name=task), labels[task])
+        for task, source in data.items()
+    }
+    _check_modality(tasks, modality)
+    return tasks
+
+
+def _check_names(data: Mapping[str, Any], labels: Labels) -> None:
+    if not data:
+        raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
+    for task in data:
+        if task not in labels:
+            raise RecipeError(f"there is data of {task!r}, but no task of that name; {nearest(task, labels)}")
+
+
+def _check_modality(tasks: Mapping[str, Task], modality: str) -> None:
+    for name, task in tasks.items():
+        if task.modality != modality:
+            raise IncompatibleError(
+                f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
+                "give the data that its expert was trained on"
+            )

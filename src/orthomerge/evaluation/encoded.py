@@ -1,0 +1,92 @@
+"""Tasks as models encode them: features of what is scored now stay in memory, those of others in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from orthomerge.core.progress import SILENT, Progress
+from orthomerge.data.task import Split, Task
+from orthomerge.errors import IncompatibleError, RecipeError, nearest
+from orthomerge.heads import head_of, logits_of
+from orthomerge.models.encoding import Encoding, encode
+
+if TYPE_CHECKING:
+    from orthomerge.alignment.aligner import Extra
+    from orthomerge.features.features import Features
+    from orthomerge.heads import Head
+    from orthomerge.models.encoder import Encoder
+    from orthomerge.models.model import Model
+
+__all__ = ["EncodedTasks", "labels_in"]
+
+_Key = tuple["Encoder", str, Split, str | None, int | None]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTasks:
+    """`tasks`: with labels in the order of the heads. `teachers`: the expert of each task, as a model."""
+
+    tasks: Mapping[str, Task]
+    teachers: Mapping[str, Model] = field(default_factory=dict)
+    how: Encoding = field(default_factory=Encoding)
+    progress: Progress = SILENT
+
+    @cached_property
+    def _features(self) -> dict[_Key, Features]:
+        return {}
+
+    def features(self, model: Model, task: str, split: Split, *, reader: Head | None = None) -> Features:
+        """What the head of a task reads of one split, with the labels of the inputs; `reader`: another head that reads
+        them instead.
+        """
+        head = reader or head_of(self.classifier(model, task))
+        key = (model.encoder, task, split, head.pooling, head.max_length)
+        if key not in self._features:
+            examples = self.tasks[task][split]
+            self.progress.stage(f"encoding {task}/{split} with {model.title} ({len(examples)} inputs)", None)
+            self._features[key] = encode(model, examples, task=task, head=head, how=self.how)
+        return self._features[key]
+
+    def keep(self, models: Collection[Model]) -> None:
+        """Let go of all features in memory but those of some models; all are in the cache."""
+        encoders = {model.encoder for model in models}
+        for key in [key for key in self._features if key[0] not in encoders]:
+            del self._features[key]
+
+    def classifier(self, model: Model, task: str) -> Head | Extra:
+        """What reads a task in a model; its labels must be the task's, in the same order."""
+        classifier = model.head(task)
+        labels = self.tasks[task].labels
+        numbered = tuple(f"LABEL_{number}" for number in range(len(labels)))
+        if classifier.labels not in (labels, numbered):
+            raise IncompatibleError(
+                f"the head of {task!r} in {model.title!r} has other labels than the data, or another order; "
+                "match the data's labels to the expert's first (orthomerge.data.labels.match_labels)"
+            )
+        return classifier
+
+    def teacher(self, task: str) -> Model:
+        """The expert of a task."""
+        if task not in self.teachers:
+            raise RecipeError(f"the expert of {task!r} is needed as teacher; say where it is: --expert {task}=PATH")
+        return self.teachers[task]
+
+    def teacher_logits(self, task: str, split: Split) -> torch.Tensor:
+        """The expert's logits on one split of its task."""
+        expert = self.teacher(task)
+        return logits_of(self.classifier(expert, task), self.features(expert, task, split).values)
+
+
+def labels_in(tasks: Mapping[str, Task], task: str, split: Split) -> torch.Tensor:
+    """The labels [n] of one split of a task, without which it cannot be scored."""
+    if task not in tasks:
+        raise RecipeError(f"there is no data of {task!r}; {nearest(task, tasks)}")
+    labels = tasks[task][split].labels
+    if labels is None:
+        raise RecipeError(f"the {split} split of {task!r} has no labels; accuracy needs them: give labelled data")
+    return torch.tensor(labels, dtype=torch.int64)

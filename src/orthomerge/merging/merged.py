@@ -1,0 +1,184 @@
+"""A merge as tensors that are computed when somebody streams them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float, torch_dtype
+from orthomerge.checkpoints.lora import Adapter, AdapterSource
+from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError
+from orthomerge.features.extract import device_of
+from orthomerge.merging.device import LARGER, OnDevice, SeenThere
+from orthomerge.merging.expressions import evaluate
+from orthomerge.merging.stream import MEMORY, is_out_of_memory, merge_blocks, prepare
+from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
+from orthomerge.models.split import TIED
+from orthomerge.models.tensors import in_writing_order
+from orthomerge.models.weights import EncoderWeights
+
+if TYPE_CHECKING:
+    from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
+    from orthomerge.models.experts import Experts, Source
+
+__all__ = ["DTYPE_NAMES", "MergedTensors", "check_tied", "copied_tensor", "task_vectors"]
+
+DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+_SHARES = (1, 8)  # by how much blocks shrink when memory runs out
+
+
+@dataclass(frozen=True, eq=False)
+class MergedTensors:
+    """`dtype`: of the result; None keeps the base's. `vector`: an expression over the task vectors. `device`: for
+    methods that decompose matrices.
+    """
+
+    experts: Experts
+    method: TensorMethod | SurveyMethod
+    dtype: str | None = None
+    vector: str | None = None
+    device: str = "cpu"
+
+    @cached_property
+    def specs(self) -> Mapping[str, Spec]:
+        target = DTYPE_NAMES[self.dtype] if self.dtype else None
+        parts = self.experts.parts
+        specs = {**parts.merged, **parts.copied}
+        return in_writing_order({key: spec.cast(target) for key, spec in specs.items()})
+
+    @cached_property
+    def vectors(self) -> TaskVectors:
+        return task_vectors(self.experts, self.vector, order=self.specs)
+
+    def prepared(self, vectors: TaskVectors) -> TensorMethod:
+        """The method, after its survey of all vectors where it takes one, which is done once."""
+        if "_prepared" not in self.__dict__:
+            seen = vectors if self.device == "cpu" else SeenThere(vectors, device_of(self.device))
+            self.__dict__["_prepared"] = prepare(self.method, seen)
+        method: TensorMethod = self.__dict__["_prepared"]
+        return method
+
+    def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """The merged encoder in order. When memory runs out, the rest is computed in smaller tiles, which change no bit
+        of the result.
+        """
+        sent: dict[str, int] = {}  # elements of each tensor that have left
+        for share in _SHARES:
+            again = dict(sent)
+            try:
+                for key, block in self._attempt(share):
+                    known = min(again.get(key, 0), block.numel())
+                    again[key] = again.get(key, 0) - known
+                    if known < block.numel() or not known:
+                        yield key, block[known:]
+                        sent[key] = sent.get(key, 0) + block.numel() - known
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            else:
+                return
+        raise OrthomergeError(
+            f"there is not enough memory to merge {len(self.experts.tasks)} experts, even in blocks an eighth as "
+            "large; close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
+        )
+
+    def _attempt(self, share: int) -> Generator[tuple[str, torch.Tensor], None, None]:
+        copied, vectors = self.experts.parts.copied, replace(self.vectors, tile=max(TILE // share, 1))
+        method, memory = self.prepared(vectors), MEMORY // share
+        if self.device != "cpu":
+            method, memory = OnDevice(method, device_of(self.device)), LARGER * memory
+        workers = None if share == 1 else 1
+        with closing(merge_blocks(vectors, method, self._cast, workers=workers, memory=memory)) as merged:
+            for key, spec in self.specs.items():
+                if key in copied:
+                    yield key, copied_tensor(self.experts, key, spec)
+                    continue
+                left = spec.numel
+                while left:
+                    name, weights = next(merged)
+                    left -= weights.numel()
+                    yield name, weights
+
+    def _cast(self, block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
+        """To the dtype of the output, once; what does not fit is an error."""
+        key = block.site.key
+        dtype = self.specs[key].dtype
+        cast = weights.to(torch_dtype(dtype))
+        if not torch.isfinite(cast.float().sum()) and not torch.isfinite(cast.float()).all():
+            largest = float(weights.abs().max())
+            raise NumericalError(
+                f"{key!r} does not fit into {dtype} after the merge (largest magnitude {largest:.3g}); "
+                "use a smaller scale, or --dtype float32 or bfloat16"
+            )
+        return key, cast.reshape(-1)
+
+
+def task_vectors(
+    experts: Experts, vector: str | None = None, *, order: Mapping[str, Spec] | None = None
+) -> TaskVectors:
+    """The experts' task vectors, lazy, in writing order; with an expression, the one that it stands for."""
+    parts = experts.parts
+    merged = [key for key in order or experts.specs if key in parts.merged]
+    base = EncoderWeights(parts.base, {key: parts.base_split.names[key] for key in merged})
+    vectors = {task: TaskVector(base, ((1.0, _delta(source, merged)),)) for task, source in parts.sources.items()}
+    return TaskVectors({"vector": evaluate(vector, vectors)} if vector is not None else vectors)
+
+
+def _delta(source: Source, merged: list[str]) -> Difference | AdapterSource:
+    names = source.split.names
+    if isinstance(source.checkpoint, Adapter):
+        return AdapterSource(source.checkpoint, names)
+    return Difference(EncoderWeights(source.checkpoint, names), frozenset(key for key in merged if key not in names))
+
+
+def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
+    """A tensor of the base as it is; integer buffers must be the same in every expert that has them."""
+    parts = experts.parts
+    name = parts.base_split.names[key]
+    tensor = parts.base.read(name, 0, spec.numel)
+    for task, source in parts.sources.items():
+        other = source.split.names.get(key)
+        if is_float(spec.dtype) or other is None or not isinstance(source.checkpoint, Checkpoint):
+            continue
+        if not torch.equal(tensor, source.checkpoint.read(other, 0, spec.numel).to(tensor.dtype)):
+            raise IncompatibleError(
+                f"the integer buffer {key!r} differs between the base and expert {task!r} "
+                f"({source.checkpoint.origin(other)}); such tensors cannot be merged: use experts of the same base"
+            )
+    cast = tensor.to(torch_dtype(spec.dtype))
+    if is_float(spec.dtype) and not torch.isfinite(cast.float()).all():
+        raise NumericalError(
+            f"{name!r} in the base ({parts.base.origin(name)}) holds NaN or infinity, or does not fit into "
+            f"{spec.dtype}; find a sound checkpoint, or list it under 'ignore'"
+        )
+    return cast
+
+
+def check_tied(experts: Experts) -> None:
+    """Weights under two names must be the same under both; of two that differ, nobody can say which counts."""
+    parts = experts.parts
+    splits = [(parts.base, parts.base_split), *((each.checkpoint, each.split) for each in parts.sources.values())]
+    for source, split in splits:
+        for name, why in split.left_out.items():
+            twin = split.names.get(why.removeprefix(TIED)) if why.startswith(TIED) else None
+            if twin is None or not isinstance(source, Checkpoint) or source.entry(name) == source.entry(twin):
+                continue
+            _check_same(source, name, twin)
+
+
+def _check_same(source: Checkpoint, name: str, twin: str) -> None:
+    for start, stop in _runs(source.spec(name).numel):
+        if not torch.equal(source.read(name, start, stop), source.read(twin, start, stop)):
+            raise IncompatibleError(
+                f"{source.path}: {name!r} and {twin!r} must be one tensor and differ from element {start} on; "
+                "save the model again with the stock class, which ties them"
+            )
+
+
+def _runs(count: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + TILE, count)) for start in range(0, count, TILE))

@@ -1,0 +1,68 @@
+"""Features of inputs under a model's encoder, by content: the same weights never see the same inputs twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orthomerge.features.cache import FeatureCache, FeatureKey
+from orthomerge.features.extract import Precision, device_of, extract
+from orthomerge.heads import head_of
+
+if TYPE_CHECKING:
+    from orthomerge.data.processing import Processor
+    from orthomerge.data.task import Examples
+    from orthomerge.features.features import Features
+    from orthomerge.heads import Head
+    from orthomerge.models.model import Model
+
+__all__ = ["Encoding", "encode"]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How inputs are encoded. `cache`: None to compute anew. `processor`: instead of each model's own."""
+
+    cache: FeatureCache | None = field(default_factory=FeatureCache)
+    device: str = "auto"
+    precision: Precision = "float32"
+    batch: int = 64
+    processor: Processor | None = None
+
+
+def encode(
+    model: Model, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
+) -> Features:
+    """The features [n, d] that a head reads; `head`: the model's own for this task, if none is given."""
+    how = how or Encoding()
+    device_of(how.device)  # a device that does not exist is refused even where nothing is left to encode
+    reader = head or head_of(model.head(task))
+    pooling = reader.pooling or model.family.default_pooling
+    processor = how.processor or model.processor.processor(reader.max_length)
+
+    def compute() -> Features:
+        encoder, family = model.encoder.runner(pooling)
+        return extract(
+            encoder,
+            family,
+            pooling,
+            examples,
+            processor,
+            task=task,
+            batch=how.batch,
+            device=how.device,
+            autocast=how.precision,
+        )
+
+    if how.cache is None:
+        return compute()
+    key = FeatureKey.of(
+        examples,
+        processor,
+        weights=model.digest,
+        family=model.family.name,
+        pooling=pooling,
+        task=task,
+        autocast=how.precision,
+    )
+    return how.cache.get_or_make(key, compute)

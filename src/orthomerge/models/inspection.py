@@ -1,0 +1,110 @@
+"""What a checkpoint is, in one document: family, tensors, dtypes, head, hashes, NaN count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from orthomerge.checkpoints.checkpoint import Checkpoint, is_float
+from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.opening import open_expert
+from orthomerge.errors import OrthomergeError
+from orthomerge.models.families import family_for
+from orthomerge.models.manifest import read_manifest
+from orthomerge.models.saved import is_output, read_model, verify_folder
+from orthomerge.models.split import split_base
+
+__all__ = ["inspect_checkpoint"]
+
+_STEP = 1 << 22
+
+
+def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, Any]:
+    """Look at a checkpoint, an adapter or an output of ours; with `headers` the weights are not read."""
+    if is_output(Path(reference).expanduser()):
+        return _describe_output(Path(reference).expanduser(), headers=headers)
+    source = open_expert(reference)
+    entries = source.entries if isinstance(source, Checkpoint) else source.stored
+    config = source.config or {}
+    found: dict[str, Any] = {
+        "path": str(source.path),
+        "format": "checkpoint" if isinstance(source, Checkpoint) else "LoRA adapter",
+        "model_type": config.get("model_type") if isinstance(source, Checkpoint) else config.get("peft_type"),
+        "parameters": sum(prod(entry.spec.shape) for entry in entries.values() if is_float(entry.spec.dtype)),
+        "dtypes": dict(Counter(entry.spec.dtype for entry in entries.values())),
+    }
+    if isinstance(source, Checkpoint):
+        found |= _describe_model(source)
+        found["aliases"] = dict(source.aliases)
+    found["files"] = {
+        file.path.name: {"size": file.size}
+        | ({} if headers else {"sha256": RawFile(file.path, algorithm="sha256").digest().removeprefix("sha256:")})
+        for file in source.files
+    }
+    if not headers:
+        found["non_finite"] = {name: bad for name, entry in entries.items() if (bad := _non_finite(entry))}
+    found["tensors"] = {name: {"dtype": e.spec.dtype, "shape": list(e.spec.shape)} for name, e in entries.items()}
+    return found
+
+
+def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
+    """A merged model, by its manifest and the headers of its encoder."""
+    manifest, model = read_manifest(folder), read_model(folder, verify=False)
+    specs = model.weights.specs
+    document: dict[str, Any] = {
+        "path": str(folder),
+        "format": "merged model",
+        "written_by": manifest["orthomerge"],
+        "family": model.family.name,
+        "method": manifest["method"],
+        "tasks": {
+            task: {"labels": head["labels"], "pooling": head["pooling"], "stock_class": head["class"]}
+            for task, head in manifest["heads"].items()
+        },
+        "made_from": {
+            "base": manifest["inputs"]["base"]["name"],
+            **{task: entry["name"] for task, entry in manifest["inputs"]["experts"].items()},
+        },
+        "access": model.origin.access,
+        "parameters": sum(spec.numel for spec in specs.values() if is_float(spec.dtype)),
+        "dtypes": dict(Counter(spec.dtype for spec in specs.values())),
+        "notes": manifest["notes"],
+    }
+    if not headers:
+        document["problems"] = verify_folder(folder)
+    document["tensors"] = {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in specs.items()}
+    return document
+
+
+def _describe_model(source: Checkpoint) -> dict[str, Any]:
+    config = source.config or {}
+    try:
+        family = family_for(str(config.get("model_type")), source)
+    except OrthomergeError:
+        return {"family": None}
+    adapted = family.adapt(source) if family.adapt else source
+    split = split_base({key: adapted.spec(key) for key in adapted}, family)
+    head = {
+        name: list(adapted.spec(name).shape) for name, why in split.left_out.items() if why == "the base's own head"
+    }
+    labels = config.get("id2label")
+    return {
+        "family": family.name,
+        "encoder_tensors": len(split.names),
+        "head": head,
+        "labels": list(labels.values()) if head and isinstance(labels, dict) else [],
+        "left_out": sorted(set(split.left_out) - set(head)),
+        "unknown": list(split.unknown),
+    }
+
+
+def _non_finite(entry: Any) -> int:
+    import torch
+
+    if not is_float(entry.spec.dtype):
+        return 0
+    step = entry.spec.numel if entry.strides is not None else _STEP
+    runs = range(0, entry.spec.numel, max(step, 1))
+    return sum(int((~torch.isfinite(entry.read(s, min(s + step, entry.spec.numel)).float())).sum()) for s in runs)

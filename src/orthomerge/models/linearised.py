@@ -1,0 +1,170 @@
+"""An encoder replaced by its tangent: f_lin(x; theta) = f(x; theta_b) + J(x) tau, with tau = theta - theta_b.
+
+Ortiz-Jimenez et al. 2023, arXiv 2305.12827. Features f [B, d] are those that the head reads; J(x) tau comes from one
+forward-mode pass at theta_b, the encoder in eval mode. Task vectors of such experts add up exactly in function space,
+so what is merged from them must be evaluated as f_lin too: `linearise`.
+
+Differs from the paper: the parameters that are trained are tau, so weight decay draws towards theta_b, not zero.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+from torch.func import functional_call, jvp
+
+from orthomerge.errors import IncompatibleError, nearest
+
+if TYPE_CHECKING:
+    from orthomerge.models.encoder import Encoder
+    from orthomerge.models.family import Family
+    from orthomerge.models.model import Model
+
+__all__ = ["LinearisedEncoder", "deltas_between", "linearise", "linearised_features", "tangent"]
+
+
+class LinearisedEncoder(nn.Module):
+    """Features of the tangent model. `deltas` (tau) are by the encoder's parameter names.
+
+    Those left out are held at zero; where none are given, all start from zero and can be trained.
+    The encoder is switched to eager attention: fused kernels have no forward-mode derivative.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        pooling: str,
+        encoder: nn.Module,
+        deltas: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        super().__init__()
+        _load_rules()
+        if callable(switch := getattr(encoder, "set_attn_implementation", None)):
+            switch("eager")
+        self.encoder = encoder.eval().requires_grad_(False)
+        self._family, self._pooling = family, pooling
+        known = dict(encoder.named_parameters())
+        for name, delta in deltas.items():
+            if name not in known:
+                raise IncompatibleError(f"the encoder has no parameter {name!r}; {nearest(name, known)}")
+            if delta.shape != known[name].shape:
+                shapes = f"{tuple(delta.shape)}, but {tuple(known[name].shape)} in the encoder"
+                raise IncompatibleError(f"the delta of {name!r} is {shapes}")
+        self.names = tuple(name for name in known if not deltas or name in deltas)
+        # A parameter's name may not contain dots, so they lie in a list.
+        self.deltas = nn.ParameterList(
+            torch.zeros_like(known[name]) if not deltas else deltas[name].detach().to(known[name]).clone()
+            for name in self.names
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        """The tangent is taken in eval mode, whatever the mode of what is around it."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """f(x; theta_b) + J(x) tau, [B, d]."""
+        features, change = self._push(batch)
+        return features + change
+
+    def change(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """J(x) tau, [B, d]."""
+        return self._push(batch)[1]
+
+    def tuned(self) -> nn.Module:
+        """An ordinary encoder with the weights theta_b + tau."""
+        encoder = copy.deepcopy(self.encoder)
+        parameters = dict(encoder.named_parameters())
+        with torch.no_grad():
+            for name, delta in zip(self.names, self.deltas, strict=True):
+                parameters[name].add_(delta)
+        return encoder
+
+    def _push(self, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        base = dict(self.encoder.named_parameters())
+        primals = {name: base[name].detach() for name in self.names}
+        tangents = dict(zip(self.names, self.deltas, strict=True))
+
+        def features(parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            return self._family.features(_Functional(self.encoder, parameters), batch, self._pooling)
+
+        pushed = jvp(features, (primals,), (tangents,))
+        return pushed[0], pushed[1]
+
+
+@cache
+def _load_rules() -> None:
+    """Have torch load its forward-mode rules; it compiles some of them in a way that it warns about itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=DeprecationWarning)
+        jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
+
+
+class _Functional:
+    """An encoder as a function of its parameters; poolings may ask for its config."""
+
+    def __init__(self, encoder: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._encoder, self._parameters = encoder, dict(parameters)
+        self.config = getattr(encoder, "config", None)
+
+    def __call__(self, **batch: torch.Tensor) -> Any:
+        return functional_call(self._encoder, self._parameters, args=(), kwargs=batch)
+
+
+def linearised_features(
+    family: Family, pooling: str, encoder_base: nn.Module, deltas: Mapping[str, torch.Tensor]
+) -> LinearisedEncoder:
+    """f_lin as a function of a batch, for evaluation: the base's encoder and a (merged) task vector.
+
+    `deltas` are by the module's parameter names, as `deltas_between` gives them; without gradients.
+    """
+    return LinearisedEncoder(family, pooling, encoder_base, deltas).requires_grad_(False)
+
+
+def deltas_between(base: nn.Module, tuned: nn.Module) -> dict[str, torch.Tensor]:
+    """Tau = theta - theta_b by parameter name, for two encoders of one class."""
+    before, after = dict(base.named_parameters()), dict(tuned.named_parameters())
+    if different := sorted(before.keys() ^ after.keys()):
+        raise IncompatibleError(f"two encoders of different make: only one has the parameter {different[0]!r}")
+    return {name: after[name].detach().to(before[name]) - before[name].detach() for name in before}
+
+
+def linearise(model: Model, base: Model) -> Model:
+    """A merge of `linearised` or `tau_jp` experts as the linear model that it is, around the base of these experts."""
+    encoder = replace(model.encoder, start=base.weights)
+    before, after = base.weights.specs, model.weights.specs
+    if odd := sorted(key for key in before.keys() ^ after.keys()):
+        raise IncompatibleError(f"only one of base and model has the tensor {odd[0]!r}; give the experts' own base")
+    return replace(model, encoder=encoder)
+
+
+def tangent(encoder: Encoder, pooling: str) -> tuple[LinearisedEncoder, Family]:
+    """A module that gives the features of a linearised encoder, and a family that takes them as they come."""
+    from orthomerge.models.modules import Skeleton
+
+    assert encoder.start is not None  # noqa: S101 - for mypy: an ordinary encoder has no tangent
+    specs = dict(encoder.tensors.specs)
+    start = Skeleton.build(encoder.family, encoder.config, specs, eager=True)
+    start.fill(encoder.start)
+    tuned = copy.deepcopy(start)
+    tuned.fill(encoder.tensors)
+    deltas = deltas_between(start.module, tuned.module)
+    module = linearised_features(encoder.family, pooling, start.module, deltas)
+    return module, replace(encoder.family, forward=_as_it_is, poolings={pooling: _as_they_come})
+
+
+def _as_it_is(tangent: Callable[..., Any], batch: Mapping[str, torch.Tensor]) -> Any:
+    return tangent(batch)
+
+
+def _as_they_come(features: torch.Tensor, batch: Mapping[str, torch.Tensor], config: Any) -> torch.Tensor:
+    return features

@@ -1,0 +1,234 @@
+"""A model as an ONNX graph: the encoder with one task's head, or with all of them, one output a task.
+
+What is written is first run in onnxruntime, on batches and lengths that the export did not see, and compared with
+torch's logits; a graph that says something else is not kept. Weights are in float32.
+
+TO/model.onnx               inputs as the tokenizer or image processor names them; batch (and sequence) are free
+TO/config.json              of one task: labels, as transformers writes them
+TO/orthomerge-export.json   tasks with their labels, inputs, and how far torch and onnxruntime are apart
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.checkpoints.publish import publish, write_json
+from orthomerge.errors import NumericalError, OutputError, RecipeError
+from orthomerge.files.ownership import EXPORT, write_marker
+from orthomerge.heads import Head
+from orthomerge.models.config import classifier_config
+from orthomerge.models.load import quiet
+from orthomerge.version import VERSION
+
+if TYPE_CHECKING:
+    import torch
+
+    from orthomerge.models.model import Model
+
+__all__ = ["export_onnx"]
+
+Batch = Mapping[str, "torch.Tensor"]
+_MODEL = "model.onnx"
+_MOST_GAP = 1e-4  # between logits
+_LARGE = 1_500_000_000  # bytes of weights above which they are a file of their own: protobuf holds 2 GB
+_IDS = ("input_ids", "attention_mask")
+_INPUTS: Mapping[str, tuple[str, ...]] = {
+    "bert": (*_IDS, "token_type_ids"),
+    "electra": (*_IDS, "token_type_ids"),
+    "roberta": _IDS,
+    "xlm_roberta": _IDS,
+    "camembert": _IDS,
+    "distilbert": _IDS,
+    "vit": ("pixel_values",),
+    "deit": ("pixel_values",),
+}
+_SIZES = ((1, 3), (3, 8), (2, 17))  # of the batches that are compared: inputs, and tokens
+
+
+def export_onnx(
+    model: Model, out: Path, *, task: str | None = None, force: bool = False, inputs: tuple[Path, ...] = ()
+) -> dict[str, Any]:
+    """Write one task, or all of them if it is None; what is in OUT/orthomerge-export.json.
+
+    `inputs`: what `out` must not overlap.
+    """
+    tasks = list(model.tasks) if task is None else [task]
+    family = model.family
+    heads = {name: _head(model, name) for name in tasks}
+    if family.name not in _INPUTS:
+        raise RecipeError(
+            f"ONNX export knows {', '.join(_INPUTS)}, and this model is of family {family.name!r}; use "
+            "`orthomerge export` without --format onnx, or orthomerge.load"
+        )
+    _check_installed()
+    names, config = _INPUTS[family.name], model.config
+    outputs = ["logits"] if task is not None else tasks
+    size = sum(spec.nbytes for spec in model.weights.specs.values())
+    with publish(out, force=force, need=3 * size, inputs=inputs, marker=EXPORT) as folder:
+        graph = _graph(model, heads, names)
+        _write(graph, _sample(config, names, 2, 7), outputs, folder / _MODEL)
+        gaps = _compared(graph, config, names, tasks, folder / _MODEL)
+        about = {
+            "kind": "onnx",
+            "orthomerge": VERSION,
+            "model": model.digest,
+            "inputs": list(names),
+            "outputs": dict(zip(outputs, tasks, strict=True)),
+            "labels": {name: list(head.labels) for name, head in heads.items()},
+            "gap": gaps,
+        }
+        model.processor.write(folder)
+        if task is not None:
+            write_json(folder / "config.json", classifier_config(config, family, heads[task].labels, "float32"))
+        return write_marker(folder, EXPORT, **about)
+
+
+def _check_installed() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise RecipeError(f"ONNX export needs {error.name}: pip install 'orthomerge[onnx]'") from error
+
+
+def _head(model: Model, task: str) -> Head:
+    head = model.head(task)
+    if not isinstance(head, Head):
+        raise RecipeError(
+            f"the classifier of {task!r} is more than a head, for which an ONNX export has no place yet; use "
+            "orthomerge.load, or align the merge with an aligner that gives a head, such as auto"
+        )
+    return head
+
+
+def _graph(model: Model, heads: Mapping[str, Head], inputs: tuple[str, ...]) -> torch.nn.Module:
+    """Encoder and heads as one module, whose forward takes the inputs in order and gives logits in order."""
+    import torch
+
+    class Graph(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = model.encoder.module().float()
+            for place, head in enumerate(heads.values()):
+                for name, tensor in head.tensors().items():
+                    self.register_buffer(f"head_{place}_{name.replace('.', '_')}", tensor.float())
+
+        def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            batch = dict(zip(inputs, given, strict=True))
+            poolings = [head.pooling or model.family.default_pooling for head in heads.values()]
+            output = model.family.forward(self.encoder, batch)
+            features = {
+                name: model.family.poolings[name](output, batch, self.encoder.config)
+                for name in dict.fromkeys(poolings)
+            }
+            return tuple(
+                self._read(place, head)(features[pooling])
+                for place, (head, pooling) in enumerate(zip(heads.values(), poolings, strict=True))
+            )
+
+        def _read(self, place: int, head: Head) -> Head:
+            names = head.tensors()
+            return head.with_tensors(
+                {name: self.get_buffer(f"head_{place}_{name.replace('.', '_')}") for name in names}
+            )
+
+    return Graph().eval()
+
+
+def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, length: int) -> dict[str, torch.Tensor]:
+    """Inputs as the model takes them, always the same; the last text is half padding."""
+    import torch
+
+    random = torch.Generator().manual_seed(count)
+    if inputs == ("pixel_values",):
+        side = config.get("image_size", 224)
+        height, width = side if isinstance(side, list | tuple) else (side, side)
+        shape = (count, config.get("num_channels", 3), height, width)
+        return {"pixel_values": torch.randn(shape, generator=random)}
+    longest = int(config.get("max_position_embeddings", 512)) - 2  # RoBERTa's positions start at two
+    length = max(1, min(length, longest))
+    ids = torch.randint(5, max(6, int(config.get("vocab_size", 100))), (count, length), generator=random)
+    mask = torch.ones_like(ids)
+    mask[-1, (length + 1) // 2 :] = 0
+    ids[mask == 0] = int(config.get("pad_token_id") or 0)
+    found = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    return {name: found[name] for name in inputs}
+
+
+def _write(graph: torch.nn.Module, batch: Batch, outputs: list[str], path: Path) -> None:
+    import torch
+
+    free = tuple({0: "batch"} | ({1: "sequence"} if name != "pixel_values" else {}) for name in batch)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+    try:
+        with _calm(), torch.no_grad():
+            torch.onnx.export(
+                graph,
+                tuple(batch.values()),
+                path,
+                input_names=list(batch),
+                output_names=outputs,
+                dynamic_shapes={"given": free},
+                dynamo=True,
+                external_data=size > _LARGE,
+                verbose=False,
+            )
+    except Exception as error:  # of whatever class: the exporter passes on those of all that it uses
+        lines = str(error).strip().splitlines() or [""]
+        raise OutputError(
+            f"torch cannot export this model to ONNX ({type(error).__name__}: {lines[0]:.200}); use "
+            "`orthomerge export` without --format onnx"
+        ) from error
+
+
+def _compared(
+    graph: torch.nn.Module, config: Mapping[str, Any], inputs: tuple[str, ...], tasks: list[str], path: Path
+) -> dict[str, float]:
+    """The largest difference between the logits of torch and onnxruntime, by task; too large is an error."""
+    import onnxruntime
+    import torch
+
+    gaps = dict.fromkeys(tasks, 0.0)
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        for count, length in _SIZES:
+            batch = _sample(config, inputs, count, length)
+            found = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
+            with torch.no_grad():
+                meant = graph(*batch.values())
+            for task, ours, theirs in zip(tasks, meant, found, strict=True):
+                gaps[task] = max(gaps[task], float((ours - torch.from_numpy(theirs)).abs().max()))
+    except Exception as error:  # as above
+        lines = str(error).strip().splitlines() or [""]
+        raise OutputError(
+            f"onnxruntime cannot run the exported graph ({type(error).__name__}: {lines[0]:.200}); use "
+            "`orthomerge export` without --format onnx"
+        ) from error
+    for task, gap in gaps.items():
+        if not gap <= _MOST_GAP:
+            raise NumericalError(
+                f"the logits of {task!r} differ by {gap:.1e} between torch and onnxruntime, more than {_MOST_GAP:g}; "
+                "the graph was not kept: use `orthomerge export` without --format onnx"
+            )
+    return gaps
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """Silence what the exporter says of itself: torchvision is not installed, its own code is deprecated."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    with warnings.catch_warnings(), quiet():
+        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*axis name: .* will not be used", category=UserWarning)
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)

@@ -1,0 +1,213 @@
+"""What does not fit between a base and its experts: every problem with its way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float
+from orthomerge.checkpoints.lora import Adapter
+from orthomerge.errors import CheckpointError, IncompatibleError, OrthomergeError, some
+from orthomerge.models.vocabulary import difference
+
+if TYPE_CHECKING:
+    from orthomerge.models.experts import Source
+    from orthomerge.models.family import Family
+    from orthomerge.models.split import Split
+
+__all__ = ["Problem", "base_problems", "code_problems", "source_problems"]
+
+_SAID = "as it says"  # the way out is within the message
+_SAME_BASE = "all must come from the same base model"
+_STATISTICS = (".running_mean", ".running_var")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where it is, what is wrong, and what to do; `error` is the class to raise for it."""
+
+    where: str
+    what: str
+    fix: str
+    error: type[OrthomergeError] = IncompatibleError
+
+    @classmethod
+    def of(cls, where: str, error: OrthomergeError) -> Problem:
+        """A problem from an error, whose message ends with the way out."""
+        what, separator, fix = str(error).rpartition("; ")
+        return cls(where, what, fix, type(error)) if separator else cls(where, fix, _SAID, type(error))
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" + ("" if self.fix == _SAID else f"; {self.fix}")
+
+
+def base_problems(base: Checkpoint, split: Split) -> Iterator[Problem]:
+    """Tensors of the base that nobody can place, or that no method can merge."""
+    where = f"base ({base.path})"
+    counted = [key for key in split.names if key.endswith(_STATISTICS)]
+    if counted:
+        what = f"{some(counted)} is a statistic of BatchNorm, which is true of one model and of no mixture"
+        patterns = ", ".join(f"'*{name}'" for name in (*_STATISTICS, ".num_batches_tracked"))
+        fix = f"leave it out (ignore: [{patterns}]) and count anew: a pass over inputs in train mode"
+        yield Problem(where, what, fix)
+    if split.unknown:
+        yield Problem(
+            where, f"{some(split.unknown)} is no part of the encoder", "list it under 'ignore' to leave it out"
+        )
+    if not split.names:
+        yield Problem(where, "no encoder was found in it", "name its prefix as 'encoder_prefix'")
+
+
+def source_problems(
+    where: str,
+    expert: Source,
+    *,
+    specs: Mapping[str, Spec],
+    reference: Mapping[str, Spec],
+    family: Family,
+    base: Checkpoint,
+    missing: str,
+) -> Iterator[Problem]:
+    """Everything that does not fit between an expert and the base."""
+    split = expert.split
+    foreign = list(_architecture(where, expert.checkpoint, base, family))
+    if foreign:  # everything else follows from that
+        yield from foreign
+        return
+    yield from _vocabulary(where, base.path, expert.checkpoint.path)
+    if len(split.prefixes) > 1:
+        yield Problem(where, f"the encoder is found under {some(split.prefixes)} alike", "say which with 'prefix'")
+    if isinstance(expert.checkpoint, Adapter):
+        if not split.names:
+            yield Problem(where, "none of the adapter's tensors is in the base", "give the base that it was trained on")
+    else:
+        yield from _missing(where, expert, specs, reference, family, missing)
+    yield from _shapes(where, split, specs, reference)
+    if split.unknown:
+        what = f"{some(split.unknown)} is neither encoder nor head"
+        yield Problem(where, what, "list it under 'ignore' to leave it out, or name the head: head: {layers: [...]}")
+    yield from _head(where, expert, specs, family, base)
+
+
+def code_problems(where: str, source: Checkpoint | Adapter, family: str | None) -> Iterator[Problem]:
+    """A model whose config asks for Python code of its own: it is never run, so the stock class may not be the model.
+
+    Whoever names the family says that it is.
+    """
+    asked = (source.config or {}).get("auto_map") if isinstance(source, Checkpoint) else None
+    if asked and family is None:
+        classes = some(asked.values()) if isinstance(asked, dict) else repr(asked)[:80]
+        what = f"its config.json asks to run code that came with it ('auto_map': {classes}), which is never done"
+        fix = "if a stock class computes the same, name it as 'family'; else use 'family: generic'"
+        yield Problem(where, what, fix, CheckpointError)
+
+
+def _architecture(where: str, source: Checkpoint | Adapter, base: Checkpoint, family: Family) -> Iterator[Problem]:
+    theirs = source.config if isinstance(source, Checkpoint) else None
+    if theirs is None or base.config is None or "model_type" not in theirs or "model_type" not in base.config:
+        return
+    ours, other = str(base.config.get("model_type")), str(theirs.get("model_type"))
+    if other not in (ours, *family.model_types):
+        yield Problem(where, f"it is a {other!r} model but the base is a {ours!r}", _SAME_BASE)
+
+
+def _vocabulary(where: str, base: Path, expert: Path) -> Iterator[Problem]:
+    """Tables of one size can still be of different words: the same row would then mean two things."""
+    try:
+        found = difference(base, expert)
+    except OSError as error:
+        yield Problem(where, f"a file of its tokenizer cannot be read: {error}", "fetch it again", CheckpointError)
+        return
+    except OrthomergeError as error:
+        yield Problem.of(where, error)
+        return
+    if found:
+        fix = f"{_SAME_BASE}, with its tokenizer; or remove the tokenizer that is not the model's"
+        yield Problem(where, found, fix)
+
+
+def _missing(
+    where: str,
+    expert: Source,
+    specs: Mapping[str, Spec],
+    reference: Mapping[str, Spec],
+    family: Family,
+    policy: str,
+) -> Iterator[Problem]:
+    needed = [key for key in reference if not family.may_lack(key, expert.pooling)]
+    absent = [key for key in needed if key in expert.split.missing]
+    if absent and len(absent) == len(needed):
+        what = f"none of the base's {len(needed)} encoder tensors is in it (it holds {some(specs)})"
+        yield Problem(where, what, "if it is not another architecture, name its 'prefix'")
+    elif absent and policy == "error":
+        what = f"{some(absent)} is in the base but not in the expert"
+        yield Problem(where, what, "if the expert was trained without it, set 'missing: base' to take the base's")
+
+
+def _shapes(where: str, split: Split, specs: Mapping[str, Spec], reference: Mapping[str, Spec]) -> Iterator[Problem]:
+    for key, name in split.names.items():
+        ours, theirs = reference[key].dtype, specs[name].dtype
+        if is_float(ours) and not is_float(theirs):
+            what = f"{key!r} is {ours} in the base but {theirs} in the expert ({name!r})"
+            yield Problem(where, what, "quantised weights must be converted to float first")
+            break
+    wrong = [key for key, name in split.names.items() if specs[name].shape != reference[key].shape]
+    for key in wrong[:3]:
+        what = f"{key!r} is {reference[key].shape} in the base but {specs[split.names[key]].shape} in the expert"
+        yield Problem(where, what, _SAME_BASE)
+    if len(wrong) > 3:
+        yield Problem(where, f"{len(wrong) - 3} more tensors have other shapes than in the base", _SAME_BASE)
+
+
+def _head(where: str, expert: Source, specs: Mapping[str, Spec], family: Family, base: Checkpoint) -> Iterator[Problem]:
+    head, layout, labels = expert.split.head, expert.layout, expert.labels
+    if layout is None:
+        if not labels or not family.encoder_class:  # only a model that we can build makes a head of class names
+            fix = "give class names: head: {classes: [...], templates: [...]}; or its layers: head: {layers: [...]}"
+            yield Problem(where, "this family keeps no head in its checkpoints", fix)
+        return
+    if "weight" not in head or (len(layout.layers) == 2 and "hidden.weight" not in head):
+        what = f"its head {some(layout.layers)} is not in the checkpoint"
+        yield Problem(where, what, "name the head's layers: head: {layers: [...]}")
+        return
+    odd = next((name for part, name in head.items() if not _is_part(part, specs[name], head, specs)), None)
+    if odd is not None:
+        what = f"{odd!r} of the head is {specs[odd].shape} {specs[odd].dtype}, which does not fit a linear classifier"
+        yield Problem(where, what, "name the head's layers: head: {layers: [...]}")
+        return
+    first = head.get("hidden.weight", head["weight"])
+    widths = _widths(base, family) if family.encoder_class else set()
+    if widths and (width := specs[first].shape[1]) not in widths:
+        made = " or ".join(map(str, sorted(widths)))
+        yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {made}", _SAME_BASE)
+    rows = specs[head["weight"]].shape[0]
+    kind = (expert.checkpoint.config or {}).get("problem_type") if isinstance(expert.checkpoint, Checkpoint) else None
+    if rows == 1 or kind in ("regression", "multi_label_classification"):
+        what = f"{head['weight']!r} has {rows} rows, for {kind or 'a single number'}; heads here choose one class"
+        yield Problem(where, what, "give an expert with a softmax over two classes or more, or leave this one out")
+    if rows != len(labels):
+        yield Problem(where, f"{head['weight']!r} has {rows} rows but there are {len(labels)} labels", "give 'labels'")
+    if len(set(labels)) < len(labels):
+        yield Problem(where, f"two of its labels are the same ({some(sorted(labels))})", "give distinct 'labels'")
+
+
+def _widths(base: Checkpoint, family: Family) -> set[int]:
+    """How many features an encoder can make, by its config; DINOv2 joins the class token and the mean of the rest."""
+    config = base.config or {}
+    inner = config.get("vision_config")
+    named = {**config, **inner} if isinstance(inner, Mapping) else config
+    sizes = [named.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]
+    times = (1, 2) if family.name == "dinov2" else (1,)
+    return {size * number for size in sizes if type(size) is int for number in times}
+
+
+def _is_part(part: str, spec: Spec, head: Mapping[str, str], specs: Mapping[str, Spec]) -> bool:
+    """Whether a tensor can be that part of a head: matrices of floats that follow each other, biases of their rows."""
+    if not is_float(spec.dtype):
+        return False
+    if part.endswith("weight"):
+        follows = part == "hidden.weight" or "hidden.weight" not in head
+        return len(spec.shape) == 2 and (follows or specs[head["hidden.weight"]].shape[:1] == spec.shape[1:])
+    return spec.shape == specs[head[part.replace("bias", "weight")]].shape[:1]

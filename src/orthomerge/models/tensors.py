@@ -1,0 +1,133 @@
+"""Named tensors that can be streamed in order: what files hold, what a merge makes, or what lies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, torch_dtype
+from orthomerge.checkpoints.hashing import new_hash, preferred
+from orthomerge.checkpoints.safetensors import encode_header
+from orthomerge.checkpoints.shards import METADATA
+
+if TYPE_CHECKING:
+    import torch
+
+    from orthomerge.checkpoints.lora import AdapterSource
+
+__all__ = [
+    "AdaptedTensors",
+    "ContentHash",
+    "FileTensors",
+    "MemoryTensors",
+    "Tensors",
+    "content_digest",
+    "in_writing_order",
+]
+
+_RUN = 1 << 20  # elements per block
+
+
+class Tensors(Protocol):
+    """Named tensors in a fixed order, in the dtype in which they are written."""
+
+    @property
+    def specs(self) -> Mapping[str, Spec]:
+        """Canonical name -> shape and dtype, in writing order."""
+        ...
+
+    def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor in order, as one or more flat runs of elements."""
+        ...
+
+
+def in_writing_order(specs: Mapping[str, Spec]) -> dict[str, Spec]:
+    """Wide elements first, so that all are aligned; then by name, so that the shards of the inputs do not matter."""
+    return dict(sorted(specs.items(), key=lambda item: (-DTYPES[item[1].dtype][0], item[0])))
+
+
+@dataclass(frozen=True, eq=False)
+class FileTensors:
+    """Tensors in files. `places`: canonical name -> the checkpoint and the name there."""
+
+    places: Mapping[str, tuple[Checkpoint, str]]
+
+    @property
+    def specs(self) -> Mapping[str, Spec]:
+        return in_writing_order({key: checkpoint.spec(name) for key, (checkpoint, name) in self.places.items()})
+
+    def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, spec in self.specs.items():
+            checkpoint, name = self.places[key]
+            entry = checkpoint.entry(name)
+            step = _RUN if entry.strides is None else max(spec.numel, 1)  # a strided tensor is read whole each time
+            for start in range(0, spec.numel, step):
+                yield key, entry.read(start, min(start + step, spec.numel))
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedTensors:
+    """A base with an adapter on top, in the base's dtypes."""
+
+    base: FileTensors
+    adapter: AdapterSource
+
+    @property
+    def specs(self) -> Mapping[str, Spec]:
+        return self.base.specs
+
+    def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, spec in self.specs.items():
+            checkpoint, name = self.base.places[key]
+            weights = checkpoint.read(name, 0, spec.numel)
+            if self.adapter.shape(key) is not None:
+                wide = weights.float()
+                weights = wide.add_(self.adapter.delta(key, 0, spec.numel, base=wide)).to(torch_dtype(spec.dtype))
+            yield key, weights
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryTensors:
+    """Tensors in memory, by canonical name."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def specs(self) -> Mapping[str, Spec]:
+        names = {torch_dtype(short): short for short in DTYPES}
+        return in_writing_order(
+            {key: Spec(tuple(tensor.shape), names[tensor.dtype]) for key, tensor in self.tensors.items()}
+        )
+
+    def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for key in self.specs:
+            yield key, self.tensors[key].detach().cpu().contiguous().reshape(-1)
+
+
+class ContentHash:
+    """The hash of a safetensors file with given tensors, computed from blocks whether or not it is ever written."""
+
+    def __init__(self, specs: Mapping[str, Spec], prefix: str, *, algorithm: str | None = None) -> None:
+        self._algorithm = algorithm or preferred()
+        self._hash = new_hash(self._algorithm)
+        self._hash.update(encode_header({prefix + key: spec for key, spec in specs.items()}, METADATA))
+
+    def update(self, block: torch.Tensor) -> None:
+        """Feed the next run of elements."""
+        import torch
+
+        view = block.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        if len(view):
+            self._hash.update(view)
+
+    def digest(self) -> str:
+        return f"{self._algorithm}:{self._hash.hexdigest()}"
+
+
+def content_digest(tensors: Tensors, prefix: str) -> str:
+    """The hash of the file that tensors would be written to, under names with a prefix."""
+    running = ContentHash(tensors.specs, prefix)
+    for _, block in tensors.blocks():
+        running.update(block)
+    return running.digest()

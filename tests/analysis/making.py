@@ -1,0 +1,95 @@
+"""Two small image tasks with experts whose heads are solved and not trained, on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from orthomerge.api.open import open as open_experts
+from orthomerge.data.pixels import PixelProcessor
+from orthomerge.data.task import Examples, Split, Task
+from orthomerge.features.cache import FeatureCache
+from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import Experts
+from orthomerge.models.load import quiet
+
+PROCESSOR = PixelProcessor(size=8, channels=1)
+COUNTS: dict[Split, int] = {"train": 45, "val": 32, "test": 37}  # the last batch is never full
+LABELS = {"bright": ("dark", "grey", "light"), "where": ("top", "middle", "bottom")}
+_SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 1,
+    "initializer_range": 0.2,
+}
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A base and an expert per task in `folder`; features are kept there too."""
+
+    folder: Path
+    tasks: dict[str, Task]
+
+    @cached_property
+    def experts(self) -> Experts:
+        return open_experts({task: self.folder / task for task in self.tasks}, base=self.folder / "base")
+
+    @property
+    def encoding(self) -> Encoding:
+        return Encoding(FeatureCache(self.folder / "features"), "cpu", batch=8, processor=PROCESSOR)
+
+
+def make_tasks() -> dict[str, Task]:
+    random = np.random.default_rng(0)
+    tasks = {}
+    for name, labels in LABELS.items():
+        splits: dict[str, Examples] = {}
+        for split, count in COUNTS.items():
+            truth = random.permutation(np.arange(count) % 3)
+            images = random.integers(0, 120, (count, 8, 8))
+            for place, label in enumerate(truth):
+                if name == "bright":
+                    images[place] += 60 * label
+                else:
+                    images[place, 3 * label : 3 * label + 3] += 110
+            splits[split] = Examples(list(images.clip(0, 255).astype(np.uint8)), truth.astype(np.int64), split)
+        tasks[name] = Task(name, labels, "image", splits)
+    return tasks
+
+
+def make_toy(folder: Path) -> Toy:
+    tasks = make_tasks()
+    with quiet():
+        from transformers import ViTConfig, ViTForImageClassification, ViTModel
+
+        torch.manual_seed(0)
+        base = ViTModel(ViTConfig(**_SIZES), add_pooling_layer=False)
+        base.save_pretrained(folder / "base")
+        for name, task in tasks.items():
+            expert = ViTForImageClassification(ViTConfig(**_SIZES, id2label=dict(enumerate(task.labels)))).eval()
+            expert.vit.load_state_dict({key: t + 0.15 * torch.randn_like(t) for key, t in base.state_dict().items()})
+            solve_head(expert, task["train"])
+            expert.save_pretrained(folder / name)
+    return Toy(folder, tasks)
+
+
+def solve_head(expert: Any, train: Examples) -> None:
+    """Set the head to the ridge regression of one-hot labels."""
+    assert train.labels is not None
+    with torch.no_grad():
+        features = expert.vit(**PROCESSOR(train.inputs)).last_hidden_state[:, 0].double()
+        inputs = torch.cat([features, torch.ones(len(train), 1)], 1)
+        target = 6.0 * torch.eye(3, dtype=torch.float64)[torch.tensor(train.labels)]
+        solved = torch.linalg.solve(inputs.T @ inputs + 0.1 * torch.eye(17), inputs.T @ target).T.float()
+        expert.classifier.weight.copy_(solved[:, :-1])
+        expert.classifier.bias.copy_(solved[:, -1])

@@ -1,0 +1,439 @@
+"""Fits from opened experts, in memory: as large as any other merge, equal to what was fitted, continued when killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.aligning import HEADS, write_tables
+
+from orthomerge.api.align import align
+from orthomerge.api.fit import fit
+from orthomerge.api.load import load
+from orthomerge.api.merge import merge, merge_opened
+from orthomerge.api.open import open as open_named
+from orthomerge.checkpoints import safetensors
+from orthomerge.checkpoints.files import RawFile
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
+from orthomerge.features.cache import FeatureCache
+from orthomerge.fitting import loop
+from orthomerge.fitting.assembling import setting_of
+from orthomerge.fitting.inputs import encoded
+from orthomerge.fitting.kinds import Fitted, Setting
+from orthomerge.fitting.realign import Realign
+from orthomerge.heads import Head
+from orthomerge.merging.methods import FITTED
+from orthomerge.models import modules
+from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import Experts
+from orthomerge.models.model import Model
+from orthomerge.tuning.state import RunState
+
+QUICK: dict[str, dict[str, Any]] = {
+    "realign": {"steps": 4, "look": 2, "batch": 4},
+    "moma": {"steps": 4, "look": 2, "batch": 4},
+    "adamerging": {"steps": 4, "look": 2, "batch": 4},
+    "concrete_ta": {"steps": 4, "batch": 4},
+    "concrete_am": {"steps": 2, "batch": 4, "adapt_steps": 2},
+    "fisher": {"inputs": 8},
+    "regmean": {"inputs": 16},
+    "regmean_pp": {"inputs": 16},
+    "lm_cocktail": {"inputs": 8},
+    "model_tailor": {"inputs": 16},
+}
+FEW: dict[str, Any] = {**QUICK["realign"], "copies": 0}  # without the mixtures, which take most of the time
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "fitting-cache"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = write_tables(tmp_path_factory.mktemp("tables"))
+    return {task: str(folder / f"{task}.csv") for task in HEADS}
+
+
+@pytest.fixture
+def experts(berts: Path) -> Experts:
+    return open_named({task: berts / task for task in HEADS}, base=berts / "base")
+
+
+def tensors(model: Model) -> dict[str, torch.Tensor]:
+    blocks: dict[str, list[torch.Tensor]] = {}
+    for key, block in model.weights.blocks():
+        blocks.setdefault(key, []).append(block)
+    return {key: torch.cat(parts) for key, parts in blocks.items()}
+
+
+def same(one: Model, other: Model) -> bool:
+    """Whether two models have the same bits: encoder and heads."""
+    ours, theirs = tensors(one), tensors(other)
+    heads = [(one.heads[task].tensors(), other.heads[task].tensors()) for task in one.tasks]  # type: ignore[union-attr]
+    pairs = [(ours, theirs), *heads]
+    return all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
+
+
+@pytest.mark.parametrize("method", FITTED)
+def test_a_fitted_merge_is_as_large_as_any_other(method: str, experts: Experts, data: dict[str, str]) -> None:
+    plain = merge_opened(experts, "task_arithmetic", {})
+    made = fit(experts, method, data, QUICK[method], device="cpu")
+    assert dict(made.weights.specs) == dict(plain.weights.specs)
+    assert {key: len(values) for key, values in tensors(made).items()} == {
+        key: spec.numel for key, spec in plain.weights.specs.items()
+    }
+    for task, head in made.heads.items():
+        assert isinstance(head, Head)
+        old = experts.heads[task]
+        assert (head.labels, head.kind, head.pooling) == (old.labels, old.kind, old.pooling)
+        assert {name: (t.shape, t.dtype) for name, t in head.tensors().items()} == {
+            name: (t.shape, t.dtype) for name, t in old.tensors().items()
+        }
+    facts = made.origin.facts["fit"]
+    assert facts["access"] == made.origin.access == "inductive"
+    assert {task: about["inputs"] for task, about in facts["tasks"].items()} == dict.fromkeys(HEADS, 60)
+    assert all(about["extra"]["parameters"] == 0 for about in facts["tasks"].values())
+    assert made.origin.facts["method"]["name"] == made.title == method
+    assert json.loads(json.dumps(facts)) == facts
+    assert {task: len(seen) for task, seen in made.origin.inputs.items()} == dict.fromkeys(HEADS, 60)
+
+
+def test_the_model_is_what_was_fitted(
+    experts: Experts, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[tuple[Setting, Fitted]] = []
+    fitted = Realign.fit
+
+    def watched(self: Realign, setting: Setting) -> Fitted:
+        kept.append((setting, fitted(self, setting)))
+        return kept[-1][1]
+
+    monkeypatch.setattr(Realign, "fit", watched)
+    model = fit(experts, "realign", data, FEW, device="cpu")
+    setting, found = kept[0]
+    assert torch.equal(setting.encoder.flat(model.weights), found.weights)
+    assert not torch.equal(found.weights, setting.base)
+    batch = setting.inputs.batch(setting.inputs.targets["five"].rows[:9])
+    setting.encoder.load(found.weights)
+    with torch.no_grad():
+        expected = found.classifiers["five"](setting.encoder.features(batch))
+        torch.testing.assert_close(model.module("cpu")(**batch)["five"], expected, rtol=1e-4, atol=1e-5)
+    model.save(tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert same(model, again)
+    assert again.origin.facts["fit"] == model.origin.facts["fit"]
+    assert again.origin.access == "inductive"
+
+
+def test_the_settings_weights_are_those_of_the_files(experts: Experts, data: dict[str, str]) -> None:
+    setting = setting_of(experts, examples_of(experts, data), device=CPU)
+    for task in setting.tasks:
+        expected = tensors(experts.teacher(task))
+        views = dict(setting.layout.views(setting.tuned(task)))
+        for key, name in setting.encoder.names.items():
+            assert torch.equal(views[name].reshape(-1), expected[key])
+        setting.encoder.load(setting.tuned(task))
+        features = encoded(setting.encoder, setting.inputs, task)
+        torch.testing.assert_close(features, setting.inputs.targets[task].features, rtol=1e-4, atol=1e-5)
+    merged = tensors(merge_opened(experts, "ties", {"density": 0.3}, dtype="float32"))
+    views = dict(setting.layout.views(setting.merged("ties", {"density": 0.3})))
+    assert all(torch.equal(views[name].reshape(-1), merged[key]) for key, name in setting.encoder.names.items())
+
+
+def examples_of(experts: Experts, data: Mapping[str, str]) -> dict[str, Examples]:
+    return {task: Examples([f"good {task} film", "bad", "it was not very good a film"], None, "train") for task in data}
+
+
+@contextmanager
+def written() -> Iterator[list[str]]:
+    """The paths that are opened for writing, made or moved inside."""
+    paths: list[str] = []
+    watching = [True]
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if watching and event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+            paths.append(str(args[0]))
+        if watching and event in ("os.mkdir", "os.rename", "tempfile.mkdtemp", "tempfile.mkstemp"):
+            paths.append(f"{event} {args[0]}")
+
+    sys.addaudithook(hook)  # which cannot be taken away again
+    try:
+        yield paths
+    finally:
+        watching.clear()
+
+
+def test_a_fit_parses_each_header_once_builds_one_module_and_writes_nothing(
+    berts: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers: list[str] = []
+    built: list[int] = []
+    parse, build = safetensors._header, modules.Skeleton.build
+
+    def counted(file: RawFile) -> Any:
+        headers.append(str(file.path))
+        return parse(file)
+
+    def building(*args: Any, **more: Any) -> Any:
+        built.append(1)
+        return build(*args, **more)
+
+    monkeypatch.setattr(safetensors, "_header", counted)
+    monkeypatch.setattr(modules.Skeleton, "build", building)
+    modules.release()
+    how = Encoding(cache=None, device="cpu")
+    with written() as paths:
+        experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
+        made = fit(experts, "realign", data, FEW, device="cpu", encoding=how)
+        assert tensors(made)
+    assert len(headers) == len(set(headers)) == 4
+    assert len(built) == 1
+    # A tokenizer is read from a private copy of its verified bytes, which is gone afterwards.
+    assert [path for path in paths if f"{tempfile.gettempdir()}/orthomerge-" not in path] == []
+
+
+def test_the_same_fit_gives_the_same_bits_and_another_seed_does_not(experts: Experts, data: dict[str, str]) -> None:
+    first, second, third = (fit(experts, "moma", data, QUICK["moma"], device="cpu", seed=seed) for seed in (0, 0, 1))
+    assert same(first, second)
+    assert first.digest == second.digest != third.digest
+
+
+def test_test_inputs_make_it_transductive(experts: Experts, data: dict[str, str]) -> None:
+    made = fit(experts, "regmean", data, {"inputs": 8}, device="cpu", split="test", limit=12)
+    assert made.origin.access == "transductive"
+    assert made.origin.facts["fit"]["tasks"]["two"]["inputs"] == 12
+
+
+def test_realign_is_what_inputs_without_a_method_mean(experts: Experts, data: dict[str, str]) -> None:
+    model = merge(experts, data=data, device="cpu", **FEW)
+    assert model.title == "realign"
+    assert same(model, fit(experts, Realign(**FEW), data, device="cpu"))
+    assert merge(experts).title == "task_arithmetic"
+
+
+def test_tasks_in_memory(experts: Experts) -> None:
+    tasks = {
+        task: Task(task, experts.heads[task].labels, "text", {"train": some})
+        for task, some in examples_of(experts, dict.fromkeys(HEADS, "")).items()
+    }
+    made = fit(experts, "lm_cocktail", tasks, device="cpu")
+    assert made.origin.facts["fit"]["tasks"]["five"]["inputs"] == 3
+
+
+def test_heads_can_be_aligned_on_top(experts: Experts, data: dict[str, str]) -> None:
+    made = fit(experts, "moma", data, QUICK["moma"], device="cpu")
+    aligned = align(made, data, aligner="surgery", options={"steps": 5}, experts=experts)
+    assert {"fit", "alignment"} <= set(aligned.origin.facts)
+    assert aligned.title == "moma + surgery"
+    assert aligned.origin.facts["alignment"]["tasks"]["two"]["extra"]["parameters"] > 0
+    assert aligned.encoder is made.encoder
+
+
+def test_other_dtypes(experts: Experts, data: dict[str, str]) -> None:
+    made = fit(experts, "realign", data, FEW, device="cpu", dtype="bfloat16")
+    whole = fit(experts, "realign", data, FEW, device="cpu")
+    theirs = tensors(whole)
+    for key, found in tensors(made).items():
+        assert found.dtype == (torch.bfloat16 if theirs[key].is_floating_point() else theirs[key].dtype)
+        assert torch.equal(found, theirs[key].to(found.dtype))
+
+
+def test_weights_that_do_not_fit_into_the_output(
+    experts: Experts, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted = Realign.fit
+
+    def wild(self: Realign, setting: Setting) -> Fitted:
+        found = fitted(self, setting)
+        return Fitted(found.weights * 1e6, found.classifiers)
+
+    monkeypatch.setattr(Realign, "fit", wild)
+    with pytest.raises(NumericalError, match=r"does not fit into F16 after the fit .*; use --dtype float32"):
+        fit(experts, "realign", data, FEW, device="cpu", dtype="float16")
+
+
+def test_each_head_says_how_long_its_texts_are(berts: Path, tmp_path: Path) -> None:
+    """The expert of `two` was trained on 4 tokens: teacher and student read as much."""
+    import shutil
+
+    shutil.copytree(berts / "two", tmp_path / "two")
+    config = json.loads((berts / "two" / "config.json").read_text())
+    config["orthomerge"] = {"tuning": {"max_length": 4}}
+    (tmp_path / "two" / "config.json").write_text(json.dumps(config))
+    experts = open_named({"two": tmp_path / "two", "three": berts / "three"}, base=berts / "base")
+    texts = Examples(["it was a very good film", "bad film"], None, "train")
+    setting = setting_of(experts, {"two": texts, "three": texts}, device=CPU)
+    assert setting.inputs.batch(torch.arange(4))["attention_mask"].sum(1).tolist() == [4, 4, 8, 4]
+    for task in setting.tasks:
+        setting.encoder.load(setting.tuned(task))
+        found = encoded(setting.encoder, setting.inputs, task)
+        torch.testing.assert_close(found, setting.inputs.targets[task].features, rtol=1e-4, atol=1e-5)
+
+
+def test_other_families(tmp_path: Path) -> None:
+    """Pictures, whose modules have other names in memory than on disk."""
+    experts, data = vit_experts(tmp_path)
+    made = fit(experts, "realign", data, {**QUICK["realign"], "copies": 60}, device="cpu")
+    assert dict(made.weights.specs) == dict(experts.base.weights.specs)
+    assert made.module("cpu")(pixel_values=torch.zeros(2, 3, 8, 8))["e1"].shape == (2, 3)
+    base = tensors(experts.base)
+    assert any(not torch.equal(found, base[key]) for key, found in tensors(made).items())
+
+
+def vit_experts(folder: Path) -> tuple[Experts, dict[str, str]]:
+    import numpy as np
+    from transformers import ViTConfig, ViTForImageClassification
+
+    random = np.random.default_rng(0)
+    config: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "image_size": 8,
+        "patch_size": 4,
+    }
+    torch.manual_seed(0)
+    base = ViTForImageClassification(ViTConfig(**config, num_labels=2))
+    base.vit.save_pretrained(folder / "base")
+    experts, data = {}, {}
+    for number, classes in enumerate((2, 3)):
+        expert = ViTForImageClassification(ViTConfig(**config, num_labels=classes))
+        with torch.no_grad():
+            for ours, theirs in zip(expert.vit.parameters(), base.vit.parameters(), strict=True):
+                ours.copy_(theirs + 0.02 * torch.randn(theirs.shape))
+        expert.save_pretrained(folder / f"e{number}")
+        labels = np.arange(40) % classes
+        names = np.array([f"LABEL_{label}" for label in range(classes)])
+        images = random.integers(0, 255, (40, 8, 8, 3), dtype=np.uint8)
+        file = folder / f"e{number}.npz"
+        np.savez(file, x_train=images, y_train=labels, x_test=images, y_test=labels, label_names=names)
+        experts[f"e{number}"], data[f"e{number}"] = str(folder / f"e{number}"), str(file)
+    return open_named(experts, base=folder / "base"), data
+
+
+class StoppedError(Exception):
+    """What a test ends a fit with."""
+
+
+@contextmanager
+def stopped(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
+    """A fit that ends at a look."""
+    look = loop.Loop._look
+
+    def stop(self: loop.Loop, step: int, *rest: Any) -> None:
+        if step == at:
+            raise StoppedError
+        look(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Loop, "_look", stop)
+        with pytest.raises(StoppedError):
+            yield
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The steps that are looked at from now on."""
+    seen: list[int] = []
+    look = loop.Loop._look
+
+    def watched(self: loop.Loop, step: int, *rest: Any) -> None:
+        seen.append(step)
+        look(self, step, *rest)
+
+    monkeypatch.setattr(loop.Loop, "_look", watched)
+    return seen
+
+
+@pytest.mark.parametrize("method", ["realign", "moma", "concrete_am"])
+def test_a_killed_fit_goes_on(
+    method: str, experts: Experts, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle, the second run ends with the bits of one that was never stopped."""
+    options = {**QUICK[method], "look": 2, **({"copies": 0} if method == "realign" else {})}
+    given: dict[str, Any] = {"options": options, "device": "cpu"}
+    whole = fit(experts, method, data, **given)
+    with stopped(monkeypatch, 4):
+        fit(experts, method, data, **given, state=tmp_path / "state", save_every=0.0)
+    seen = steps_of(monkeypatch)
+    again = fit(experts, method, data, **given, state=tmp_path / "state", save_every=0.0)
+    assert same(again, whole)
+    assert seen[0] == 4
+    # Other inputs, options, seeds or precisions are other fits.
+    for change in ({"seed": 1}, {"options": {**options, "batch": 3}}, {"limit": 50}, {"precision": "bfloat16"}):
+        seen.clear()
+        fit(experts, method, data, **{**given, **change}, state=tmp_path / "state")
+        assert seen[0] == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"no state", b"PK\x03\x04 cut short"])
+def test_an_odd_state_is_ignored(
+    content: bytes, experts: Experts, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    RunState(state, "another fit").write({})
+    (state / "state.pt").write_bytes(content)
+    seen = steps_of(monkeypatch)
+    fit(experts, "adamerging", data, QUICK["adamerging"], device="cpu", state=state)
+    assert seen[0] == 0
+
+
+def test_a_state_of_other_content_is_ignored(experts: Experts, data: dict[str, str], tmp_path: Path) -> None:
+    """Whatever torch can read: no dict, a fingerprint of nobody, the right fingerprint and nothing else."""
+    options = QUICK["adamerging"]
+    whole = fit(experts, "adamerging", data, options, device="cpu", state=tmp_path, save_every=0.0)
+    ours = torch.load(tmp_path / "state.pt", weights_only=True)["fingerprint"]
+    for odd in (torch.zeros(3), {"fingerprint": "else"}, {"fingerprint": ours}, {"fingerprint": ours, "step": 2}):
+        torch.save(odd, tmp_path / "state.pt")
+        assert same(fit(experts, "adamerging", data, options, device="cpu", state=tmp_path), whole)
+
+
+def test_refusals(experts: Experts, data: dict[str, str], berts: Path) -> None:
+    def refused(kind: type[OrthomergeError], words: str, method: str = "realign", **given: Any) -> None:
+        options = given.pop("options", FEW)
+        with pytest.raises(kind, match=words):
+            fit(given.pop("experts", experts), method, given.pop("data", data), options, device="cpu", **given)
+
+    fewer = {task: path for task, path in data.items() if task != "five"}
+    refused(RecipeError, "no inputs of 'five', and a fit needs those of all; give --data five=PATH", data=fewer)
+    refused(RecipeError, "data of 'fiv', but no task of that name", data={**data, "fiv": data["five"]})
+    refused(IncompatibleError, "two", data={**data, "two": data["three"]})
+    refused(RecipeError, "'ties' looks at no inputs", "ties", options={})
+    refused(RecipeError, "did you mean 'steps'", options={"step": 3})
+    refused(RecipeError, "starts from a merge without inputs, and 'moma' needs some", options={**FEW, "start": "moma"})
+    alone = open_named({task: berts / task for task in HEADS})
+    refused(RecipeError, "needs the model that the experts were fine-tuned from", experts=alone)
+
+
+def test_heads_must_read_the_encoder_in_one_way(berts: Path, data: dict[str, str], tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(berts / "two", tmp_path / "two")
+    config = json.loads((berts / "two" / "config.json").read_text())
+    (tmp_path / "two" / "config.json").write_text(json.dumps({**config, "orthomerge": {"pooling": "mean"}}))
+    named = {**{task: berts / task for task in HEADS}, "two": tmp_path / "two"}
+    with pytest.raises(
+        RecipeError, match=r"'two' and 'three' read the encoder in two ways \(mean and pooler\).*'pooling'"
+    ):
+        fit(open_named(named, base=berts / "base"), "realign", data, FEW, device="cpu")
+    one = open_named(named, base=berts / "base", pooling="mean")
+    assert fit(one, "lm_cocktail", data, {"inputs": 4}, device="cpu").title == "lm_cocktail"
+
+
+def test_features_come_from_the_cache(experts: Experts, data: dict[str, str], tmp_path: Path) -> None:
+    how = Encoding(cache=FeatureCache(tmp_path), device="cpu")
+    first = fit(experts, "moma", data, QUICK["moma"], device="cpu", encoding=how)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    assert files
+    assert same(fit(experts, "moma", data, QUICK["moma"], device="cpu", encoding=how), first)
+    assert {path: path.stat().st_mtime_ns for path in files} == files

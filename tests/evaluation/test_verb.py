@@ -1,0 +1,122 @@
+"""The verb `evaluate`: names, paths and models in, scores out; experts are opened again only if they are needed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analysis.making import Toy
+from tests.evaluation.making import average, only, scored
+
+from orthomerge.api.align import align
+from orthomerge.api.evaluate import evaluate
+from orthomerge.api.merge import merge
+from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.scores import Scores
+from orthomerge.evaluation.subject import Subject
+from orthomerge.records import Record
+
+
+def by_method(scores: Scores, **wanted: Any) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in scores.records:
+        if all(getattr(record, key) == value for key, value in wanted.items()):
+            found.setdefault(record.method, []).append(record)
+    return found
+
+
+def test_models_in_memory_and_no_folder(toy: Toy) -> None:
+    merged = merge(toy.experts, "task_arithmetic", scale=1.0)
+    aligned = align(merged, toy.tasks, aligner="ridge", encoding=toy.encoding)
+    scores = evaluate([merged, aligned], toy.tasks, encoding=toy.encoding)
+    records = by_method(scores, protocol="current")
+    assert list(records) == ["task_arithmetic", "task_arithmetic + ridge"]
+    assert [record.access for record in records["task_arithmetic + ridge"]] == ["inductive"] * 2
+    assert {record.inputs["model"] for record in scores.records} == {merged.digest}  # they share the encoder
+    expected = {item.record.task: item.record.value for item in scored(toy, [Subject.of(merged, toy.tasks)])[:2]}
+    assert {record.task: record.value for record in records["task_arithmetic"]} == expected
+    assert len(scores.comparisons) == 0  # of two access classes
+    assert scores.tables()[0].title == "No inputs used"
+
+
+def test_one_model_and_several_by_name(toy: Toy, tmp_path: Path) -> None:
+    model = average(toy).models["where"]
+    model.save(tmp_path / "out")
+    forms: list[Any] = [model, tmp_path / "out", str(tmp_path / "out"), [model], {"average": model}]
+    first, *others = (evaluate(form, toy.tasks, encoding=toy.encoding).records for form in forms)
+    assert all(records == first for records in others)
+    named = evaluate({"mine": model, "saved": tmp_path / "out"}, toy.tasks, encoding=toy.encoding)
+    assert list(by_method(named)) == ["mine", "saved"]
+    mixed = evaluate([model, tmp_path / "out", merge(toy.experts, "ties")], toy.tasks, encoding=toy.encoding)
+    assert list(by_method(mixed)) == ["average (average)", "average (out)", "ties"]
+
+
+def test_protocols_and_aligners_by_name(toy: Toy) -> None:
+    protocols: list[str | EvaluationProtocol] = ["current", "knn", "ridge", EvaluationProtocol("probe", {"steps": 5})]
+    scores = evaluate(average(toy).models["where"], toy.tasks, protocols=protocols, encoding=toy.encoding)
+    said = [(record.protocol, record.aligner) for record in scores.records if record.task == "where"]
+    assert said == [("current", None), ("knn", None), ("current", "ridge"), ("probe", None), ("joint", None)]
+    with pytest.raises(RecipeError, match="unknown option 'stepps'"):
+        evaluate("/nowhere", toy.tasks, protocols=[EvaluationProtocol("probe", {"stepps": 5})])
+    with pytest.raises(RecipeError, match="'protocols' is empty"):
+        evaluate("/nowhere", toy.tasks, protocols=[])
+
+
+def test_references(toy: Toy) -> None:
+    model = merge(toy.experts, "average")
+    scores = evaluate(model, toy.tasks, references=("expert", "base"), against="base", encoding=toy.encoding)
+    assert list(by_method(scores)) == ["base", "expert", "average"]
+    assert {item.reference for item in scores.comparisons} == {"base"}
+    same = evaluate(model, toy.tasks, references=("expert",), experts=toy.experts, encoding=toy.encoding)
+    sources = toy.experts.sources
+    teachers = evaluate(model, toy.tasks, references=("expert",), experts=sources, encoding=toy.encoding)
+    for other in (same, teachers):
+        assert by_method(other)["expert"] == by_method(scores)["expert"]
+    with pytest.raises(RecipeError, match="the base is scored with experts that were opened with it"):
+        evaluate(model, toy.tasks, references=("base",), experts=sources)
+
+
+def test_a_saved_model_opens_its_experts_again(toy: Toy, tmp_path: Path) -> None:
+    model = merge(toy.experts, "average")
+    model.save(tmp_path / "out")
+    options: dict[str, Any] = {"protocols": ("aligned-c",), "references": ("base",), "encoding": toy.encoding}
+    saved = evaluate(tmp_path / "out", toy.tasks, **options)
+    assert saved.records == evaluate(model, toy.tasks, **options).records
+    # Who moved them says where they are; what needs no expert does not ask.
+    shutil.copytree(toy.folder / "where", tmp_path / "moved")
+    (tmp_path / "out" / "orthomerge.local.json").unlink()
+    assert evaluate(tmp_path / "out", toy.tasks, encoding=toy.encoding).records
+    with pytest.raises(CheckpointError, match="the expert of 'bright' was not found"):
+        evaluate(tmp_path / "out", toy.tasks, **options)
+    places = {"bright": toy.folder / "bright", "where": tmp_path / "moved"}
+    moved = evaluate(tmp_path / "out", toy.tasks, experts=places, base=toy.folder / "base", **options)
+    assert moved.records == saved.records
+
+
+def test_only_some_tasks(toy: Toy) -> None:
+    one = {"where": toy.tasks["where"]}
+    scores = evaluate(merge(toy.experts, "average"), one, references=("expert",), encoding=toy.encoding)
+    assert {record.task for record in scores.records} == {"where"}
+    with pytest.raises(RecipeError, match=r"no task 'wher'; did you mean 'where'"):
+        evaluate(merge(toy.experts, "average"), {"wher": toy.tasks["where"]})
+
+
+def test_what_is_no_model(toy: Toy, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no model to score"):
+        evaluate([], toy.tasks)
+    with pytest.raises(RecipeError, match="must be a Model or the path of a saved one, got int"):
+        evaluate([3], toy.tasks)  # type: ignore[list-item]
+    with pytest.raises(RecipeError, match=r"2 models are called 'x \(x\)'; give each a name of its own"):
+        evaluate([average(toy, name="x"), average(toy, name="x")], toy.tasks, encoding=toy.encoding)
+    with pytest.raises(CheckpointError, match="is not an orthomerge output"):
+        evaluate(toy.folder / "where", toy.tasks)
+
+
+def test_a_subject_with_a_model_per_task(toy: Toy) -> None:
+    subject = Subject("own", toy.experts.sources)
+    scores = evaluate([subject, average(toy)], toy.tasks, encoding=toy.encoding)
+    expected = only(scored(toy, [subject]), method="own")
+    assert [record.value for record in by_method(scores)["own"]] == [item.record.value for item in expected]

@@ -1,0 +1,128 @@
+"""Files of users in the way of every command that writes: they survive, and the message names them."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from pathlib import Path
+
+import pytest
+from tests.aligning import contents
+from tests.faults.injection import What, injector, memory_folder
+from tests.faults.tiny import TASKS, commands, write_experts
+from tests.report.making import small_run, write_run
+from typer.testing import CliRunner
+
+from orthomerge.api.recipes import write
+from orthomerge.cli.app import app
+from orthomerge.errors import OutputError
+from orthomerge.models.saved import verify_folder
+from orthomerge.recipe import Recipe
+from orthomerge.tuning.state import RunState
+
+MINE, TASK = "years of work", next(iter(TASKS))
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_experts(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def merged(experts: Path, tmp_path: Path) -> Path:
+    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
+    return write(recipe, out=tmp_path / "merged").out
+
+
+def evaluation(merged: Path, experts: Path, out: Path) -> list[str]:
+    data = [word for task in TASKS for word in ("--data", f"{task}={experts / task}.csv")]
+    return ["evaluate", str(merged), *data, "--device", "cpu", "--protocol", "current", "--out", str(out)]
+
+
+def refused(words: list[str]) -> str:
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, OutputError), error
+    return str(error)
+
+
+PLACES = [
+    ("merge", "out/notes.txt"), ("merge", "out/TASK/notes.txt"), ("export", "out/notes.txt"),
+    ("evaluate", "out/records.jsonl"), ("evaluate", "out/notes.json"),
+    ("report", "out.html"), ("report", "out_files/notes.txt"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "place"), PLACES)
+def test_what_a_user_put_there_stays(command: str, place: str, experts: Path, merged: Path, tmp_path: Path) -> None:
+    out, mine = tmp_path / "out", tmp_path / place.replace("TASK", TASK)
+    run = write_run(tmp_path / "run", small_run())
+    words: list[str] = {
+        "merge": [*commands(experts, merged)["merge"], "--out", str(out), "--force"],
+        "export": ["export", str(merged), "--task", TASK, "--to", str(out), "--force"],
+        "evaluate": [*evaluation(merged, experts, out), "--expert", f"{TASK}={experts / TASK}"],
+        "report": ["report", str(run), "--out", str(tmp_path / "out.html")],
+    }[command]
+    if command in ("merge", "export"):  # an output of ours, to which the user has added something
+        assert CliRunner().invoke(app, words).exit_code == 0
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text(MINE)
+    before = contents(tmp_path)
+    message = refused(words)
+    assert mine.name in message or str(mine.parent) in message
+    assert contents(tmp_path) == before
+
+
+def test_nothing_is_written_into_a_model(experts: Path, merged: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", small_run())
+    for words in (evaluation(merged, experts, merged), ["report", str(run), "--out", str(merged / "x.html")]):
+        assert "is a model that orthomerge wrote (it has orthomerge.json)" in refused(words)
+    assert verify_folder(merged) == []
+
+
+def test_the_state_of_a_run_goes_only_where_it_is_ours(tmp_path: Path) -> None:
+    mine = tmp_path / ".out.fitting" / "state.pt"
+    mine.parent.mkdir()
+    mine.write_text(MINE)
+    state = RunState(mine.parent, "x")
+    state.remove()
+    for act in (state.read, lambda: state.write({})):
+        with pytest.raises(OutputError, match=r"\.out\.fitting is where the state of the run is kept, and is not ours"):
+            act()
+    assert mine.read_text() == MINE
+    ours = RunState(tmp_path / ".to.fitting", "x")
+    ours.write({"step": 1})
+    RunState(ours.folder, "x", part="mask").write({"step": 2})
+    assert ours.read() == {"fingerprint": "x", "step": 1}
+    ours.remove()
+    assert not ours.folder.exists()
+
+
+@pytest.mark.parametrize("what", ["torn", "fail"])
+def test_a_report_that_is_killed_or_fails(what: What) -> None:
+    """Over an older report, neither page nor folder is ever gone; the same command then makes both and clears up."""
+    with memory_folder() as folder:
+        root = folder / "root"
+        older, newer = (
+            write_run(folder / name, small_run(tasks)) for name, tasks in (("a", ("a",)), ("b", ("b", "c")))
+        )
+        out = ["--out", str(root / "out.html")]
+        first, again = (["report", str(run), *out] for run in (older, newer))
+        with injector(root, warm=[["report", str(older), "--out", str(folder / "warm.html")]]) as process:
+            (root / "tmp").mkdir(exist_ok=True)
+            assert process.run(first).code == 0
+            before, calls = contents(root), process.run(again).calls
+            after = contents(root)
+            assert after != before
+            for k in sorted({*range(1, len(calls), 15), *range(len(calls) - 10, len(calls) + 1)}):
+                assert process.run(first).code == 0
+                ran, at = process.run(again, what=what, k=k, code=errno.ENOSPC), (k, calls[k - 1])
+                assert ran.code in ((0, -signal.SIGKILL) if what == "torn" else (0, 5)), (at, ran.err)
+                now = {name: data for name, data in contents(root).items() if not name.startswith(".")}
+                for deep in (False, True):  # the page, then the folder
+                    old, new, here = (
+                        {name: data for name, data in each.items() if ("/" in name) == deep}
+                        for each in (before, after, now)
+                    )
+                    assert here in (old, new), at
+                assert process.run(again).code == 0
+                assert contents(root) == after, at

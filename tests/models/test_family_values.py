@@ -1,0 +1,184 @@
+"""Every family as values: lazy, live, saved and loaded models have the same tensors, and stock classes load a task."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.models.making import TASKS, live_models, open_models, same_tensors, stock, tensors_of, write_models
+
+import orthomerge as om
+from orthomerge.models.config import KNOWN
+from orthomerge.models.families import FAMILIES, family
+from orthomerge.models.load import quiet
+from orthomerge.models.modules import Skeleton
+from orthomerge.models.saved import verify_folder
+
+WITHOUT_STOCK_CLASS = {"clip", "t5_encoder"}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp(name)
+    write_models(name, place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def merged(name: str, folder: Path) -> om.Model:
+    return om.merge(open_models(name, folder), "average")
+
+
+@pytest.fixture(scope="module")
+def out(folder: Path, merged: om.Model) -> Path:
+    merged.save(folder / "out")
+    return folder / "out"
+
+
+def test_a_merge_is_the_mean_of_its_experts(folder: Path, merged: om.Model) -> None:
+    assert merged.origin.experts is not None
+    found, sources = tensors_of(merged), merged.origin.experts.sources
+    base = tensors_of(merged.origin.experts.base)
+    experts = [tensors_of(source) for source in sources.values()]
+    merged_keys = merged.origin.experts.parts.merged
+    for key, tensor in found.items():
+        mean = sum(expert[key] for expert in experts) / 2 if key in merged_keys else base[key]
+        torch.testing.assert_close(tensor, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_saved_and_loaded_it_is_the_same_model(name: str, merged: om.Model, out: Path) -> None:
+    loaded = om.load(out)
+    assert (loaded.family.name, loaded.tasks, loaded.labels) == (name, merged.tasks, merged.labels)
+    assert same_tensors(loaded, merged)
+    assert loaded.digest == merged.digest
+    assert loaded.config == merged.config
+    for task in TASKS:
+        one, other = merged.heads[task], loaded.heads[task]
+        assert isinstance(one, type(other))
+        ours, theirs = one.tensors(), other.tensors()  # type: ignore[union-attr]
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[part], theirs[part]) for part in ours)
+        assert (one.normalise, one.activation) == (other.normalise, other.activation)  # type: ignore[union-attr]
+    assert verify_folder(out) == []
+
+
+def test_every_tensor_of_the_module_is_one_of_ours(merged: om.Model) -> None:
+    """Names are a bijection onto the state dict, twins by `tied` apart."""
+    skeleton = Skeleton.build(merged.family, merged.config, merged.weights.specs)
+    state = skeleton.module.state_dict()
+    assert len(set(skeleton.names.values())) == len(skeleton.names)
+    held = {state[name].data_ptr() for name in skeleton.names.values()}
+    assert {name for name, tensor in state.items() if tensor.numel() and tensor.data_ptr() not in held} == set()
+    optional = set(merged.weights.specs) - set(skeleton.names)
+    assert all(not merged.family.may_lack(key, "none") or key in optional for key in optional)
+    skeleton.fill(merged.weights)
+    state, tensors = skeleton.module.state_dict(), tensors_of(merged)
+    for key, place in skeleton.names.items():
+        assert torch.equal(state[place].reshape(-1), tensors[key]), key
+
+
+def test_live_models_give_the_same_tensors(name: str, merged: om.Model) -> None:
+    if name == "clip":
+        pytest.skip("zero-shot heads need the base's tokenizer, which lies in a folder")
+    models = live_models(name)
+    live = om.merge(om.open({task: models[task] for task in TASKS}, base=models["base"]), "average")
+    assert same_tensors(live, merged)
+    assert live.digest == merged.digest
+    for task in TASKS:
+        ours, theirs = live.heads[task].tensors(), merged.heads[task].tensors()  # type: ignore[union-attr]
+        assert all(torch.equal(ours[part], theirs[part]) for part in theirs)
+
+
+def test_the_module_gives_what_a_stock_model_with_these_weights_gives(
+    name: str, merged: om.Model, folder: Path, batch_for: Any
+) -> None:
+    if name in WITHOUT_STOCK_CLASS:
+        pytest.skip("transformers has no classifier that computes what this family does")
+    experts = live_models(name)
+    batch = batch_for(family(name), experts["base"].config)
+    logits = merged.module("cpu")(**batch)
+    heads = family(name).head
+    for task in TASKS:
+        twin = live_models(name)[task]
+        own = heads.names() if heads else ()
+        mean = {
+            key: value if key in own else sum(experts[each].state_dict()[key] for each in TASKS) / 2
+            for key, value in twin.state_dict().items()
+        }
+        twin.load_state_dict({key: value.to(twin.state_dict()[key].dtype) for key, value in mean.items()})
+        with torch.no_grad():
+            torch.testing.assert_close(logits[task], twin(**batch).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_task_is_a_stock_folder(name: str, out: Path, batch_for: Any) -> None:
+    assert not (out / "config.json").exists()  # the root is no model of transformers
+    for task in TASKS:
+        if name in WITHOUT_STOCK_CLASS:
+            assert not (out / task / "config.json").exists()
+            continue
+        model = stock(out / task)
+        assert type(model).__name__ == family(name).architecture
+        batch = batch_for(family(name), model.config)
+        with torch.no_grad():
+            ours = om.load(out).module("cpu")(**batch)[task]
+            torch.testing.assert_close(model(**batch).logits, ours, rtol=0, atol=1e-5)
+
+
+def test_a_pipeline_gives_the_probabilities_of_predict(name: str, out: Path) -> None:
+    if name in WITHOUT_STOCK_CLASS or family(name).modality == "text":
+        pytest.skip("the experts of text have no tokenizer here; test_saved has one of BERT")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    with quiet():
+        from PIL import Image
+        from transformers import ViTImageProcessor, pipeline
+
+        processor = ViTImageProcessor(size={"height": 8, "width": 8})
+        classify = pipeline("image-classification", model=str(out / "one"), image_processor=processor, top_k=None)
+        answers = classify(Image.fromarray(pixels))
+    scores = om.load(out).predict(Image.fromarray(pixels))["one"].scores
+    assert math.isclose(sum(scores.values()), 1, abs_tol=1e-6)
+    assert {row["label"]: row["score"] for row in answers} == pytest.approx(scores, abs=1e-5)
+
+
+def test_known_keys_are_those_of_transformers(name: str) -> None:
+    """Whatever the encoder's class reads of a config is in the table; what says how to load a model is not."""
+    with quiet():
+        import transformers
+
+        cls = getattr(transformers, family(name).encoder_class).config_class
+        fields = set(cls().to_dict()) - set(transformers.PretrainedConfig().to_dict())
+    assert fields - KNOWN == set()
+    loading = {"auto_map", "attn_implementation", "quantization_config", "transformers_weights", "_name_or_path"}
+    assert not KNOWN & (loading | {"dtype", "torch_dtype", "architectures", "return_dict", "output_attentions"})
+
+
+@pytest.mark.parametrize("key", ["position_buckets", "share_att_key", "norm_rel_ebd"])
+def test_options_that_a_class_reads_without_listing_them(key: str) -> None:
+    """DeBERTa v3 is told from v2 by three keys that its config class does not list."""
+    assert key in KNOWN
+
+
+def test_a_config_of_deberta_v3_is_built_as_such(tmp_path: Path) -> None:
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 60}
+    v3 = {"relative_attention": True, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    more: dict[str, Any] = {"intermediate_size": 24, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    model = DebertaV2ForSequenceClassification(DebertaV2Config(**sizes, **v3, **more)).eval()
+    live = om.open({"one": model}, base=model, check_base=False)
+    batch = {"input_ids": torch.randint(5, 50, (2, 20)), "attention_mask": torch.ones(2, 20, dtype=torch.long)}
+    with torch.no_grad():
+        torch.testing.assert_close(om.merge(live, "average").module("cpu")(**batch)["one"], model(**batch).logits)
+    om.merge(live, "average").save(tmp_path / "out")
+    config = json.loads((tmp_path / "out/one/config.json").read_text())
+    assert {key: config[key] for key in v3} == v3

@@ -1,0 +1,161 @@
+"""Predictions of raw inputs: the same as an evaluation makes, input by input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.aligning import COUNTS, HEADS, write_tables
+from tests.models.making import TASKS, open_models, write_models
+
+import orthomerge as om
+from orthomerge.data.task import Examples, Task
+from orthomerge.errors import OrthomergeError, RecipeError
+from orthomerge.models.encoding import encode
+from orthomerge.models.kinds import KINDS, head_kind
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "predicting-cache"))
+
+
+@pytest.fixture(scope="module")
+def texts(berts: Path) -> om.Model:
+    return om.merge({name: berts / name for name in HEADS}, "task_arithmetic", base=berts / "base", scale=0.5)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> om.Model:
+    folder = tmp_path_factory.mktemp("vit")
+    write_models("vit", folder)
+    return om.merge(open_models("vit", folder), "average")
+
+
+def test_predictions_are_those_of_an_evaluation(texts: om.Model, tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    data = {name: om.read_data(tmp_path / f"{name}.csv", name=name) for name in HEADS}
+    scores = om.evaluate(texts, data)
+    records = [record for record in scores.records if record.protocol == "current"]
+    for record in records:
+        task = data[record.task]
+        rows = texts.predict(task["test"].inputs)
+        chosen = [texts.labels[record.task].index(row[record.task].label) for row in rows]
+        assert scores.predictions_of(record).predicted.tolist() == chosen
+        assert len(rows) == COUNTS["test"]
+    assert {record.task for record in records} == set(HEADS)
+
+
+def close(one: Any, other: Any) -> bool:
+    """The same predictions; scores differ in the last digits where batches differ."""
+    return one.keys() == other.keys() and all(
+        one[task].scores == pytest.approx(other[task].scores, abs=1e-6) for task in one
+    )
+
+
+def test_one_input_or_several(texts: om.Model) -> None:
+    one = texts.predict("a good film")
+    several = texts.predict(["a bad film", "a good film"])
+    assert isinstance(one, dict)
+    assert close(several[1], one)
+    assert texts.predict([]) == []
+    assert list(texts.predict("a good film", tasks=["five"])) == ["five"]
+    prediction = one["three"]
+    assert sum(prediction.scores.values()) == pytest.approx(1)
+    assert prediction.score == max(prediction.scores.values()) == prediction.scores[prediction.label]
+    assert repr(prediction) == f"{prediction.label} {prediction.score:.2f}"
+
+
+def test_inputs_of_a_batch_do_not_see_each_other(texts: om.Model) -> None:
+    inputs = ["a", "it was a very good film and not a bad film", "very bad"]
+    alone = [texts.predict(text) for text in inputs]
+    for size in (1, 2, 32):
+        for row, other in zip(texts.predict(inputs, batch_size=size), alone, strict=True):
+            assert close(row, other)
+
+
+def test_pictures_in_every_form(images: om.Model, tmp_path: Path) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    path = tmp_path / "x.png"
+    Image.fromarray(pixels).save(path)
+    forms: list[Any] = [pixels, Image.fromarray(pixels), path, str(path)]
+    answers = [images.predict(form) for form in forms]
+    assert all(answer == answers[0] for answer in answers)
+    assert all(close(*pair) for pair in zip(images.predict(forms), answers, strict=True))
+    grey = images.predict(pixels[:, :, 0])
+    assert grey == images.predict(np.repeat(pixels[:, :, :1], 3, 2))
+    task = Task("one", images.labels["one"], "image", {"test": Examples([pixels], None, "test")})
+    head: Any = images.heads["one"]
+    logits = head(encode(images, task["test"], task="one").values)
+    assert list(answers[0]["one"].scores.values()) == pytest.approx(logits.softmax(1)[0].tolist(), abs=1e-6)
+    assert set(answers[0]) == set(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "reads texts, got int"),
+        (["a", None], "reads texts, got NoneType"),
+        (b"a film", "reads texts, got int"),
+    ],
+)
+def test_what_is_no_text(value: Any, message: str, texts: om.Model) -> None:
+    with pytest.raises(RecipeError, match=message):
+        texts.predict(value)
+
+
+@pytest.mark.parametrize("value", [np.zeros((8, 8, 3)), np.zeros((2, 8, 8, 3), dtype=np.uint8), 3])
+def test_what_is_no_picture(value: Any, images: om.Model) -> None:
+    with pytest.raises(RecipeError, match="an image must be a path, a PIL image or uint8 pixels"):
+        images.predict(value)
+
+
+def test_refused(texts: om.Model, images: om.Model, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="there is no task 'tow'; did you mean 'two'"):
+        texts.predict("a", tasks=["tow"])
+    with pytest.raises(RecipeError, match="has no heads"):
+        texts.with_heads({}).predict("a")
+    with pytest.raises(OrthomergeError, match="nowhere"):
+        images.predict(tmp_path / "nowhere.png")
+
+
+def test_a_module_belongs_to_who_asked_for_it(texts: om.Model) -> None:
+    before = texts.predict("a good film")
+    module = texts.module("cpu", torch.bfloat16)
+    assert {parameter.dtype for parameter in module.parameters()} == {torch.bfloat16}
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    assert texts.predict("a good film") == before
+    assert {parameter.dtype for parameter in texts.module("cpu").parameters()} == {torch.float32}
+
+
+# Kinds of heads
+
+
+def test_single_label_by_hand() -> None:
+    kind = head_kind("single-label")
+    logits = torch.tensor([[0.0, 2.0], [3.0, 1.0]])
+    assert kind.choices(logits).tolist() == [1, 0]
+    assert kind.right(kind.choices(logits), torch.tensor([1, 1])).tolist() == [True, False]
+    assert kind.targets(logits).tolist() == [[-1.0, 1.0], [1.0, -1.0]]
+    p, q = logits.softmax(1), logits.flip(1).softmax(1)
+    torch.testing.assert_close(kind.divergence(logits.flip(1), logits), (p * (p / q).log()).sum(1))
+    assert kind.divergence(logits + 7, logits).abs().max() < 1e-6  # what all labels share does not count
+    (prediction, _) = kind.decode(logits, ["no", "yes"])
+    assert prediction.label == "yes"
+    assert prediction.score == pytest.approx(1 / (1 + np.exp(-2.0)))
+    assert kind.metric == "accuracy"
+
+
+def test_unknown_kinds() -> None:
+    assert list(KINDS) == ["single-label"]
+    with pytest.raises(RecipeError, match="unknown kind of head 'singel-label'; did you mean 'single-label'"):
+        head_kind("singel-label")
+    with pytest.raises(OrthomergeError, match="1 of 2 rows of logits hold NaN"):
+        head_kind("single-label").choices(torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]))

@@ -1,0 +1,203 @@
+"""A saved model opens its experts again: nobody names them twice, and hashes decide whether they are the right ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models.making import HEADS, TASKS, open_models, same_tensors, write_models
+
+import orthomerge as om
+from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.files.ownership import LOCAL
+from orthomerge.models.load import quiet
+from orthomerge.models.reopening import reopen_experts
+
+NAMES = ("two", "three")
+
+
+@pytest.fixture
+def world(berts: Path, tmp_path: Path) -> Path:
+    """A folder with `models` and, merged from them, `out`."""
+    shutil.copytree(berts, tmp_path / "world/models")
+    models = tmp_path / "world/models"
+    om.merge({name: models / name for name in NAMES}, "average", base=models / "base").save(tmp_path / "world/out")
+    return tmp_path / "world"
+
+
+def test_experts_are_where_they_were(world: Path) -> None:
+    model = om.load(world / "out")
+    experts = reopen_experts(model)
+    assert experts.tasks == NAMES
+    assert same_tensors(om.merge(experts, "average"), model)
+    assert reopen_experts(model, tasks=["three"]).tasks == ("three",)
+
+
+def test_experts_that_moved_with_the_model(world: Path) -> None:
+    """Absolute paths are stale, relative ones hold."""
+    moved = world.rename(world.with_name("moved"))
+    model = om.load(moved / "out")
+    experts = reopen_experts(model)
+    assert experts.parts.base.path == moved / "models/base"
+    assert same_tensors(om.merge(experts, "average"), model)
+    model.save(moved / "deeper/again")
+    again = moved.rename(moved.with_name("elsewhere"))
+    assert reopen_experts(om.load(again / "deeper/again")).parts.base.path == again / "models/base"
+
+
+def test_a_copy_of_the_model_alone_asks_where_they_are(world: Path, berts: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "out", tmp_path / "out", symlinks=True)
+    shutil.rmtree(world)
+    model = om.load(tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"'two' was not found \(it was at .*models/two\).* --expert two=PATH"):
+        reopen_experts(model)
+    (tmp_path / "out" / LOCAL).unlink()
+    model = om.load(tmp_path / "out")
+    with pytest.raises(CheckpointError, match=r"'two' was not found; say where it is: --expert two=PATH"):
+        reopen_experts(model)
+    places = {name: berts / name for name in NAMES}
+    experts = reopen_experts(model, experts=places)
+    assert not experts.has_base  # whole models are read without it
+    assert same_tensors(om.merge(reopen_experts(model, experts=places, base=berts / "base"), "average"), model)
+
+
+def test_another_expert_is_refused(world: Path, berts: Path) -> None:
+    model = om.load(world / "out")
+    with pytest.raises(IncompatibleError, match=r"the expert of 'two' at .*five is not the one .* its hash differs"):
+        reopen_experts(model, experts={"two": berts / "five"})
+    with pytest.raises(IncompatibleError, match=r"the base at .*three is not the one that the model was made from"):
+        reopen_experts(model, base=berts / "three")
+    path = world / "models/two/model.safetensors"
+    stamp = path.stat()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    with pytest.raises(IncompatibleError, match=r"the expert of 'two' at .*models/two is not the one"):
+        reopen_experts(model)
+
+
+@pytest.mark.parametrize(
+    ("experts", "message"),
+    [
+        ({"tow": "x"}, "there is no task 'tow'; did you mean 'two'"),
+        ({"two": 3}, "the expert of 'two' must be a path, a hub id or a live model of transformers, got int"),
+    ],
+)
+def test_names_that_mean_nothing(experts: Any, message: str, world: Path) -> None:
+    with pytest.raises(RecipeError, match=message):
+        reopen_experts(om.load(world / "out"), experts=experts)
+
+
+def test_live_experts_are_found_again_by_content(berts: Path, tmp_path: Path) -> None:
+    with quiet():
+        from transformers import AutoModelForSequenceClassification, BertModel
+
+        base = BertModel.from_pretrained(berts / "base")
+        live = {name: AutoModelForSequenceClassification.from_pretrained(berts / name) for name in NAMES}
+    om.merge(live, "average", base=base).save(tmp_path / "out")
+    model = om.load(tmp_path / "out")
+    folders = {name: berts / name for name in NAMES}
+    assert reopen_experts(model, experts=folders, base=berts / "base").tasks == NAMES
+    assert reopen_experts(model, experts=live, base=base).tasks == NAMES
+    with pytest.raises(IncompatibleError, match=r"the expert of 'two' at .* is not the one"):
+        reopen_experts(model, experts={**folders, "two": berts / "five"}, base=berts / "base")
+    with torch.no_grad():
+        live["three"].bert.encoder.layer[0].output.dense.bias.add_(1)
+    with pytest.raises(IncompatibleError, match=r"the expert of 'three' at .* is not the one"):
+        reopen_experts(model, experts=live, base=base)
+
+
+def test_zero_shot_heads_keep_their_classes(tmp_path: Path) -> None:
+    write_models("clip", tmp_path)
+    om.merge(open_models("clip", tmp_path), "average").save(tmp_path / "out")
+    model = om.load(tmp_path / "out")
+    experts = reopen_experts(model)
+    for task in TASKS:
+        head = experts.opening.experts[task].head
+        assert head is not None
+        assert list(head.classes or ()) == HEADS[task]["classes"]
+        assert torch.equal(experts.heads[task].output.weight, model.heads[task].output.weight)  # type: ignore[union-attr]
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"the base was not found \(it was at .*\); say where it is: --base PATH"):
+        reopen_experts(om.load(tmp_path / "out"))
+    assert reopen_experts(om.load(tmp_path / "out"), base=tmp_path / "moved").heads.keys() == model.heads.keys()
+
+
+def test_how_experts_were_read_is_kept(berts: Path, tmp_path: Path) -> None:
+    """`ignore`, `missing`, `pooling`, labels and the head's layers."""
+    two = Path(shutil.copytree(berts / "two", tmp_path / "two"))
+    tensors = load_file(two / "model.safetensors")
+    tensors["counter"] = torch.ones(1)
+    tensors["fc.weight"], tensors["fc.bias"] = tensors.pop("classifier.weight"), tensors.pop("classifier.bias")
+    lacking = "bert.encoder.layer.1.output.dense.bias"
+    del tensors[lacking]
+    save_file(tensors, two / "model.safetensors", metadata={"format": "pt"})
+    options: Any = {"ignore": ("counter",), "missing": "base", "pooling": "cls"}
+    named: Any = {"labels": {"two": ["no", "yes"]}, "heads": {"two": {"layers": ["fc"]}}}
+    experts = om.open({"two": two, "three": berts / "three"}, base=berts / "base", **options, **named)
+    merged = om.merge(experts, "average")
+    merged.save(tmp_path / "out")
+    again = reopen_experts(om.load(tmp_path / "out"))
+    assert again.opening == replace(experts.opening, experts=again.opening.experts, base=again.opening.base)
+    assert (again.opening.ignore, again.opening.missing, again.opening.pooling) == (("counter",), "base", "cls")
+    assert {task: again.heads[task].pooling for task in again.heads} == {"two": "cls", "three": "cls"}
+    assert again.heads["two"].labels == ("no", "yes")
+    assert same_tensors(om.merge(again, "average"), merged)
+    shutil.rmtree(two)
+    with pytest.raises(CheckpointError, match="the expert of 'two' was not found"):
+        reopen_experts(om.load(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"family": 3}, r"how it was made: 'family' must be text or nothing, got 3"),
+        ({"missing": "zero"}, r"'missing' must be error \| base, got 'zero'"),
+        ({"more": 1}, r"how it was made: unknown option 'more'"),
+    ],
+)
+def test_a_damaged_record(change: dict[str, Any], message: str, world: Path) -> None:
+    path = world / "out/orthomerge.json"
+    manifest = json.loads(path.read_text())
+    manifest["opening"] |= change
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(RecipeError, match=message):
+        reopen_experts(om.load(world / "out"))
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"places": [], "inputs": {}}, {"places": {"two": {"relative": "x"}}, "inputs": {}}]
+)
+def test_a_damaged_local_file(document: dict[str, Any], world: Path) -> None:
+    (world / "out" / LOCAL).write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"orthomerge\.local\.json is damaged; remove it"):
+        om.load(world / "out")
+
+
+def test_a_recorded_place_is_never_asked_of_the_hub(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that looks like a hub id."""
+    monkeypatch.chdir(world)
+    asked: list[str] = []
+    monkeypatch.setattr("orthomerge.checkpoints.hub.fetch", asked.append)
+    path = world / "out" / LOCAL
+    document = json.loads(path.read_text())
+    document["places"]["two"] = {"absolute": "org/two", "relative": "org/two"}
+    path.write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match="the expert of 'two' was not found"):
+        reopen_experts(om.load(world / "out"))
+    assert asked == []
+
+
+def test_a_base_is_no_task_of_that_name(berts: Path, tmp_path: Path) -> None:
+    om.merge({"base": berts / "two"}, "average", base=berts / "base").save(tmp_path / "out")
+    experts = reopen_experts(om.load(tmp_path / "out"))
+    assert experts.parts.base.path == berts / "base"
+    assert experts.parts.sources["base"].checkpoint.path == berts / "two"

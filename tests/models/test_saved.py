@@ -1,0 +1,503 @@
+"""One folder and back: what is written, read and verified, and what is refused of folders that others have touched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.aligning import contents
+from tests.models.making import same_tensors, stock
+
+import orthomerge as om
+from orthomerge.checkpoints.files import RawFile
+from orthomerge.checkpoints.links import is_plain_name
+from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.files.ownership import LOCAL
+from orthomerge.models.live import Live
+from orthomerge.models.load import quiet
+from orthomerge.models.manifest import read_manifest
+from orthomerge.models.processors import companions
+from orthomerge.models.saved import verify_folder
+
+NAMES = ("two", "three")
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture(scope="module")
+def model(berts: Path) -> om.Model:
+    return om.merge({name: berts / name for name in NAMES}, "task_arithmetic", base=berts / "base", scale=0.5)
+
+
+@pytest.fixture(scope="module")
+def merged(model: om.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("merged") / "out"
+    model.save(out)
+    return out
+
+
+@pytest.fixture
+def out(merged: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(merged, tmp_path / "out", symlinks=True))
+
+
+# What is written
+
+
+def test_the_layout(merged: Path) -> None:
+    small = {"head.safetensors", "config.json", "model.safetensors.index.json"}
+    linked = {"encoder.safetensors", "vocab.txt", "tokenizer_config.json"}
+    expected = {"README.md", "orthomerge.json", LOCAL, *linked}
+    assert {path.name for path in merged.iterdir()} == {*expected, *NAMES}
+    for task in NAMES:
+        assert {path.name for path in (merged / task).iterdir()} == small | linked
+        assert all((merged / task / name).readlink() == Path("..") / name for name in linked)
+    assert set(read_manifest(merged)["files"]) == set(contents(merged)) - {"orthomerge.json", LOCAL}
+
+
+def test_nothing_of_this_machine_is_in_what_is_published(merged: Path, berts: Path) -> None:
+    for path in merged.rglob("*"):
+        if path.is_file() and path.name != LOCAL:
+            assert str(berts).encode() not in path.read_bytes(), path
+    assert str(berts) in (merged / LOCAL).read_text()
+
+
+def test_a_digest_is_of_content(model: om.Model, merged: Path, tmp_path: Path) -> None:
+    """The same in memory, when saved in one file or in shards, and when loaded from either."""
+    sharded = om.merge(model.origin.experts, "task_arithmetic", scale=0.5)  # type: ignore[arg-type]
+    sharded.save(tmp_path / "sharded", max_shard_size="20KB")
+    assert len(read_manifest(tmp_path / "sharded")["encoder"]["files"]) > 3
+    digests = {model.digest, sharded.digest, om.load(merged).digest, om.load(tmp_path / "sharded").digest}
+    assert len(digests) == 1
+    content = {read_manifest(folder)["encoder"]["content"] for folder in (merged, tmp_path / "sharded")}
+    assert content == {RawFile(merged / "encoder.safetensors").digest()}
+    assert stock(tmp_path / "sharded/two").num_labels == 2
+    assert verify_folder(tmp_path / "sharded") == []
+    half = om.merge(model.origin.experts, "task_arithmetic", scale=0.5, dtype="bfloat16")  # type: ignore[arg-type]
+    assert half.digest not in digests
+
+
+def test_saving_twice_gives_the_same_bytes(model: om.Model, merged: Path, tmp_path: Path) -> None:
+    model.save(tmp_path / "again")
+    om.load(merged).save(tmp_path / "loaded")
+    first = contents(merged)
+    for name in ("again", "loaded"):
+        other = contents(tmp_path / name)
+        assert {file for file in first if first[file] != other[file]} <= {LOCAL}  # it has relative paths
+        assert other.keys() == first.keys()
+
+
+def test_a_pipeline_gives_the_probabilities_of_predict(merged: Path) -> None:
+    texts = ["a very good film", "it was not good"]
+    with quiet():
+        from transformers import pipeline
+
+        answers = pipeline("text-classification", model=str(merged / "three"), top_k=None)(texts)
+    for row, prediction in zip(answers, om.load(merged).predict(texts), strict=True):
+        assert {each["label"]: each["score"] for each in row} == pytest.approx(prediction["three"].scores, abs=1e-5)
+
+
+def test_a_task_folder_is_an_expert(merged: Path, berts: Path, tmp_path: Path) -> None:
+    again = om.merge({"two": merged / "two"}, "average", base=berts / "base")
+    assert same_tensors(again, om.load(merged))
+    assert again.labels == {"two": ("two-0", "two-1")}
+    again.save(tmp_path / "again")
+    assert om.load(tmp_path / "again").digest == om.load(merged).digest
+
+
+def test_heads_that_read_the_encoder_differently(berts: Path, tmp_path: Path) -> None:
+    """Pooling and maximum length are those of each head, in memory and from the folder; a stock class has one way."""
+    experts = om.open({name: berts / name for name in NAMES}, base=berts / "base")
+    model = om.merge(experts, "average")
+    heads: Any = dict(model.heads)
+    heads["three"] = replace(heads["three"], pooling="mean", max_length=5)
+    mixed = model.with_heads(heads)
+    mixed.save(tmp_path / "out")
+    loaded = om.load(tmp_path / "out")
+    text = "it was a very good film and not a bad film"
+    ours, theirs, plain = mixed.predict(text), loaded.predict(text), model.predict(text)
+    assert ours == theirs
+    assert ours["two"] == plain["two"]
+    assert ours["three"].scores != plain["three"].scores
+    encoder = loaded.encoder.module()
+    with torch.no_grad():
+        batch = loaded.processor.processor(5)([text])
+        assert batch["input_ids"].shape == (1, 5)
+        features = encoder(**batch).last_hidden_state.mean(1)
+        by_hand = (features @ heads["three"].output.weight.T + heads["three"].output.bias).softmax(1)[0]
+    assert list(theirs["three"].scores.values()) == pytest.approx(by_hand.tolist(), abs=1e-6)
+    assert (tmp_path / "out/two/config.json").is_file()
+    assert not (tmp_path / "out/three/config.json").exists()
+    assert json.loads((tmp_path / "out/three/labels.json").read_text()) == ["three-0", "three-1", "three-2"]
+    with pytest.raises(RecipeError, match="reads features by 'pooler', this head by 'mean'"):
+        om.export(loaded, tmp_path / "stock", task="three")
+
+
+def test_live_models_and_their_tokenizer(berts: Path, model: om.Model, tmp_path: Path) -> None:
+    with quiet():
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertModel
+
+        base = BertModel.from_pretrained(berts / "base")
+        tokenizer = AutoTokenizer.from_pretrained(berts / "base")
+        experts = {name: AutoModelForSequenceClassification.from_pretrained(berts / name) for name in NAMES}
+    live = om.merge(experts, "task_arithmetic", base=(base, tokenizer), scale=0.5)
+    assert same_tensors(live, model)
+    assert live.digest == model.digest
+    assert live.predict("a good film") == model.predict("a good film")
+    live.save(tmp_path / "out")
+    assert verify_folder(tmp_path / "out") == []
+    assert not (tmp_path / "out" / LOCAL).exists()
+    assert om.load(tmp_path / "out").predict("a good film") == model.predict("a good film")
+    with torch.no_grad():
+        experts["two"].bert.embeddings.word_embeddings.weight.add_(1)
+    with pytest.raises(CheckpointError, match="changed since it was opened"):
+        live.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    assert isinstance(next(iter(live.origin.experts.live.values())), Live)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("task", ["vocab.txt", "encoder.safetensors", "Encoder-00001-of-00002.safetensors"])
+def test_a_task_with_the_name_of_a_file(task: str, berts: Path, tmp_path: Path) -> None:
+    model = om.merge({task: berts / "two"}, "average", base=berts / "base")
+    with pytest.raises(RecipeError, match="cannot name a task, because the output has a file of that name"):
+        model.save(tmp_path / "out")
+
+
+# Copies
+
+
+@pytest.mark.parametrize(
+    "command", ["cp -r out copy", "cp -rL out copy", "tar cf x.tar out; mkdir copy; tar xf x.tar -C copy"]
+)
+def test_a_copy_verifies_and_loads(command: str, out: Path, merged: Path) -> None:
+    subprocess.run(command, shell=True, cwd=out.parent, check=True)
+    shutil.rmtree(out)
+    copy = next(path.parent for path in (out.parent / "copy").rglob("orthomerge.json"))
+    assert verify_folder(copy) == []
+    assert same_tensors(om.load(copy), om.load(merged))
+    assert stock(copy / "two").num_labels == 2
+
+
+def test_verify_says_what_changed(out: Path) -> None:
+    data = bytearray((out / "encoder.safetensors").read_bytes())
+    data[-1] ^= 1
+    (out / "encoder.safetensors").write_bytes(data)
+    (out / "two/config.json").unlink()
+    (out / "extra.bin").write_bytes(b"x")
+    changed = "encoder.safetensors has changed since it was written"
+    problems = verify_folder(out)
+    assert set(problems) == {
+        changed,
+        f"two/{changed}",
+        f"three/{changed}",
+        "two/config.json is missing",
+        "extra.bin was not written by the merge",
+    }
+    (out / LOCAL).unlink()
+    assert verify_folder(out) == problems
+
+
+def test_what_is_loaded_is_what_was_verified(out: Path) -> None:
+    """Small files are compared when they are read, the encoder whenever it is read to the end."""
+    model = om.load(out)
+    data = bytearray((out / "encoder.safetensors").read_bytes())
+    data[-1] ^= 1
+    (out / "encoder.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"the encoder in .*out has changed since it was written"):
+        om.load(out).predict("a film")
+    words = (out / "vocab.txt").read_text().replace("good", "evil")
+    (out / "vocab.txt").write_text(words)
+    with pytest.raises(CheckpointError, match=r"vocab\.txt has changed since it was written"):
+        model.processor.processor()
+    with pytest.raises(CheckpointError, match=r"vocab\.txt has changed since it was written"):
+        om.load(out)
+
+
+def test_a_folder_of_the_first_version(out: Path) -> None:
+    (out / "orthomerge.json").write_text(json.dumps({"format": 1, "orthomerge": "0.1.0"}))
+    for call in (om.load, verify_folder):
+        with pytest.raises(CheckpointError, match=r"was written by 0\.1\.0; merge again"):
+            call(out)
+
+
+# Manifests
+
+
+def rewrite(path: Path, change: Change) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def put(*keys: str, value: Any) -> Change:
+    def change(document: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        document[keys[-1]] = value
+
+    return change
+
+
+def drop(*keys: str) -> Change:
+    def change(document: dict[str, Any]) -> None:
+        for key in keys[:-1]:
+            document = document[key]
+        del document[keys[-1]]
+
+    return change
+
+
+def nothing_listed(document: dict[str, Any]) -> None:
+    document["files"] = {}
+    document["heads"] = {}
+    document["encoder"] |= {"files": [], "processor": []}
+
+
+DAMAGE: dict[str, tuple[Change, str]] = {
+    "nothing listed": (nothing_listed, r"names no file of the encoder; the file is damaged"),
+    "no files": (drop("files"), r"orthomerge\.json has no 'files'; the file is damaged"),
+    "files is a list": (put("files", value=[]), r"'files' must be an object, got list; .* fetch the folder again"),
+    "files is empty": (put("files", value={}), r"the encoder needs 'encoder\.safetensors', which is not among 'files'"),
+    "head unlisted": (drop("files", "two/head.safetensors"), r"the head of 'two' needs 'two/head\.safetensors'"),
+    "extra unlisted": (put("heads", "two", "extra", value="surgery"), r"needs 'two/extra\.safetensors', which is not"),
+    "tokenizer unlisted": (drop("files", "vocab.txt"), r"the encoder needs 'vocab\.txt', which is not among 'files'"),
+    "no heads": (drop("heads"), r"orthomerge\.json has no 'heads'"),
+    "heads is a list": (put("heads", value=["two"]), r"'heads' must be an object, got list"),
+    "no family": (drop("family"), r"has no 'family'"),
+    "family is a number": (put("family", value=3), r"'family' must be a string, got int"),
+    "no pooling": (drop("heads", "two", "pooling"), r"has no 'heads\.two\.pooling'"),
+    "pooling is null": (put("heads", "two", "pooling", value=None), r"pooling' must be a string, got NoneType"),
+    "encoder is a string": (put("encoder", value="x"), r"'encoder' must be an object, got str"),
+    "no prefix": (drop("encoder", "prefix"), r"has no 'encoder\.prefix'"),
+    "prefix is a list": (put("encoder", "prefix", value=[]), r"'encoder\.prefix' must be a string, got list"),
+    "no method": (drop("method"), r"has no 'method'"),
+    "method without name": (drop("method", "name"), r"has no 'method\.name'"),
+    "parameters is null": (put("method", "parameters", value=None), r"'method\.parameters' must be an object"),
+    "head is null": (put("heads", "two", value=None), r"the head of 'two' must be an object"),
+    "labels are numbers": (put("heads", "two", "labels", value=[1, 2]), r"the head of 'two' must have 'labels'"),
+    "an odd activation": (put("heads", "two", "activation", value="system"), r"activation' cannot be 'system'"),
+    "activation is a list": (put("heads", "two", "activation", value=["tanh"]), r"activation' cannot be \['tanh'\]"),
+    "normalise is a number": (put("heads", "two", "normalise", value=1), r"normalise' must be true or false, got int"),
+    "an odd kind": (put("heads", "two", "kind", value="singel-label"), r"did you mean 'single-label'"),
+    "length is a text": (put("heads", "two", "max_length", value="9"), r"max_length' cannot be '9'"),
+    "length is true": (put("heads", "two", "max_length", value=True), r"max_length' cannot be True"),
+    "task leaves": (put("heads", "../two", value={"labels": []}), r"'\.\./two' cannot name a task's folder"),
+    "task is a path": (put("heads", "a/b", value={"labels": []}), r"'a/b' cannot name a task's folder"),
+    "file is a string": (put("files", "README.md", value="x"), r"the file 'README\.md' must have a 'size' in bytes"),
+    "size is a string": (put("files", "README.md", "size", value="1"), r"the file 'README\.md' must have a 'size'"),
+    "hash is null": (put("files", "README.md", "hash", value=None), r"and a 'hash' of the form ALGORITHM:HEX"),
+    "hash without algorithm": (put("files", "README.md", "hash", value="00"), r"a 'hash' of the form ALGORITHM:HEX"),
+    "no inputs": (drop("inputs"), r"has no 'inputs'"),
+    "no base": (drop("inputs", "base"), r"has no 'inputs\.base'"),
+    "expert without name": (drop("inputs", "experts", "two", "name"), r"has no 'inputs\.experts\.two\.name'"),
+    "files of the base": (put("inputs", "base", "files", value={}), r"'inputs\.base\.files' must be a list, got dict"),
+    "a file of the base": (put("inputs", "base", "files", value=[3]), r"a file of 'inputs\.base' must have a 'size'"),
+    "seed is a string": (put("seed", value="0"), r"'seed' must be a whole number, got str"),
+    "notes is null": (put("notes", value=None), r"'notes' must be a list, got NoneType"),
+    "alignment is a list": (put("alignment", value=[]), r"'alignment' must be an object, got list"),
+    "alignment without aligner": (put("alignment", value={"tasks": {}}), r"has no 'alignment\.aligner'"),
+    "alignment without tasks": (put("alignment", value={"aligner": "x"}), r"has no 'alignment\.tasks'"),
+    "alignment without access": (
+        put("alignment", value={"aligner": "x", "tasks": {}}),
+        r"'alignment\.access' must be one of data-free, inductive, transductive, got None",
+    ),
+    "another format": (put("format", value=[2]), r"has format \[2\], this version reads 2; update orthomerge"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_manifest_is_an_error_everywhere(change: Change, message: str, out: Path, tmp_path: Path) -> None:
+    rewrite(out / "orthomerge.json", change)
+    for call in (om.load, verify_folder, lambda out: om.export(out, tmp_path / "to", task="two")):
+        with pytest.raises(CheckpointError, match=message):
+            call(out)
+    assert not (tmp_path / "to").exists()
+
+
+UNKNOWN: dict[str, tuple[Change, str]] = {
+    "family": (put("family", value="brt"), r"the model family 'brt', .* \(did you mean 'bert'\?\); update orthomerge"),
+    "pooling": (
+        put("heads", "two", "pooling", value="clss"),
+        r"the pooling 'clss' for 'two', which family 'bert' does not have \(did you mean 'cls'\?\)",
+    ),
+    "a label too many": (put("heads", "two", "labels", value=["a", "b", "c"]), r"has 2 rows, but there are 3 labels"),
+    "activation alone": (put("heads", "two", "activation", value="tanh"), r"no hidden layer, but the activation"),
+    "another hash": (
+        put("encoder", "content", value="sha256:00"),
+        r"the encoder in .* has changed since it was written",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), UNKNOWN.values(), ids=UNKNOWN)
+def test_a_manifest_that_says_something_else(change: Change, message: str, out: Path) -> None:
+    rewrite(out / "orthomerge.json", change)
+    with pytest.raises(CheckpointError, match=message):
+        om.load(out).predict("a film")
+
+
+# Names and links that leave
+
+OUTSIDE = ["../../x", "two/../../x", "/etc/hostname", "./README.md", "two//x", "a\\..\\b", "a\0b", "\ud800", ""]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_names_outside_the_folder(name: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_plain_name(name)
+    rewrite(out / "orthomerge.json", put("files", name, value={"size": 1, "hash": "sha256:00"}))
+    with pytest.raises(CheckpointError, match=r"names files outside its own folder: .* do not trust this folder"):
+        om.load(out)
+    opened = watch(monkeypatch)
+    (problem,) = verify_folder(out)
+    assert problem.endswith("is outside the folder, and was not read; do not trust this manifest")
+    assert all(path.resolve().is_relative_to(out.resolve()) for path in opened)
+
+
+def test_verify_does_not_follow_links_that_leave(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("README.md", "two"):
+        (out / name).rename(tmp_path / name)
+        (out / name).symlink_to(tmp_path / name)
+    (out / "more").symlink_to("/etc/hostname")
+    (out / "loop").symlink_to("loop")
+    opened = watch(monkeypatch)
+    problems = verify_folder(out)
+    assert "README.md is behind a link that leaves the folder, and was not read" in problems
+    assert "two/config.json is behind a link that leaves the folder, and was not read" in problems
+    assert "two is a link that leaves the folder, and was not written by the merge" in problems
+    assert "more is a link that leaves the folder, and was not written by the merge" in problems
+    assert "loop was not written by the merge" in problems
+    assert opened
+    assert all(path.resolve().is_relative_to(out.resolve()) for path in opened)
+
+
+def test_verify_follows_links_that_stay(out: Path) -> None:
+    (out / "README.md").rename(out / "card.md")
+    (out / "README.md").symlink_to("card.md")
+    assert verify_folder(out) == ["card.md was not written by the merge"]
+
+
+def test_verify_reports_a_name_that_no_file_can_have(out: Path) -> None:
+    rewrite(out / "orthomerge.json", put("files", "x" * 300, value={"size": 1, "hash": "sha256:00"}))
+    (problem,) = verify_folder(out)
+    assert "cannot be read: File name too long" in problem
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Every file that is opened to be hashed."""
+    opened: list[Path] = []
+
+    class Watched(RawFile):
+        def __init__(self, path: Path, *, algorithm: str | None = None) -> None:
+            opened.append(path)
+            super().__init__(path, algorithm=algorithm)
+
+    monkeypatch.setattr("orthomerge.models.saved.RawFile", Watched)
+    return opened
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["orthomerge.json", LOCAL, "encoder.safetensors", "two/head.safetensors", "vocab.txt", "tokenizer_config.json"],
+)
+def test_a_file_behind_a_link_that_leaves_is_not_read(name: str, out: Path, tmp_path: Path) -> None:
+    (out / name).rename(tmp_path / "secret")
+    (out / name).symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=r"is (behind )?a link that leaves (its|the) folder"):
+        om.load(out)
+
+
+# Heads
+
+
+def sized(**shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    return {name.replace("_", "."): torch.zeros(shape) for name, shape in shapes.items()}
+
+
+HEADS: dict[str, tuple[dict[str, torch.Tensor], str | None, str]] = {
+    "no weight": (sized(bias=(2,)), None, r"head\.safetensors has no 'weight', .* fetch the folder again"),
+    "hidden alone": (sized(weight=(2, 4), hidden_weight=(4, 4)), None, r"has a hidden layer, .* is null; they go"),
+    "hidden bias alone": (sized(weight=(2, 4), hidden_bias=(4,)), None, r"holds 'hidden\.bias', which is no part"),
+    "a stranger": (sized(weight=(2, 4), scale=(1,)), None, r"holds 'scale', which is no part of this head"),
+    "a flat weight": (sized(weight=(8,)), None, r"'weight' is \(8,\) torch\.float32, not that of a linear layer"),
+    "a scalar": (sized(weight=()), None, r"'weight' is \(\) torch\.float32, not that of a linear layer"),
+    "integers": ({"weight": torch.zeros(2, 4, dtype=torch.int64)}, None, r"'weight' is \(2, 4\) torch\.int64"),
+    "a short bias": (sized(weight=(2, 4), bias=(1,)), None, r"do not fit together \(.*bias \(1,\)"),
+    "hidden misfits": (sized(weight=(2, 4), hidden_weight=(3, 4)), "tanh", r"layers that do not fit together"),
+    "hidden bias misfits": (
+        sized(weight=(2, 4), hidden_weight=(4, 4), hidden_bias=(3,)),
+        "tanh",
+        r"layers that do not fit together",
+    ),
+}
+
+
+def replaced_head(out: Path, tensors: dict[str, torch.Tensor], activation: str | None) -> None:
+    """Another head for the task `two`, properly listed."""
+    path = out / "two/head.safetensors"
+    save_file(tensors, path)
+    row = {"size": path.stat().st_size, "hash": RawFile(path).digest()}
+    rewrite(out / "orthomerge.json", put("files", "two/head.safetensors", value=row))
+    rewrite(out / "orthomerge.json", put("heads", "two", "names", value={name: name for name in tensors}))
+    rewrite(out / "orthomerge.json", put("heads", "two", "activation", value=activation))
+
+
+@pytest.mark.parametrize(("tensors", "activation", "message"), HEADS.values(), ids=HEADS)
+def test_a_damaged_head(tensors: dict[str, torch.Tensor], activation: str | None, message: str, out: Path) -> None:
+    replaced_head(out, tensors, activation)
+    with pytest.raises(CheckpointError, match=message):
+        om.load(out)
+
+
+def test_a_head_of_two_layers_is_read(out: Path) -> None:
+    replaced_head(out, sized(weight=(2, 3), hidden_weight=(3, 4), hidden_bias=(3,), bias=(2,)), "tanh")
+    head: Any = om.load(out).head("two")
+    assert head.width == 4
+
+
+def test_a_head_under_other_names(out: Path) -> None:
+    rewrite(out / "orthomerge.json", put("heads", "two", "names", "weight", value="nothing"))
+    with pytest.raises(CheckpointError, match="not the tensors that the manifest names"):
+        om.load(out)
+
+
+# Companions
+
+
+def test_companions_in_the_hubs_cache(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/0", tmp_path / "models--a--b/blobs"
+    (snapshot / "topic").mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "1").write_text("x")
+    (snapshot / "vocab.txt").symlink_to("../../blobs/1")
+    (snapshot / "topic/vocab.txt").symlink_to("../../../blobs/1")
+    assert companions(snapshot) == [snapshot / "vocab.txt"]
+    assert companions(snapshot / "topic") == [snapshot / "topic/vocab.txt"]
+
+
+def test_a_companion_that_is_a_link_inside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "words").write_text("x")
+    (tmp_path / "vocab.txt").symlink_to("words")
+    assert companions(tmp_path) == [tmp_path / "vocab.txt"]
+
+
+def test_a_companion_that_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").symlink_to("words")
+    with pytest.raises(CheckpointError, match=r"vocab\.txt is a link to nothing; fetch the file again"):
+        companions(tmp_path)
+
+
+def test_a_companion_of_unbelievable_size(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is 67108865 bytes long; more than 67108864 is not"):
+        companions(tmp_path)
+    with (tmp_path / "tokenizer.json").open("r+b") as file:
+        file.truncate(64 << 20)
+    assert companions(tmp_path) == [tmp_path / "tokenizer.json"]

@@ -1,0 +1,278 @@
+"""Checkpoints of strangers: options of a config have no effect, links do not leave, no code runs, no network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.models.making import same_tensors, stock
+
+import orthomerge as om
+from orthomerge.api.recipes import write
+from orthomerge.checkpoints.opening import open_expert
+from orthomerge.errors import CheckpointError, OrthomergeError
+from orthomerge.files.ownership import LOCAL
+from orthomerge.models.reopening import reopen_experts
+from orthomerge.recipe import read_recipe
+
+
+@pytest.fixture
+def models(berts: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(berts, tmp_path / "models"))
+
+
+def merged(models: Path) -> om.Model:
+    return om.merge({name: models / name for name in ("two", "three")}, "average", base=models / "base")
+
+
+def write_other_weights(folder: Path) -> None:
+    tensors = {name: tensor + 1 for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "other.safetensors", metadata={"format": "pt"})
+    torch.save(tensors, folder / "adapter_model.bin")
+
+
+# What a config may ask for: key -> value. None of it has an effect, or reaches an output.
+OPTIONS: dict[str, Any] = {
+    "transformers_weights": "other.safetensors",
+    "attn_implementation": "org/kernel",
+    "_attn_implementation": "org/kernel",
+    "_attn_implementation_internal": "org/kernel",
+    "experts_implementation": "org/kernel",
+    "_name_or_path": "/home/somebody/secret",
+    "_commit_hash": "0" * 40,
+    "torch_dtype": "float16",
+    "dtype": "float16",
+    "return_dict": False,
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "torchscript": True,
+    "compression_config": {"quant_method": "x"},
+    "gradient_checkpointing": True,
+    "api_key": "secret",
+    "base_model_tp_plan": {"*": "colwise"},
+}
+
+
+@pytest.mark.parametrize("key", OPTIONS)
+@pytest.mark.parametrize("role", ["base", "two"])
+def test_options_of_a_config_have_no_effect(key: str, role: str, models: Path, tmp_path: Path) -> None:
+    plain = merged(models)
+    before = plain.predict("a good film")
+    for folder in (models / "base", models / "two"):
+        write_other_weights(folder)
+    path = models / role / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: OPTIONS[key]}))
+    for other in ("other.safetensors", "adapter_model.bin"):  # two weight files alone would be refused
+        assert (models / role / other).exists()
+    model = merged(models)
+    assert same_tensors(model, plain)
+    assert model.digest == plain.digest
+    assert model.predict("a good film") == before
+    model.save(tmp_path / "out")
+    for written in (tmp_path / "out/two/config.json", tmp_path / "out/orthomerge.json"):
+        document = json.loads(written.read_text())
+        config = document["encoder"]["config"] if "encoder" in document else document
+        assert config.get(key) in (None, "float32")
+    assert stock(tmp_path / "out/two").num_labels == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"auto_map": {"AutoModel": "evil.Model"}}, "asks to run code that came with it"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised \(gptq\)"),
+    ],
+)
+@pytest.mark.parametrize("role", ["base", "two"])
+def test_what_is_refused(change: dict[str, Any], message: str, role: str, models: Path) -> None:
+    path = models / role / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CheckpointError, match=message):
+        merged(models)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "preprocessor_config.json", "processor_config.json"])
+def test_a_processor_with_code_is_neither_loaded_nor_copied(name: str, models: Path, tmp_path: Path) -> None:
+    (models / "base" / name).write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+    model = merged(models)
+    for call in (lambda: model.predict("a film"), lambda: model.save(tmp_path / "out")):
+        with pytest.raises(CheckpointError, match=r"asks to run code that came with it \('auto_map'"):
+            call()
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_file_beside_the_known_ones_reaches_transformers(models: Path) -> None:
+    """The tokenizer is loaded from a copy: code and templates in its folder are not there."""
+    plain = merged(models).predict("a good film")
+    (models / "base/evil.py").write_text("raise SystemExit")
+    (models / "base/chat_template.jinja").write_text("{{ evil }}")
+    (models / "base/config.json.bak").write_text("x")
+    assert merged(models).predict("a good film") == plain
+
+
+# Links
+
+LINKS = ["config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("target", ["absolute", "relative"])
+def test_a_file_behind_a_link_that_leaves(name: str, target: str, models: Path, tmp_path: Path) -> None:
+    file = models / "base" / name
+    file.rename(tmp_path / "secret")
+    file.symlink_to(tmp_path / "secret" if target == "absolute" else Path("../../secret"))
+    with pytest.raises(CheckpointError, match="is a link that leaves its folder; copy the file there instead"):
+        merged(models).save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def shards(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file(tensors, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "x.json")
+    (folder / "model.safetensors").unlink()
+    torch.manual_seed(0)
+    layer = "base_model.model.bert.encoder.layer.0.attention.self.query"
+    tensors = {f"{layer}.lora_A.weight": torch.randn(2, 32), f"{layer}.lora_B.weight": torch.randn(32, 2)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["query"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        (shards, "model.safetensors.index.json"),
+        (shards, "model-00001-of-00001.safetensors"),
+        (adapter, "adapter_config.json"),
+        (adapter, "adapter_model.safetensors"),
+        (pickled, "pytorch_model.bin"),
+    ],
+)
+def test_other_forms_of_checkpoints(form: Callable[[Path], None], name: str, models: Path, tmp_path: Path) -> None:
+    folder = models / "two"
+    form(folder)
+    assert open_expert(folder)
+    (folder / name).rename(tmp_path / "secret" if "." not in name else tmp_path / f"secret-{name}")
+    (folder / name).symlink_to(tmp_path / f"secret-{name}")
+    with pytest.raises(CheckpointError, match="is a link that leaves its folder"):
+        open_expert(folder)
+
+
+def test_the_config_beside_an_adapter(models: Path, tmp_path: Path) -> None:
+    adapter(models / "two")
+    (tmp_path / "secret.json").write_text(json.dumps({"id2label": {"0": "secret", "1": "b"}}))
+    (models / "two/config.json").symlink_to(tmp_path / "secret.json")
+    with pytest.raises(CheckpointError, match="is a link that leaves its folder"):
+        om.open({"two": models / "two"}, base=models / "base").check()
+
+
+def test_links_that_stay_are_followed(models: Path) -> None:
+    plain = merged(models)
+    for name in ("config.json", "model.safetensors"):
+        (models / "two" / name).rename(models / "two" / f"real-{name}.x")
+        (models / "two" / name).symlink_to(f"real-{name}.x")
+    folder = (models / "two").rename(models / "elsewhere")
+    (models / "two").symlink_to(folder)  # a folder that is a link is where a person said
+    assert same_tensors(merged(models), plain)
+
+
+def test_the_hubs_cache_is_made_of_links(models: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--org--two/snapshots" / ("0" * 40), tmp_path / "models--org--two/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(sorted((models / "two").iterdir())):
+        file.rename(blobs / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert open_expert(snapshot)
+
+
+def test_a_folder_called_blobs_is_no_cache(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (models / "two/config.json").rename(tmp_path / "blobs/config.json")
+    (models / "two/config.json").symlink_to("../../blobs/config.json")
+    with pytest.raises(CheckpointError, match="is a link that leaves its folder"):
+        open_expert(models / "two")
+
+
+# The network
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Whoever asks for an address, or for a model of the hub, is noted."""
+    asked: list[object] = []
+
+    def refuse(*arguments: object, **options: object) -> None:
+        asked.append(arguments)
+        raise OSError("there is no network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr("orthomerge.checkpoints.hub.fetch", refuse)
+    return asked
+
+
+@pytest.mark.parametrize("place", ["./models/gone", "../world/models/gone"])
+def test_a_path_in_a_recipe_is_never_asked_of_the_hub(
+    place: str, berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: list[object]
+) -> None:
+    """The recipe lies in the working directory and is given by its bare name."""
+    (tmp_path / "world").mkdir()
+    monkeypatch.chdir(tmp_path / "world")
+    Path("recipe.yaml").write_text(f"experts: {{two: {berts / 'two'}}}\nbase: {place}\nout: out\n")
+    with pytest.raises(OrthomergeError, match="models/gone' does not exist"):
+        write(read_recipe(Path("recipe.yaml")))
+    assert offline == []
+
+
+def test_a_path_object_is_never_asked_of_the_hub(
+    berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: list[object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for experts, base in (({"two": Path("org/two")}, berts / "base"), ({"two": berts / "two"}, Path("org/base"))):
+        with pytest.raises(OrthomergeError, match="does not exist"):
+            om.open(experts, base=base).check()
+    assert offline == []
+
+
+def test_options_of_a_config_ask_for_nothing(models: Path, offline: list[object]) -> None:
+    for key in ("attn_implementation", "_attn_implementation", "_name_or_path", "transformers_weights"):
+        path = models / "base/config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: "org/name"}))
+    path = models / "base/tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "name_or_path": "org/name"}))
+    merged(models).predict("a good film")
+    assert offline == []
+
+
+def test_what_a_saved_model_records_asks_for_nothing(models: Path, tmp_path: Path, offline: list[object]) -> None:
+    merged(models).save(tmp_path / "out")
+    path = tmp_path / "out" / LOCAL
+    document = json.loads(path.read_text())
+    for place in document["places"].values():
+        place |= {"absolute": "org/name", "relative": "org/name"}
+    path.write_text(json.dumps(document))
+    model = om.load(tmp_path / "out")
+    with pytest.raises(OrthomergeError, match="was not found"):
+        reopen_experts(model)
+    assert model.predict("a good film")
+    assert offline == []
