@@ -24,8 +24,6 @@ from orthomerge.data.task import Split
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.records import Record, read_records
 
-__all__ = ["aligner_protocols", "aligner_sheets"]
-
 MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class
 SHARE = 0.1

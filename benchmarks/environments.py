@@ -21,19 +21,6 @@ from pathlib import Path
 
 from orthomerge.version import VERSION
 
-__all__ = [
-    "ROOT",
-    "Usage",
-    "commit",
-    "describe_run",
-    "ensure_mergekit",
-    "measure",
-    "offline",
-    "source_of",
-    "table",
-    "write_result",
-]
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MERGEKIT, TORCH = "0.1.5", "2.13.0"

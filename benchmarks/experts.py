@@ -20,7 +20,6 @@ from benchmarks.environments import ROOT
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CLASSES", "FOLDER", "make_experts"]
 
 FOLDER = ROOT / "runs" / "bench"
 CLASSES = {"a": 2, "b": 3, "c": 5}

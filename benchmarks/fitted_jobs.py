@@ -9,8 +9,6 @@ from typing import Any
 
 from orthomerge.data.task import Split
 
-__all__ = ["METHODS", "PARTS", "SPLITS", "STARTS", "Job", "jobs_of"]
-
 STARTS = ("average", "task_arithmetic", "ties")
 SPLITS: dict[str, Split] = {"inductive": "train", "transductive": "test"}
 PARTS = ("inductive", "transductive", "few", "ablation", "masking", "efficiency", "variants")

@@ -9,8 +9,6 @@ from typing import Any
 from benchmarks.environments import table
 from benchmarks.fitted_jobs import SPLITS
 
-__all__ = ["sheets"]
-
 
 def sheets(rows: Sequence[Mapping[str, Any]], tasks: Sequence[str]) -> str:
     """The tables of all parts."""

@@ -35,8 +35,6 @@ from orthomerge.models.model import Model
 from orthomerge.records import Record
 from orthomerge.suites.suite import Suite
 
-__all__ = ["PARTS", "Plan", "expected_keys", "joined", "masking_lines", "measure"]
-
 PARTS = ("diagnosis", "scale", "shots", "moma", "realign", "adamerging", "masking")
 _LOOKED_AT = {"diagnosis", "scale", "shots"}  # what takes a look at the merge itself
 TSNE = {  # few classes and many, easy and hard

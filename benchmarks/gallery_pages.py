@@ -28,8 +28,6 @@ from benchmarks.gallery_words import (
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.figures import Figure
 
-__all__ = ["SECTIONS", "draw_all", "list_pages", "write_page"]
-
 _COLOURS = 192  # of a picture
 _MARGIN = 8  # white pixels above and below
 _WIDE = 1000  # pixels from which a picture has a line of its own

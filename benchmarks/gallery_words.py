@@ -9,20 +9,6 @@ from statistics import fmean
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Lines, Points
 
-__all__ = [
-    "say_accuracy",
-    "say_coefficients",
-    "say_conflict",
-    "say_families",
-    "say_fits",
-    "say_geometry",
-    "say_layers",
-    "say_masking",
-    "say_scale",
-    "say_shots",
-    "say_tsne",
-]
-
 Figures = Mapping[str, Figure]
 Said = Callable[[Figures, Diagnosis], str]
 

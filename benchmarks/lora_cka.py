@@ -11,8 +11,6 @@ from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.vectors import TaskVectors
 from orthomerge.suites.suite import Suite
 
-__all__ = ["KINDS", "adapted_share", "measure"]
-
 KINDS = ("full", "LoRA", "LoRA, KnOTS, V alone", "full, KnOTS, V alone")
 _INPUTS = 512  # of a layer: tokens of inputs of all tasks
 

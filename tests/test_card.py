@@ -18,7 +18,7 @@ from tests.models.making import stock
 
 import orthomerge as om
 from orthomerge.checkpoints.hub import fetch
-from orthomerge.checkpoints.publish import MANIFEST
+from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.card import model_card
 from orthomerge.models.licences import licence_of
 from orthomerge.models.manifest import read_manifest

@@ -18,8 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "canonical", "differences", "locked", "pinned", "report"]
-
 ROOT = Path(__file__).resolve().parent.parent
 LOCK, CONSTRAINTS = ROOT / "requirements-dev.lock", ROOT / "constraints.txt"
 _TORCH = "torch==2.13.0"  # asked for by this very version: any other spec pulls the CUDA build

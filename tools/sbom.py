@@ -16,8 +16,6 @@ from tools.lock import ROOT, canonical, report
 
 from orthomerge.version import VERSION
 
-__all__ = ["bill"]
-
 
 def bill(items: list[dict[str, Any]]) -> dict[str, Any]:
     """The document, from what pip reports."""

@@ -17,8 +17,6 @@ from docs.generator.docstrings import prose
 from docs.generator.rows import pages, slug, tables
 from docs.generator.types import recipe_page, table
 
-__all__ = ["ROOT", "assemble", "contents", "label_fences", "link_rows", "meanings", "places", "relink"]
-
 ROOT = Path(__file__).parents[2]
 # What the tree of contents shows, in order; pages that are not there are left out, others follow at the end.
 _PARTS = {

@@ -9,8 +9,6 @@ import typer
 from docs.generator.docstrings import prose
 from docs.generator.types import table
 
-__all__ = ["cli_page", "command_tree", "find_command"]
-
 
 def command_tree(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with its words; groups are walked, not given."""

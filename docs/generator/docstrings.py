@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-__all__ = ["Doc", "about_options", "option_texts", "parse", "prose"]
-
 _MARK = re.compile(r"(?:^|(?<=\n)|(?<=\. ))\*?(Letters|Differs from [^:\n]{1,40}):\*?\s+")
 _NAMES = r"`\w+`(?:(?:, | and |, and )`\w+`)*"
 _WIDE = 88  # what fits beside the contents without scrolling

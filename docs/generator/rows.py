@@ -21,8 +21,6 @@ from orthomerge.merging.methods import FITTED, METHODS
 from orthomerge.rows import maker_of
 from orthomerge.strict import schema
 
-__all__ = ["Row", "facts", "guided", "page", "pages", "slug", "tables"]
-
 Maker = Callable[..., Any]
 Row = Any  # of any table: name, maker, title, reference, and marks of its own
 _GUIDE = Path(__file__).parents[1] / "fitting.md"

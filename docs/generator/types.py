@@ -12,8 +12,6 @@ from docs.generator.docstrings import about_options, option_texts
 
 from orthomerge.strict import describe, schema
 
-__all__ = ["COMMON", "blocks", "default", "options_table", "plain", "recipe_page", "table"]
-
 # What every method means by these; said here once where a class does not say more.
 COMMON = {
     "seed": "of all that is drawn; the recipe's `seed` unless given",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
-
 if __name__ == "__main__":
     from orthomerge.cli.app import run
 

@@ -9,8 +9,6 @@ from typing import Any, Literal
 
 from orthomerge.errors import RecipeError
 
-__all__ = ["Count", "Diagnose", "Evaluate", "Kind", "Reading", "Report", "Sweep", "SweptMethod"]
-
 Count = int | float | Literal["all"]
 Kind = Literal["inductive", "transductive"]
 

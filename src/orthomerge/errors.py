@@ -7,17 +7,6 @@ the message alone; a traceback means a defect of ours.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = [
-    "CheckpointError",
-    "IncompatibleError",
-    "NumericalError",
-    "OrthomergeError",
-    "OutputError",
-    "RecipeError",
-    "nearest",
-    "some",
-]
-
 
 class OrthomergeError(Exception):
     """A mistake in the input or a fault of the machine; never a defect of the program."""

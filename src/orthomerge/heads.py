@@ -18,7 +18,6 @@ from orthomerge.errors import IncompatibleError, some
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SINGLE_LABEL", "Activation", "Classifier", "Head", "Linear", "head_of", "logits_of"]
 
 Activation = Literal["tanh", "relu", "gelu"]
 SINGLE_LABEL = "single-label"

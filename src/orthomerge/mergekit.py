@@ -22,8 +22,6 @@ from typing import Any
 
 from orthomerge.errors import RecipeError, nearest, some
 
-__all__ = ["translate"]
-
 Options = Mapping[str, Any]
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")

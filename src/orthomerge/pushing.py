@@ -17,12 +17,10 @@ from typing import Any
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.hashing import algorithm_of, is_digest_of
 from orthomerge.checkpoints.hub import is_hub_id
-from orthomerge.checkpoints.publish import MANIFEST
 from orthomerge.errors import OutputError, RecipeError, some
+from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.manifest import HEAD, read_manifest
 from orthomerge.models.saved import verify_folder
-
-__all__ = ["Upload", "plan_upload", "push", "send"]
 
 _BRANCH = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,198}[A-Za-z0-9_])?")
 _SHARDS = re.compile(r"encoder(-\d+-of-\d+)?\.safetensors")

@@ -18,8 +18,6 @@ from orthomerge.merging.methods import find_method
 from orthomerge.models.opening import Expert, Opening, check_task_names
 from orthomerge.strict import build
 
-__all__ = ["Align", "Fit", "Recipe", "load_recipe_mapping", "parse_value", "read_recipe"]
-
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 50  # of lists and mappings in each other
 # Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.

@@ -12,8 +12,6 @@ from orthomerge.checkpoints.replacing import replace_file
 from orthomerge.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.strict import build
 
-__all__ = ["Access", "Record", "Support", "Way", "read_document", "read_records", "write_records", "write_whole"]
-
 # Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
 Access = Literal["data-free", "inductive", "transductive"]
 Support = Literal["train", "val", "test"]  # the split that the support came from

@@ -13,8 +13,6 @@ from typing import Any, Protocol, TypeVar, cast
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.strict import build
 
-__all__ = ["Named", "find_row", "made", "maker_of", "with_plugins"]
-
 
 class Named(Protocol):
     """A row: a name, and its maker as `module:Class` or `module:function`."""

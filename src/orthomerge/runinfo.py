@@ -11,8 +11,6 @@ from orthomerge.errors import RecipeError
 from orthomerge.records import read_document, write_whole
 from orthomerge.strict import build
 
-__all__ = ["FILE", "RunInfo", "read_info", "write_info"]
-
 FILE = "run.json"
 
 

@@ -15,8 +15,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from orthomerge.errors import RecipeError, nearest
 
-__all__ = ["build", "describe", "schema"]
-
 Made = TypeVar("Made")
 
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from orthomerge.errors import RecipeError
 
-__all__ = ["THREADS", "fixed_threads"]
-
 THREADS = "ORTHOMERGE_THREADS"
 
 

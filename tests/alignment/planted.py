@@ -12,8 +12,6 @@ from orthomerge.alignment.folding import first_map
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Classifier, Head
 
-__all__ = ["PlantedTask", "accuracy", "doubles", "exact", "head_in", "planted_task", "same_head", "turn", "weight_of"]
-
 
 def doubles(*shape: int, seed: int = 0) -> torch.Tensor:
     return random(*shape, seed=seed).double()

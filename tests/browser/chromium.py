@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-__all__ = ["Chromium", "Tab", "find_chromium", "running"]
-
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 30.0  # seconds that anything may take
 

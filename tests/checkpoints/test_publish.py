@@ -22,9 +22,10 @@ import torch
 from orthomerge.checkpoints import publish as module
 from orthomerge.checkpoints import replacing
 from orthomerge.checkpoints.checkpoint import Spec
-from orthomerge.checkpoints.publish import MANIFEST, check_room, check_target, publish, write_bytes, write_json
+from orthomerge.checkpoints.publish import check_room, check_target, publish, write_bytes, write_json
 from orthomerge.checkpoints.shards import write_shards
 from orthomerge.errors import OutputError
+from orthomerge.files.ownership import MANIFEST
 
 WORK = ".out.orthomerge-0123abc_"  # a working folder, as a killed run leaves it
 SPECS = {"a": Spec((4,), "F32"), "b": Spec((2,), "F32")}

@@ -7,8 +7,6 @@ import shlex
 import textwrap
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "anchors", "blocks", "commands", "inline", "links"]
-
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),

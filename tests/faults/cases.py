@@ -26,8 +26,6 @@ from orthomerge.errors import (
     RecipeError,
 )
 
-__all__ = ["CASES", "CORRUPTIONS", "Case", "Held", "Refused", "Sound"]
-
 Meets = Literal["merge", "plan", "align", "fit", "evaluate", "export", "verify", "inspect"]
 BROKEN, UNFIT, NUMBERS, OUTPUT, RECIPE = CheckpointError, IncompatibleError, NumericalError, OutputError, RecipeError
 OTHER = OrthomergeError

@@ -25,8 +25,6 @@ from typing import Any, Literal
 
 import pytest
 
-__all__ = ["Injector", "Ran", "What", "injector", "memory_folder"]
-
 What = Literal["count", "fail", "kill", "torn", "signal", "full"]
 _NUMBERS: dict[str, int] = {"count": 0, "fail": 1, "kill": 2, "torn": 3, "signal": 4, "full": 5}
 _SOURCE = Path(__file__).with_name("injection.c")

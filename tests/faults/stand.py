@@ -20,8 +20,6 @@ from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.saved import verify_folder
 from orthomerge.recipe import Recipe
 
-__all__ = ["STATE", "Scenario", "Stand", "stand_for"]
-
 STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on
 _KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?")
 

@@ -9,8 +9,6 @@ import torch
 
 from orthomerge.models.load import quiet
 
-__all__ = ["TASKS", "commands", "write_experts"]
-
 TASKS = {"two": 2, "three": 3}
 _WORDS = ("a", "good", "bad", "film", "very", "not", "it", "was")
 

@@ -29,8 +29,6 @@ from tests.fuzz.targets import TARGETS, Target
 
 from orthomerge.errors import OrthomergeError
 
-__all__ = ["CORPUS", "Finding", "Outcome", "fuzz", "replay", "target_named"]
-
 CORPUS = Path(__file__).parent / "corpus"
 PATIENCE = 10.0  # seconds for one case
 _NOWHERE = os.open(os.devnull, os.O_WRONLY)  # standard error may be no file

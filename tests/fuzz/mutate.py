@@ -14,8 +14,6 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["mutate"]
-
 _NUMBERS = (0, 1, -1, 2, 255, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63, 2**64, 10**30, 1.5, 1e308, -0.0)
 _VALUES: tuple[Any, ...] = (
     *_NUMBERS, True, False, None, "", "x", "..", "../x", "/etc/passwd", "a\0b", "\u202e", "\ud800", "nan", [], {}, [[]],

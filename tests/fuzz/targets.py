@@ -28,8 +28,6 @@ from orthomerge.models.model import Model
 from orthomerge.models.saved import read_model, verify_folder
 from orthomerge.recipe import Recipe, read_recipe
 
-__all__ = ["TARGETS", "Target"]
-
 Found = dict[str, tuple[str, tuple[int, ...], bytes]]
 _MOST = 1 << 26  # bytes of tensors that a reader may be asked for here
 

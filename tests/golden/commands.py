@@ -9,8 +9,6 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["COMMANDS", "Command"]
-
 # Committed values come from one CPU and are compared on others, where sums are formed in another order.
 TOLERANCE = 1e-6
 # An aligner solves for a head, a fit descends: both enlarge the rounding of forward passes on another CPU.

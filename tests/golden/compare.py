@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from tests.golden.observe import Value
 
-__all__ = ["Print", "compare_exactly", "compare_prints", "fingerprint", "summary"]
-
 _ENTRIES = 8
 _DIGITS = 7  # of the largest entry
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-__all__ = ["Driver", "Result", "start"]
-
 
 @dataclass(frozen=True)
 class Result:

@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-__all__ = ["Output", "Value", "observe", "read_output"]
-
 Value = torch.Tensor | float | str
 Tensors = dict[str, torch.Tensor]
 _PREFIXES = ("bert.", "vit.")

@@ -11,8 +11,6 @@ from tests.golden.commands import COMMANDS, Command
 from tests.golden.driver import Driver, Result, start
 from tests.golden.observe import Value, observe
 
-__all__ = ["Outcome", "play"]
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -10,8 +10,6 @@ from typing import Any
 from tests.golden.compare import Print, compare_prints, fingerprint, summary
 from tests.golden.session import Outcome
 
-__all__ = ["differences", "read_values", "write_values"]
-
 _FILE = Path(__file__).with_name("values.json")
 _SAME = "encoder: same as"  # a command whose encoder is that of an earlier one
 

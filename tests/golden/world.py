@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-__all__ = ["IMAGES", "TEXTS", "make_world"]
-
 Tensors = dict[str, torch.Tensor]
 
 TEXTS = {"two": 2, "three": 3, "four": 4}  # expert -> number of classes; `four` is an adapter

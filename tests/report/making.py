@@ -16,20 +16,6 @@ from orthomerge.evaluation.comparisons import Comparison, TaskDifference
 from orthomerge.records import Access, Record, write_records
 from orthomerge.runinfo import RunInfo, write_info
 
-__all__ = [
-    "ALERT",
-    "BREAK_OUT",
-    "MANIFEST",
-    "comparison",
-    "figures",
-    "full_run",
-    "large_run",
-    "points",
-    "record",
-    "small_run",
-    "write_run",
-]
-
 ALERT = "<script>alert(1)</script>"
 BREAK_OUT = '"><img src=x onerror="document.title=\'broken\'">'
 DOT = (

@@ -41,8 +41,6 @@ from orthomerge.errors import RecipeError, nearest
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head, Linear
 
-__all__ = ["AlignedC", "Recipe", "Schedule"]
-
 Recipe = Literal["paper", "tuned"]
 
 _NORM = 20.0  # of the inputs, in the coordinates of the tuned recipe

@@ -30,8 +30,6 @@ from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["AlignedM", "losses", "train_matrix"]
-
 
 @dataclass(frozen=True)
 class AlignedM:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from orthomerge.features.features import FeaturePair
     from orthomerge.heads import Classifier, Head
 
-__all__ = ["Aligner", "Alignment", "Extra", "Fact"]
 
 Fact = float | int | str | bool
 

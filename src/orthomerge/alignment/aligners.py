@@ -14,8 +14,6 @@ from orthomerge.alignment.aligner import Aligner
 from orthomerge.rows import find_row, made, maker_of, with_plugins
 from orthomerge.strict import schema
 
-__all__ = ["ALIGNERS", "Row", "aligner_class", "aligners", "chosen_aligner", "find_aligner", "make_aligner"]
-
 
 @dataclass(frozen=True)
 class Row:

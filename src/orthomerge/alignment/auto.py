@@ -30,8 +30,6 @@ from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.errors import RecipeError
 from orthomerge.heads import Head
 
-__all__ = ["Auto"]
-
 _DOUBT = 2.0  # standard errors
 _PAIR = 2.0  # inputs a class from which a held-out one leaves another of its class behind
 _MEAN = "mean of ridge and kl-map"

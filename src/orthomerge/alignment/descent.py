@@ -15,8 +15,6 @@ import torch
 
 from orthomerge.errors import NumericalError, RecipeError
 
-__all__ = ["Adam", "at_least_one", "not_negative", "require_finite"]
-
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 

@@ -14,8 +14,6 @@ from torch.nn.functional import kl_div, log_softmax
 
 from orthomerge.heads import Head
 
-__all__ = ["divergence", "input_gradient", "plain"]
-
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor) -> float:
     """Mean over inputs of KL(softmax(teacher) || softmax(student)), both logits [n, C]."""

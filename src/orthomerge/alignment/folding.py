@@ -21,8 +21,6 @@ from torch.nn.functional import normalize
 from orthomerge.errors import IncompatibleError, NumericalError
 from orthomerge.heads import Head, Linear
 
-__all__ = ["centred_rows", "first_map", "folded", "logits_from", "read_by", "with_first_map"]
-
 
 def read_by(head: Head, values: torch.Tensor) -> torch.Tensor:
     """What the head's first linear map sees of features, in float64."""

@@ -38,8 +38,6 @@ from orthomerge.alignment.strengths import strength
 from orthomerge.errors import NumericalError
 from orthomerge.features.extract import device_of
 
-__all__ = ["DEFAULT", "STRENGTHS", "KlMap", "KlProblem"]
-
 STRENGTHS = (math.inf, 10.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 1e-4, 1e-5)
 DEFAULT = 0.03
 _JUDGED = 500

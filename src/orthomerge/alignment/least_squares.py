@@ -23,8 +23,6 @@ import torch
 
 from orthomerge.alignment.strengths import careful
 
-__all__ = ["STRENGTHS", "Spectrum", "chosen_strength", "leave_one_out"]
-
 STRENGTHS = (math.inf, *(10 ** (power / 2) for power in range(8, -13, -1)))
 _TINY = 1e-13  # share of the largest eigenvalue below which one is rounding
 

@@ -28,8 +28,6 @@ from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.alignment.strengths import strength
 from orthomerge.errors import RecipeError
 
-__all__ = ["Affine", "Invertible", "Linear", "Ridge", "Scaling", "lifted"]
-
 
 @dataclass(frozen=True)
 class Affine(Solved):

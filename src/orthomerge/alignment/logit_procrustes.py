@@ -34,8 +34,6 @@ from orthomerge.alignment.rigid import choose_rigid, polar_factor, spread
 from orthomerge.alignment.strengths import strength
 from orthomerge.heads import Head
 
-__all__ = ["LogitProcrustes", "descend"]
-
 _SETTLED = 1e-5  # share of all that was gained which a step must gain to be worth another
 _SMALL = 1e-12  # share of the objective that is rounding
 

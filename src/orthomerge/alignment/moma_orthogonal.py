@@ -34,8 +34,6 @@ from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["MomaOrthogonal"]
-
 
 @dataclass(frozen=True)
 class MomaOrthogonal:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Moments"]
-
 
 @dataclass(frozen=True, eq=False)
 class Moments:

@@ -25,8 +25,6 @@ from torch.nn.functional import linear, log_softmax
 
 from orthomerge.heads import Head
 
-__all__ = ["Fit", "Rows"]
-
 _PAIRS = 4  # an input
 _FAINT = 1e-7  # curvatures below this are never counted with their input
 _INNER = 0.3  # share of the gradient, in the preconditioner's norm, that a step may leave

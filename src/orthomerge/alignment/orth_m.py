@@ -28,8 +28,6 @@ from orthomerge.alignment.rigid import polar_factor
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["OrthM", "excess"]
-
 
 @dataclass(frozen=True)
 class OrthM:

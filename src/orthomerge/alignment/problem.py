@@ -20,8 +20,6 @@ from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.features.features import FeaturePair, Features
 from orthomerge.heads import Head
 
-__all__ = ["FOLDS", "Problem", "Solved"]
-
 FOLDS = 5
 
 

@@ -29,8 +29,6 @@ from orthomerge.alignment.surgery import Module, SurgeryHead
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["ProbSurgery", "rebuild"]
-
 _KIND = "probsurgery"
 _AHEAD = 50  # steps for which noise is drawn at once
 

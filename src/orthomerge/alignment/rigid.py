@@ -41,19 +41,6 @@ from orthomerge.alignment.strengths import careful, strength
 from orthomerge.errors import NumericalError
 from orthomerge.heads import Head
 
-__all__ = [
-    "KAPPAS",
-    "Orthogonal",
-    "Rigid",
-    "Similarity",
-    "choose_rigid",
-    "loss_of",
-    "polar_factor",
-    "scale_of",
-    "spread",
-    "turn_of",
-]
-
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)
 _LEADING = 96

@@ -15,7 +15,6 @@ from orthomerge.models.writing import plain
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Alignment, Extra
 
-__all__ = ["as_saved"]
 
 _ROWS = 256  # inputs on which rounding is measured
 _MOST_GAP = 1e-5  # between logits in float32, as a share of the largest

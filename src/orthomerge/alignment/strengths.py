@@ -10,8 +10,6 @@ from orthomerge.errors import RecipeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["careful", "strength"]
-
 
 def strength(name: str, value: float | Literal["auto"]) -> None:
     """A strength is 0 or more, infinity for "change nothing", or `auto`."""

@@ -30,8 +30,6 @@ from orthomerge.features.extract import device_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Head
 
-__all__ = ["Module", "Surgery", "SurgeryHead", "distance", "first_layer", "rebuild"]
-
 
 @dataclass(frozen=True, eq=False)
 class SurgeryHead:

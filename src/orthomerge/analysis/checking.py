@@ -6,8 +6,6 @@ import torch
 
 from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
 
-__all__ = ["matched", "whole"]
-
 
 def whole(values: torch.Tensor, *, what: str, least: int = 1) -> torch.Tensor:
     """Features [n, d] in float64: a matrix of at least `least` rows, all finite."""

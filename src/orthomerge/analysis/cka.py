@@ -26,8 +26,6 @@ from orthomerge.analysis.checking import matched, whole
 from orthomerge.analysis.figures import Heat
 from orthomerge.errors import RecipeError
 
-__all__ = ["LEAST", "cka_matrix", "layer_figure", "linear_cka", "pair_figure"]
-
 LEAST = 4  # inputs that the unbiased estimate needs
 _FLAT = 1e-12  # share of the sum of squares below which what varies is rounding
 

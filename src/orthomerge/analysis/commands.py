@@ -12,7 +12,6 @@ from orthomerge.models.opening import Opening
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
 
-__all__ = ["suggested_commands"]
 
 _OPTIONS = ("family", "encoder_prefix", "pooling", "ignore", "missing", "check_base")
 

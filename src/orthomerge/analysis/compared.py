@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
-__all__ = ["Compared", "fitting_split"]
-
 
 @dataclass(frozen=True, eq=False)
 class Compared:

@@ -22,8 +22,6 @@ from orthomerge.errors import NumericalError
 from orthomerge.merging.kinds import Block
 from orthomerge.merging.vectors import TaskVectors
 
-__all__ = ["TINY", "Conflict", "conflict_figures", "effective_rank", "in_order", "layer_of", "survey"]
-
 TINY = 1e-7  # of smaller changes nobody can tell the sign from rounding
 _EARLY = re.compile(r"embed|shared|cls_token|class_token|position|pre_layrnorm|patch")
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")

@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from orthomerge.errors import NumericalError, RecipeError
 
-__all__ = ["POINTS", "bandwidth", "density", "span"]
-
 POINTS = 161  # of a grid
 REACH = 4.0  # kernel widths that a grid goes beyond the values
 _LEAST = 1e-3  # width of a kernel, so that equal values are a narrow peak and not an infinite one

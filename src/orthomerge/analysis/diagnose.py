@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
     from orthomerge.records import Record
 
-__all__ = ["diagnose"]
 
 Value = TypeVar("Value")
 Hits = NDArray[np.bool_]

@@ -14,8 +14,6 @@ from orthomerge.errors import RecipeError
 from orthomerge.records import read_document, write_whole
 from orthomerge.strict import build
 
-__all__ = ["FILE", "Diagnosis", "Finding", "read_diagnosis", "write_diagnosis"]
-
 FILE = "diagnosis.json"
 _KINDS: Mapping[str, type[Any]] = {"lines": Lines, "heat": Heat, "bars": Bars, "points": Points}
 

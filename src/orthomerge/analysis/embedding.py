@@ -26,8 +26,6 @@ from orthomerge.data.task import Labels
 from orthomerge.errors import RecipeError
 from orthomerge.heads import Classifier, Head
 
-__all__ = ["LEAST", "chosen_inputs", "embed", "moved", "turned", "view_of"]
-
 LEAST = 5  # inputs below which there is nothing to see
 _PERPLEXITY = 30.0
 _FLAT = 1e-12

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from orthomerge.analysis.figures import Heat
     from orthomerge.models.model import Model
 
-__all__ = ["LayerComparison", "Samples", "draw_samples"]
 
 _ALL = "all tasks"  # inputs of every task together
 

@@ -26,16 +26,6 @@ from orthomerge.evaluation.metrics import hits, predictions, wilson
 from orthomerge.heads import SINGLE_LABEL, Head
 from orthomerge.models.kinds import head_kind
 
-__all__ = [
-    "Reading",
-    "divergence",
-    "family_figures",
-    "mean_interval",
-    "read_logits",
-    "read_mapped",
-    "relative_distance",
-]
-
 Hits = NDArray[np.bool_]
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Bars", "Curve", "Figure", "Heat", "Lines", "Points", "Series", "View"]
-
 
 @dataclass(frozen=True)
 class Curve:

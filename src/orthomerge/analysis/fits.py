@@ -14,8 +14,6 @@ from typing import Any
 from orthomerge.analysis.conflict import in_order, layer_of
 from orthomerge.analysis.figures import Curve, Heat, Lines
 
-__all__ = ["coefficient_figure", "fit_figures", "loss_figures"]
-
 _LOSSES = {
     "loss": ("fit-loss", "Training loss of the fit", "Mean of the batches since the last look, summed over tasks."),
     "held_out": ("fit-held-out", "Held-out loss of the fit", "On inputs that were only looked at, mean over tasks."),

@@ -24,8 +24,6 @@ from orthomerge.analysis.density import bandwidth, density, span
 from orthomerge.analysis.figures import Bars, Curve, Lines, Series
 from orthomerge.errors import RecipeError
 
-__all__ = ["SHOWN", "Geometry", "coefficient", "cosine", "geometry_figures", "measure", "procrustes_distance"]
-
 SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}
 _HELD_OUT = "Maps were fitted on {fitted} inputs, and measured on test inputs that they have not seen."
 

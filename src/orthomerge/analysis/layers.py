@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from orthomerge.features.extract import Precision
     from orthomerge.models.family import Encoder, Family, Forward, Pooling
 
-__all__ = ["FEATURES", "layer_states"]
 
 FEATURES = "features"  # what the head reads
 _BEHIND = ("pooler", "projection")

@@ -25,8 +25,6 @@ from orthomerge.evaluation.probe import Probe
 from orthomerge.features.features import FeaturePair, Features
 from orthomerge.heads import Classifier, Head, logits_of
 
-__all__ = ["AS_IT_IS", "Look", "look"]
-
 AS_IT_IS = "as it is"  # the merge's own classifier, where it is not the expert's head
 Hits = NDArray[np.bool_]
 _WORK = 1 << 28  # inputs x classes x features of a probe: half a minute or so

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from orthomerge.alignment.aligners import find_aligner
 from orthomerge.errors import RecipeError
 
-__all__ = ["Looks"]
-
 
 @dataclass(frozen=True)
 class Looks:

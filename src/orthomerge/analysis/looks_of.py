@@ -7,8 +7,6 @@ from orthomerge.blocks import Diagnose
 from orthomerge.errors import RecipeError
 from orthomerge.recipe import Recipe
 
-__all__ = ["looks_of", "wants_scales"]
-
 
 def looks_of(recipe: Recipe) -> Looks:
     """The section's own aligner, else that of `align`, else auto; the rest as it says."""

@@ -24,8 +24,6 @@ from orthomerge.errors import RecipeError, nearest
 from orthomerge.features.features import FeaturePair, Features
 from orthomerge.heads import Head, Linear
 
-__all__ = ["FAMILIES", "Map", "fit_maps"]
-
 _ALIGNERS = {"rigid": "orthogonal"}
 _SHIFTED = ("rigid", "affine")
 FAMILIES = ("none", "scaling", "orthogonal", "similarity", "rigid", "invertible", "linear", "affine")

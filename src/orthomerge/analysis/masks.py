@@ -29,7 +29,6 @@ from orthomerge.merging.vectors import TaskVectors
 if TYPE_CHECKING:
     from orthomerge.models.tensors import Tensors
 
-__all__ = ["Masking", "masked", "masking_figure", "masking_rates", "start_masking"]
 
 _Run = tuple[str, torch.Tensor, torch.Tensor]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["keyed"]
-
 
 def keyed(what: str, name: str, *, among: Sequence[str]) -> str:
     """`what-name` in lower-case letters, digits and dashes; unlike that of any other of the names `among`."""

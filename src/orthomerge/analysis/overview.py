@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from orthomerge.analysis.families import mean_interval
 from orthomerge.analysis.figures import Bars, Series
 
-__all__ = ["accuracy_figure"]
-
 
 def accuracy_figure(found: Mapping[str, Mapping[str, NDArray[np.bool_]]]) -> Bars:
     """From hits by reading and task, all on the same tasks."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from orthomerge.features.features import FeaturePair
     from orthomerge.heads import Head
 
-__all__ = ["points_of"]
-
 
 def points_of(
     task: Task, test: FeaturePair, found: Look, *, key: str, head: Head, most: int, bytes_of_images: int, seed: int

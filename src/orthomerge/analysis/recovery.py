@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from orthomerge.evaluation.compare import bootstrap
 
-__all__ = ["Estimate", "Recovery", "difference", "recovery"]
-
 Hits = NDArray[np.bool_]
 _RESAMPLES = 10_000
 _Z = NormalDist().inv_cdf(0.975)

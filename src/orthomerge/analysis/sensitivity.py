@@ -17,8 +17,6 @@ from orthomerge.records import Record, Way
 if TYPE_CHECKING:
     from orthomerge.evaluation.scale import ScaleSearch
 
-__all__ = ["scale_figure", "shots_figure"]
-
 
 def scale_figure(search: ScaleSearch) -> Lines:
     """Score over lambda, by task and in the mean."""

@@ -11,8 +11,6 @@ import numpy as np
 
 from orthomerge.errors import RecipeError
 
-__all__ = ["CUT", "short_text", "thumbnails"]
-
 CUT = 200  # characters
 _SIZES = ((32, 64), (24, 32), (16, 16))  # pixels a side at most, and colours
 

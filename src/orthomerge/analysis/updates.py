@@ -24,8 +24,6 @@ from orthomerge.analysis.figures import Heat
 from orthomerge.errors import RecipeError
 from orthomerge.merging.joint import joint_basis, parts
 
-__all__ = ["View", "update_cka", "update_figure"]
-
 View = Literal["updates", "parts", "directions"]
 
 

@@ -21,8 +21,6 @@ from orthomerge.analysis.wording import listed, minus, points, span, told
 from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.records import Access
 
-__all__ = ["Case", "Witness", "verdict"]
-
 Hits = Mapping[str, NDArray[np.bool_]]
 _NEAR = 1.0  # points that nobody would miss
 _MOST_OF_IT = 0.9  # share from which "all but all"

@@ -10,8 +10,6 @@ from orthomerge.analysis.verdict import Witness
 from orthomerge.evaluation.tables import lines
 from orthomerge.records import Record
 
-__all__ = ["probe_witnesses", "recorded_name", "recorded_witnesses"]
-
 _WITH_LABELS = ("knn", "probe")
 
 

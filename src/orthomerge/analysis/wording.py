@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from orthomerge.analysis.recovery import Estimate
 
-__all__ = ["listed", "minus", "points", "span", "told"]
-
 
 def minus(estimate: Estimate) -> Estimate:
     """The other way round."""

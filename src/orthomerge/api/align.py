@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.models.experts import Experts
 
-__all__ = ["align"]
-
 
 def align(
     model: Model | str | Path,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
-__all__ = ["Analogous", "analogy"]
-
 
 @dataclass(frozen=True, eq=False)
 class Analogous:

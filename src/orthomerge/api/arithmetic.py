@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
-__all__ = ["arithmetic"]
-
 
 def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: str = "float32", seed: int = 0) -> Model:
     """The base plus sum_t coefficient_t tau_t; experts that are not named only give their heads, as they are."""

@@ -14,8 +14,6 @@ from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.problems import Problem
 from orthomerge.recipe import Recipe
 
-__all__ = ["check_recipe", "recipe_problems"]
-
 _FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
     from orthomerge.records import Record
 
-__all__ = ["diagnose"]
-
 
 def diagnose(
     model: Model | str | Path,

@@ -21,8 +21,6 @@ from orthomerge.models.experts import Experts
 from orthomerge.models.model import Model
 from orthomerge.models.reopening import reopen_experts
 
-__all__ = ["Named", "Reference", "evaluate", "subjects_of"]
-
 Reference = Literal["base", "expert"]
 One = Model | Subject | str | Path
 Named = One | Sequence[One] | Mapping[str, One]

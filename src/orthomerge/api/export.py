@@ -9,8 +9,6 @@ from orthomerge.api.load import resolve
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.models.model import Model
 
-__all__ = ["FORMATS", "export"]
-
 FORMATS = ("transformers", "onnx")
 
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model, Origin
 
-__all__ = ["fit"]
 
 _SAMPLE = 256  # inputs on which the rounding of a head is measured
 _STATE = 2  # the form of a state on disk; those of another form are not read

@@ -8,8 +8,6 @@ from orthomerge.errors import RecipeError
 from orthomerge.models.model import Model
 from orthomerge.models.saved import read_model
 
-__all__ = ["load", "resolve"]
-
 
 def load(path: str | Path, *, verify: bool = True) -> Model:
     """Load a folder that `merge` wrote. Every byte that is used is compared with its recorded hash."""

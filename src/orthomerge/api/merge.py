@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Split
     from orthomerge.models.model import Model
 
-__all__ = ["AUTO", "merge", "merge_opened"]
 
 AUTO = "auto"
 _PLAIN, _FITTED = "task_arithmetic", "realign"  # what "auto" is without inputs, and with them

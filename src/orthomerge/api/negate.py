@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
-__all__ = ["Heads", "Negated", "negate"]
 
 Heads = Literal["probe", "expert"]
 

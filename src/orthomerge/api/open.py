@@ -13,8 +13,6 @@ from orthomerge.models.live import Live, as_live
 from orthomerge.models.opening import Expert, HeadNames, Opening, reference
 from orthomerge.strict import build
 
-__all__ = ["open", "opening_of"]
-
 Named = Mapping[str, Any] | Sequence[str | Path]
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 

@@ -16,8 +16,6 @@ from orthomerge.models.experts import Experts, Parts, open_experts
 from orthomerge.models.problems import Problem
 from orthomerge.recipe import Recipe
 
-__all__ = ["Plan", "plan"]
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
-__all__ = ["Written", "aligned", "carry_out", "input_paths", "write"]
-
 
 @dataclass(frozen=True)
 class Written:

@@ -20,8 +20,6 @@ from orthomerge.strict import schema
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
 
-__all__ = ["search_scale"]
-
 
 def search_scale(
     experts: Experts,

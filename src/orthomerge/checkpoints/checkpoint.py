@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from orthomerge.checkpoints.files import RawFile
     from orthomerge.checkpoints.memory import MemoryFile
 
-__all__ = ["DTYPES", "Checkpoint", "Entry", "Spec", "is_float", "torch_dtype"]
 
 # Name in a safetensors header -> (bytes per element, name in torch).
 DTYPES: Mapping[str, tuple[int, str]] = {

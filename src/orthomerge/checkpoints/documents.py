@@ -9,8 +9,6 @@ from typing import Any
 
 from orthomerge.errors import CheckpointError
 
-__all__ = ["parse_json", "read_json"]
-
 _MOST_BYTES = 64 << 20
 
 

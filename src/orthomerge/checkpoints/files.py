@@ -18,7 +18,6 @@ from orthomerge.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RawFile"]
 
 _GAP = 1 << 18  # a hole this small in an otherwise sequential read is read for the hash at once
 _STEP = 1 << 20

@@ -12,8 +12,6 @@ from typing import Protocol
 
 from orthomerge.errors import CheckpointError
 
-__all__ = ["Hash", "algorithm_of", "is_digest_of", "new_hash", "preferred"]
-
 
 class Hash(Protocol):
     """What hashlib's objects and blake3's have in common."""

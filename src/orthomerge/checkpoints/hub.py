@@ -16,7 +16,6 @@ from orthomerge.errors import CheckpointError, some
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["fetch", "is_hub_id"]
 
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REFERENCE = re.compile(rf"{_WORD}/{_WORD}(?:@[A-Za-z0-9](?:[A-Za-z0-9._/-]{{0,198}}[A-Za-z0-9_])?)?")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path, PurePosixPath
 
-from orthomerge.checkpoints.publish import MANIFEST
 from orthomerge.errors import CheckpointError
-
-__all__ = ["contained", "is_plain_name", "leaves"]
+from orthomerge.files.ownership import MANIFEST
 
 
 def is_plain_name(name: str) -> bool:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Adapter", "AdapterSource", "Factors", "read_adapter"]
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order of preference
 _PREFIX = "base_model.model."

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["CONFIG", "MERGE", "RETRAIN", "Scale", "flag", "read_config"]
 
 CONFIG = "adapter_config.json"
 _MOST_CONFIG = 1 << 20

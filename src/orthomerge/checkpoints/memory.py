@@ -11,8 +11,6 @@ from orthomerge.errors import CheckpointError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MemoryFile"]
-
 
 class MemoryFile:
     """Several tensors, one after the other; `path` is a name for messages."""

@@ -17,8 +17,6 @@ from orthomerge.checkpoints.lora import Adapter, read_adapter
 from orthomerge.checkpoints.safetensors import read_safetensors
 from orthomerge.errors import CheckpointError, some
 
-__all__ = ["locate", "open_checkpoint", "open_expert"]
-
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 # In the order of preference.
 _WHOLE = ("model.safetensors", "pytorch_model.bin")

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     Place = Callable[[str], tuple[int, int] | None]  # key of a storage -> its offset and length in the file
 
-__all__ = ["PickledTensors", "read_pickle"]
 
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001

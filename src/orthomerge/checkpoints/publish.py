@@ -32,8 +32,6 @@ from orthomerge.errors import OutputError, some
 from orthomerge.files.ownership import LOCAL, MANIFEST, STATE, WORKING, why_not_ours
 from orthomerge.files.removal import remove_file, remove_working
 
-__all__ = ["MANIFEST", "check_room", "check_target", "publish", "write_bytes", "write_json"]
-
 _SPARE = 16 << 20  # room for headers, configs and the card
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 _AT_FDCWD = -100

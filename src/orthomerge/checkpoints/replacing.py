@@ -18,8 +18,6 @@ from typing import BinaryIO
 from orthomerge.errors import OutputError
 from orthomerge.files.removal import remove_file
 
-__all__ = ["clear_abandoned", "clear_partials", "os_errors", "replace_file", "replacing", "sync"]
-
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 

@@ -17,8 +17,6 @@ from orthomerge.checkpoints.documents import parse_json
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.errors import CheckpointError
 
-__all__ = ["check_name", "encode_header", "read_metadata", "read_safetensors"]
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LENGTH = 8
 _MOST_HEADER = 100_000_000  # the reference implementation's limit

@@ -18,7 +18,6 @@ from orthomerge.errors import CheckpointError, OutputError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["METADATA", "Written", "plan_shards", "write_index", "write_shards"]
 
 _STEM = "model"
 METADATA = {"format": "pt"}  # what transformers asks of a file

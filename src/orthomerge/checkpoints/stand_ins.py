@@ -16,7 +16,6 @@ from orthomerge.checkpoints.checkpoint import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Global", "Object", "Storage", "Tensor", "fill", "make", "storage"]
 
 _MOST_NESTING: Final = 32  # rebuilds inside rebuilds
 

@@ -16,7 +16,6 @@ from orthomerge.errors import CheckpointError, some
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["find_weights"]
 
 _PREFERRED = ("state_dict", "model_state_dict", "model", "module")
 _KNOWN = (

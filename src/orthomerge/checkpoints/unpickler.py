@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from orthomerge.checkpoints.files import RawFile
 
-__all__ = ["MOST_BYTES", "Machine", "Stream"]
 
 MOST_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB
 _MOST_STEPS: Final = 5_000_000

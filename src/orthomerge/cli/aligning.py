@@ -12,8 +12,6 @@ from orthomerge.cli.options import Batch, Device, Force, Json, Quiet
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
 
-__all__ = ["align", "print_alignment"]
-
 
 def align(
     path: Annotated[str, typer.Argument(metavar="OUT", help="A folder that `orthomerge merge` wrote.")],

@@ -37,8 +37,6 @@ from orthomerge.cli.sweeping import sweep
 from orthomerge.errors import OrthomergeError, RecipeError
 from orthomerge.version import VERSION
 
-__all__ = ["app", "main"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 3.0  # seconds after a signal in which no other one counts
 

@@ -13,8 +13,6 @@ from orthomerge.cli.printing import print_json, print_tables
 from orthomerge.core.table import Table
 from orthomerge.strict import describe, schema
 
-__all__ = ["aligners", "methods"]
-
 _MARKS = {"extra": "adds parameters", "fitted": "needs inputs"}
 
 

@@ -27,8 +27,6 @@ AUTO = "auto"  # a scale that is chosen on validation data
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
-__all__ = ["fit_block", "gather", "inspect", "merge", "plan", "verify"]
-
 
 def gather(
     recipe: str | None,

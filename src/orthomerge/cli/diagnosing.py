@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
-__all__ = ["diagnose", "print_verdict"]
-
 
 def diagnose(
     model: Annotated[str | None, typer.Argument(metavar="[OUT]", help="An output of `orthomerge merge`.")] = None,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
     from orthomerge.recipe import Recipe
 
-__all__ = ["analogy", "negate"]
-
 
 def negate(
     target: Annotated[str, typer.Option("--target", metavar="TASK", help="Which expert's task to forget.")],

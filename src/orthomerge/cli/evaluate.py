@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.protocol import EvaluationProtocol
     from orthomerge.evaluation.scores import Scores
 
-__all__ = ["evaluate", "merges_of"]
 
 _REFERENCES = ("base", "expert", "mtl")
 Merges = Sequence[tuple[str, dict[str, Any]]]

@@ -9,8 +9,6 @@ import typer
 from orthomerge.cli.options import Force
 from orthomerge.errors import RecipeError, nearest
 
-__all__ = ["export"]
-
 
 def export(
     path: Annotated[str, typer.Argument(help="A folder that `orthomerge merge` wrote.")],

@@ -18,15 +18,6 @@ from orthomerge.strict import build
 if TYPE_CHECKING:
     from orthomerge.suites.suite import Suite
 
-__all__ = [
-    "describe_suite",
-    "finetune",
-    "list_suites",
-    "open_suite",
-    "say",
-    "show_suite",
-]
-
 
 def say(text: str) -> None:
     """Progress, on standard error."""

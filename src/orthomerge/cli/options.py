@@ -4,24 +4,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "Base",
-    "Batch",
-    "Device",
-    "Dtype",
-    "Experts",
-    "Folder",
-    "Force",
-    "Grid",
-    "Json",
-    "Method",
-    "Out",
-    "Quiet",
-    "RecipePath",
-    "Settings",
-    "ShardSize",
-]
-
 RecipePath = Annotated[str | None, typer.Argument(metavar="[RECIPE.yaml]", help="A recipe, ours or mergekit's.")]
 Base = Annotated[
     str | None,

@@ -13,8 +13,6 @@ import typer
 from orthomerge.core.table import Table, plain
 from orthomerge.errors import RecipeError
 
-__all__ = ["pair", "pairs", "print_json", "print_tables"]
-
 
 def pair(text: str, form: str) -> tuple[str, str]:
     """`NAME=VALUE` in two; `form` says in messages what was expected."""

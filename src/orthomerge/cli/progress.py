@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from orthomerge.core.progress import Progress
     from orthomerge.running.watching import Watch
 
-__all__ = ["shown", "watched"]
 
 _EVERY = 5.0  # seconds between lines in a log
 

@@ -13,8 +13,6 @@ from orthomerge.errors import RecipeError
 if TYPE_CHECKING:
     from orthomerge.pushing import Upload
 
-__all__ = ["push"]
-
 
 def push(
     path: Annotated[str, typer.Argument(metavar="OUT", help="A folder that `orthomerge merge` or `run` wrote.")],

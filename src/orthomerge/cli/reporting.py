@@ -10,8 +10,6 @@ import typer
 
 from orthomerge.cli.options import Json
 
-__all__ = ["report"]
-
 
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder: what `evaluate` and `diagnose` wrote.")],

@@ -14,8 +14,6 @@ from orthomerge.cli.options import Json, Quiet
 if TYPE_CHECKING:
     from orthomerge.running.line import Ran
 
-__all__ = ["run"]
-
 
 def run(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE.yaml", help="A recipe with a block `evaluate`.")],

@@ -9,8 +9,6 @@ from dataclasses import replace
 from orthomerge.errors import RecipeError
 from orthomerge.recipe import Recipe
 
-__all__ = ["choose_scale"]
-
 
 def choose_scale(recipe: Recipe, data: Mapping[str, str], *, quiet: bool) -> Recipe:
     """The recipe with its `scale: auto` replaced by the best on the tasks' validation splits."""

@@ -13,8 +13,6 @@ from orthomerge.cli.pushing import push
 from orthomerge.cli.reporting import report
 from orthomerge.cli.running import run
 
-__all__ = ["COMMANDS", "suites"]
-
 suites = typer.Typer(help="Named benchmarks: base, experts and tasks.", no_args_is_help=True)
 
 

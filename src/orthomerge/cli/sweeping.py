@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from orthomerge.running.sweeping.choosing import Best, Row
     from orthomerge.running.sweeping.sweep import Swept
 
-__all__ = ["sweep"]
 
 _SHOWN = 10  # reasons of failures that are told
 

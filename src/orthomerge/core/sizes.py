@@ -6,8 +6,6 @@ import re
 
 from orthomerge.errors import RecipeError
 
-__all__ = ["parse_size"]
-
 _MOST_SIZE = 1 << 62
 _UNITS = {
     "": 1,

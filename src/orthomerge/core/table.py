@@ -16,8 +16,6 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Cell", "Column", "Table", "Value", "csv_text", "latex_escape", "markdown_escape", "number", "plain", "span"]
-
 Value = str | int | float | None
 
 _LATEX = {

@@ -17,7 +17,6 @@ from orthomerge.errors import CheckpointError
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
 
-__all__ = ["read_arrays"]
 
 _MOST_BYTES = 16 << 30  # unpacked: more does not fit in memory anyway
 _NAME = re.compile(r"([xy])_(.+)")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from orthomerge.data.tables import Columns
     from orthomerge.data.task import Split
 
-__all__ = ["is_dataset_id", "is_saved", "read_hub", "read_saved"]
 
 _UNKNOWN = -1
 

@@ -13,7 +13,6 @@ from orthomerge.errors import CheckpointError, some
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
 
-__all__ = ["read_folder"]
 
 _LITTER = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files are theirs, too
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-__all__ = ["Lazy", "pick"]
-
 
 @dataclass(frozen=True)
 class Lazy(Sequence[Any]):

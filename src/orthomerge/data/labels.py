@@ -16,7 +16,6 @@ from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, n
 if TYPE_CHECKING:
     from orthomerge.data.raw import Key, Raw
 
-__all__ = ["match_labels", "resolve"]
 
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 

@@ -21,7 +21,6 @@ from orthomerge.errors import CheckpointError, some
 if TYPE_CHECKING:
     from orthomerge.data.raw import Key, Problems
 
-__all__ = ["Table", "open_delimited", "open_json_lines", "stream"]
 
 _LONGEST_LINE = 16 << 20
 _MOST_BYTES = 16 << 30  # unpacked: more does not fit in memory anyway

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["free_memory"]
-
 _PLENTY = 1 << 62  # where the system does not tell
 
 

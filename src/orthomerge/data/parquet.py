@@ -14,7 +14,6 @@ from orthomerge.errors import CheckpointError, RecipeError
 if TYPE_CHECKING:
     from orthomerge.data.raw import Key
 
-__all__ = ["open_parquet"]
 
 _MOST_UNPACKED = 4 << 30  # a gzipped file must be unpacked whole before it can be read
 _ROWS = 4096

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from orthomerge.data.task import Modality
 
-__all__ = ["PixelProcessor", "with_channels"]
-
 
 @dataclass(frozen=True)
 class PixelProcessor:

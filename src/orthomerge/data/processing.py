@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from orthomerge.data.task import Examples, Modality
 
-__all__ = ["ImageProcessor", "Processor", "TextProcessor", "batches", "live_processor", "load_processor"]
 
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
 _TOKENIZER = (*_VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")

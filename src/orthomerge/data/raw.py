@@ -11,7 +11,6 @@ from orthomerge.errors import CheckpointError
 if TYPE_CHECKING:
     from orthomerge.data.task import Modality, Split
 
-__all__ = ["Key", "Part", "Problems", "Raw", "split_named"]
 
 # A label as a source writes it: an id or a name.
 Key = int | str

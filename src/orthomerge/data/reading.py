@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from orthomerge.data.raw import Key, Part, Raw
     from orthomerge.data.task import Modality, Split
 
-__all__ = ["Source", "may_be_read", "names_dataset", "read_inputs", "read_task"]
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000

@@ -15,8 +15,6 @@ from orthomerge.errors import RecipeError
 if TYPE_CHECKING:
     from orthomerge.data.task import Labels
 
-__all__ = ["few_shot", "folds", "share", "stratified"]
-
 
 def few_shot(labels: Labels, shots: int, *, seed: int, classes: int | None = None, allow_fewer: bool = False) -> Labels:
     """Places of `shots` examples of every class.

@@ -19,7 +19,6 @@ from orthomerge.errors import CheckpointError, RecipeError, nearest, some
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
 
-__all__ = ["KINDS", "Columns", "kind_of", "read_files", "read_one", "split_files"]
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _NAME = "label_name"

@@ -11,8 +11,6 @@ import numpy as np
 
 from orthomerge.errors import RecipeError, nearest, some
 
-__all__ = ["Examples", "Labels", "Modality", "Split", "Task"]
-
 Split = Literal["train", "val", "test"]
 Modality = Literal["text", "image"]
 Labels = np.ndarray[tuple[int], np.dtype[np.int64]]

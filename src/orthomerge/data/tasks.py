@@ -11,8 +11,6 @@ from orthomerge.data.reading import read_inputs, read_task
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.errors import IncompatibleError, RecipeError, nearest
 
-__all__ = ["labelled_tasks", "unlabelled_tasks"]
-
 Labels = Mapping[str, tuple[str, ...]]
 
 

@@ -18,8 +18,6 @@ from orthomerge.evaluation.evidence import Evidence, Need, support_of
 from orthomerge.features.features import FeaturePair
 from orthomerge.heads import Classifier
 
-__all__ = ["Aligned", "aligned_c"]
-
 
 @dataclass(frozen=True)
 class Aligned:

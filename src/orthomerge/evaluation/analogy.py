@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.span import Span
     from orthomerge.heads import Head
 
-__all__ = ["Analogy", "Form", "Point", "coefficients", "search_analogy"]
-
 
 @dataclass(frozen=True)
 class Form:

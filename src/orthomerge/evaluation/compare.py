@@ -20,18 +20,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from orthomerge.errors import IncompatibleError, RecipeError, some
 
-__all__ = [
-    "Difference",
-    "Equivalence",
-    "bootstrap",
-    "bootstrap_by_task",
-    "contamination",
-    "holm",
-    "mcnemar",
-    "mcnemar_hits",
-    "tost",
-]
-
 Name = TypeVar("Name", bound=Hashable)
 
 _MOST = 1 << 22  # multinomial counts held at once

@@ -27,17 +27,6 @@ from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.records import Record, Way, read_document, read_records
 from orthomerge.strict import build
 
-__all__ = [
-    "MARGIN",
-    "Comparison",
-    "Predictions",
-    "TaskDifference",
-    "compare_records",
-    "compare_run",
-    "comparison_tables",
-    "read_comparisons",
-]
-
 MARGIN = 0.01  # below one point either way two methods may be called comparable
 _ALPHA = 0.05
 _RECORDS = "records.jsonl"

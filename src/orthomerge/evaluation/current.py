@@ -9,8 +9,6 @@ from typing import ClassVar
 from orthomerge.evaluation.evidence import Evidence, Need
 from orthomerge.heads import Head
 
-__all__ = ["Current"]
-
 
 @dataclass(frozen=True)
 class Current:

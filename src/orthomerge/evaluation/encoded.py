@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from orthomerge.models.encoder import Encoder
     from orthomerge.models.model import Model
 
-__all__ = ["EncodedTasks", "labels_in"]
 
 _Key = tuple["Encoder", str, Split, str | None, int | None]
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from orthomerge.models.model import Model
 
-__all__ = ["Scored", "evaluate"]
-
 
 @dataclass(frozen=True, eq=False)
 class Scored:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from orthomerge.features.features import Features
     from orthomerge.heads import Classifier, Head
 
-__all__ = ["Builder", "Evidence", "Need", "labels_of", "support_of"]
 
 # features: inputs without labels; expert: the expert's features of them and its head; labels: their true labels.
 Need = Literal["features", "expert", "labels"]

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Classifier
     from orthomerge.models.model import Model
 
-__all__ = ["Answer", "Draw", "answers", "draws", "extra_numbers", "gather"]
-
 
 @dataclass(frozen=True)
 class Draw:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.models.model import Model
 
-__all__ = ["joint_accuracy", "joint_features", "joint_labels", "joint_places", "joint_predictions"]
 
 _ROWS = 4096
 

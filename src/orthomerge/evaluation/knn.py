@@ -21,8 +21,6 @@ import torch
 from orthomerge.errors import IncompatibleError
 from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
 
-__all__ = ["Knn", "MeanDistance"]
-
 _MOST = 1 << 22  # distances held at once: 32 MiB
 
 

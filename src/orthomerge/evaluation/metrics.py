@@ -16,22 +16,6 @@ from orthomerge.errors import IncompatibleError, NumericalError, RecipeError, so
 from orthomerge.heads import SINGLE_LABEL, Classifier, logits_of
 from orthomerge.models.kinds import head_kind
 
-__all__ = [
-    "UNSCORED",
-    "Score",
-    "accuracy",
-    "counted",
-    "expected_calibration_error",
-    "hits",
-    "mean_accuracy",
-    "normalised_accuracy",
-    "predict",
-    "predictions",
-    "scored",
-    "wilson",
-    "worst_task",
-]
-
 UNSCORED = -1  # stands for the prediction of an input whose label a protocol was shown
 
 

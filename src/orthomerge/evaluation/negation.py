@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.span import Span
     from orthomerge.heads import Head
 
-__all__ = ["KEEP", "Negation", "Point", "base_heads", "search_negation"]
 
 KEEP = 0.95
 _ROUNDING = 1e-9  # of shares that are equal but for the order of a sum

@@ -14,8 +14,6 @@ from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predictions
 from orthomerge.records import read_document
 
-__all__ = ["contamination_notes", "read_notes"]
-
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
 
 

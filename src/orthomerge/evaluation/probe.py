@@ -24,8 +24,6 @@ from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
 from orthomerge.features.features import Features
 from orthomerge.heads import Head, Linear
 
-__all__ = ["Probe", "fit_probe"]
-
 _FLAT = 1e-12  # share of its magnitude below which a feature's spread is rounding
 
 

@@ -14,8 +14,6 @@ from orthomerge.evaluation.evidence import Builder, Need
 from orthomerge.evaluation.protocols import find_protocol, make_protocol, protocols
 from orthomerge.records import Access, Record
 
-__all__ = ["EvaluationProtocol", "Shots"]
-
 Shots = int | float | None  # per class; a share of the split if below 1; None: all of it
 _WIDTH: dict[Access, int] = {"data-free": 0, "inductive": 1, "transductive": 2}
 

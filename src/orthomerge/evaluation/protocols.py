@@ -14,8 +14,6 @@ from typing import Any, cast
 from orthomerge.evaluation.evidence import Builder, Need
 from orthomerge.rows import find_row, made, maker_of, with_plugins
 
-__all__ = ["PROTOCOLS", "Row", "find_protocol", "make_protocol", "protocol_maker", "protocols"]
-
 
 @dataclass(frozen=True)
 class Row:

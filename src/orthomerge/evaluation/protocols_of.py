@@ -7,8 +7,6 @@ from orthomerge.errors import RecipeError
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.recipe import Recipe
 
-__all__ = ["protocols_of"]
-
 
 def protocols_of(recipe: Recipe) -> list[EvaluationProtocol]:
     """Every name and option must exist.

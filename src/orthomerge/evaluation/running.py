@@ -31,19 +31,6 @@ from orthomerge.files.removal import remove_file
 from orthomerge.files.run_folder import check_claim, claimed, drop, ours_in
 from orthomerge.records import Record, read_records, write_records, write_whole
 
-__all__ = [
-    "FILES",
-    "Run",
-    "check_run",
-    "drop_stale",
-    "prediction_name",
-    "put_predictions",
-    "put_records",
-    "read_run",
-    "write_derived",
-    "write_run",
-]
-
 RECORDS = "records.jsonl"
 DERIVED = ("comparisons.json", "notes.json", "table.md")
 FILES = (RECORDS, *DERIVED)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.span import Span
     from orthomerge.heads import Head
 
-__all__ = ["GRID", "Criterion", "ScaleSearch", "search_scale"]
 
 Criterion = Literal["accuracy", "agreement"]
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.protocol import EvaluationProtocol
     from orthomerge.evaluation.subject import Subject
 
-__all__ = ["Scores", "score"]
-
 
 @dataclass(frozen=True, eq=False)
 class Scores:

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
     from orthomerge.models.processors import ProcessorSource
 
-__all__ = ["Span", "scales", "score_at", "span_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Span:

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
     from orthomerge.records import Access
 
-__all__ = ["Subject", "method_label", "told_apart"]
-
 
 @dataclass(frozen=True, eq=False)
 class Subject:

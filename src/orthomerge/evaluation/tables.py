@@ -19,8 +19,6 @@ from statistics import mean, stdev
 from orthomerge.core.table import Cell, Table, number, span
 from orthomerge.records import Access, Record, Way
 
-__all__ = ["TITLES", "Line", "TaskScore", "accuracy_table", "accuracy_tables", "lines"]
-
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",
     "inductive": "Inductive: inputs from train or val, scored on test",

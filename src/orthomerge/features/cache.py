@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples, Labels, Split
     from orthomerge.features.extract import Precision
 
-__all__ = ["FORMAT", "VARIABLE", "FeatureCache", "FeatureKey", "Stored"]
 
 FORMAT = 1
 VARIABLE = "ORTHOMERGE_CACHE"

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples
     from orthomerge.models.family import Family
 
-__all__ = ["Precision", "device_of", "encode", "extract"]
 
 # What the encoder computes in; float32: as its weights are, without autocast.
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from orthomerge.data.task import Split
 
-__all__ = ["FeaturePair", "Features"]
-
 
 @dataclass(frozen=True)
 class Features:

@@ -16,23 +16,6 @@ from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.replacing import sync
 from orthomerge.errors import CheckpointError, OutputError
 
-__all__ = [
-    "EXPERT",
-    "EXPORT",
-    "FORMAT",
-    "LOCAL",
-    "MANIFEST",
-    "REPORT",
-    "STATE",
-    "SUITE",
-    "WORKING",
-    "check_no_output",
-    "listed_files",
-    "names_in",
-    "why_not_ours",
-    "write_marker",
-]
-
 FORMAT = 1
 MANIFEST = "orthomerge.json"  # of a merged, aligned or fitted model
 LOCAL = "orthomerge.local.json"  # beside a manifest, and not listed in it

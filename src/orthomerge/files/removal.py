@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-__all__ = ["remove_empty", "remove_file", "remove_listed", "remove_tree", "remove_working"]
-
 
 def remove_file(path: Path) -> None:
     """Remove a file that this program wrote; a link is removed, not what it leads to. No file is no error."""

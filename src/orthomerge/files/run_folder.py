@@ -20,8 +20,6 @@ from orthomerge.errors import OutputError
 from orthomerge.files.ownership import FORMAT, check_no_output, listed_files
 from orthomerge.files.removal import remove_empty, remove_file, remove_listed
 
-__all__ = ["RUN", "check_claim", "claim", "claimed", "drop", "ours_in"]
-
 RUN = "orthomerge-run.json"
 _KIND = "evaluation"
 

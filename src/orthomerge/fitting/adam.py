@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-__all__ = ["FlatAdam", "pieces"]
-
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-15
 _PIECE = {"cpu": 1 << 16}
 _LARGE_PIECE = 1 << 24

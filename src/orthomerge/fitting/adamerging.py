@@ -26,8 +26,6 @@ from orthomerge.fitting.starts import elected_vectors, task_vectors
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["AdaMerging", "coefficient_table"]
-
 
 @dataclass(frozen=True)
 class AdaMerging:

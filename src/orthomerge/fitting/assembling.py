@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples
     from orthomerge.models.experts import Experts
 
-__all__ = ["setting_of"]
-
 
 def setting_of(
     experts: Experts,

@@ -15,8 +15,6 @@ import torch
 from orthomerge.fitting.adam import FlatAdam
 from orthomerge.fitting.layout import Layout
 
-__all__ = ["Coefficients", "Groups"]
-
 Groups = Literal["encoder", "tensor", "row"]
 
 

@@ -21,8 +21,6 @@ from orthomerge.fitting.adam import FlatAdam
 from orthomerge.fitting.layout import Layout
 from orthomerge.merging.polar import is_table
 
-__all__ = ["Components"]
-
 
 @dataclass(frozen=True)
 class _Part:

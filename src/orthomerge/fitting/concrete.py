@@ -21,8 +21,6 @@ from orthomerge.fitting.adam import FlatAdam
 from orthomerge.fitting.layout import Layout
 from orthomerge.tuning.settings import derive
 
-__all__ = ["FINALS", "ConcreteMask", "Final", "check_temperature"]
-
 Final = Literal["sample", "expected", "binary"]
 FINALS: tuple[Final, ...] = ("sample", "expected", "binary")
 

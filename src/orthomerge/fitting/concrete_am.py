@@ -36,8 +36,6 @@ from orthomerge.fitting.starts import task_vectors
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["ConcreteAm"]
-
 
 @dataclass(frozen=True)
 class ConcreteAm:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["ConcreteTa"]
-
 
 @dataclass(frozen=True)
 class ConcreteTa:

@@ -23,7 +23,6 @@ from orthomerge.tuning.settings import derive
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["mixtures", "with_mixtures"]
 
 _DROPPED = 0.15  # share of a text's words
 _PARTNERED = 0.5  # share of mixtures that have a second text

@@ -27,7 +27,6 @@ from orthomerge.heads import Classifier, Head
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs, Targets
 
-__all__ = ["FeatureDistance", "Norm", "Penalty", "Transform"]
 
 Transform = Literal["none", "orthogonal", "similarity", "linear"]
 Norm = Literal["l2", "l1", "mse"]

@@ -20,7 +20,6 @@ from orthomerge.models.kinds import head_kind
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs, Targets
 
-__all__ = ["Divergence", "on_device"]
 
 _OUT = -1e4  # the bias of a class that there is not
 

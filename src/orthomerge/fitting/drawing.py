@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
     from orthomerge.heads import Head
 
-__all__ = ["at_least_one", "drawn", "heads_on_device", "mean_expert"]
-
 
 def at_least_one(name: str, value: int) -> None:
     """Refuse a count of nothing."""

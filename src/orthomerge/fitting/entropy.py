@@ -17,8 +17,6 @@ from orthomerge.heads import Classifier, Head
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs, Targets
 
-__all__ = ["Entropy"]
-
 
 class Entropy:
     """There is nothing to train but the encoder."""

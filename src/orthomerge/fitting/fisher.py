@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
     from orthomerge.heads import Head
 
-__all__ = ["Fisher", "directions", "fisher_of"]
 
 _NOTHING = 1e-9  # share of the largest eigenvalue that is left out
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Fixed"]
-
 
 class Fixed:
     """`weights` [P]."""

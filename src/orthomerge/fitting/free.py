@@ -11,8 +11,6 @@ import torch
 
 from orthomerge.fitting.adam import FlatAdam, pieces
 
-__all__ = ["Free"]
-
 
 class Free:
     """`origin` [P]: theta_0. `decay`: what share of the rate D loses in a step, as in AdamW."""

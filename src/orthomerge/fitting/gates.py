@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Gates"]
-
 
 class Gates(Protocol):
     """`size`: how many numbers are trained."""

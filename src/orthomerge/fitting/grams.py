@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["called", "grams", "least_squares", "linear_layers", "shrunk", "watching"]
 
 Layers = Mapping[str, Sequence[nn.Linear]]
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples
     from orthomerge.fitting.layout import FlatEncoder
 
-__all__ = ["Groups", "Inputs", "Part", "Targets", "encoded", "encoded_rows", "features_of", "pooled", "prepare"]
 
 Groups = tuple[tuple[int, int | None], ...]  # where each ends, and to how many tokens it is padded
 

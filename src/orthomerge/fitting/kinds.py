@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Classifier, Head
     from orthomerge.tuning.state import RunState
 
-__all__ = ["Fitted", "FittedMethod", "Setting"]
-
 
 @dataclass(frozen=True)
 class Setting:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from orthomerge.models.modules import Skeleton
     from orthomerge.models.tensors import Tensors
 
-__all__ = ["FlatEncoder", "Layout"]
 
 _ALIGNED = 64
 

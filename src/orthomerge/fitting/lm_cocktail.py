@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["LmCocktail"]
 
 _BASE = "(base)"
 

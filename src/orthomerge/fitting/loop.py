@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
     from orthomerge.fitting.objective import Objective
 
-__all__ = ["Course", "Loop", "check_loop", "divided", "held_out_loss"]
 
 _FEWEST = 10  # inputs of a task from which some are held out
 _MOST_HELD = 500

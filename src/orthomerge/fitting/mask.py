@@ -18,8 +18,6 @@ import torch
 
 from orthomerge.fitting.adam import FlatAdam, pieces
 
-__all__ = ["Form", "Mask"]
-
 Form = Literal["soft", "hard"]
 
 

@@ -35,7 +35,6 @@ from orthomerge.merging.options import finite, fraction
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["ModelTailor", "Rest"]
 
 Rest = Literal["base", "mean"]
 

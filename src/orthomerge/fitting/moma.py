@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["Moma"]
 
 _FORMS: tuple[Form, ...] = ("soft", "hard")
 

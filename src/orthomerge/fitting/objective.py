@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs, Targets
     from orthomerge.heads import Classifier
 
-__all__ = ["Objective"]
-
 
 class Objective(Protocol):
     """`inputs`: whose targets are trained on. `parameters` are trained along with the encoder, by Adam with `lr`."""

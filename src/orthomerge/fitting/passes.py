@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
     from orthomerge.fitting.objective import Objective
 
-__all__ = ["backward"]
-
 
 def backward(setting: Setting, objective: Objective, numbers: torch.Tensor) -> torch.Tensor:
     """The loss, without penalty, of the targets in `numbers` [T, B] (on the CPU) of the objective's inputs.

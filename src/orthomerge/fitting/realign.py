@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["Realign", "solve_heads"]
 
 Heads = Mapping[str, Head]
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["Equations", "RegMean", "conditions"]
-
 
 @dataclass(frozen=True)
 class RegMean:

@@ -25,8 +25,6 @@ from orthomerge.merging.options import fraction
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["RegMeanPp"]
-
 
 @dataclass(frozen=True)
 class RegMeanPp:

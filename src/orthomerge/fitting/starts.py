@@ -10,8 +10,6 @@ import torch
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import Setting
 
-__all__ = ["elected_vectors", "start_vector", "summed_vectors", "task_vectors"]
-
 
 def start_vector(setting: Setting, method: str, options: Mapping[str, Any]) -> torch.Tensor:
     """What a merge adds to the base, scale and all: [P] on the device."""

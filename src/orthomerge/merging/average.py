@@ -13,8 +13,6 @@ from orthomerge.errors import RecipeError
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite, scaled_sum
 
-__all__ = ["Average"]
-
 
 @dataclass(frozen=True)
 class Average:

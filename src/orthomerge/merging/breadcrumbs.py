@@ -23,8 +23,6 @@ from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import PerExpert, finite, fraction, per_expert
 from orthomerge.merging.tensor_quantiles import Thresholds, tensor_quantiles
 
-__all__ = ["Breadcrumbs"]
-
 
 @dataclass(frozen=True)
 class Breadcrumbs:

@@ -12,8 +12,6 @@ from orthomerge.models.problems import Problem
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
 
-__all__ = ["check_merge", "merge_problems"]
-
 
 def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Iterator[Problem]:
     """What keeps a method from merging experts that fit together."""

@@ -14,8 +14,6 @@ from orthomerge.strict import schema
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
 
-__all__ = ["chosen_method", "origin_of"]
-
 
 def chosen_method(
     experts: Experts, method: Any, options: Mapping[str, Any], *, seed: int, vector: str | None = None

@@ -18,8 +18,6 @@ from orthomerge.merging.elect import total
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import PerExpert, finite, per_expert
 
-__all__ = ["Consensus"]
-
 
 @dataclass(frozen=True)
 class Consensus:

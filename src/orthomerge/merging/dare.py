@@ -24,8 +24,6 @@ from orthomerge.merging.select import kth_largest_streamed
 from orthomerge.merging.tensor_quantiles import Thresholds
 from orthomerge.merging.ties import count_elements
 
-__all__ = ["Dare", "weighted_sum"]
-
 _TINY = 1e-7  # norms under this are not restored, as in mergekit
 _NOTHING = 1e-8  # weights whose sum is under this are not divided by, as in mergekit
 

@@ -18,8 +18,6 @@ import torch
 
 from orthomerge.merging.kinds import Block, Scope, Site, TensorMethod, Vectors
 
-__all__ = ["LARGER", "OnDevice", "SeenThere"]
-
 LARGER = 32  # times the memory for blocks under way: whole matrices, several at once
 
 

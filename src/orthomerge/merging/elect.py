@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-__all__ = ["disjoint_max", "disjoint_mean", "disjoint_sum", "elect_sign", "total", "trim"]
-
 
 def trim(rows: Iterable[torch.Tensor], thresholds: Sequence[float]) -> list[torch.Tensor]:
     """Zero the entries with |x| < threshold, one threshold a row; 0 keeps all, infinity none."""

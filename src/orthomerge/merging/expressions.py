@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from orthomerge.errors import RecipeError, nearest
 from orthomerge.merging.vectors import TaskVector
 
-__all__ = ["evaluate"]
-
 _TOKEN = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([A-Za-z_][\w.]*)|'([^']*)'|\"([^\"]*)\"")
 
 

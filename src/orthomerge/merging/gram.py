@@ -9,8 +9,6 @@ import torch
 from orthomerge.merging.kinds import Vectors
 from orthomerge.merging.runs import runs
 
-__all__ = ["grams"]
-
 
 def grams(vectors: Vectors) -> dict[str, torch.Tensor]:
     """Of each tensor that has elements: G [1 + T, 1 + T] in float64, row 0 the base, row t the t-th delta."""

@@ -21,8 +21,6 @@ from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite
 from orthomerge.merging.polar import is_table, polar
 
-__all__ = ["IsoC", "isotropic"]
-
 
 @dataclass(frozen=True)
 class IsoC:

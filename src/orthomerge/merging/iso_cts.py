@@ -24,8 +24,6 @@ from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite, fraction
 from orthomerge.merging.polar import ROUNDING, is_table, joined, polar, svd
 
-__all__ = ["IsoCts"]
-
 
 @dataclass(frozen=True)
 class IsoCts:

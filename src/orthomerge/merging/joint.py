@@ -18,8 +18,6 @@ import torch
 
 from orthomerge.merging.polar import ROUNDING, basis
 
-__all__ = ["Pair", "joint_basis", "joint_basis_of_factors", "parts", "parts_of_factors"]
-
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Block", "Scope", "Site", "SurveyMethod", "TensorMethod", "Vectors"]
 
 Scope = Literal["element", "matrix"]
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from orthomerge.merging.vectors import TaskVectors
     from orthomerge.models.experts import Experts
 
-__all__ = ["check_kinship"]
 
 # cos(theta_t, theta_0): experts of one base stay within a few degrees of it, strangers are at right angles.
 _LEAST_COSINE = 0.3

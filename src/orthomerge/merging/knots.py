@@ -30,8 +30,6 @@ from orthomerge.merging.options import PerExpert
 from orthomerge.merging.polar import is_table
 from orthomerge.strict import build, schema
 
-__all__ = ["Knots", "Parts"]
-
 Merger = Literal[
     "average", "task_arithmetic", "ties", "ties_sum", "ties_per_tensor", "ties@peft", "dare", "dare_ties", "dare@peft",
     "dare_ties@peft", "magmax",

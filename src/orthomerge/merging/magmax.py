@@ -13,8 +13,6 @@ import torch
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite
 
-__all__ = ["MagMax"]
-
 
 @dataclass(frozen=True)
 class MagMax:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
     from orthomerge.models.experts import Experts, Source
 
-__all__ = ["DTYPE_NAMES", "MergedTensors", "check_tied", "copied_tensor", "task_vectors"]
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 _SHARES = (1, 8)  # by how much blocks shrink when memory runs out

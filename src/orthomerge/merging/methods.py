@@ -20,8 +20,6 @@ from orthomerge.strict import build, schema
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import FittedMethod
 
-__all__ = ["FITTED", "METHODS", "Row", "find_method", "make_method", "method_maker", "methods", "name_of", "options_of"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -23,8 +23,6 @@ from orthomerge.merging.gram import grams
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import scaled_sum
 
-__all__ = ["ModelStock"]
-
 
 @dataclass(frozen=True)
 class ModelStock:

@@ -7,8 +7,6 @@ import torch
 
 from orthomerge.errors import RecipeError, nearest
 
-__all__ = ["PerExpert", "choices", "column", "finite", "fraction", "per_expert", "scaled_sum"]
-
 _LARGEST = 3.4e38  # of float32
 PerExpert = float | tuple[float, ...]
 

@@ -22,8 +22,6 @@ import torch
 
 from orthomerge.errors import NumericalError
 
-__all__ = ["ROUNDING", "Factors", "basis", "from_gram", "is_table", "joined", "polar", "svd"]
-
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 ROUNDING = 2.0**-23  # of float32: a singular value below this share of the largest is rounding

@@ -12,8 +12,6 @@ import torch
 
 from orthomerge.merging.kinds import Site
 
-__all__ = ["keep_mask"]
-
 _LANES = 8  # one Philox counter step gives four 64-bit words
 
 

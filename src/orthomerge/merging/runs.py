@@ -11,8 +11,6 @@ import torch
 
 from orthomerge.merging.kinds import Site, Vectors
 
-__all__ = ["runs"]
-
 _RUN = 1 << 15
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-__all__ = ["kth_largest", "kth_largest_streamed"]
-
 _Bits = np.ndarray[tuple[int], np.dtype[np.int32]]
 _Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 

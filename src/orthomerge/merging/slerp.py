@@ -21,8 +21,6 @@ from orthomerge.merging.gram import grams
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import fraction
 
-__all__ = ["Slerp"]
-
 _PARALLEL = 0.9995
 _TINY = 1e-8  # norms up to this are not divided by
 

@@ -22,7 +22,6 @@ from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
 if TYPE_CHECKING:
     from orthomerge.merging.vectors import TaskVectors
 
-__all__ = ["MEMORY", "is_out_of_memory", "merge_blocks", "prepare", "single_threaded"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

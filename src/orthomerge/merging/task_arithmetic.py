@@ -11,8 +11,6 @@ import torch
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite, scaled_sum
 
-__all__ = ["TaskArithmetic"]
-
 
 @dataclass(frozen=True)
 class TaskArithmetic:

@@ -12,8 +12,6 @@ import torch
 from orthomerge.merging.kinds import Vectors
 from orthomerge.merging.select import kth_largest, kth_largest_streamed
 
-__all__ = ["Thresholds", "tensor_quantiles"]
-
 Thresholds = tuple[float, ...]
 
 _BYTES = 192 << 20  # of deltas and scratch held at once

@@ -22,8 +22,6 @@ from orthomerge.merging.options import PerExpert, choices, finite, fraction, per
 from orthomerge.merging.select import kth_largest_streamed
 from orthomerge.merging.tensor_quantiles import Thresholds, tensor_quantiles
 
-__all__ = ["Ties", "count_elements"]
-
 Merge = Literal["sum", "mean", "max"]
 
 

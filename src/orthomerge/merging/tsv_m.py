@@ -26,8 +26,6 @@ from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite
 from orthomerge.merging.polar import is_table, joined, polar, svd
 
-__all__ = ["TsvM"]
-
 
 @dataclass(frozen=True)
 class TsvM:

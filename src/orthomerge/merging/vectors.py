@@ -18,7 +18,6 @@ from orthomerge.merging.kinds import Block, Scope, Site
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TILE", "Difference", "InMemory", "Source", "TaskVector", "TaskVectors", "Weights"]
 
 TILE = 1 << 18  # elements in a block: the block, its deltas and the result stay in the cache of a core
 _RUN = 1 << 12  # elements in one run of a sample

@@ -33,8 +33,6 @@ from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite
 from orthomerge.merging.polar import is_table, svd
 
-__all__ = ["Rest", "Wudi"]
-
 Rest = Literal["base", "mean"]
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # of Adam

@@ -16,8 +16,6 @@ import yaml
 from orthomerge.errors import some
 from orthomerge.models.families import FAMILIES
 
-__all__ = ["model_card"]
-
 _HOME = "https://pypi.org/project/orthomerge"
 _TASKS = {"text": "text-classification", "image": "image-classification"}
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # as the hub writes them

@@ -11,8 +11,6 @@ from typing import Any
 
 from orthomerge.models.family import Family
 
-__all__ = ["KNOWN", "classifier_config", "encoder_config"]
-
 # What the encoder classes of the families read from their config; a test compares this with transformers.
 KNOWN = frozenset(
     {

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from orthomerge.models.family import Family
     from orthomerge.models.tensors import Tensors
 
-__all__ = ["Encoder", "Mode"]
 
 Mode = Literal["ordinary", "linearised"]
 

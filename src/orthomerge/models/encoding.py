@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.models.model import Model
 
-__all__ = ["Encoding", "encode"]
-
 
 @dataclass(frozen=True)
 class Encoding:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from orthomerge.models.opening import Expert, Opening
     from orthomerge.models.tensors import Tensors
 
-__all__ = ["Experts", "Source", "open_experts"]
 
 Value = TypeVar("Value")
 _LINEARISED = ("linearised", "tau_jp")

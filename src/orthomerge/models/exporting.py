@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from orthomerge.models.model import Model
 
-__all__ = ["export"]
 
 _WAY_OUT = "use orthomerge.load, which computes every head"
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.heads import Head
 
-__all__ = ["rebuilt"]
-
 
 def rebuilt(kind: str, head: Head, tensors: Mapping[str, torch.Tensor], *, where: Path) -> Extra:
     """The classifier of an aligner of the table that gives more than a head; `where` is for messages."""

@@ -16,8 +16,6 @@ from orthomerge.models.names import (
 from orthomerge.models.open_clip import vision_names
 from orthomerge.models.pooling import cls, cls_mean, eos, mean, patches, pooler, projection, shifted_decoder
 
-__all__ = ["FAMILIES", "family", "family_for"]
-
 # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one layer.
 _BERT = Family(
     name="bert",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from orthomerge.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["Encoder", "Family", "Forward", "HeadLayout", "Pooling"]
 
 Encoder = Callable[..., Any]  # a module, or a function of its parameters
 # Runs an encoder on a batch and gives its output.

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["generic"]
-
 
 def generic(prefix: str, head_layers: Sequence[str] = (), activation: Activation | None = None) -> Family:
     """A module that keeps its encoder under `prefix` and its head in one or two linear layers."""

@@ -16,8 +16,6 @@ from orthomerge.models.manifest import read_manifest
 from orthomerge.models.saved import is_output, read_model, verify_folder
 from orthomerge.models.split import split_base
 
-__all__ = ["inspect_checkpoint"]
-
 _STEP = 1 << 22
 
 

@@ -15,8 +15,6 @@ from orthomerge.heads import SINGLE_LABEL
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["KINDS", "HeadKind", "Prediction", "SingleLabel", "head_kind"]
-
 
 @dataclass(frozen=True)
 class Prediction:

@@ -8,8 +8,6 @@ import yaml
 
 from orthomerge.checkpoints.links import leaves
 
-__all__ = ["licence_of"]
-
 _CARD = "README.md"
 _MOST = 64 << 10  # characters of a card that are looked at
 _LONGEST = 100

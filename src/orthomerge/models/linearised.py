@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from orthomerge.models.family import Family
     from orthomerge.models.model import Model
 
-__all__ = ["LinearisedEncoder", "deltas_between", "linearise", "linearised_features", "tangent"]
-
 
 class LinearisedEncoder(nn.Module):
     """Features of the tangent model. `deltas` (tau) are by the encoder's parameter names.

@@ -11,8 +11,6 @@ from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Entry, Spec, t
 from orthomerge.checkpoints.memory import MemoryFile
 from orthomerge.errors import CheckpointError, RecipeError
 
-__all__ = ["Live", "as_live", "live_checkpoint"]
-
 
 @dataclass(frozen=True, eq=False)
 class Live:

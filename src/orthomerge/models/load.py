@@ -11,8 +11,6 @@ from orthomerge.errors import RecipeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["quiet"]
-
 
 @contextmanager
 def quiet() -> Iterator[None]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from orthomerge.checkpoints.lora import Adapter
     from orthomerge.models.model import Model
 
-__all__ = ["local_document", "read_local"]
 
 _MOST_BYTES = 64 << 20
 

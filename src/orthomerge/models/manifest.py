@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.links import contained, is_plain_name
-from orthomerge.checkpoints.publish import MANIFEST
 from orthomerge.errors import CheckpointError, nearest, some
+from orthomerge.files.ownership import MANIFEST
 from orthomerge.heads import Activation
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.families import family as find_family
@@ -21,8 +21,6 @@ from orthomerge.models.family import Family
 from orthomerge.models.generic import generic
 from orthomerge.models.kinds import KINDS
 from orthomerge.records import Access
-
-__all__ = ["EXTRA", "FORMAT", "HEAD", "manifest_family", "read_manifest"]
 
 FORMAT = 2
 HEAD = "head.safetensors"  # in each task's folder

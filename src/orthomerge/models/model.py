@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from orthomerge.models.tensors import Tensors
     from orthomerge.records import Access
 
-__all__ = ["Model", "Origin"]
-
 
 @dataclass(frozen=True, eq=False)
 class Origin:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from orthomerge.models.encoder import Encoder
     from orthomerge.models.family import Family
 
-__all__ = ["Skeleton", "finished", "loaded", "release", "stock_config", "unshared"]
 
 _POOLER = "pooler.*"  # optional in exactly those families whose class can be built without one
 _FIRST = 3  # of the numbers that tag tensors: 0 and 1 are what a module starts with

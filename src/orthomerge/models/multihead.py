@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.models.family import Family
 
-__all__ = ["ClassifierModule", "MultiHead"]
-
 
 class ClassifierModule(nn.Module):
     """A classifier whose tensors move with the module that it is in."""

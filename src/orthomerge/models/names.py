@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from orthomerge.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["deberta_names", "dinov2_names", "modern_layer_norm", "rename", "substitution", "vit_names"]
-
 
 def rename(checkpoint: Checkpoint, new_name: Callable[[str], str]) -> Checkpoint:
     """The same tensors under new names; two that end up under one name are an error."""

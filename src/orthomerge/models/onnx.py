@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from orthomerge.models.model import Model
 
-__all__ = ["export_onnx"]
 
 Batch = Mapping[str, "torch.Tensor"]
 _MODEL = "model.onnx"

@@ -16,7 +16,6 @@ from orthomerge.models.names import rename
 if TYPE_CHECKING:
     from orthomerge.checkpoints.checkpoint import Checkpoint, Entry
 
-__all__ = ["is_open_clip", "to_transformers", "vision_names"]
 
 _ANCHOR = "class_embedding"  # in the vision tower only
 _FIRST = "transformer.resblocks.0.attn.in_proj_weight"

@@ -11,8 +11,6 @@ from typing import Literal
 from orthomerge.errors import RecipeError
 from orthomerge.models.live import as_live
 
-__all__ = ["Expert", "HeadNames", "Opening", "check_task_names", "reference"]
-
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 # Names of files and folders that an output has beside those of its tasks.
 _RESERVED = ("readme.md", "orthomerge.json", "orthomerge.local.json")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Batch = Mapping[str, torch.Tensor]
 
-__all__ = ["cls", "cls_mean", "eos", "mean", "patches", "pooler", "projection", "shifted_decoder"]
-
 
 def cls(output: Any, batch: Batch, config: Any) -> torch.Tensor:
     """The last hidden state at the first token."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.models.model import Model
 
-__all__ = ["predict"]
-
 
 def predict(
     model: Model, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32

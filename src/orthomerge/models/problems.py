@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from orthomerge.models.family import Family
     from orthomerge.models.split import Split
 
-__all__ = ["Problem", "base_problems", "code_problems", "source_problems"]
 
 _SAID = "as it says"  # the way out is within the message
 _SAME_BASE = "all must come from the same base model"

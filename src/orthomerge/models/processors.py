@@ -22,7 +22,6 @@ from orthomerge.errors import CheckpointError
 if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
 
-__all__ = ["COMPANIONS", "DEFAULT_LENGTH", "ProcessorSource", "companions"]
 
 # Files beside the weights that the encoder is of no use without.
 COMPANIONS = (

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Source
     from orthomerge.models.family import Family
 
-__all__ = ["is_zero_shot", "read_head"]
-
 
 def is_zero_shot(source: Source) -> bool:
     """Whether the head is made from class names, and so not in the expert's checkpoint."""

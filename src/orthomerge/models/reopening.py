@@ -18,8 +18,6 @@ from orthomerge.strict import build
 if TYPE_CHECKING:
     from orthomerge.models.model import Model
 
-__all__ = ["reopen_experts"]
-
 
 def reopen_experts(
     model: Model,

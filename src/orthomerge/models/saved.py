@@ -11,10 +11,9 @@ from orthomerge.checkpoints.checkpoint import Checkpoint, Entry
 from orthomerge.checkpoints.files import RawFile
 from orthomerge.checkpoints.hashing import algorithm_of
 from orthomerge.checkpoints.links import contained, is_plain_name, leaves
-from orthomerge.checkpoints.publish import MANIFEST
 from orthomerge.checkpoints.safetensors import read_safetensors
 from orthomerge.errors import CheckpointError, some
-from orthomerge.files.ownership import LOCAL
+from orthomerge.files.ownership import LOCAL, MANIFEST
 from orthomerge.heads import Head, Linear
 from orthomerge.models.encoder import Encoder
 from orthomerge.models.local import read_local
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.models.family import Family
 
-__all__ = ["is_output", "read_model", "verify_folder"]
 
 _FACTS = ("method", "seed", "vector", "notes", "fit", "alignment", "evaluation")
 _RECORD = ("inputs", "opening", "tensors")

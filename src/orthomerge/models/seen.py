@@ -10,7 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples
 
-__all__ = ["short_hashes"]
 
 _LENGTH = 12  # hexadecimal digits: enough to recognise an input, too few to be worth much to anybody else
 

@@ -14,8 +14,6 @@ from fnmatch import fnmatchcase
 from orthomerge.checkpoints.checkpoint import Spec
 from orthomerge.models.family import Family, HeadLayout
 
-__all__ = ["TIED", "Split", "split_base", "split_expert"]
-
 # Put around a whole model by training loops.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
 TIED = "tied to "  # why a second name of the same weights is left out

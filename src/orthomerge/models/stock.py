@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.models.family import Family
 
-__all__ = ["PARTS", "head_names", "named_tensors", "why_not_stock"]
 
 # Number of layers -> what stands before `weight` and `bias` of each, first to last.
 PARTS = {1: ("",), 2: ("hidden.", "")}

@@ -16,15 +16,6 @@ if TYPE_CHECKING:
 
     from orthomerge.checkpoints.lora import AdapterSource
 
-__all__ = [
-    "AdaptedTensors",
-    "ContentHash",
-    "FileTensors",
-    "MemoryTensors",
-    "Tensors",
-    "content_digest",
-    "in_writing_order",
-]
 
 _RUN = 1 << 20  # elements per block
 

@@ -8,8 +8,6 @@ from typing import Any
 from orthomerge.checkpoints.documents import read_json
 from orthomerge.checkpoints.links import leaves
 
-__all__ = ["difference"]
-
 _MOST_BYTES = 64 << 20
 _FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.bpe.model", "bpe.codes")
 _WHOLE = "tokenizer.json"

@@ -11,8 +11,6 @@ from orthomerge.checkpoints.checkpoint import Checkpoint
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EncoderWeights"]
-
 
 @dataclass(frozen=True, eq=False)
 class EncoderWeights:

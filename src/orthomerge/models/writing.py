@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
 from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.publish import MANIFEST, publish, write_bytes, write_json
+from orthomerge.checkpoints.publish import publish, write_bytes, write_json
 from orthomerge.checkpoints.shards import write_index, write_shards
 from orthomerge.core.sizes import parse_size
 from orthomerge.errors import RecipeError
-from orthomerge.files.ownership import LOCAL, names_in
+from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
 from orthomerge.heads import Head, head_of
 from orthomerge.models.card import model_card
 from orthomerge.models.config import classifier_config
@@ -47,17 +47,6 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
-__all__ = [
-    "README",
-    "file_table",
-    "main_dtype",
-    "plain",
-    "record_of",
-    "rewrite_card",
-    "versions",
-    "write_model",
-    "write_tensors",
-]
 
 README = "README.md"
 STEM = "encoder"

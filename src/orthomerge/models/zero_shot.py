@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["zero_shot_head"]
 
 _BLANK = "{}"
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))

@@ -20,8 +20,6 @@ from orthomerge.report.drawings.lines import draw_lines
 from orthomerge.report.drawings.points import draw_points
 from orthomerge.report.drawings.style import COLUMN, RC
 
-__all__ = ["DPI", "Drawn", "draw"]
-
 DPI = 200
 
 

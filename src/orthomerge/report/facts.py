@@ -10,8 +10,6 @@ from orthomerge.records import Record
 from orthomerge.report.reading import Material
 from orthomerge.report.tables import REFERENCES
 
-__all__ = ["listed", "merged_tables", "numbers_of", "size_of", "time_of", "versions_of"]
-
 _HEX = 12
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
 from orthomerge.core.table import Value, csv_text
 
-__all__ = ["figure_csv"]
-
 
 def figure_csv(figure: Figure) -> str:
     """The numbers behind a figure."""

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 from orthomerge.report.drawings.style import INK, PAPER, RULE, SOFT
 
-__all__ = ["inline_svg"]
-
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 _DRAWN = frozenset(("svg", "g", "path", "use", "defs", "clipPath", "rect", "line", "circle", "text", "tspan", "image"))
 _PLACES = frozenset(("x", "y", "width", "height", "d", "transform", "viewBox", "id", "clip-path", "cx", "cy", "r"))

@@ -29,8 +29,6 @@ from orthomerge.report.story import Story
 from orthomerge.report.tables import Board, Row, legend
 from orthomerge.version import VERSION
 
-__all__ = ["Plate", "encoded", "page"]
-
 _SCRIPTS = ("page.js", "tables.js", "points.js")
 
 

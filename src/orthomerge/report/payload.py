@@ -12,8 +12,6 @@ from orthomerge.analysis.figures import Points
 from orthomerge.core.table import plain
 from orthomerge.report.drawings.style import class_colours
 
-__all__ = ["json_block", "points_payload"]
-
 _STEPS = 4000  # places along the longer side
 _LONGEST = 600  # letters of a text
 _IMAGES = 4_000_000  # letters of all thumbnails together

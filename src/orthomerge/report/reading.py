@@ -17,8 +17,6 @@ from orthomerge.models.manifest import read_manifest
 from orthomerge.records import Record, read_records
 from orthomerge.runinfo import RunInfo
 
-__all__ = ["Material", "read_material"]
-
 
 @dataclass(frozen=True)
 class Material:

@@ -27,8 +27,6 @@ from orthomerge.report.reading import Material, read_material
 from orthomerge.report.story import story, story_bars
 from orthomerge.report.tables import Board, board_csv, board_table, boards, comparisons_csv
 
-__all__ = ["Written", "report"]
-
 _OVERVIEW = "accuracy"  # a diagnosis has it by task already
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from orthomerge.analysis.figures import Bars, Series
 from orthomerge.report.tables import REFERENCES, Board, Row
 
-__all__ = ["Step", "Story", "story", "story_bars"]
-
 _NAN = float("nan")
 _EXACT = 0.05  # below what is printed
 

@@ -13,8 +13,6 @@ from orthomerge.evaluation.comparisons import Comparison
 from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
 from orthomerge.records import Access, Record
 
-__all__ = ["MARKS", "REFERENCES", "Board", "Row", "board_csv", "board_table", "boards", "comparisons_csv", "legend"]
-
 REFERENCES = ("expert", "base", "mtl")  # no merges: what merges are measured by
 _CEILINGS = ("probe",)
 _ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")

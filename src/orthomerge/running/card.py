@@ -6,15 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orthomerge.checkpoints.publish import MANIFEST
+from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.model import Model
 from orthomerge.models.writing import README, rewrite_card
 from orthomerge.records import Record
 from orthomerge.running.digests import digest_of
 from orthomerge.running.models import output_digest
 from orthomerge.version import VERSION
-
-__all__ = ["card_key", "evaluation_of", "write_card"]
 
 
 def card_key(out: Path, model: Model, records: Sequence[Record]) -> str:

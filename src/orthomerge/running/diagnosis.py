@@ -26,7 +26,6 @@ from orthomerge.running.evaluation import section_of
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
 
-__all__ = ["diagnose_key", "diagnose_model"]
 
 _GRID = [step / 10 for step in range(1, 11)]
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from orthomerge.checkpoints.lora import Adapter
     from orthomerge.data.task import Task
 
-__all__ = ["Digests", "digest_of", "output_files"]
 
 # Beside the weights, what a merge reads of a checkpoint.
 _DOCUMENTS = ("config.json", "adapter_config.json", README, *COMPANIONS)

@@ -20,8 +20,6 @@ from orthomerge.running.digests import Digests, digest_of
 from orthomerge.running.models import Places, merge_key, output_digest
 from orthomerge.version import VERSION
 
-__all__ = ["RECORDS", "evaluate_key", "evaluate_models", "references_of", "section_of", "written_files"]
-
 RECORDS = "records.jsonl"
 
 

@@ -18,8 +18,6 @@ from orthomerge.models.writing import plain
 from orthomerge.recipe import Recipe
 from orthomerge.version import VERSION
 
-__all__ = ["machine", "peak_memory", "recipe_text", "versions"]
-
 _PACKAGES = ("torch", "numpy", "transformers")
 
 

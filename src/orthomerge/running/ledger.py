@@ -21,8 +21,6 @@ from orthomerge.records import write_whole
 from orthomerge.running.digests import Digests
 from orthomerge.strict import build
 
-__all__ = ["FILE", "Entry", "Ledger", "open_ledger"]
-
 FILE = "stages.json"
 _FORMAT = 1
 _LOCK = ".lock"

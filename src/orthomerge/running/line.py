@@ -44,8 +44,6 @@ from orthomerge.running.ledger import Ledger, open_ledger
 from orthomerge.running.watching import Silent, Watch
 from orthomerge.version import VERSION
 
-__all__ = ["Ran", "checked_experts", "read_run_recipe", "run", "stages_of"]
-
 State = Literal["done", "found"]
 _PAGE = "report.html"
 _REPORTED = (RECORDS, "comparisons.json", "notes.json", DIAGNOSIS, INFO)

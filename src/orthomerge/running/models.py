@@ -23,18 +23,6 @@ from orthomerge.recipe import Recipe
 from orthomerge.running.digests import Digests, digest_of, output_files
 from orthomerge.version import VERSION
 
-__all__ = [
-    "MODELS",
-    "Places",
-    "align_key",
-    "align_model",
-    "merge_key",
-    "merge_model",
-    "output_digest",
-    "places_of",
-    "read_back",
-]
-
 MODELS = "models/"
 # Sections and places of a recipe, which are no options of its merge; the inputs of `fit` count by content.
 _NO_OPTIONS = ("experts", "base", "out", "align", "fit", "evaluate", "diagnose", "report", "sweep")

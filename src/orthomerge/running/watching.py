@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-__all__ = ["Silent", "Watch"]
-
 
 class Watch(Protocol):
     """Stages begin and end; within a stage, `stage` and `advance` tell how far its work is."""

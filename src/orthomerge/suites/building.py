@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from orthomerge.suites.suite import Say
     from orthomerge.tuning.settings import Mode, Tuning
 
-__all__ = ["data_file", "experts_root", "make_both", "make_experts", "make_jointly", "pretrained_vit"]
-
 
 def make_experts(
     tasks: Mapping[str, Task],

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 
 from orthomerge.errors import RecipeError, some
 
-__all__ = ["TEMPLATES", "class_names"]
-
 _NUMBER = ('a photo of the number: "{}".',)
 _CARS = (
     "a photo of my {}.",

@@ -12,8 +12,6 @@ import numpy as np
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.errors import RecipeError
 
-__all__ = ["digit_tasks"]
-
 Images = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
 # Images and digits to images and labels, with numbers drawn at random where an image is changed.

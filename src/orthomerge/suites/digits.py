@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Task
     from orthomerge.suites.suite import Say
 
-__all__ = ["build", "experts_of"]
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
 TUNING = Tuning(epochs=16, batch=64, lr=6e-4, head_lr=1e-2, device="cpu")

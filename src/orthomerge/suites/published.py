@@ -42,16 +42,6 @@ if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
     from orthomerge.suites.suite import Say
 
-__all__ = [
-    "HalvesProcessor",
-    "bert_text5",
-    "clip_b16",
-    "clip_b32",
-    "clip_l14",
-    "read_csv_task",
-    "t5_base_text5",
-    "t5_large_text5",
-]
 
 CLIP_BASE, CLIP_EXPERT, CLIP_DATA = "openai/{model}", "tanganke/{model}_{task}", "tanganke/{task}"
 CLIP_DATA_ELSEWHERE = {

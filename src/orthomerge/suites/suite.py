@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Split, Task
     from orthomerge.models.model import Model
 
-__all__ = ["Say", "Suite", "suite_root"]
 
 Say = Callable[[str], None]
 

@@ -13,8 +13,6 @@ from orthomerge.errors import RecipeError, nearest
 if TYPE_CHECKING:
     from orthomerge.suites.suite import Say, Suite
 
-__all__ = ["SUITES", "Row", "build_suite", "find_suite"]
-
 
 @dataclass(frozen=True)
 class Row:

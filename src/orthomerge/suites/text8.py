@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Task
     from orthomerge.suites.suite import Say
 
-__all__ = ["TUNING", "build", "experts_of", "read_tasks", "start"]
 
 TUNING = Tuning(epochs=3, batch=64, lr=7e-5, head_lr=1e-3, pooling="mean", max_length=128, precision="bfloat16")
 _JOINT = replace(TUNING, batch=128)  # all tasks together: twice the batch, half the steps

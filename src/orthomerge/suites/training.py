@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from orthomerge.suites.suite import Say
     from orthomerge.tuning.settings import Tuning
 
-__all__ = ["Training", "train_missing"]
-
 
 @dataclass(frozen=True)
 class Training:

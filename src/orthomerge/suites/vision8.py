@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Task
     from orthomerge.suites.suite import Say
 
-__all__ = ["JOINT", "PRETRAINED_ON", "PRETRAINING", "PROCESSOR", "SHAPE", "TUNING", "build", "experts_of", "read_tasks"]
 
 PROCESSOR = PixelProcessor(size=32, channels=3)
 TUNING = Tuning(epochs=15, batch=128, lr=3e-4, head_lr=2e-3, weight_decay=0.05, augment="shift", precision="bfloat16")

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from orthomerge.tuning.settings import Augment
 
-__all__ = ["augment"]
 
 _PART = 8  # an image moves by at most its side over this
 _PIXELS = "pixel_values"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Examples, Task
     from orthomerge.tuning.store import Store
 
-__all__ = ["Batch", "Feed", "Place", "check_labelled", "epoch_order", "sample"]
 
 Batch = dict[str, torch.Tensor]
 Place = tuple[int, list[int]]  # number of a task, and which of its examples

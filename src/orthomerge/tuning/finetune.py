@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from orthomerge.tuning.loop import Progress
     from orthomerge.tuning.settings import Tuning
 
-__all__ = ["finetune"]
-
 
 def finetune(
     task: Task,

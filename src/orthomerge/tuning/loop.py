@@ -27,8 +27,6 @@ from orthomerge.tuning.model import Model
 from orthomerge.tuning.settings import LINEARISED, Tuning, derive
 from orthomerge.tuning.state import RunState
 
-__all__ = ["Outcome", "Progress", "Report", "Run", "count_steps", "fit_head", "train"]
-
 _EVERY = 10  # steps between looks at the loss: each one makes the processor wait for the GPU
 _EPS = 1e-12
 

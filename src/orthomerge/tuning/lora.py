@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from orthomerge.tuning.model import Model
     from orthomerge.tuning.settings import Tuning
 
-__all__ = ["add_adapter"]
 
 _ATTENTION = re.compile(r"(^|[._])(self_?)?att(entio)?n([._]|$)", re.IGNORECASE)
 

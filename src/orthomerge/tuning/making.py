@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.models.family import Family
 
-__all__ = ["Making"]
 
 _ROOM = 2 << 30  # bytes for processed inputs
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from orthomerge.models.family import Family, HeadLayout
 
-__all__ = ["Model", "OrdinaryEncoder", "TrainableHead", "choose_family", "load_base", "start_head"]
 
 _SPREAD = 0.02  # of a fresh head's weights, as in transformers
 

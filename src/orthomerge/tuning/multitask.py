@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from orthomerge.tuning.loop import Progress
     from orthomerge.tuning.settings import Tuning
 
-__all__ = ["finetune_jointly"]
 
 _MODES = ("full", "head_first")
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.models.family import Family
 
-__all__ = ["write_adapter", "write_expert"]
-
 
 def write_expert(
     folder: Path,

@@ -16,7 +16,6 @@ from orthomerge.errors import RecipeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LINEARISED", "PROBED", "Augment", "Mode", "Tuning", "choose_device", "derive"]
 
 Mode = Literal["full", "head_first", "frozen_head", "lora", "linearised", "tau_jp"]
 Augment = Literal["none", "shift"]

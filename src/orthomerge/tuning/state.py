@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from orthomerge.heads import Head
     from orthomerge.tuning.settings import Tuning
 
-__all__ = ["RunState", "clear_state", "fingerprint", "fit_state_folder", "state_folder"]
-
 
 def state_folder(out: Path) -> Path:
     """The hidden folder beside an expert that is being trained."""

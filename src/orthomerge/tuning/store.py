@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
 
-__all__ = ["Room", "Store", "make_store"]
 
 _CHUNK = 1024  # inputs processed at once
 _PIXELS, _IDS, _TYPES, _MASK = "pixel_values", "input_ids", "token_type_ids", "attention_mask"

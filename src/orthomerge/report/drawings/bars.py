@@ -9,8 +9,6 @@ import numpy as np
 from orthomerge.analysis.figures import Bars
 from orthomerge.report.drawings.style import COLUMN, SERIES, SOFT, WIDE, finish, legend_above, shown
 
-__all__ = ["draw_bars"]
-
 _SHARE = 0.8  # of a group's width that is filled
 
 

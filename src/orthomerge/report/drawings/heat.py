@@ -9,8 +9,6 @@ import numpy as np
 from orthomerge.analysis.figures import Heat
 from orthomerge.report.drawings.style import COLUMN, INK, RULE, WIDE, shown
 
-__all__ = ["draw_heat"]
-
 _MOST_NUMBERS = 160  # cells that are small enough to be written out in
 _SIDE = 0.31  # inches
 

@@ -9,8 +9,6 @@ import numpy as np
 from orthomerge.analysis.figures import Lines
 from orthomerge.report.drawings.style import COLUMN, SERIES, STROKES, finish, legend_above, shown
 
-__all__ = ["draw_lines"]
-
 _FEW = 12  # so few that each is marked
 
 

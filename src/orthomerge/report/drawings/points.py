@@ -9,8 +9,6 @@ import numpy as np
 from orthomerge.analysis.figures import Points
 from orthomerge.report.drawings.style import RULE, SERIES, WIDE, class_colours, legend_above, shown
 
-__all__ = ["draw_points"]
-
 _UNKNOWN = "#8c959f"
 
 

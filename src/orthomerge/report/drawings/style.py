@@ -10,22 +10,6 @@ from typing import Any
 
 from orthomerge.core.table import plain
 
-__all__ = [
-    "COLUMN",
-    "INK",
-    "PAPER",
-    "RC",
-    "RULE",
-    "SERIES",
-    "SOFT",
-    "STROKES",
-    "WIDE",
-    "class_colours",
-    "finish",
-    "legend_above",
-    "shown",
-]
-
 INK, SOFT, RULE, PAPER = "#1f2328", "#636b74", "#dfe2e6", "#ffffff"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#7f7f7f", "#9467bd", "#999933")
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.4, 1.4, 1.4)))

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Split
     from orthomerge.records import Access, Way
 
-__all__ = [
-    "Cell",
-    "Readout",
-    "Variant",
-    "cells_of",
-    "check_sweep",
-    "readouts_of",
-    "splits_of",
-    "sweep_of",
-    "variants_of",
-]
 
 _REFERENCES = ("base", "expert")
 _NONE = "none"

@@ -16,8 +16,6 @@ from orthomerge.evaluation.tables import Line, lines
 from orthomerge.records import Record, Way
 from orthomerge.running.sweeping.cells import Cell, Variant
 
-__all__ = ["Best", "Failure", "Row", "best_of", "rows_of", "sweep_csv", "sweep_markdown", "told_failures"]
-
 
 @dataclass(frozen=True)
 class Failure:

@@ -31,8 +31,6 @@ from orthomerge.running.sweeping.cells import Variant, readouts_of, sweep_of
 from orthomerge.running.sweeping.choosing import Failure
 from orthomerge.version import VERSION
 
-__all__ = ["Result", "Scorer"]
-
 _REFERENCES = ("base", "expert")
 
 

@@ -60,8 +60,6 @@ from orthomerge.strict import build
 from orthomerge.threads import fixed_threads
 from orthomerge.version import VERSION
 
-__all__ = ["Swept", "list_cells", "sweep"]
-
 _STAGE, _PAGE, _VALIDATION = "sweep", "report.html", "validation.jsonl"
 _MERGES = "merges"
 _TABLES = ("sweep.md", "sweep.csv")
