@@ -108,23 +108,30 @@ crash: $(STAMP)  ## fail, kill and interrupt at every call that changes a file (
 soak: $(STAMP)  ## 500 merges in a row with random kills, then 64 jobs at once (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
 
-lock: $(STAMP)  ## write requirements-dev.lock anew: constraints.txt with hashes (minutes; needs the package index)
-	$(BIN)/python -m tools.lock
+UV := .venv-uv/bin/uv
+$(UV):
+	$(PYTHON) -m venv .venv-uv
+	.venv-uv/bin/python -m pip --disable-pip-version-check install --quiet uv==0.13.8
+
+lock: $(UV)     ## write requirements-dev.lock anew: constraints.txt with the hashes of all platforms (seconds)
+	rm -f requirements-dev.lock  # uv would keep the hashes that are in it
+	$(UV) pip compile --quiet --no-deps --no-header --no-annotate --generate-hashes constraints.txt --output-file requirements-dev.lock
 
 audit: $(STAMP)  ## known vulnerabilities of what is locked (needs the network; installs pip-audit in .venv-audit)
-	$(BIN)/python -m tools.lock --check
 	test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet pip-audit)
 	.venv-audit/bin/pip-audit --strict --requirement requirements-dev.lock --disable-pip --no-deps
 
-sbom: $(STAMP)  ## what users install, as CycloneDX: dist/orthomerge-VERSION.cdx.json (a part of every release)
-	$(BIN)/python -m tools.sbom
+SBOM = dist/orthomerge-$$($(PYTHON) -c "import runpy; print(runpy.run_path('src/orthomerge/version.py')['VERSION'])").cdx.json
+sbom: $(UV)     ## what users install, as CycloneDX: dist/orthomerge-VERSION.cdx.json (a part of every release)
+	mkdir -p dist
+	$(UV) export --quiet --preview --extra all --no-dev --format cyclonedx1.5 --output-file $(SBOM) > /dev/null
 
-release: $(STAMP)  ## dist/ as it is published: source, wheel, bill of materials and their checksums
+release: $(STAMP) $(UV)  ## dist/ as it is published: source, wheel, bill of materials and their checksums
 	rm -rf dist
 	$(PIP) build
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --quiet
-	$(BIN)/python -m tools.sbom
+	$(MAKE) sbom
 	cd dist && sha256sum * > SHA256SUMS
 
 clean:          ## remove environments and caches
-	rm -rf $(VENV) .venv-mergekit .venv-audit .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-mergekit .venv-audit .venv-uv uv.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

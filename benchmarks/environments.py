@@ -60,9 +60,14 @@ def _installed(python: Path, package: str) -> str | None:
 
 
 def offline(source: Path | None = None) -> dict[str, str]:
-    """The environment of a child: as here, but without the network. `source`: the orthomerge that it imports."""
+    """The environment of a child: as here, but without the network. `source`: the orthomerge that it imports.
+
+    Python keeps compiled modules, as it does for users: compiling them takes longer than a small command.
+    """
     path = {} if source is None else {"PYTHONPATH": str(source)}
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **path}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **path}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
 
 
 @contextmanager
