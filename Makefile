@@ -121,7 +121,7 @@ audit: $(STAMP)  ## known vulnerabilities of what is locked (needs the network; 
 	test -x .venv-audit/bin/pip-audit || ($(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip install --quiet pip-audit)
 	.venv-audit/bin/pip-audit --strict --requirement requirements-dev.lock --disable-pip --no-deps
 
-SBOM = dist/orthomerge-$$($(PYTHON) -c "import runpy; print(runpy.run_path('src/orthomerge/version.py')['VERSION'])").cdx.json
+SBOM = dist/orthomerge-$$($(PYTHON) -c "import runpy; print(runpy.run_path('src/orthomerge/core/version.py')['VERSION'])").cdx.json
 sbom: $(UV)     ## what users install, as CycloneDX: dist/orthomerge-VERSION.cdx.json (a part of every release)
 	mkdir -p dist
 	$(UV) export --quiet --preview --extra all --no-dev --format cyclonedx1.5 --output-file $(SBOM) > /dev/null

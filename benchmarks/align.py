@@ -28,8 +28,8 @@ from benchmarks.environments import describe_run, table, write_result
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.problem import Problem
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Classifier, Head, Linear
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Classifier, Head, Linear
 
 TARGET = 40.0  # seconds of CPU
 D, INPUTS, HELD_OUT = 768, 2000, 1000

@@ -18,11 +18,11 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
-from orthomerge.blocks import Kind
 from orthomerge.core.table import Table
 from orthomerge.data.task import Split
 from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.records import Record, read_records
+from orthomerge.evaluation.records import Record, read_records
+from orthomerge.runs.blocks import Kind
 
 MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class

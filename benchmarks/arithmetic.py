@@ -31,10 +31,10 @@ from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.negation import Negation, base_heads, search_negation
 from orthomerge.evaluation.probe import fit_probe
 from orthomerge.evaluation.span import Span, score_at, span_of
-from orthomerge.features.cache import FeatureCache
-from orthomerge.heads import Head
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
+from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.heads import Head
 from orthomerge.suites.digits import PROCESSOR, TUNING
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite

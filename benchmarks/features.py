@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import describe_run, table, write_result
 
-from orthomerge.data.pixels import PixelProcessor
-from orthomerge.data.processing import Processor, batches, load_processor
 from orthomerge.data.task import Examples, Modality
-from orthomerge.features.extract import Precision, device_of, extract
+from orthomerge.models.extract import Precision, device_of, extract
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
 from orthomerge.models.load import quiet
+from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import Processor, batches, load_processor
 
 BAR = 1.10
 BATCH = 64

@@ -22,17 +22,17 @@ from orthomerge.analysis.looks import Looks
 from orthomerge.analysis.naming import keyed
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.scale import search_scale
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Task
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.evaluation.subject import Subject
-from orthomerge.features.extract import device_of
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.extract import device_of
 from orthomerge.models.model import Model
-from orthomerge.records import Record
 from orthomerge.suites.suite import Suite
 
 PARTS = ("diagnosis", "scale", "shots", "moma", "realign", "adamerging", "masking")

@@ -68,9 +68,9 @@ def make_models(gigabytes: float, dtype: str) -> None:
     """Write base and experts."""
     import torch
 
-    from orthomerge.checkpoints.checkpoint import Spec
-    from orthomerge.checkpoints.safetensors import encode_header
-    from orthomerge.checkpoints.shards import plan_shards
+    from orthomerge.files.checkpoint import Spec
+    from orthomerge.files.safetensors import encode_header
+    from orthomerge.files.shards import plan_shards
 
     width, kind = {"bfloat16": (2, "BF16"), "float32": (4, "F32")}[dtype]
     encoder = shapes(int(gigabytes * 1e9 / width))

@@ -31,7 +31,7 @@ from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.loop import Loop
 from orthomerge.fitting.mask import Mask
-from orthomerge.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.load import quiet
 from orthomerge.models.pooling import cls, mean
 

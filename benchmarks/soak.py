@@ -60,7 +60,7 @@ def soak(folder: Path, count: int, *, seed: int = 0, say: Callable[[str], None] 
 
     from orthomerge.api.recipes import write
     from orthomerge.models.saved import verify_folder as verify
-    from orthomerge.recipe import Recipe
+    from orthomerge.runs.recipe import Recipe
 
     models, place, draw = write_experts(folder / "models"), folder / "place", random.Random(seed)
     recipe = Recipe({task: str(models / task) for task in TASKS}, base=str(models / "base"), method="ties")
@@ -122,7 +122,7 @@ def work(job: Job) -> str:
     from orthomerge.evaluation.running import read_run
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.saved import verify_folder
-    from orthomerge.recipe import Recipe
+    from orthomerge.runs.recipe import Recipe
 
     torch.set_num_threads(1)
     out = job.place / str(job.number)
@@ -143,7 +143,7 @@ def load(folder: Path, jobs: int, *, processes: int) -> tuple[list[str], set[byt
     from tests.faults.tiny import TASKS, write_experts
 
     from orthomerge.api.recipes import write
-    from orthomerge.recipe import Recipe
+    from orthomerge.runs.recipe import Recipe
 
     os.environ["ORTHOMERGE_CACHE"] = str(folder / "cache")  # one for all of them
     models = write_experts(folder / "models")

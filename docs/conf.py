@@ -1,6 +1,6 @@
 """How Sphinx builds the site from what `python -m docs.generator` has assembled. See docs/adr/0007-docs-site.md."""
 
-from orthomerge.version import VERSION
+from orthomerge.core.version import VERSION
 
 project = "orthomerge"
 author = "The orthomerge authors"

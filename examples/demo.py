@@ -22,12 +22,12 @@ from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.cli.printing import print_tables
 from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.run_info import FILE as RUN
+from orthomerge.evaluation.run_info import RunInfo, write_info
 from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import accuracy_tables, lines
 from orthomerge.models.model import Model
 from orthomerge.report.report import report
-from orthomerge.runinfo import FILE as RUN
-from orthomerge.runinfo import RunInfo, write_info
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite
 

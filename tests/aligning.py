@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from orthomerge.api.recipes import write
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 HEADS = {"two": 2, "three": 3, "five": 5}
 COUNTS = {"train": 60, "val": 20, "test": 30}

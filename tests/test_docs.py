@@ -5,10 +5,10 @@ from pathlib import Path
 
 from orthomerge.alignment.aligners import ALIGNERS
 from orthomerge.cli.app import app
+from orthomerge.core.schema import schema
 from orthomerge.merging.methods import METHODS
 from orthomerge.models.families import FAMILIES
-from orthomerge.recipe import Recipe, read_recipe
-from orthomerge.strict import schema
+from orthomerge.runs.recipe import Recipe, read_recipe
 
 ROOT = Path(__file__).parents[1]
 

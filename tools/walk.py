@@ -51,12 +51,12 @@ import networkx as nx
 
 # Functions by `module:qualname` (module without "orthomerge."); several names of one thing count together.
 NAMES: dict[str, list[str]] = {
-    "recipes": ["recipe:Recipe.__post_init__"],
+    "recipes": ["runs.recipe:Recipe.__post_init__"],
     "plans": ["models.experts:open_experts"],
     "merges": ["merging.stream:prepare"],  # once a merge: a method gets ready for the stream of task vectors
     "outputs": ["models.writing:write_model"],  # model folders that were written
-    "opens": ["checkpoints.opening:open_expert"],
-    "headers": ["checkpoints.safetensors:_header"],
+    "opens": ["files.opening:open_expert"],
+    "headers": ["files.safetensors:_header"],
     "manifests": ["models.manifest:read_manifest"],
     "loads": ["models.modules:Skeleton.build"],  # encoders built in memory
 }

@@ -165,7 +165,7 @@ def meanings(text: str) -> dict[str, str]:
 
 def _generated(root: Path) -> dict[str, str]:
     from orthomerge.cli.app import app
-    from orthomerge.recipe import Recipe
+    from orthomerge.runs.recipe import Recipe
 
     guide = (root / "docs" / "recipes.md").read_text("utf-8")
     return {

@@ -16,10 +16,10 @@ from docs.generator.docstrings import Doc, about_options, option_texts, parse, p
 from docs.generator.types import COMMON, options_table, plain
 
 from orthomerge.alignment.aligners import ALIGNERS
+from orthomerge.core.rows import maker_of
+from orthomerge.core.schema import schema
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
-from orthomerge.rows import maker_of
-from orthomerge.strict import schema
 
 Maker = Callable[..., Any]
 Row = Any  # of any table: name, maker, title, reference, and marks of its own

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from docs.generator.docstrings import about_options, option_texts
 
-from orthomerge.strict import describe, schema
+from orthomerge.core.schema import describe, schema
 
 # What every method means by these; said here once where a class does not say more.
 COMMON = {

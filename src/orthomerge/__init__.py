@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from orthomerge.api.merge import merge
     from orthomerge.api.negate import negate
     from orthomerge.api.open import open  # noqa: A004 - the verb of the library, used as om.open
+    from orthomerge.core.errors import OrthomergeError
+    from orthomerge.core.version import VERSION as __version__  # noqa: N811 - the name that Python gives it
     from orthomerge.data.reading import read_task as read_data
     from orthomerge.data.task import Task
-    from orthomerge.errors import OrthomergeError
     from orthomerge.evaluation.scores import Scores
     from orthomerge.merging.vectors import TaskVector
     from orthomerge.models.experts import Experts
     from orthomerge.models.kinds import Prediction
     from orthomerge.models.model import Model
-    from orthomerge.recipe import Recipe, read_recipe
-    from orthomerge.running.line import run
-    from orthomerge.running.sweeping.sweep import sweep
-    from orthomerge.version import VERSION as __version__  # noqa: N811 - the name that Python gives it
+    from orthomerge.runs.line import run
+    from orthomerge.runs.recipe import Recipe, read_recipe
+    from orthomerge.runs.sweeping.sweep import sweep
 
 _HOMES = {
     "Diagnosis": "analysis.diagnosis",
     "Experts": "models.experts",
     "Model": "models.model",
-    "OrthomergeError": "errors",
+    "OrthomergeError": "core.errors",
     "Prediction": "models.kinds",
-    "Recipe": "recipe",
+    "Recipe": "runs.recipe",
     "Scores": "evaluation.scores",
     "Task": "data.task",
     "TaskVector": "merging.vectors",
@@ -50,10 +50,10 @@ _HOMES = {
     "negate": "api.negate",
     "open": "api.open",
     "read_data": "data.reading:read_task",
-    "read_recipe": "recipe",
-    "run": "running.line",
-    "sweep": "running.sweeping.sweep",
-    "__version__": "version:VERSION",
+    "read_recipe": "runs.recipe",
+    "run": "runs.line",
+    "sweep": "runs.sweeping.sweep",
+    "__version__": "core.version:VERSION",
 }
 
 __all__ = [

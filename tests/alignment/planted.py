@@ -9,8 +9,8 @@ import torch
 from tests.alignment.toys import linear_head, pair_of, random, rotation
 
 from orthomerge.alignment.folding import first_map
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Classifier, Head
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Classifier, Head
 
 
 def doubles(*shape: int, seed: int = 0) -> torch.Tensor:

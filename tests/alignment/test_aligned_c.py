@@ -14,9 +14,9 @@ from torch.nn.functional import normalize
 from orthomerge.alignment.aligned_c import AlignedC, Schedule
 from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.problem import Problem
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.evaluation.metrics import accuracy, predict, predictions
-from orthomerge.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear
 
 
 @dataclass(frozen=True)

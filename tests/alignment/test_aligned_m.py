@@ -12,7 +12,7 @@ from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.distillation import divergence, plain
 from orthomerge.alignment.folding import logits_from
 from orthomerge.alignment.problem import Problem
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 
 @pytest.mark.parametrize("kind", HEADS)

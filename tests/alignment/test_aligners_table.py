@@ -18,10 +18,10 @@ from tests.alignment.toys import HEADS, head_of, linear_head, pair_of, random, r
 from orthomerge.alignment.aligner import Aligner
 from orthomerge.alignment.aligners import ALIGNERS, Row, aligner_class, aligners, find_aligner, make_aligner
 from orthomerge.alignment.problem import Problem
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.evaluation.gather import extra_numbers
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 D = 6
 CHEAP: Mapping[str, Mapping[str, Any]] = {
@@ -206,7 +206,7 @@ def test_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def found_with(row: object) -> Mapping[str, Row]:
         aligners.cache_clear()
-        monkeypatch.setattr("orthomerge.rows.entry_points", lambda group: [Entry(row)])
+        monkeypatch.setattr("orthomerge.core.rows.entry_points", lambda group: [Entry(row)])
         return aligners()
 
     try:

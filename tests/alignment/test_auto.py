@@ -17,9 +17,9 @@ from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
-from orthomerge.errors import RecipeError
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.core.errors import RecipeError
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 MEAN = "mean of ridge and kl-map"
 

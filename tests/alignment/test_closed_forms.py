@@ -19,9 +19,9 @@ from orthomerge.alignment.logit_procrustes import LogitProcrustes, descend
 from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.rigid import Orthogonal, Similarity, loss_of, polar_factor, scale_of, turn_of
 from orthomerge.alignment.strengths import careful
-from orthomerge.errors import NumericalError
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.core.errors import NumericalError
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 D = 6
 RIGID = ("orthogonal", "similarity", "logit-procrustes")

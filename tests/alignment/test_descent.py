@@ -17,7 +17,7 @@ from orthomerge.alignment.moma_orthogonal import MomaOrthogonal
 from orthomerge.alignment.orth_m import OrthM
 from orthomerge.alignment.probsurgery import ProbSurgery
 from orthomerge.alignment.surgery import Surgery
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 ALIGNERS: dict[str, Any] = {
     "aligned-c": AlignedC,

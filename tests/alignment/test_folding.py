@@ -8,7 +8,7 @@ from tests.alignment.planted import doubles, exact, same_head
 from tests.alignment.toys import HEADS, head_of, linear_head
 
 from orthomerge.alignment.folding import centred_rows, first_map, folded, logits_from, read_by, with_first_map
-from orthomerge.errors import IncompatibleError, NumericalError
+from orthomerge.core.errors import IncompatibleError, NumericalError
 
 
 def test_by_hand() -> None:

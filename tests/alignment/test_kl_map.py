@@ -18,8 +18,8 @@ from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import centred_rows, first_map, logits_from, with_first_map
 from orthomerge.alignment.kl_map import DEFAULT, STRENGTHS, KlMap, KlProblem
 from orthomerge.alignment.problem import Problem
-from orthomerge.errors import NumericalError
-from orthomerge.heads import Head
+from orthomerge.core.errors import NumericalError
+from orthomerge.models.heads import Head
 
 
 def problem_of(kind: str, *, count: int = 40, noise: float = 0.3) -> Problem:

@@ -14,7 +14,7 @@ from orthomerge.alignment.folding import centred_rows, first_map
 from orthomerge.alignment.least_squares import STRENGTHS, Spectrum, chosen_strength, leave_one_out
 from orthomerge.alignment.linear_maps import Affine, Linear, Ridge
 from orthomerge.alignment.problem import Problem
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 SHAPES = [(7, 12), (12, 12), (40, 6)]  # fewer inputs than features, as many, more
 

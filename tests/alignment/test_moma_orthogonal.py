@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from orthomerge.alignment.moma_orthogonal import MomaOrthogonal
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 SEES_A = linear_head(torch.eye(6))  # its aligned weight is A
 

@@ -12,7 +12,7 @@ from orthomerge.alignment.distillation import plain
 from orthomerge.alignment.orth_m import OrthM, excess
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 
 def weight_of(found: object) -> torch.Tensor:

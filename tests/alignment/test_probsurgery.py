@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 from orthomerge.alignment.aligner import Extra
 from orthomerge.alignment.probsurgery import ProbSurgery, rebuild
 from orthomerge.alignment.surgery import SurgeryHead, first_layer
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
 
 
 def module(found: object) -> SurgeryHead:

@@ -10,7 +10,7 @@ from tests.alignment.toys import HEADS, by_autograd, head_of, linear_head, pair_
 
 from orthomerge.alignment.aligner import Extra
 from orthomerge.alignment.surgery import Surgery, SurgeryHead, first_layer, rebuild
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
 
 
 def module(found: object) -> SurgeryHead:

@@ -15,8 +15,8 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.linear_maps import Invertible, Linear
 from orthomerge.alignment.rigid import Orthogonal
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 D = 6
 RIGID = ("orthogonal", "similarity", "logit-procrustes")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Head, Linear
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Head, Linear
 
 HEADS = ("plain", "no bias", "normalising", "normalising with bias", "hidden", "hidden without bias")
 

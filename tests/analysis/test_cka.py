@@ -9,7 +9,7 @@ import torch
 from tests.alignment.toys import random, rotation
 
 from orthomerge.analysis.cka import cka_matrix, layer_figure, linear_cka, pair_figure
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 BOTH = pytest.mark.parametrize("unbiased", [False, True])
 

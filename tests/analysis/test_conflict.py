@@ -9,7 +9,7 @@ import torch
 from tests.alignment.toys import random
 
 from orthomerge.analysis.conflict import Conflict, conflict_figures, effective_rank, in_order, layer_of, survey
-from orthomerge.errors import NumericalError
+from orthomerge.core.errors import NumericalError
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
 
 State = dict[str, torch.Tensor]

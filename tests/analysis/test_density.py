@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orthomerge.analysis.density import bandwidth, density, span
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 500])

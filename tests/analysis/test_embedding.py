@@ -17,8 +17,8 @@ from orthomerge.alignment.folding import first_map, logits_from, read_by
 from orthomerge.analysis.embedding import chosen_inputs, embed, moved, turned, view_of
 from orthomerge.analysis.naming import keyed
 from orthomerge.analysis.thumbnails import short_text, thumbnails
-from orthomerge.errors import NumericalError, RecipeError
-from orthomerge.heads import Head, Linear
+from orthomerge.core.errors import NumericalError, RecipeError
+from orthomerge.models.heads import Head, Linear
 
 
 def clusters(count: int = 30) -> torch.Tensor:

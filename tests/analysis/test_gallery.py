@@ -16,7 +16,7 @@ from tests.analysis.making import PROCESSOR, make_toy
 
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Heat, Lines, Points
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.suites.suite import Suite
 
 PLAN = Plan(

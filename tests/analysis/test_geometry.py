@@ -11,7 +11,7 @@ from tests.alignment.toys import random, rotation
 
 from orthomerge.analysis.figures import Bars, Lines
 from orthomerge.analysis.geometry import Geometry, coefficient, cosine, geometry_figures, measure, procrustes_distance
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 
 def test_identical_features() -> None:

@@ -14,7 +14,7 @@ from orthomerge.alignment.folding import logits_from, read_by
 from orthomerge.analysis.families import Reading, divergence, family_figures, read_mapped, relative_distance
 from orthomerge.analysis.figures import Bars
 from orthomerge.analysis.maps import FAMILIES, Map, fit_maps
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 
 def test_a_planted_rotation_is_found() -> None:

@@ -15,10 +15,10 @@ from orthomerge.analysis.fits import coefficient_figure, fit_figures, loss_figur
 from orthomerge.analysis.masks import masked, masking_figure, masking_rates, start_masking
 from orthomerge.analysis.sensitivity import scale_figure, shots_figure
 from orthomerge.analysis.witnesses import recorded_name, recorded_witnesses
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.models.tensors import MemoryTensors
-from orthomerge.records import Record
 
 
 def record(task: str, value: float, *, method: str = "ties", protocol: str = "knn", **more: Any) -> Record:

@@ -9,7 +9,7 @@ import torch
 
 from orthomerge.analysis.cka import linear_cka
 from orthomerge.analysis.updates import update_cka, update_figure
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 
 def updates(experts: int = 3, rank: int = 2, *, shared: float = 0.0) -> torch.Tensor:

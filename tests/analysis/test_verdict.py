@@ -17,9 +17,9 @@ from orthomerge.analysis.families import Reading
 from orthomerge.analysis.look import Look, look
 from orthomerge.analysis.recovery import difference, recovery
 from orthomerge.analysis.verdict import Case, Witness, verdict
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Head
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Head
 
 Hits = NDArray[np.bool_]
 D, CLASSES = 12, 4

@@ -26,19 +26,19 @@ from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.alignment.surgery import SurgeryHead
 from orthomerge.api.plan import plan
 from orthomerge.api.recipes import write
+from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError, RecipeError
+from orthomerge.core.schema import schema
 from orthomerge.data.reading import read_inputs, read_task
 from orthomerge.data.task import Examples, Modality, Task
-from orthomerge.errors import CheckpointError, IncompatibleError, OutputError, RecipeError
-from orthomerge.features.features import FeaturePair, Features
 from orthomerge.files.ownership import LOCAL
-from orthomerge.heads import Head, Linear, head_of
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.extras import rebuilt
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Head, Linear, head_of
 from orthomerge.models.load import quiet
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
-from orthomerge.recipe import Align, Recipe, read_recipe
-from orthomerge.strict import schema
+from orthomerge.runs.recipe import Align, Recipe, read_recipe
 
 TASKS = ("two", "three")
 CHEAP = {"steps": 5, "epochs": 2}

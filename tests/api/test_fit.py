@@ -19,21 +19,21 @@ from orthomerge.api.fit import fit
 from orthomerge.api.load import load
 from orthomerge.api.merge import merge, merge_opened
 from orthomerge.api.open import open as open_named
-from orthomerge.checkpoints import safetensors
-from orthomerge.checkpoints.files import RawFile
+from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
-from orthomerge.features.cache import FeatureCache
+from orthomerge.files import safetensors
+from orthomerge.files.paths import RawFile
 from orthomerge.fitting import loop
 from orthomerge.fitting.assembling import setting_of
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.kinds import Fitted, Setting
 from orthomerge.fitting.realign import Realign
-from orthomerge.heads import Head
 from orthomerge.merging.methods import FITTED
 from orthomerge.models import modules
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
+from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
 from orthomerge.tuning.state import RunState
 

@@ -15,8 +15,8 @@ from tests.models.making import same_tensors, stock, tensors_of
 
 import orthomerge as om
 from orthomerge.api.recipes import write
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.errors import IncompatibleError, OrthomergeError, OutputError, RecipeError
+from orthomerge.core.errors import IncompatibleError, OrthomergeError, OutputError, RecipeError
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.task_arithmetic import TaskArithmetic
@@ -25,7 +25,7 @@ from orthomerge.models.load import quiet
 from orthomerge.models.modules import Skeleton
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 NAMES = ("two", "three", "five")
 QUICK: dict[str, dict[str, Any]] = {"wudi": {"steps": 5}}

@@ -11,8 +11,8 @@ from tests.browser.chromium import Chromium, find_chromium, running
 from tests.report.making import ALERT, BREAK_OUT, comparison, figures, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding
+from orthomerge.evaluation.run_info import RunInfo
 from orthomerge.report.report import report
-from orthomerge.runinfo import RunInfo
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import schema
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import METHODS, find_method, make_method, method_maker
 from orthomerge.merging.stream import merge_blocks, prepare
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
-from orthomerge.strict import schema
 
 State = dict[str, torch.Tensor]
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import orthomerge
 from orthomerge.cli.app import app
-from orthomerge.errors import OrthomergeError
+from orthomerge.core.errors import OrthomergeError
 from orthomerge.merging.methods import FITTED, METHODS
 
 HEAVY = ("torch", "transformers", "numpy", "yaml", "huggingface_hub", "safetensors", "rich.progress")

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from tests.cli.test_measuring import call, refused
 
 from orthomerge.api.load import load
-from orthomerge.checkpoints.opening import open_checkpoint
 from orthomerge.data.labels import match_labels
-from orthomerge.data.processing import load_processor
 from orthomerge.data.reading import read_task
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.features.features import Features
+from orthomerge.files.opening import open_checkpoint
+from orthomerge.models.features import Features
 from orthomerge.models.load import quiet
+from orthomerge.models.processing import load_processor
 
 # The labels are those of the experts. `other` has those of `two` the wrong way round: any change is for the better.
 LABELS = {"two": ("bad", "good"), "three": ("film", "it", "not"), "other": ("good", "bad")}

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from orthomerge.cli.app import app
-from orthomerge.errors import OrthomergeError
-from orthomerge.records import read_records
+from orthomerge.core.errors import OrthomergeError
+from orthomerge.evaluation.records import read_records
 from orthomerge.suites import digits
 from orthomerge.suites.digit_tasks import digit_tasks
 from orthomerge.suites.table import SUITES

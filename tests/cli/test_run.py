@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.aligning import contents, write_tables
 from tests.cli.test_measuring import call, refused
-from tests.running.making import PLAIN, lay_out
+from tests.runs.making import PLAIN, lay_out
 
 from orthomerge.cli.progress import watched
 from orthomerge.models.saved import verify_folder

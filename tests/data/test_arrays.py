@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orthomerge.core.errors import CheckpointError
 from orthomerge.data import arrays as module
 from orthomerge.data.reading import read_task
-from orthomerge.errors import CheckpointError
 
 Arrays = Callable[..., Path]
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data.inputs import Lazy
 from orthomerge.data.reading import read_task
-from orthomerge.errors import CheckpointError, RecipeError
 
 
 class ClassLabel:

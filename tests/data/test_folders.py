@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data import images
 from orthomerge.data.images import decode
 from orthomerge.data.inputs import Lazy
 from orthomerge.data.reading import read_task
-from orthomerge.errors import CheckpointError, RecipeError
 
 Picture = Callable[..., Path]
 

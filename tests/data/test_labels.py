@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_task
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
 
 Write = Callable[[Path, Sequence[dict[str, Any]]], Path]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data import datasets_hub, reading
 from orthomerge.data.reading import read_task
-from orthomerge.errors import CheckpointError, RecipeError
 
 Write = Callable[[Path, Sequence[dict[str, Any]]], Path]
 SHARED = Path(__file__).parents[3] / "shared" / "data"

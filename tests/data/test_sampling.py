@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot, folds, share, stratified
-from orthomerge.errors import RecipeError
 
 LABELS = np.array([0] * 5 + [1] * 9 + [2] * 3)
 

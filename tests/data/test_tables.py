@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data import lines, parquet
 from orthomerge.data.reading import read_task
-from orthomerge.errors import CheckpointError, RecipeError
 
 Row = dict[str, Any]
 Rows = Callable[..., list[Row]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import RecipeError
 
 
 def test_take_keeps_inputs_with_their_labels() -> None:

@@ -18,10 +18,10 @@ from docs.generator.types import blocks, default, options_table, plain, recipe_p
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.cli.app import app
+from orthomerge.core.rows import maker_of
+from orthomerge.core.schema import schema
 from orthomerge.merging.methods import make_method
-from orthomerge.recipe import Recipe, read_recipe
-from orthomerge.rows import maker_of
-from orthomerge.strict import schema
+from orthomerge.runs.recipe import Recipe, read_recipe
 
 ROWS = [(kind, row) for kind, table in tables().items() for row in table.values()]
 NAMES = [f"{kind}/{row.name}" for kind, row in ROWS]
@@ -251,7 +251,8 @@ def test_links_are_turned_to_where_things_are() -> None:
     with pytest.raises(ValueError, match=r"docs/faq\.md links to nowhere\.md, which is not there"):
         relink("[a](nowhere.md)", "docs/faq.md", known)
     assert (
-        relink("[the code](../src/orthomerge/rows.py)", "docs/faq.md", known) == "the code (`src/orthomerge/rows.py`)"
+        relink("[the code](../src/orthomerge/core/rows.py)", "docs/faq.md", known)
+        == "the code (`src/orthomerge/core/rows.py`)"
     )
 
 

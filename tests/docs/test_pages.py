@@ -12,7 +12,7 @@ from docs.generator.commands import command_tree, find_command
 from tests.docs.reading import PAGES, ROOT, anchors, blocks, commands, inline, links
 
 from orthomerge.cli.app import app
-from orthomerge.recipe import read_recipe
+from orthomerge.runs.recipe import read_recipe
 
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCKS = [(page, number, kind, text) for page in PAGES for number, (kind, text) in enumerate(blocks(page), 1)]

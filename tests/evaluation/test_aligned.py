@@ -17,15 +17,15 @@ from orthomerge.alignment.auto import Auto
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.rigid import Orthogonal
 from orthomerge.alignment.surgery import Surgery
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Classifier, Head, Linear, head_of
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Classifier, Head, Linear, head_of
 from orthomerge.models.model import Model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.aligner_table import MERGES, aligner_protocols, aligner_sheets
 
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.records import Record
+from orthomerge.evaluation.records import Record
 
 
 def test_every_aligner_is_asked_everything() -> None:

@@ -15,8 +15,8 @@ from tests.evaluation.test_scale import Said
 from orthomerge.api.analogy import analogy
 from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.open import open as open_experts
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Split
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.analogy import Analogy, Form, Point, coefficients, search_analogy
 from orthomerge.evaluation.metrics import accuracy, predict, wilson
 

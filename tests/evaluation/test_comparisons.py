@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.evaluation.compare import bootstrap, holm, mcnemar
 from orthomerge.evaluation.comparisons import Comparison, compare_run, comparison_tables, read_comparisons
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.records import Record, read_records, write_records
+from orthomerge.evaluation.records import Record, read_records, write_records
 
 N = 400
 CURRENT: dict[str, Any] = {"protocol": "current", "access": "data-free"}

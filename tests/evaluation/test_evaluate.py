@@ -24,19 +24,19 @@ from tests.evaluation.making import (
 )
 
 from orthomerge.api.export import export
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Examples
-from orthomerge.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import lines
-from orthomerge.features.cache import FeatureCache
-from orthomerge.features.extract import extract
-from orthomerge.heads import head_of
 from orthomerge.models import encoding, modules
+from orthomerge.models.extract import extract
+from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.heads import head_of
 from orthomerge.models.load import quiet
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)

@@ -10,15 +10,15 @@ import torch
 from tests.analysis.making import COUNTS, Toy
 from tests.evaluation.making import average, encoded
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Split
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.evidence import Builder, Evidence, Need
 from orthomerge.evaluation.gather import Draw, answers, gather
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.protocols import PROTOCOLS
-from orthomerge.heads import Classifier, head_of
+from orthomerge.models.heads import Classifier, head_of
 
 
 @dataclass(frozen=True)

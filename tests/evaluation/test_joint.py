@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation.joint import joint_accuracy, joint_labels, joint_places, joint_predictions
-from orthomerge.features.features import Features
-from orthomerge.heads import Head, Linear
+from orthomerge.models.features import Features
+from orthomerge.models.heads import Head, Linear
 
 ONE = Head(Linear(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), ("left", "right"))
 TWO = Head(Linear(torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, -3.0]])), ("up", "level", "down"))

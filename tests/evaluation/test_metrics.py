@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.evaluation.metrics import (
     UNSCORED,
     Score,
@@ -23,7 +23,7 @@ from orthomerge.evaluation.metrics import (
     wilson,
     worst_task,
 )
-from orthomerge.heads import Head, Linear, logits_of
+from orthomerge.models.heads import Head, Linear, logits_of
 
 
 def test_predictions_take_the_first_of_equals() -> None:

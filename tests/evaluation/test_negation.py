@@ -15,16 +15,16 @@ from tests.evaluation.test_scale import Said
 
 from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.negate import negate
-from orthomerge.checkpoints.checkpoint import Spec
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Modality, Split, Task
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predict, wilson
 from orthomerge.evaluation.negation import Negation, Point, base_heads, search_negation
 from orthomerge.evaluation.span import Span, span_of
-from orthomerge.heads import Head, Linear
+from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.generic import generic
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.modules import Skeleton
 
 

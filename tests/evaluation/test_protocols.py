@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.evaluation import knn, protocols
 from orthomerge.evaluation.aligned import aligned_c
 from orthomerge.evaluation.current import Current
@@ -18,8 +18,8 @@ from orthomerge.evaluation.knn import Knn
 from orthomerge.evaluation.metrics import accuracy, predict, predictions
 from orthomerge.evaluation.probe import Probe
 from orthomerge.evaluation.protocols import PROTOCOLS, Row, find_protocol, make_protocol, protocol_maker
-from orthomerge.features.features import Features
-from orthomerge.heads import Head, Linear
+from orthomerge.models.features import Features
+from orthomerge.models.heads import Head, Linear
 
 LABELS = ("a", "b", "c")
 
@@ -212,7 +212,7 @@ class TestTable:
             protocols.protocols.cache_clear()
             monkeypatch.setattr(EntryPoint, "load", lambda entry: rows[entry.value])
             entry = EntryPoint("name", value, "orthomerge.protocols")
-            monkeypatch.setattr("orthomerge.rows.entry_points", lambda group: [entry])
+            monkeypatch.setattr("orthomerge.core.rows.entry_points", lambda group: [entry])
 
         install("x:mine")
         assert find_protocol("mine").title == "Mine"

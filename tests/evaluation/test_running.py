@@ -13,16 +13,16 @@ import pytest
 from tests.analysis.making import COUNTS, Toy
 from tests.evaluation.making import CURRENT, PROTOCOLS, average, encoded, experts, total, with_wrong_labels
 
-from orthomerge.errors import CheckpointError, OutputError, RecipeError
+from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import compare_run
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.records import Record, read_records
 from orthomerge.evaluation.running import Run, read_run
 from orthomerge.evaluation.scores import Scores, score
 from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import TITLES
-from orthomerge.records import Record, read_records
-from orthomerge.version import VERSION
 
 
 def measured(toy: Toy, subjects: list[Subject], protocols: Sequence[EvaluationProtocol], **more: Any) -> Scores:

@@ -12,12 +12,12 @@ from tests.evaluation.making import encoded, without_labels
 
 from orthomerge.api.merge import merge
 from orthomerge.api.scale import search_scale
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import schema
 from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.scale import GRID, ScaleSearch
 from orthomerge.merging.methods import METHODS, method_maker
 from orthomerge.models.model import Model
-from orthomerge.strict import schema
 
 SCALED = [name for name, row in METHODS.items() if "scale" in schema(method_maker(row))]
 

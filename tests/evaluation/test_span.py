@@ -12,7 +12,7 @@ from tests.evaluation.making import encoded, without_labels
 
 from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.merge import merge
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.span import Span, scales, score_at, span_of
 from orthomerge.models.modules import loaded

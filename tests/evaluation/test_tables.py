@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from orthomerge.evaluation.records import Access, Record
 from orthomerge.evaluation.tables import accuracy_tables, lines
-from orthomerge.records import Access, Record
 
 
 def record(task: str, value: float, *, seed: int = 0, access: Access = "inductive", **more: object) -> Record:

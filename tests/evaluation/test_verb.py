@@ -13,11 +13,11 @@ from tests.evaluation.making import average, only, scored
 from orthomerge.api.align import align
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import Scores
 from orthomerge.evaluation.subject import Subject
-from orthomerge.records import Record
 
 
 def by_method(scores: Scores, **wanted: Any) -> dict[str, list[Record]]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.faults import corruptions as m
 from tests.faults.corruptions import FACTOR, INDEX, QUERY, SHARDS, Damage
 
-from orthomerge.errors import (
+from orthomerge.core.errors import (
     CheckpointError,
     IncompatibleError,
     NumericalError,
@@ -603,7 +603,7 @@ FILES = (
         "file changed between plan and read",
         (
             Held("tests/faults/test_bad_inputs.py::test_an_input_that_changes_meanwhile"),
-            Held("tests/checkpoints/test_files.py::test_a_file_cut_short_while_open_is_an_error_and_not_a_crash"),
+            Held("tests/files/test_paths.py::test_a_file_cut_short_while_open_is_an_error_and_not_a_crash"),
         ),
     ),
     Case(
@@ -1254,7 +1254,7 @@ PROCESS = (
         (
             Sound("once", m.memory_runs_out(1)),
             Refused("again and again", m.memory_runs_out(10**9), OTHER, "3 experts", "close other programs"),
-            Held("tests/features/test_extract.py::test_out_of_memory_says_what_to_do", "on a GPU"),
+            Held("tests/models/encoding/test_extract.py::test_out_of_memory_says_what_to_do", "on a GPU"),
         ),
     ),
     Case(62, "two runs into one output", (Held("tests/faults/test_kill.py::test_two_runs_at_once"),)),
@@ -1263,7 +1263,7 @@ PROCESS = (
         "a worker dies",
         (
             Held(
-                "tests/running/test_line.py::test_a_killed_run_goes_on",
+                "tests/runs/test_line.py::test_a_killed_run_goes_on",
                 "a run is one process; the next goes on from it",
             ),
         ),
@@ -1331,8 +1331,8 @@ PROCESS = (
         70,
         "half a download",
         (
-            Held("tests/checkpoints/test_hub.py::test_offline_and_part_of_it_missing"),
-            Held("tests/checkpoints/test_hub.py::test_a_branch_that_moves_while_it_is_fetched"),
+            Held("tests/files/test_hub.py::test_offline_and_part_of_it_missing"),
+            Held("tests/files/test_hub.py::test_a_branch_that_moves_while_it_is_fetched"),
         ),
     ),
 )

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from orthomerge.api.recipes import write as write_recipe
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
 EXPERTS = ("two", "three", "five")

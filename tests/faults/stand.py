@@ -18,7 +18,7 @@ from tests.faults.tiny import TASKS, commands
 from orthomerge.api.recipes import write
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.saved import verify_folder
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on
 _KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?")

@@ -20,9 +20,7 @@ from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.api.align import align
 from orthomerge.api.load import load
 from orthomerge.api.recipes import write
-from orthomerge.data.reading import read_task
-from orthomerge.data.task import Examples, Task
-from orthomerge.errors import (
+from orthomerge.core.errors import (
     CheckpointError,
     IncompatibleError,
     NumericalError,
@@ -30,12 +28,14 @@ from orthomerge.errors import (
     OutputError,
     RecipeError,
 )
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head, Linear
+from orthomerge.data.reading import read_task
+from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.reopening import reopen_experts
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 Given = dict[str, Any]
 Change = Callable[[Given], object]

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from orthomerge.api.recipes import write
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
 from orthomerge.models.load import quiet
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Ended, Models

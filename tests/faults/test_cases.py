@@ -21,7 +21,7 @@ from tests.faults.cases import CASES, CORRUPTIONS, Case, Held, Refused, Sound
 from tests.faults.corruptions import World
 
 from orthomerge.cli.app import main
-from orthomerge.errors import OrthomergeError
+from orthomerge.core.errors import OrthomergeError
 from orthomerge.models.saved import verify_folder
 
 ROOT = Path(__file__).parents[2]

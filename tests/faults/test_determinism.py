@@ -13,10 +13,10 @@ from tests.aligning import contents
 from tests.faults.tiny import TASKS, write_experts
 
 from orthomerge.api.recipes import write
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.threads import THREADS
 from orthomerge.merging.methods import METHODS
-from orthomerge.recipe import Fit, Recipe
-from orthomerge.threads import THREADS
+from orthomerge.runs.recipe import Fit, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C"}

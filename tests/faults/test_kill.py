@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from orthomerge.api.recipes import write
 from orthomerge.models.saved import verify_folder
-from orthomerge.recipe import read_recipe
+from orthomerge.runs.recipe import read_recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

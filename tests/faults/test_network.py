@@ -14,7 +14,7 @@ from tests.faults.tiny import TASKS, commands, write_experts
 
 from orthomerge.api.load import load
 from orthomerge.api.recipes import write
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 # Whoever may go online must be asked for by name, not held back by a variable.
 ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "0", "DO_NOT_TRACK": "0"}

@@ -25,11 +25,11 @@ from tests.faults.tiny import TASKS, commands, write_experts
 
 from orthomerge.api.recipes import write
 from orthomerge.cli import app
-from orthomerge.errors import OrthomergeError, OutputError
+from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.running import read_run
 from orthomerge.merging.task_arithmetic import TaskArithmetic
 from orthomerge.models.saved import verify_folder
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]
 ALL = os.environ.get("CRASH_POINTS") == "all"
@@ -144,7 +144,7 @@ def test_many_runs_into_one_output(recipe: Recipe, tmp_path: Path, force: bool) 
 PROGRAM = """
 import sys
 from pathlib import Path
-from orthomerge.checkpoints import publish
+from orthomerge.files import publish
 from orthomerge.cli.app import main
 import subprocess
 place = Path(sys.argv[1])

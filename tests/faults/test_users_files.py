@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from orthomerge.api.recipes import write
 from orthomerge.cli.app import app
-from orthomerge.errors import OutputError
+from orthomerge.core.errors import OutputError
 from orthomerge.models.saved import verify_folder
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 from orthomerge.tuning.state import RunState
 
 MINE, TASK = "years of work", next(iter(TASKS))

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orthomerge.errors import OutputError
+from orthomerge.core.errors import OutputError
 from orthomerge.evaluation.comparisons import Predictions
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.running import FILES, drop_stale, put_records
 from orthomerge.files.ownership import EXPERT, EXPORT, MANIFEST, write_marker
 from orthomerge.files.run_folder import RUN, check_claim, claim, claimed, drop, ours_in
-from orthomerge.records import Record
-from orthomerge.running.ledger import open_ledger
+from orthomerge.runs.ledger import open_ledger
 
 PREDICTIONS = Predictions(np.zeros(2, np.int32), np.ones(2, np.int32))
 

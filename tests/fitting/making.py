@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 import numpy as np
 import torch
 
-from orthomerge.data.pixels import PixelProcessor
-from orthomerge.data.processing import Processor
 from orthomerge.data.task import Examples, Modality, Task
 from orthomerge.fitting.inputs import Targets, encoded, encoded_rows, prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
-from orthomerge.heads import Head, Linear
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks
 from orthomerge.merging.stream import prepare as surveyed
 from orthomerge.merging.vectors import TaskVector, TaskVectors
 from orthomerge.models.families import family
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.load import quiet
+from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import Processor
 
 if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod

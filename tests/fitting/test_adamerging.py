@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.fitting.making import Kind, make_setting
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.adamerging import AdaMerging
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.starts import elected_vectors, start_vector, summed_vectors, task_vectors

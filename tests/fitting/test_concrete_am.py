@@ -10,7 +10,7 @@ import torch
 from tests.fitting.making import Kind, make_setting
 from tests.fitting.test_concrete_ta import LAYOUT, flat, make
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting import loop as module
 from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.concrete_am import ConcreteAm, TwoLevels

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.fitting.making import Kind, make_setting
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting import loop as module
 from orthomerge.fitting.concrete import ConcreteMask, Final
 from orthomerge.fitting.concrete_ta import ConcreteTa

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.fitting.making import Kind, Words, make_setting, shared_setting
 
-from orthomerge.data.pixels import PixelProcessor
-from orthomerge.data.processing import Processor
 from orthomerge.fitting.copies import mixtures, with_mixtures
+from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import Processor
 from orthomerge.tuning.settings import derive
 
 TEXTS = ["a b c d e f g h", "one two three", "x", "", "long " * 30]

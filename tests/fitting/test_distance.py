@@ -14,7 +14,7 @@ from tests.fitting.test_divergence import hidden, normal
 from orthomerge.fitting.distance import FeatureDistance, Norm, Penalty, Transform
 from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.kinds import Setting
-from orthomerge.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear
 
 
 def make(setting: Setting, transform: Transform = "orthogonal", **options: Any) -> FeatureDistance:

@@ -13,7 +13,7 @@ from torch.nn.functional import kl_div, log_softmax
 from orthomerge.fitting.divergence import Divergence
 from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.kinds import Setting
-from orthomerge.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear
 
 
 def hidden(head: Head, seed: int = 0) -> Head:

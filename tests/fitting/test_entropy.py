@@ -10,7 +10,7 @@ from tests.fitting.making import first_numbers, make_setting
 
 from orthomerge.fitting.entropy import Entropy
 from orthomerge.fitting.inputs import Targets
-from orthomerge.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear
 
 
 def test_it_is_the_sum_over_tasks_of_the_mean_entropy() -> None:

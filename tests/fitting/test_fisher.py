@@ -11,14 +11,14 @@ import torch
 from tests.fitting.making import Kind, make_setting
 from torch import nn
 
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.data.task import Examples, Modality
-from orthomerge.errors import NumericalError, RecipeError
 from orthomerge.fitting.drawing import drawn
 from orthomerge.fitting.fisher import Fisher, directions, fisher_of
 from orthomerge.fitting.inputs import Inputs, encoded, prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
-from orthomerge.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 from tests.fitting.making import CLASSES, Kind, Words, make_setting
 
 from orthomerge.data.inputs import Lazy
-from orthomerge.data.pixels import PixelProcessor
-from orthomerge.data.processing import Processor
 from orthomerge.data.task import Examples
 from orthomerge.fitting import inputs as module
 from orthomerge.fitting.inputs import Inputs, Part, Targets, encoded, prepare
+from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import Processor
 
 COUNTS = {"one": 5, "two": 3, "three": 7}
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import torch
 from tests.fitting.making import Kind, make_setting
 from torch import nn
 
-from orthomerge.checkpoints.checkpoint import Spec
-from orthomerge.errors import IncompatibleError, NumericalError
+from orthomerge.core.errors import IncompatibleError, NumericalError
+from orthomerge.files.checkpoint import Spec
 from orthomerge.fitting.layout import FlatEncoder, Layout
 from orthomerge.models.tensors import MemoryTensors
 

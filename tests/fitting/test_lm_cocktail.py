@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.fitting.making import Kind, make_setting, shared_setting
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.lm_cocktail import LmCocktail
 

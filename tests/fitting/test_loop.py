@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.fitting.making import WIDTH, Kind, make_setting, shared_setting
 
-from orthomerge.errors import NumericalError, OrthomergeError, RecipeError
+from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError
 from orthomerge.fitting import loop as module
 from orthomerge.fitting.distance import FeatureDistance
 from orthomerge.fitting.divergence import Divergence
@@ -25,7 +25,7 @@ from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.loop import Course, Loop, _Order, _streams, check_loop, divided, held_out_loss
 from orthomerge.fitting.mask import Mask
 from orthomerge.fitting.objective import Objective
-from orthomerge.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear
 from orthomerge.tuning.state import RunState
 
 Pair = Callable[[Setting], tuple[Gates, Objective]]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.fitting.making import Kind, has_hooks, make_setting
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import grams, linear_layers
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.model_tailor import ModelTailor

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tests.fitting.making import WIDTH, make_setting
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.distance import FeatureDistance
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.loop import divided
 from orthomerge.fitting.moma import Moma
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 SOFT_AND_HARD = {"soft", "hard", "soft, projected", "hard, projected"}
 

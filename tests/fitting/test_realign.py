@@ -9,11 +9,11 @@ import pytest
 import torch
 from tests.fitting.making import make_setting, shared_setting
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.kinds import Fitted, Setting
 from orthomerge.fitting.realign import Realign
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 QUICK: dict[str, Any] = {"steps": 30, "look": 10, "batch": 8, "options": {"scale": 0.3}}
 

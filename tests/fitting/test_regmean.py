@@ -12,7 +12,7 @@ import torch
 from tests.fitting.making import Kind, Words, has_hooks, make_setting
 from torch import nn
 
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.fitting.drawing import drawn
 from orthomerge.fitting.grams import grams, least_squares, linear_layers
 from orthomerge.fitting.kinds import Setting

@@ -27,7 +27,7 @@ from typing import Any
 from tests.fuzz.mutate import mutate
 from tests.fuzz.targets import TARGETS, Target
 
-from orthomerge.errors import OrthomergeError
+from orthomerge.core.errors import OrthomergeError
 
 CORPUS = Path(__file__).parent / "corpus"
 PATIENCE = 10.0  # seconds for one case

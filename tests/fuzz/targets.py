@@ -20,13 +20,13 @@ import torch
 from safetensors.torch import load as load_reference
 from safetensors.torch import save_file
 
-from orthomerge.checkpoints.lora import Adapter
-from orthomerge.checkpoints.opening import open_expert
 from orthomerge.data.reading import read_task
+from orthomerge.files.lora import Adapter
+from orthomerge.files.opening import open_expert
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.model import Model
 from orthomerge.models.saved import read_model, verify_folder
-from orthomerge.recipe import Recipe, read_recipe
+from orthomerge.runs.recipe import Recipe, read_recipe
 
 Found = dict[str, tuple[str, tuple[int, ...], bytes]]
 _MOST = 1 << 26  # bytes of tensors that a reader may be asked for here

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load as load_reference
 from safetensors.torch import save as save_reference
 
-from orthomerge.checkpoints.documents import parse_json
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.checkpoints.safetensors import read_safetensors
+from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
+from orthomerge.core.schema import build
 from orthomerge.data.reading import read_task
-from orthomerge.errors import CheckpointError, OrthomergeError, RecipeError
-from orthomerge.recipe import Recipe, parse_value, read_recipe
-from orthomerge.strict import build
+from orthomerge.files.documents import parse_json
+from orthomerge.files.opening import open_checkpoint
+from orthomerge.files.safetensors import read_safetensors
+from orthomerge.runs.recipe import Recipe, parse_value, read_recipe
 
 STEADY = settings(
     max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

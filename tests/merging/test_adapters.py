@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from orthomerge.checkpoints.lora import AdapterSource, read_adapter
+from orthomerge.files.lora import AdapterSource, read_adapter
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.random import keep_mask

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.breadcrumbs import Breadcrumbs
 from orthomerge.merging.ties import ties_per_tensor
 from orthomerge.merging.vectors import TaskVectors

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.dare import Dare, dare, dare_mergekit, dare_ties, dare_ties_mergekit
 from orthomerge.merging.task_arithmetic import TaskArithmetic
 from orthomerge.merging.ties import ties_sum

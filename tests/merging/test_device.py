@@ -12,14 +12,14 @@ from tests.faults.tiny import write_experts
 
 from orthomerge.api.load import load
 from orthomerge.api.recipes import write
-from orthomerge.errors import IncompatibleError, OrthomergeError, RecipeError
+from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
 from orthomerge.merging.device import OnDevice, SeenThere
 from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.polar import from_gram, svd
 from orthomerge.merging.stream import prepare
 from orthomerge.merging.vectors import TaskVector, TaskVectors
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 MATRICES = [name for name, row in METHODS.items() if row.matrices]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]

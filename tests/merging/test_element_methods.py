@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.breadcrumbs import Breadcrumbs
 from orthomerge.merging.consensus import Consensus
 from orthomerge.merging.dare import (

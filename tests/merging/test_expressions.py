@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orthomerge.api.open import open as open_experts
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.vectors import TaskVector

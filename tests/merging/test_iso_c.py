@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.merging.iso_c import IsoC
 from orthomerge.merging.kinds import Site
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging import knots
 from orthomerge.merging.joint import joint_basis, joint_basis_of_factors, parts, parts_of_factors
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.model_stock import ModelStock
 from orthomerge.merging.vectors import TaskVectors
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from orthomerge.errors import NumericalError
+from orthomerge.core.errors import NumericalError
 from orthomerge.merging.polar import is_table, joined, polar, svd
 
 

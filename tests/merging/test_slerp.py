@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.slerp import Slerp
 from orthomerge.merging.vectors import TaskVectors
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from orthomerge.errors import NumericalError
+from orthomerge.core.errors import NumericalError
 from orthomerge.merging.average import Average
 from orthomerge.merging.kinds import Block, Scope, Site
 from orthomerge.merging.stream import merge_blocks

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.ties import (
     Ties,
     ties,

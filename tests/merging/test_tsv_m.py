@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.tsv_m import TsvM
 

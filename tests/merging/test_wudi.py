@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 import torch
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.wudi import Rest, Wudi, _curvature
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.making import nudged, same_tensors, stock, tensors_of, write_tokenizer
 
 import orthomerge as om
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.load import quiet
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.checkpoints.safetensors import read_safetensors
-from orthomerge.heads import Head, Linear
+from orthomerge.files.opening import open_checkpoint
+from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.config import encoder_config
 from orthomerge.models.encoder import Encoder
 from orthomerge.models.families import FAMILIES, family
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.tensors import MemoryTensors
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.models.conftest import _build
 
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.models.config import encoder_config
 from orthomerge.models.encoder import Encoder
 from orthomerge.models.families import family

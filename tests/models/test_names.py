@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orthomerge.checkpoints.checkpoint import Checkpoint
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.errors import CheckpointError, IncompatibleError
+from orthomerge.core.errors import CheckpointError, IncompatibleError
+from orthomerge.files.checkpoint import Checkpoint
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import family
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import family
 from orthomerge.models.open_clip import to_transformers
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.families import family as find_family
 from orthomerge.models.pooling import eos, mean, pooler, shifted_decoder

@@ -12,8 +12,8 @@ from tests.aligning import COUNTS, HEADS, write_tables
 from tests.models.making import TASKS, open_models, write_models
 
 import orthomerge as om
+from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import OrthomergeError, RecipeError
 from orthomerge.models.encoding import encode
 from orthomerge.models.kinds import KINDS, head_kind
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.models.making import HEADS, TASKS, open_models, same_tensors, write_models
 
 import orthomerge as om
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.files.ownership import LOCAL
 from orthomerge.models.load import quiet
 from orthomerge.models.reopening import reopen_experts
@@ -186,7 +186,7 @@ def test_a_recorded_place_is_never_asked_of_the_hub(world: Path, monkeypatch: py
     """Not even one that looks like a hub id."""
     monkeypatch.chdir(world)
     asked: list[str] = []
-    monkeypatch.setattr("orthomerge.checkpoints.hub.fetch", asked.append)
+    monkeypatch.setattr("orthomerge.files.hub.fetch", asked.append)
     path = world / "out" / LOCAL
     document = json.loads(path.read_text())
     document["places"]["two"] = {"absolute": "org/two", "relative": "org/two"}

@@ -17,10 +17,10 @@ from tests.aligning import contents
 from tests.models.making import same_tensors, stock
 
 import orthomerge as om
-from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.links import is_plain_name
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
+from orthomerge.files.links import is_plain_name
 from orthomerge.files.ownership import LOCAL
+from orthomerge.files.paths import RawFile
 from orthomerge.models.live import Live
 from orthomerge.models.load import quiet
 from orthomerge.models.manifest import read_manifest

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from orthomerge.checkpoints.checkpoint import Spec
+from orthomerge.files.checkpoint import Spec
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.generic import generic
@@ -286,7 +286,7 @@ def test_the_order_does_not_depend_on_the_process() -> None:
     """It goes into the manifest, and two runs must give identical files."""
     program = (
         "from orthomerge.models.families import FAMILIES; from orthomerge.models.split import split_expert\n"
-        "from orthomerge.checkpoints.checkpoint import Spec\n"
+        "from orthomerge.files.checkpoint import Spec\n"
         "given = {f'cls.x{n}': Spec((1,), 'F32') for n in range(30)} | {'bert.a': Spec((1,), 'F32')}\n"
         "print(list(split_expert(given, FAMILIES['bert'], {'a': Spec((1,), 'F32')}, pooling='pooler').left_out))"
     )

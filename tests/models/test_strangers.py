@@ -16,11 +16,11 @@ from tests.models.making import same_tensors, stock
 
 import orthomerge as om
 from orthomerge.api.recipes import write
-from orthomerge.checkpoints.opening import open_expert
-from orthomerge.errors import CheckpointError, OrthomergeError
+from orthomerge.core.errors import CheckpointError, OrthomergeError
+from orthomerge.files.opening import open_expert
 from orthomerge.files.ownership import LOCAL
 from orthomerge.models.reopening import reopen_experts
-from orthomerge.recipe import read_recipe
+from orthomerge.runs.recipe import read_recipe
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr("orthomerge.checkpoints.hub.fetch", refuse)
+    monkeypatch.setattr("orthomerge.files.hub.fetch", refuse)
     return asked
 
 

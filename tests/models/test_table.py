@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.models.families import FAMILIES, family, family_for
 from orthomerge.models.generic import generic
 

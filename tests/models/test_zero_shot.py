@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.models.making import write_tokenizer
 
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.models.load import quiet
 from orthomerge.models.zero_shot import zero_shot_head
 

@@ -13,8 +13,8 @@ from orthomerge.analysis.diagnosis import Diagnosis, Finding, write_diagnosis
 from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Lines, Points, Series, View
 from orthomerge.evaluation.compare import Difference, Equivalence
 from orthomerge.evaluation.comparisons import Comparison, TaskDifference
-from orthomerge.records import Access, Record, write_records
-from orthomerge.runinfo import RunInfo, write_info
+from orthomerge.evaluation.records import Access, Record, write_records
+from orthomerge.evaluation.run_info import RunInfo, write_info
 
 ALERT = "<script>alert(1)</script>"
 BREAK_OUT = '"><img src=x onerror="document.title=\'broken\'">'

@@ -11,14 +11,14 @@ import pytest
 from tests.report.making import ALERT, BREAK_OUT, MANIFEST, full_run, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding
-from orthomerge.errors import CheckpointError
-from orthomerge.records import Record
+from orthomerge.core.errors import CheckpointError
+from orthomerge.evaluation.records import Record
+from orthomerge.evaluation.run_info import RunInfo, read_info, write_info
 from orthomerge.report.facts import numbers_of
 from orthomerge.report.payload import json_block, points_payload
 from orthomerge.report.report import report
 from orthomerge.report.story import story
 from orthomerge.report.tables import boards
-from orthomerge.runinfo import RunInfo, read_info, write_info
 
 
 class _Reader(HTMLParser):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.figures import Bars, Series
 from orthomerge.cli.app import app
-from orthomerge.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
+from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
 from orthomerge.report import page as pages
 from orthomerge.report import report as reports
 from orthomerge.report.report import report

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from orthomerge import load
 from orthomerge.api.evaluate import evaluate
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data.task import Task
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.heads import head_of
+from orthomerge.models.heads import head_of
 from orthomerge.models.load import quiet
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.model import Model

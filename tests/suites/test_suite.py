@@ -11,7 +11,7 @@ import torch
 from tests.analysis.making import PROCESSOR, Toy, make_toy
 
 from orthomerge.api.evaluate import evaluate
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.models.model import Model
 from orthomerge.suites.suite import Suite, suite_root
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.suites.digit_tasks import digit_tasks
 from orthomerge.suites.table import SUITES, build_suite, find_suite
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from orthomerge.data.pixels import PixelProcessor
+from orthomerge.core.errors import OutputError
 from orthomerge.data.task import Examples, Split, Task
-from orthomerge.errors import OutputError
+from orthomerge.models.pixels import PixelProcessor
 from orthomerge.suites.building import experts_root, make_both, make_experts, pretrained_vit
 from orthomerge.tuning.settings import Tuning
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import RecipeError
 from orthomerge.tuning.batches import Feed, _ahead, check_labelled, epoch_order, sample
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import orthomerge
-from orthomerge.checkpoints.lora import read_adapter
-from orthomerge.data.task import Examples, Task
-from orthomerge.errors import (
+from orthomerge.core.errors import (
     CheckpointError,
     IncompatibleError,
     NumericalError,
@@ -21,9 +19,11 @@ from orthomerge.errors import (
     OutputError,
     RecipeError,
 )
-from orthomerge.heads import Head, Linear
+from orthomerge.data.task import Examples, Task
+from orthomerge.files.lora import read_adapter
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.linearised import deltas_between, linearised_features
 from orthomerge.models.load import quiet
 from orthomerge.tuning import making, saving

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from orthomerge.errors import IncompatibleError
+from orthomerge.core.errors import IncompatibleError
 from orthomerge.models.families import family
 from orthomerge.models.linearised import LinearisedEncoder, deltas_between, linearised_features
 from orthomerge.tuning.model import load_base

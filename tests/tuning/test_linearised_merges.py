@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import orthomerge
-from orthomerge.errors import IncompatibleError
+from orthomerge.core.errors import IncompatibleError
 from orthomerge.evaluation.metrics import accuracy, predict
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family

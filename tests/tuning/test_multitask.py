@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import OutputError, RecipeError
 from orthomerge.models.load import quiet
 from orthomerge.tuning.multitask import finetune_jointly
 from orthomerge.tuning.settings import Tuning

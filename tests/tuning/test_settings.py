@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from orthomerge.errors import RecipeError
-from orthomerge.strict import build
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import build
 from orthomerge.tuning.settings import Tuning, choose_device, derive
 
 

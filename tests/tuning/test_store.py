@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from orthomerge.data.pixels import PixelProcessor
-from orthomerge.data.processing import ImageProcessor, TextProcessor, load_processor
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import ImageProcessor, TextProcessor, load_processor
 from orthomerge.tuning.batches import Feed, epoch_order
 from orthomerge.tuning.store import Room, make_store
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from orthomerge.data.processing import Processor
+    from orthomerge.models.processing import Processor
     from orthomerge.tuning.batches import Batch
 
 CPU = torch.device("cpu")

@@ -37,9 +37,9 @@ from orthomerge.alignment.descent import Adam, at_least_one, require_finite
 from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.problem import Problem
-from orthomerge.errors import RecipeError, nearest
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head, Linear
+from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head, Linear
 
 Recipe = Literal["paper", "tuned"]
 

@@ -26,9 +26,9 @@ from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.distillation import divergence, input_gradient, plain
 from orthomerge.alignment.folding import folded, logits_from
 from orthomerge.alignment.problem import Problem
-from orthomerge.features.extract import device_of
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.models.extract import device_of
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 
 @dataclass(frozen=True)

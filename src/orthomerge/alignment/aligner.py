@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.features.features import FeaturePair
-    from orthomerge.heads import Classifier, Head
+    from orthomerge.models.features import FeaturePair
+    from orthomerge.models.heads import Classifier, Head
 
 
 Fact = float | int | str | bool

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any, cast
 
 from orthomerge.alignment.aligner import Aligner
-from orthomerge.rows import find_row, made, maker_of, with_plugins
-from orthomerge.strict import schema
+from orthomerge.core.rows import find_row, made, maker_of, with_plugins
+from orthomerge.core.schema import schema
 
 
 @dataclass(frozen=True)

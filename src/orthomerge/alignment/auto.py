@@ -27,8 +27,8 @@ from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem, Solved
-from orthomerge.errors import RecipeError
-from orthomerge.heads import Head
+from orthomerge.core.errors import RecipeError
+from orthomerge.models.heads import Head
 
 _DOUBT = 2.0  # standard errors
 _PAIR = 2.0  # inputs a class from which a held-out one leaves another of its class behind

@@ -13,7 +13,7 @@ from itertools import repeat
 
 import torch
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 

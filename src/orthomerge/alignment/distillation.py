@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor) -> float:

@@ -18,8 +18,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import normalize
 
-from orthomerge.errors import IncompatibleError, NumericalError
-from orthomerge.heads import Head, Linear
+from orthomerge.core.errors import IncompatibleError, NumericalError
+from orthomerge.models.heads import Head, Linear
 
 
 def read_by(head: Head, values: torch.Tensor) -> torch.Tensor:

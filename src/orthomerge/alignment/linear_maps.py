@@ -26,7 +26,7 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import first_map, folded, with_first_map
 from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.alignment.strengths import strength
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.alignment.rigid import choose_rigid, polar_factor, spread
 from orthomerge.alignment.strengths import strength
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 _SETTLED = 1e-5  # share of all that was gained which a step must gain to be worth another
 _SMALL = 1e-12  # share of the objective that is rounding

@@ -30,9 +30,9 @@ from orthomerge.alignment.folding import folded
 from orthomerge.alignment.orth_m import excess
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
-from orthomerge.features.extract import device_of
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.models.extract import device_of
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 
 @dataclass(frozen=True)

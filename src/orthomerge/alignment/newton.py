@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear, log_softmax
 
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 _PAIRS = 4  # an input
 _FAINT = 1e-7  # curvatures below this are never counted with their input

@@ -25,8 +25,8 @@ from orthomerge.alignment.descent import Adam, not_negative
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 
 @dataclass(frozen=True)

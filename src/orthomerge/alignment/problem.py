@@ -16,9 +16,9 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map, logits_from, read_by
 from orthomerge.alignment.least_squares import Spectrum, chosen_strength
 from orthomerge.alignment.moments import Moments
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Head
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Head
 
 FOLDS = 5
 

@@ -26,8 +26,8 @@ from orthomerge.alignment import surgery
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.descent import Adam, at_least_one, not_negative
 from orthomerge.alignment.surgery import Module, SurgeryHead
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 _KIND = "probsurgery"
 _AHEAD = 50  # steps for which noise is drawn at once

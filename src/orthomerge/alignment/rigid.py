@@ -38,8 +38,8 @@ from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
 from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.alignment.strengths import careful, strength
-from orthomerge.errors import NumericalError
-from orthomerge.heads import Head
+from orthomerge.core.errors import NumericalError
+from orthomerge.models.heads import Head
 
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.heads import Classifier, Head
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.models.extras import rebuilt
+from orthomerge.models.heads import Classifier, Head
 from orthomerge.models.writing import plain
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
     import torch

@@ -25,10 +25,10 @@ import torch
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.descent import Adam, at_least_one
 from orthomerge.alignment.problem import Problem
-from orthomerge.errors import CheckpointError
-from orthomerge.features.extract import device_of
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Head
+from orthomerge.core.errors import CheckpointError
+from orthomerge.models.extract import device_of
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 
 def whole(values: torch.Tensor, *, what: str, least: int = 1) -> torch.Tensor:

@@ -24,7 +24,7 @@ import torch
 
 from orthomerge.analysis.checking import matched, whole
 from orthomerge.analysis.figures import Heat
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 LEAST = 4  # inputs that the unbiased estimate needs
 _FLAT = 1e-12  # share of the sum of squares below which what varies is rounding

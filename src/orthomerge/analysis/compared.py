@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from orthomerge.analysis.embedding import chosen_inputs
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import Progress
 from orthomerge.data.inputs import pick
 from orthomerge.data.task import Examples
-from orthomerge.errors import RecipeError, nearest
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import head_of
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.analysis.looks import Looks
     from orthomerge.data.task import Split, Task
-    from orthomerge.heads import Head
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.experts import Experts
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
 
 

@@ -18,7 +18,7 @@ import torch
 
 from orthomerge.analysis.checking import whole
 from orthomerge.analysis.figures import Heat
-from orthomerge.errors import NumericalError
+from orthomerge.core.errors import NumericalError
 from orthomerge.merging.kinds import Block
 from orthomerge.merging.vectors import TaskVectors
 

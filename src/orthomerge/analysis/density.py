@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 
 POINTS = 161  # of a grid
 REACH = 4.0  # kernel widths that a grid goes beyond the values

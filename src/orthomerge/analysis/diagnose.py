@@ -34,21 +34,21 @@ from orthomerge.analysis.sensitivity import scale_figure, shots_figure
 from orthomerge.analysis.verdict import Case, verdict
 from orthomerge.analysis.witnesses import probe_witnesses, recorded_name, recorded_witnesses
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.evaluation.tables import lines
-from orthomerge.features.features import FeaturePair
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.stream import single_threaded
 from orthomerge.merging.vectors import TaskVectors
 from orthomerge.models.encoding import Encoding
-from orthomerge.version import VERSION
+from orthomerge.models.features import FeaturePair
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split, Task
+    from orthomerge.evaluation.records import Record
     from orthomerge.evaluation.scale import ScaleSearch
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
-    from orthomerge.records import Record
 
 
 Value = TypeVar("Value")

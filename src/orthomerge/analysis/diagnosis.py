@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
-from orthomerge.errors import RecipeError
-from orthomerge.records import read_document, write_whole
-from orthomerge.strict import build
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import build
+from orthomerge.evaluation.records import read_document, write_whole
 
 FILE = "diagnosis.json"
 _KINDS: Mapping[str, type[Any]] = {"lines": Lines, "heat": Heat, "bars": Bars, "points": Points}

@@ -21,10 +21,10 @@ from orthomerge.alignment.folding import first_map, read_by
 from orthomerge.alignment.rigid import polar_factor
 from orthomerge.analysis.checking import matched, whole
 from orthomerge.analysis.figures import View
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import share, stratified
 from orthomerge.data.task import Labels
-from orthomerge.errors import RecipeError
-from orthomerge.heads import Classifier, Head
+from orthomerge.models.heads import Classifier, Head
 
 LEAST = 5  # inputs below which there is nothing to see
 _PERPLEXITY = 30.0

@@ -13,8 +13,8 @@ from orthomerge.analysis.embedding import chosen_inputs
 from orthomerge.analysis.layers import layer_states
 from orthomerge.data.inputs import pick
 from orthomerge.data.task import Examples, Task
-from orthomerge.heads import head_of
 from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.analysis.figures import Heat

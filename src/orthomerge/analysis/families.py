@@ -21,9 +21,9 @@ from orthomerge.alignment.folding import logits_from
 from orthomerge.analysis.checking import matched
 from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.maps import Map
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation.metrics import hits, predictions, wilson
-from orthomerge.heads import SINGLE_LABEL, Head
+from orthomerge.models.heads import SINGLE_LABEL, Head
 from orthomerge.models.kinds import head_kind
 
 Hits = NDArray[np.bool_]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from orthomerge.analysis.checking import matched
 from orthomerge.analysis.density import bandwidth, density, span
 from orthomerge.analysis.figures import Bars, Curve, Lines, Series
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}
 _HELD_OUT = "Maps were fitted on {fitted} inputs, and measured on test inputs that they have not seen."

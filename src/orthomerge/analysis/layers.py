@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.features.extract import extract
+from orthomerge.models.extract import extract
 from orthomerge.models.pooling import cls
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
-    from orthomerge.features.extract import Precision
+    from orthomerge.models.extract import Precision
     from orthomerge.models.family import Encoder, Family, Forward, Pooling
+    from orthomerge.models.processing import Processor
 
 
 FEATURES = "features"  # what the head reads

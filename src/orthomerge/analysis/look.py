@@ -16,14 +16,14 @@ from orthomerge.alignment.folding import read_by
 from orthomerge.analysis.families import Reading, read_logits, read_mapped
 from orthomerge.analysis.geometry import SHOWN, Geometry, measure
 from orthomerge.analysis.maps import fit_maps
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import share
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import hits, predict, predictions
 from orthomerge.evaluation.probe import Probe
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Classifier, Head, logits_of
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Classifier, Head, logits_of
 
 AS_IT_IS = "as it is"  # the merge's own classifier, where it is not the expert's head
 Hits = NDArray[np.bool_]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orthomerge.alignment.aligners import find_aligner
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 
 @dataclass(frozen=True)

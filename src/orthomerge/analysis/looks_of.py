@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from orthomerge.analysis.looks import Looks
-from orthomerge.blocks import Diagnose
-from orthomerge.errors import RecipeError
-from orthomerge.recipe import Recipe
+from orthomerge.core.errors import RecipeError
+from orthomerge.runs.blocks import Diagnose
+from orthomerge.runs.recipe import Recipe
 
 
 def looks_of(recipe: Recipe) -> Looks:

@@ -20,9 +20,9 @@ import torch
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import first_map
 from orthomerge.alignment.problem import Problem
-from orthomerge.errors import RecipeError, nearest
-from orthomerge.features.features import FeaturePair, Features
-from orthomerge.heads import Head, Linear
+from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Head, Linear
 
 _ALIGNERS = {"rigid": "orthogonal"}
 _SHIFTED = ("rigid", "affine")

@@ -20,7 +20,7 @@ import torch
 
 from orthomerge.analysis.conflict import in_order, layer_of
 from orthomerge.analysis.figures import Bars, Series
-from orthomerge.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks, prepare

@@ -14,8 +14,8 @@ from orthomerge.analysis.thumbnails import short_text, thumbnails
 if TYPE_CHECKING:
     from orthomerge.analysis.look import Look
     from orthomerge.data.task import Task
-    from orthomerge.features.features import FeaturePair
-    from orthomerge.heads import Head
+    from orthomerge.models.features import FeaturePair
+    from orthomerge.models.heads import Head
 
 
 def points_of(

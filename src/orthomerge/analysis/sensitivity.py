@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orthomerge.analysis.figures import Curve, Lines
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
+from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.tables import Line, lines
-from orthomerge.records import Record, Way
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.scale import ScaleSearch

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 CUT = 200  # characters
 _SIZES = ((32, 64), (24, 32), (16, 16))  # pixels a side at most, and colours

@@ -21,7 +21,7 @@ import torch
 
 from orthomerge.analysis.cka import linear_cka
 from orthomerge.analysis.figures import Heat
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.joint import joint_basis, parts
 
 View = Literal["updates", "parts", "directions"]

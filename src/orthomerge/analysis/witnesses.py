@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from orthomerge.analysis.families import mean_interval
 from orthomerge.analysis.look import Look
 from orthomerge.analysis.verdict import Witness
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.tables import lines
-from orthomerge.records import Record
 
 _WITH_LABELS = ("knn", "probe")
 

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.alignment.aligners import chosen_aligner
 from orthomerge.alignment.saving import as_saved
 from orthomerge.api.load import resolve
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.schema import schema
+from orthomerge.core.version import VERSION
 from orthomerge.data.tasks import unlabelled_tasks
-from orthomerge.errors import IncompatibleError, RecipeError
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import head_of
 from orthomerge.merging.stream import single_threaded
 from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import head_of
 from orthomerge.models.model import Model
 from orthomerge.models.reopening import reopen_experts
 from orthomerge.models.seen import short_hashes
 from orthomerge.models.writing import plain, versions
-from orthomerge.strict import schema
-from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Aligner
     from orthomerge.data.task import Examples, Split, Task
-    from orthomerge.heads import Head
     from orthomerge.models.experts import Experts
+    from orthomerge.models.heads import Head
 
 
 def align(

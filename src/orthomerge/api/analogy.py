@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.arithmetic import arithmetic
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.analogy import Analogy, Form, coefficients, search_analogy
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID

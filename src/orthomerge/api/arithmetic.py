@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from orthomerge.api.merge import merge_opened
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts

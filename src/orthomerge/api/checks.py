@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from orthomerge.alignment.aligners import chosen_aligner
+from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError, nearest
 from orthomerge.data.reading import may_be_read
-from orthomerge.errors import CheckpointError, OrthomergeError, RecipeError, nearest
 from orthomerge.merging.checks import merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.problems import Problem
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 _FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
 

@@ -15,11 +15,11 @@ from orthomerge.models.reopening import reopen_experts
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
+    from orthomerge.evaluation.records import Record
     from orthomerge.evaluation.scale import ScaleSearch
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
-    from orthomerge.records import Record
 
 
 def diagnose(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from orthomerge.api.load import resolve
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.protocol import EvaluationProtocol

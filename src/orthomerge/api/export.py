@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from orthomerge.api.load import resolve
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.models.model import Model
 
 FORMATS = ("transformers", "onnx")

@@ -12,30 +12,30 @@ import torch
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.saving import as_saved
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.threads import fixed_threads
+from orthomerge.core.version import VERSION
 from orthomerge.data.tasks import unlabelled_tasks
-from orthomerge.errors import RecipeError
-from orthomerge.features.extract import device_of
 from orthomerge.fitting.assembling import setting_of
 from orthomerge.fitting.inputs import encoded_rows
 from orthomerge.merging.checks import check_merge
 from orthomerge.merging.chosen import chosen_method, origin_of
 from orthomerge.merging.merged import DTYPE_NAMES, copied_tensor
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.extract import device_of
 from orthomerge.models.seen import short_hashes
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
-from orthomerge.threads import fixed_threads
 from orthomerge.tuning.state import RunState
-from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Examples, Split
     from orthomerge.fitting.kinds import Fitted, Setting
     from orthomerge.fitting.layout import FlatEncoder
-    from orthomerge.heads import Head
     from orthomerge.models.experts import Experts
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model, Origin
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.models.model import Model
 from orthomerge.models.saved import read_model
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.open import Named, opening_of
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.checks import check_merge
 from orthomerge.merging.chosen import chosen_method, origin_of
 from orthomerge.merging.merged import MergedTensors

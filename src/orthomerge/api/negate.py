@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.api.arithmetic import arithmetic
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import read_task
 from orthomerge.data.task import Task
 from orthomerge.data.tasks import labelled_tasks
-from orthomerge.errors import RecipeError, nearest
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.negation import KEEP, Negation, base_heads, search_negation
 from orthomerge.evaluation.scale import GRID
@@ -20,8 +20,8 @@ from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
-    from orthomerge.heads import Head
     from orthomerge.models.experts import Experts
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
 
 

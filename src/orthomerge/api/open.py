@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.schema import build
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.live import Live, as_live
 from orthomerge.models.opening import Expert, HeadNames, Opening, reference
-from orthomerge.strict import build
 
 Named = Mapping[str, Any] | Sequence[str | Path]
 _FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")

@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 from orthomerge.api.checks import recipe_problems
-from orthomerge.checkpoints.publish import check_room, check_target
-from orthomerge.errors import OrthomergeError
+from orthomerge.core.errors import OrthomergeError
+from orthomerge.files.publish import check_room, check_target
 from orthomerge.merging.merged import DTYPE_NAMES
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import MEMORY
 from orthomerge.models.experts import Experts, Parts, open_experts
 from orthomerge.models.problems import Problem
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 
 
 @dataclass(frozen=True)

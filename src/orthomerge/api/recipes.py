@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.checks import check_recipe
 from orthomerge.api.merge import merge_opened
-from orthomerge.checkpoints.publish import check_target
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.errors import RecipeError
+from orthomerge.files.publish import check_target
 from orthomerge.models.writing import write_model
-from orthomerge.recipe import Recipe
+from orthomerge.runs.recipe import Recipe
 from orthomerge.tuning.state import clear_state, fit_state_folder
 
 if TYPE_CHECKING:

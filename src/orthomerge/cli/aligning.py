@@ -44,13 +44,13 @@ def align(
     """Fit the heads of a merge to its encoder: unlabelled inputs, what the experts say of them, no new parameters."""
     from orthomerge.api.align import align as fit_heads
     from orthomerge.api.load import resolve
-    from orthomerge.checkpoints.publish import check_target
     from orthomerge.cli.printing import pairs, print_json
     from orthomerge.cli.progress import shown
+    from orthomerge.files.publish import check_target
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.reopening import reopen_experts
     from orthomerge.models.writing import write_model
-    from orthomerge.recipe import parse_value
+    from orthomerge.runs.recipe import parse_value
 
     options = {key: parse_value(value) for key, value in pairs(setting or [], "--set KEY=VALUE", "options").items()}
     sources, moved = pairs(data, "--data TASK=PATH", "tasks"), pairs(expert or [], "--expert TASK=PATH", "experts")

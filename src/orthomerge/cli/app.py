@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -34,8 +35,8 @@ from orthomerge.cli.options import (
 )
 from orthomerge.cli.study import COMMANDS, suites
 from orthomerge.cli.sweeping import sweep
-from orthomerge.errors import OrthomergeError, RecipeError
-from orthomerge.version import VERSION
+from orthomerge.core.errors import OrthomergeError, RecipeError
+from orthomerge.core.version import VERSION
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 3.0  # seconds after a signal in which no other one counts
@@ -220,8 +221,18 @@ def _heed_signals() -> list[int]:
             heard.append(number)
             raise SystemExit(128 + number)
 
+    def raise_again(ignored: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised inside a `__del__`: send the signal again, a moment later."""
+        nonlocal last
+        if not (heard and isinstance(ignored.exc_value, SystemExit)):
+            sys.__unraisablehook__(ignored)
+            return
+        last = -_PATIENCE
+        threading.Timer(0.01, os.kill, (os.getpid(), heard[0])).start()
+
     for number in _SIGNALS:
         signal.signal(number, stop)
+    sys.unraisablehook = raise_again
     return heard
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import typer
 
 from orthomerge.cli.printing import print_json, print_tables
+from orthomerge.core.schema import describe, schema
 from orthomerge.core.table import Table
-from orthomerge.strict import describe, schema
 
 _MARKS = {"extra": "adds parameters", "fitted": "needs inputs"}
 

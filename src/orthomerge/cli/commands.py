@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orthomerge.cli.printing import pair, pairs, print_json, print_tables
+from orthomerge.core.errors import OutputError, RecipeError
+from orthomerge.core.schema import build, schema
 from orthomerge.core.table import Table, plain
-from orthomerge.errors import OutputError, RecipeError
-from orthomerge.recipe import Recipe, load_recipe_mapping, parse_value
-from orthomerge.strict import build, schema
+from orthomerge.runs.recipe import Recipe, load_recipe_mapping, parse_value
 
 if TYPE_CHECKING:
     from orthomerge.api.plan import Plan

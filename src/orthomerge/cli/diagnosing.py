@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orthomerge.cli.options import Base, Batch, Device, Folder, Json
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
@@ -58,9 +58,9 @@ def diagnose(
     from orthomerge.api.scale import search_scale
     from orthomerge.cli.printing import print_json
     from orthomerge.cli.progress import shown
-    from orthomerge.errors import OutputError
+    from orthomerge.core.errors import OutputError
+    from orthomerge.evaluation.records import read_records
     from orthomerge.files.run_folder import check_claim, claim
-    from orthomerge.records import read_records
 
     looks = Looks(aligner=aligner, points=points, layers=layers, limit=limit, seed=seed)
     place = Path(run)

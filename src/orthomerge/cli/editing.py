@@ -11,8 +11,8 @@ import typer
 
 from orthomerge.cli.options import Base, Batch, Device, Dtype, Experts, Force, Grid, Json, Out, Quiet, RecipePath
 from orthomerge.cli.printing import pair, print_json, print_tables
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table
-from orthomerge.errors import RecipeError
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.analogy import Analogy
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.negation import Negation
     from orthomerge.models.experts import Experts as Opened
     from orthomerge.models.model import Model
-    from orthomerge.recipe import Recipe
+    from orthomerge.runs.recipe import Recipe
 
 
 def negate(
@@ -145,7 +145,7 @@ def analogy(
 def _grid(text: str | None) -> dict[str, Any]:
     """The option `grid`, written `0.1,0.5` and checked before any work; nothing if the default is meant."""
     from orthomerge.evaluation.span import scales
-    from orthomerge.recipe import parse_value
+    from orthomerge.runs.recipe import parse_value
 
     if text is None:
         return {}
@@ -156,7 +156,7 @@ def _grid(text: str | None) -> dict[str, Any]:
 
 def _opened(recipe: Recipe, *, force: bool) -> Opened:
     """The experts, after a look at the place to write to, which comes before any work."""
-    from orthomerge.checkpoints.publish import check_target
+    from orthomerge.files.publish import check_target
     from orthomerge.models.experts import open_experts
 
     if recipe.out is not None:

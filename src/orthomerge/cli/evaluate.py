@@ -11,7 +11,7 @@ import typer
 
 from orthomerge.cli.options import Base, Device, Folder, Json
 from orthomerge.cli.printing import pair, print_json, print_tables
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.protocol import EvaluationProtocol
@@ -157,7 +157,7 @@ def _suite(
 def merges_of(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """Methods with their options, all of which must exist."""
     from orthomerge.merging.methods import make_method
-    from orthomerge.recipe import parse_value
+    from orthomerge.runs.recipe import parse_value
     from orthomerge.suites.table import find_suite
 
     tasks, merges = find_suite(suite).tasks, []
@@ -185,7 +185,7 @@ def _protocols(
     from orthomerge.alignment.aligners import find_aligner
     from orthomerge.evaluation.protocol import EvaluationProtocol
     from orthomerge.evaluation.protocols import find_protocol
-    from orthomerge.records import Access
+    from orthomerge.evaluation.records import Access
 
     counts = [_shots(text) for text in shots]
     for kind in access:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from orthomerge.cli.options import Force
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 
 
 def export(

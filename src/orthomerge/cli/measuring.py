@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orthomerge.cli.printing import pair, print_tables
+from orthomerge.core.schema import build
 from orthomerge.core.table import Table
-from orthomerge.recipe import parse_value
-from orthomerge.strict import build
+from orthomerge.runs.recipe import parse_value
 
 if TYPE_CHECKING:
     from orthomerge.suites.suite import Suite
@@ -75,9 +75,9 @@ def open_suite(name: str, *, folder: str | None, data: str | None, base: str | N
 def finetune(
     *, base: str, data: str, out: str, settings: list[str], others: list[str], force: bool, as_json: bool, quiet: bool
 ) -> None:
-    from orthomerge.checkpoints.opening import locate
-    from orthomerge.data.processing import load_processor
     from orthomerge.data.reading import read_task
+    from orthomerge.files.opening import locate
+    from orthomerge.models.processing import load_processor
     from orthomerge.tuning.finetune import finetune as run
     from orthomerge.tuning.settings import Tuning
 

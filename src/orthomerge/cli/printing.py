@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table, plain
-from orthomerge.errors import RecipeError
 
 
 def pair(text: str, form: str) -> tuple[str, str]:

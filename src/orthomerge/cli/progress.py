@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from orthomerge.core.progress import Progress
-    from orthomerge.running.watching import Watch
+    from orthomerge.runs.watching import Watch
 
 
 _EVERY = 5.0  # seconds between lines in a log

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orthomerge.cli.options import Json
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
-    from orthomerge.pushing import Upload
+    from orthomerge.models.pushing import Upload
 
 
 def push(
@@ -27,7 +27,7 @@ def push(
 ) -> None:
     """Upload an output to the Hugging Face hub, if it verifies. Log in with `hf auth login` first."""
     from orthomerge.cli.printing import print_json
-    from orthomerge.pushing import plan_upload, send
+    from orthomerge.models.pushing import plan_upload, send
 
     upload = plan_upload(path, repo, private=private, revision=revision)
     if not as_json:

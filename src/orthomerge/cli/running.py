@@ -12,7 +12,7 @@ import typer
 from orthomerge.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
-    from orthomerge.running.line import Ran
+    from orthomerge.runs.line import Ran
 
 
 def run(
@@ -29,7 +29,7 @@ def run(
     """Do the whole line of a recipe: merge, align, evaluate, diagnose, report. What is done is not done again."""
     from orthomerge.cli.printing import print_json
     from orthomerge.cli.progress import watched
-    from orthomerge.running.line import run as carry_out
+    from orthomerge.runs.line import run as carry_out
 
     given = [recipe, *(["--run", folder] if folder is not None else [])]
     command = shlex.join(["orthomerge", "run", *given])
@@ -64,8 +64,8 @@ def _print(ran: Ran) -> None:
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
     from orthomerge.cli.diagnosing import print_verdict
     from orthomerge.cli.printing import print_tables
+    from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.tables import accuracy_tables
-    from orthomerge.records import read_records
 
     if "evaluate" in ran.stages:
         print_tables(accuracy_tables(read_records(ran.folder / "records.jsonl")))

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orthomerge.errors import RecipeError
-from orthomerge.recipe import Recipe
+from orthomerge.core.errors import RecipeError
+from orthomerge.runs.recipe import Recipe
 
 
 def choose_scale(recipe: Recipe, data: Mapping[str, str], *, quiet: bool) -> Recipe:

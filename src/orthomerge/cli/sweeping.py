@@ -11,8 +11,8 @@ import typer
 from orthomerge.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
-    from orthomerge.running.sweeping.choosing import Best, Row
-    from orthomerge.running.sweeping.sweep import Swept
+    from orthomerge.runs.sweeping.choosing import Best, Row
+    from orthomerge.runs.sweeping.sweep import Swept
 
 
 _SHOWN = 10  # reasons of failures that are told
@@ -31,8 +31,8 @@ def sweep(
     """Merge and score methods x scales x seeds x aligners x shots from one recipe. What is done is not done again."""
     from orthomerge.cli.printing import print_json
     from orthomerge.cli.progress import watched
-    from orthomerge.running.sweeping.sweep import list_cells
-    from orthomerge.running.sweeping.sweep import sweep as carry_out
+    from orthomerge.runs.sweeping.sweep import list_cells
+    from orthomerge.runs.sweeping.sweep import sweep as carry_out
 
     if listed:
         cells = [(cell.title, cell.seed) for cell in list_cells(recipe)]
@@ -95,7 +95,7 @@ def _print(swept: Swept) -> None:
 
 
 def _print_failures(swept: Swept) -> None:
-    from orthomerge.running.sweeping.choosing import told_failures
+    from orthomerge.runs.sweeping.choosing import told_failures
 
     reasons = told_failures(swept.failures)
     lines = [f"  {reason}" for reason in reasons[:_SHOWN]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 _MOST_SIZE = 1 << 62
 _UNITS = {

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orthomerge.core.errors import CheckpointError
 from orthomerge.data.memory import free_memory
 from orthomerge.data.raw import Key, Part, Raw, split_named
-from orthomerge.errors import CheckpointError
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

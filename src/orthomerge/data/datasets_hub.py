@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.hub import is_hub_id
+from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
 from orthomerge.data.images import decode
 from orthomerge.data.inputs import Lazy
 from orthomerge.data.raw import Key, Part, Problems, Raw, split_named
-from orthomerge.errors import CheckpointError, RecipeError, nearest, some
+from orthomerge.files.hub import is_hub_id
 
 if TYPE_CHECKING:
     from orthomerge.data.tables import Columns

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orthomerge.core.errors import CheckpointError, some
 from orthomerge.data.images import SUFFIXES, decode
 from orthomerge.data.inputs import Lazy
 from orthomerge.data.raw import Key, Part, Raw, split_named
-from orthomerge.errors import CheckpointError, some
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

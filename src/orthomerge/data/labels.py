@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 
 if TYPE_CHECKING:
     from orthomerge.data.raw import Key, Raw

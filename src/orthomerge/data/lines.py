@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from orthomerge.checkpoints.documents import parse_json
-from orthomerge.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.files.documents import parse_json
 
 if TYPE_CHECKING:
     from orthomerge.data.raw import Key, Problems

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data.lines import Table, stream
-from orthomerge.errors import CheckpointError, RecipeError
 
 if TYPE_CHECKING:
     from orthomerge.data.raw import Key

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Modality, Split

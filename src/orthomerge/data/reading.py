@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.arrays import read_arrays
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
 from orthomerge.data.folders import read_folder
@@ -18,7 +19,6 @@ from orthomerge.data.raw import split_named
 from orthomerge.data.sampling import share, stratified
 from orthomerge.data.tables import KINDS, Columns, kind_of, read_files, read_one, split_files
 from orthomerge.data.task import Examples, Task
-from orthomerge.errors import CheckpointError, RecipeError, some
 
 if TYPE_CHECKING:
     from orthomerge.data.raw import Key, Part, Raw

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
 from orthomerge.data.lines import Table, open_delimited, open_json_lines
 from orthomerge.data.parquet import open_parquet
 from orthomerge.data.raw import Key, Part, Problems, Raw, split_named
-from orthomerge.errors import CheckpointError, RecipeError, nearest, some
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

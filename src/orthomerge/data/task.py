@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from orthomerge.errors import RecipeError, nearest, some
+from orthomerge.core.errors import RecipeError, nearest, some
 
 Split = Literal["train", "val", "test"]
 Modality = Literal["text", "image"]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_inputs, read_task
 from orthomerge.data.task import Examples, Modality, Split, Task
-from orthomerge.errors import IncompatibleError, RecipeError, nearest
 
 Labels = Mapping[str, tuple[str, ...]]
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from orthomerge.alignment.aligned_c import AlignedC, Recipe
 from orthomerge.alignment.aligner import Aligner
 from orthomerge.alignment.aligners import make_aligner
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.evidence import Evidence, Need, support_of
-from orthomerge.features.features import FeaturePair
-from orthomerge.heads import Classifier
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Classifier
 
 
 @dataclass(frozen=True)

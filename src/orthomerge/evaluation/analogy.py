@@ -14,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predictions
 from orthomerge.evaluation.scale import GRID
 from orthomerge.evaluation.span import scales, score_at
-from orthomerge.heads import head_of
+from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
 
 
 @dataclass(frozen=True)

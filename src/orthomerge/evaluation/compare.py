@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orthomerge.errors import IncompatibleError, RecipeError, some
+from orthomerge.core.errors import IncompatibleError, RecipeError, some
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -20,12 +20,12 @@ from statistics import mean
 import numpy as np
 from numpy.typing import NDArray
 
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest
+from orthomerge.core.schema import build
 from orthomerge.core.table import Table
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest
 from orthomerge.evaluation.compare import Difference, Equivalence, bootstrap_by_task, holm, mcnemar_hits, tost
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.records import Record, Way, read_document, read_records
-from orthomerge.strict import build
+from orthomerge.evaluation.records import Record, Way, read_document, read_records
 
 MARGIN = 0.01  # below one point either way two methods may be called comparable
 _ALPHA = 0.05

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from orthomerge.evaluation.evidence import Evidence, Need
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 
 @dataclass(frozen=True)

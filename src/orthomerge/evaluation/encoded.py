@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.task import Split, Task
-from orthomerge.errors import IncompatibleError, RecipeError, nearest
-from orthomerge.heads import head_of, logits_of
 from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.heads import head_of, logits_of
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
-    from orthomerge.features.features import Features
-    from orthomerge.heads import Head
     from orthomerge.models.encoder import Encoder
+    from orthomerge.models.features import Features
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
 
 

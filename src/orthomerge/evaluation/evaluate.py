@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.encoded import EncodedTasks, labels_in
 from orthomerge.evaluation.gather import answers, draws, extra_numbers
 from orthomerge.evaluation.joint import joint_features, joint_labels, joint_predictions
 from orthomerge.evaluation.metrics import scored, wilson
 from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.subject import Subject
-from orthomerge.heads import head_of
+from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import head_kind
-from orthomerge.records import Record
 
 if TYPE_CHECKING:
     import torch

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.features.features import Features
-    from orthomerge.heads import Classifier, Head
+    from orthomerge.models.features import Features
+    from orthomerge.models.heads import Classifier, Head
 
 
 # features: inputs without labels; expert: the expert's features of them and its head; labels: their true labels.

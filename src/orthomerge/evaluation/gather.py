@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot, share
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import UNSCORED, predict
-from orthomerge.heads import Head, head_of
 from orthomerge.merging.stream import single_threaded
+from orthomerge.models.heads import Head, head_of
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.evidence import Need
     from orthomerge.evaluation.protocol import EvaluationProtocol
-    from orthomerge.heads import Classifier
+    from orthomerge.models.heads import Classifier
     from orthomerge.models.model import Model
 
 

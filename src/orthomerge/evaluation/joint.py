@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import IncompatibleError, RecipeError, some
+from orthomerge.core.errors import IncompatibleError, RecipeError, some
 from orthomerge.evaluation.metrics import accuracy, predictions
-from orthomerge.features.features import Features
-from orthomerge.heads import Classifier, head_of, logits_of
+from orthomerge.models.features import Features
+from orthomerge.models.heads import Classifier, head_of, logits_of
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.encoded import EncodedTasks

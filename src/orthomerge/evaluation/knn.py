@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.errors import IncompatibleError
+from orthomerge.core.errors import IncompatibleError
 from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
 
 _MOST = 1 << 22  # distances held at once: 32 MiB

@@ -12,8 +12,8 @@ from statistics import NormalDist
 
 import torch
 
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError, some
-from orthomerge.heads import SINGLE_LABEL, Classifier, logits_of
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, some
+from orthomerge.models.heads import SINGLE_LABEL, Classifier, logits_of
 from orthomerge.models.kinds import head_kind
 
 UNSCORED = -1  # stands for the prediction of an input whose label a protocol was shown

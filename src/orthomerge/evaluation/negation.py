@@ -16,21 +16,21 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
 from orthomerge.evaluation.scale import GRID
 from orthomerge.evaluation.span import scales, score_at
-from orthomerge.heads import head_of
+from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Split
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
 
 
 KEEP = 0.95

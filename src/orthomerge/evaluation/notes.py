@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from orthomerge.core.errors import CheckpointError
 from orthomerge.data.task import Split, Task
-from orthomerge.errors import CheckpointError
 from orthomerge.evaluation.compare import contamination
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predictions
-from orthomerge.records import read_document
+from orthomerge.evaluation.records import read_document
 
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
 

@@ -19,10 +19,10 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
-from orthomerge.features.features import Features
-from orthomerge.heads import Head, Linear
+from orthomerge.models.features import Features
+from orthomerge.models.heads import Head, Linear
 
 _FLAT = 1e-12  # share of its magnitude below which a feature's spread is rounding
 

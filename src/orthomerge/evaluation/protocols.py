@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from orthomerge.core.rows import find_row, made, maker_of, with_plugins
 from orthomerge.evaluation.evidence import Builder, Need
-from orthomerge.rows import find_row, made, maker_of, with_plugins
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orthomerge.blocks import Evaluate, Reading
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.recipe import Recipe
+from orthomerge.runs.blocks import Evaluate, Reading
+from orthomerge.runs.recipe import Recipe
 
 
 def protocols_of(recipe: Recipe) -> list[EvaluationProtocol]:

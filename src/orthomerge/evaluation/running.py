@@ -20,16 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from orthomerge.checkpoints.publish import check_room
-from orthomerge.checkpoints.replacing import replace_file
+from orthomerge.core.errors import OutputError
 from orthomerge.core.table import Table, markdown_escape
-from orthomerge.errors import OutputError
 from orthomerge.evaluation.comparisons import Comparison, Predictions, comparison_tables, read_comparisons
 from orthomerge.evaluation.notes import read_notes
+from orthomerge.evaluation.records import Record, read_records, write_records, write_whole
 from orthomerge.evaluation.tables import accuracy_tables
+from orthomerge.files.publish import check_room
 from orthomerge.files.removal import remove_file
+from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import check_claim, claimed, drop, ours_in
-from orthomerge.records import Record, read_records, write_records, write_whole
 
 RECORDS = "records.jsonl"
 DERIVED = ("comparisons.json", "notes.json", "table.md")

@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.errors import RecipeError
 from orthomerge.evaluation.metrics import predict, predictions
-from orthomerge.heads import head_of
+from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
 
 
 Criterion = Literal["accuracy", "agreement"]

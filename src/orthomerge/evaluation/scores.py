@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records
 from orthomerge.evaluation.evaluate import Scored, evaluate
 from orthomerge.evaluation.notes import contamination_notes
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.running import Run, prediction_name, write_run
-from orthomerge.records import Record
-from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     from orthomerge.core.table import Table

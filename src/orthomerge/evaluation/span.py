@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predict
-from orthomerge.features.extract import extract
-from orthomerge.heads import head_of
+from orthomerge.models.extract import extract
+from orthomerge.models.heads import head_of
 from orthomerge.models.modules import Skeleton
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Examples, Split
     from orthomerge.evaluation.encoded import EncodedTasks
-    from orthomerge.features.features import Features
-    from orthomerge.heads import Head
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.family import Family
+    from orthomerge.models.features import Features
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
     from orthomerge.models.processors import ProcessorSource
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orthomerge.evaluation.records import Access
     from orthomerge.models.model import Model
-    from orthomerge.records import Access
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from itertools import repeat
 from statistics import mean, stdev
 
 from orthomerge.core.table import Cell, Table, number, span
-from orthomerge.records import Access, Record, Way
+from orthomerge.evaluation.records import Access, Record, Way
 
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",

@@ -1,0 +1,1 @@
+"""Files on disk as lazy tensors, and output folders that are complete or absent."""

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orthomerge.checkpoints.documents import read_json
-from orthomerge.checkpoints.replacing import sync
-from orthomerge.errors import CheckpointError, OutputError
+from orthomerge.core.errors import CheckpointError, OutputError
+from orthomerge.files.documents import read_json
+from orthomerge.files.replacing import sync
 
 FORMAT = 1
 MANIFEST = "orthomerge.json"  # of a merged, aligned or fitted model

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from orthomerge.checkpoints.documents import read_json
-from orthomerge.checkpoints.replacing import replace_file
-from orthomerge.errors import OutputError
+from orthomerge.core.errors import OutputError
+from orthomerge.files.documents import read_json
 from orthomerge.files.ownership import FORMAT, check_no_output, listed_files
 from orthomerge.files.removal import remove_empty, remove_file, remove_listed
+from orthomerge.files.replacing import replace_file
 
 RUN = "orthomerge-run.json"
 _KIND = "evaluation"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.entropy import Entropy
 from orthomerge.fitting.kinds import Fitted

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.errors import RecipeError
 from orthomerge.fitting.inputs import prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
@@ -23,9 +23,9 @@ from orthomerge.models.modules import finished, unshared
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
     from orthomerge.models.experts import Experts
+    from orthomerge.models.processing import Processor
 
 
 def setting_of(

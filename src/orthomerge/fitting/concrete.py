@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.adam import FlatAdam
 from orthomerge.fitting.layout import Layout
 from orthomerge.tuning.settings import derive

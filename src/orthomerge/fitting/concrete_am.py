@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.adamerging import coefficient_table
 from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.concrete import ConcreteMask, Final, check_temperature

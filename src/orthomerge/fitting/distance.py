@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.rigid import polar_factor
-from orthomerge.heads import Classifier, Head
+from orthomerge.models.heads import Classifier, Head
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs, Targets

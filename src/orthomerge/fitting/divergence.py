@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import normalize, pad
 
-from orthomerge.heads import Classifier, Head
+from orthomerge.models.heads import Classifier, Head
 from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:

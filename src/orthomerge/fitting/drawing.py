@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.divergence import on_device
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.kinds import Setting
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
 
 
 def at_least_one(name: str, value: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import log_softmax
 
 from orthomerge.fitting.divergence import on_device
-from orthomerge.heads import Classifier, Head
+from orthomerge.models.heads import Classifier, Head
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs, Targets

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.drawing import at_least_one, drawn, heads_on_device
 from orthomerge.fitting.kinds import Fitted
 from orthomerge.merging.options import finite, per_expert
@@ -30,7 +30,7 @@ from orthomerge.merging.options import finite, per_expert
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.kinds import Setting
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
 
 
 _NOTHING = 1e-9  # share of the largest eigenvalue that is left out

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from orthomerge.errors import IncompatibleError, NumericalError
+from orthomerge.core.errors import IncompatibleError, NumericalError
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs

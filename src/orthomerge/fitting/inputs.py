@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.data.inputs import Lazy
-from orthomerge.data.processing import batches
+from orthomerge.models.processing import batches
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
     from orthomerge.fitting.layout import FlatEncoder
+    from orthomerge.models.processing import Processor
 
 
 Groups = tuple[tuple[int, int | None], ...]  # where each ends, and to how many tokens it is padded

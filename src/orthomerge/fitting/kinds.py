@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.layout import FlatEncoder, Layout
-    from orthomerge.heads import Classifier, Head
+    from orthomerge.models.heads import Classifier, Head
     from orthomerge.tuning.state import RunState
 
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from orthomerge.checkpoints.checkpoint import Spec, torch_dtype
-from orthomerge.errors import IncompatibleError, NumericalError, some
+from orthomerge.core.errors import IncompatibleError, NumericalError, some
+from orthomerge.files.checkpoint import Spec, torch_dtype
 
 if TYPE_CHECKING:
     from orthomerge.models.modules import Skeleton

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.drawing import at_least_one, drawn, heads_on_device
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.kinds import Fitted

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.errors import NumericalError, OrthomergeError, RecipeError
+from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.passes import backward
 from orthomerge.tuning.settings import derive

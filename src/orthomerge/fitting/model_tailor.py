@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
-from orthomerge.errors import NumericalError, RecipeError, nearest
+from orthomerge.core.errors import NumericalError, RecipeError, nearest
 from orthomerge.fitting.drawing import at_least_one, drawn
 from orthomerge.fitting.grams import called, grams
 from orthomerge.fitting.kinds import Fitted

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.distance import FeatureDistance, Norm, Penalty, Transform
 from orthomerge.fitting.fixed import Fixed
 from orthomerge.fitting.kinds import Fitted

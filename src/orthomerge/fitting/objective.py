@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.fitting.inputs import Inputs, Targets
-    from orthomerge.heads import Classifier
+    from orthomerge.models.heads import Classifier
 
 
 class Objective(Protocol):

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from orthomerge.alignment.aligners import find_aligner, make_aligner
-from orthomerge.errors import RecipeError
-from orthomerge.features.features import FeaturePair, Features
+from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.components import Components
 from orthomerge.fitting.copies import with_mixtures
@@ -36,7 +35,8 @@ from orthomerge.fitting.kinds import Fitted
 from orthomerge.fitting.loop import Loop, check_loop, divided, held_out_loss
 from orthomerge.fitting.mask import Mask
 from orthomerge.fitting.starts import start_vector, task_vectors
-from orthomerge.heads import Head
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Head
 
 if TYPE_CHECKING:
     from orthomerge.fitting.gates import Gates

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import NumericalError
+from orthomerge.core.errors import NumericalError
 from orthomerge.fitting.drawing import at_least_one, drawn, mean_expert
 from orthomerge.fitting.grams import called, grams, least_squares, shrunk
 from orthomerge.fitting.kinds import Fitted

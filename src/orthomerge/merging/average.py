@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite, scaled_sum
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from orthomerge.errors import OrthomergeError, RecipeError
+from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.merging.methods import methods
 from orthomerge.models.problems import Problem
 
@@ -31,7 +31,7 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
         what = f"'device' is for methods that decompose matrices ({those}); {method} is as fast as the disk on a CPU"
         yield Problem("device", what, "leave it out", RecipeError)
         return
-    from orthomerge.features.extract import device_of
+    from orthomerge.models.extract import device_of
 
     try:
         device_of(device)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import schema
 from orthomerge.merging.methods import make_method, name_of, options_of
 from orthomerge.models.model import Origin
 from orthomerge.models.writing import plain
-from orthomerge.strict import schema
 
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import total
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import PerExpert, finite, per_expert

@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Mapping
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.merging.vectors import TaskVector
 
 _TOKEN = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([A-Za-z_][\w.]*)|'([^']*)'|\"([^\"]*)\"")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.errors import CheckpointError, IncompatibleError
+from orthomerge.core.errors import CheckpointError, IncompatibleError
 from orthomerge.merging.kinds import Block, Site
 
 if TYPE_CHECKING:

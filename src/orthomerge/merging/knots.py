@@ -22,13 +22,13 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import build, schema
 from orthomerge.merging.joint import Pair, joint_basis, joint_basis_of_factors, parts, parts_of_factors
 from orthomerge.merging.kinds import Block, Scope, Site, SurveyMethod, TensorMethod, Vectors
 from orthomerge.merging.methods import METHODS, method_maker
 from orthomerge.merging.options import PerExpert
 from orthomerge.merging.polar import is_table
-from orthomerge.strict import build, schema
 
 Merger = Literal[
     "average", "task_arithmetic", "ties", "ties_sum", "ties_per_tensor", "ties@peft", "dare", "dare_ties", "dare@peft",

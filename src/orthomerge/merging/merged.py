@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float, torch_dtype
-from orthomerge.checkpoints.lora import Adapter, AdapterSource
-from orthomerge.errors import IncompatibleError, NumericalError, OrthomergeError
-from orthomerge.features.extract import device_of
+from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError
+from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
+from orthomerge.files.lora import Adapter, AdapterSource
 from orthomerge.merging.device import LARGER, OnDevice, SeenThere
 from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.stream import MEMORY, is_out_of_memory, merge_blocks, prepare
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
+from orthomerge.models.extract import device_of
 from orthomerge.models.split import TIED
 from orthomerge.models.tensors import in_writing_order
 from orthomerge.models.weights import EncoderWeights

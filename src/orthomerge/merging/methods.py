@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
 
-from orthomerge.errors import RecipeError, nearest, some
+from orthomerge.core.errors import RecipeError, nearest, some
+from orthomerge.core.rows import find_row, maker_of, with_plugins
+from orthomerge.core.schema import build, schema
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
-from orthomerge.rows import find_row, maker_of, with_plugins
-from orthomerge.strict import build, schema
 
 if TYPE_CHECKING:
     from orthomerge.fitting.kinds import FittedMethod

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.gram import grams
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import scaled_sum

@@ -5,7 +5,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 
 _LARGEST = 3.4e38  # of float32
 PerExpert = float | tuple[float, ...]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from orthomerge.errors import NumericalError
+from orthomerge.core.errors import NumericalError
 
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

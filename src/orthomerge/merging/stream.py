@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from orthomerge.errors import NumericalError
+from orthomerge.core.errors import NumericalError
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert

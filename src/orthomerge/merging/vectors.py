@@ -12,7 +12,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Protocol
 
-from orthomerge.errors import IncompatibleError, RecipeError, some
+from orthomerge.core.errors import IncompatibleError, RecipeError, some
 from orthomerge.merging.kinds import Block, Scope, Site
 
 if TYPE_CHECKING:

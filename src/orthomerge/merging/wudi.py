@@ -28,7 +28,7 @@ from typing import ClassVar, Literal, get_args
 
 import torch
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite
 from orthomerge.merging.polar import is_table, svd

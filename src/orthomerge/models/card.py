@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from orthomerge.errors import some
+from orthomerge.core.errors import some
 from orthomerge.models.families import FAMILIES
 
 _HOME = "https://pypi.org/project/orthomerge"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orthomerge.features.cache import FeatureCache, FeatureKey
-from orthomerge.features.extract import Precision, device_of, extract
-from orthomerge.heads import head_of
+from orthomerge.models.extract import Precision, device_of, extract
+from orthomerge.models.feature_cache import FeatureCache, FeatureKey
+from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
-    from orthomerge.features.features import Features
-    from orthomerge.heads import Head
+    from orthomerge.models.features import Features
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
+    from orthomerge.models.processing import Processor
 
 
 @dataclass(frozen=True)

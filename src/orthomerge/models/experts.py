@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float
-from orthomerge.checkpoints.documents import read_json
-from orthomerge.checkpoints.links import contained
-from orthomerge.checkpoints.lora import Adapter, AdapterSource
-from orthomerge.checkpoints.opening import open_checkpoint, open_expert
-from orthomerge.errors import IncompatibleError, OrthomergeError, RecipeError, some
+from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError, some
+from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import contained
+from orthomerge.files.lora import Adapter, AdapterSource
+from orthomerge.files.opening import open_checkpoint, open_expert
 from orthomerge.models.config import encoder_config
 from orthomerge.models.encoder import Encoder
 from orthomerge.models.families import family as find_family
@@ -29,7 +29,7 @@ from orthomerge.models.tensors import AdaptedTensors, FileTensors, in_writing_or
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
     from orthomerge.models.opening import Expert, Opening
     from orthomerge.models.tensors import Tensors
 

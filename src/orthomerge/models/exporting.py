@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.checkpoint import DTYPES, Spec, torch_dtype
-from orthomerge.checkpoints.publish import publish, write_json
-from orthomerge.checkpoints.shards import write_shards
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.sizes import parse_size
-from orthomerge.errors import RecipeError
+from orthomerge.core.version import VERSION
+from orthomerge.files.checkpoint import DTYPES, Spec, torch_dtype
 from orthomerge.files.ownership import EXPORT, write_marker
-from orthomerge.heads import Head
+from orthomerge.files.publish import publish, write_json
+from orthomerge.files.shards import write_shards
 from orthomerge.models.config import classifier_config
+from orthomerge.models.heads import Head
 from orthomerge.models.stock import named_tensors, why_not_stock
 from orthomerge.models.writing import main_dtype
-from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     import torch

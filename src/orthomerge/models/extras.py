@@ -7,13 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from orthomerge.errors import CheckpointError, nearest, some
+from orthomerge.core.errors import CheckpointError, nearest, some
 
 if TYPE_CHECKING:
     import torch
 
     from orthomerge.alignment.aligner import Extra
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
 
 
 def rebuilt(kind: str, head: Head, tensors: Mapping[str, torch.Tensor], *, where: Path) -> Extra:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.names import (
     deberta_names,

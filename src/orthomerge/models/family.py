@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
-from orthomerge.heads import Activation
+from orthomerge.models.heads import Activation
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.checkpoints.checkpoint import Checkpoint
+    from orthomerge.files.checkpoint import Checkpoint
 
 
 Encoder = Callable[..., Any]  # a module, or a function of its parameters

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
-from orthomerge.errors import RecipeError, nearest
-from orthomerge.heads import Activation
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.models.family import Family, HeadLayout
+from orthomerge.models.heads import Activation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,10 +7,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from orthomerge.checkpoints.checkpoint import Checkpoint, is_float
-from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.opening import open_expert
-from orthomerge.errors import OrthomergeError
+from orthomerge.core.errors import OrthomergeError
+from orthomerge.files.checkpoint import Checkpoint, is_float
+from orthomerge.files.opening import open_expert
+from orthomerge.files.paths import RawFile
 from orthomerge.models.families import family_for
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.saved import is_output, read_model, verify_folder

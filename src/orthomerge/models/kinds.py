@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError, nearest
-from orthomerge.heads import SINGLE_LABEL
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
+from orthomerge.models.heads import SINGLE_LABEL
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from orthomerge.checkpoints.links import leaves
+from orthomerge.files.links import leaves
 
 _CARD = "README.md"
 _MOST = 64 << 10  # characters of a card that are looked at

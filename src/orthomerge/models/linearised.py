@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jvp
 
-from orthomerge.errors import IncompatibleError, nearest
+from orthomerge.core.errors import IncompatibleError, nearest
 
 if TYPE_CHECKING:
     from orthomerge.models.encoder import Encoder

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
-from orthomerge.checkpoints.memory import MemoryFile
-from orthomerge.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
+from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
+from orthomerge.files.memory import MemoryFile
 
 
 @dataclass(frozen=True, eq=False)

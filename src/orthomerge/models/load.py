@@ -6,7 +6,7 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

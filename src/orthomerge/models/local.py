@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.documents import read_json
-from orthomerge.checkpoints.links import contained
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import contained
 
 if TYPE_CHECKING:
-    from orthomerge.checkpoints.checkpoint import Checkpoint
-    from orthomerge.checkpoints.lora import Adapter
+    from orthomerge.files.checkpoint import Checkpoint
+    from orthomerge.files.lora import Adapter
     from orthomerge.models.model import Model
 
 

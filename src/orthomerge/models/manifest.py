@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from orthomerge.checkpoints.documents import read_json
-from orthomerge.checkpoints.links import contained, is_plain_name
-from orthomerge.errors import CheckpointError, nearest, some
+from orthomerge.core.errors import CheckpointError, nearest, some
+from orthomerge.evaluation.records import Access
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.ownership import MANIFEST
-from orthomerge.heads import Activation
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
 from orthomerge.models.generic import generic
+from orthomerge.models.heads import Activation
 from orthomerge.models.kinds import KINDS
-from orthomerge.records import Access
 
 FORMAT = 2
 HEAD = "head.safetensors"  # in each task's folder

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     import torch
 
     from orthomerge.alignment.aligner import Extra
-    from orthomerge.heads import Head
+    from orthomerge.evaluation.records import Access
     from orthomerge.models.encoder import Encoder, Mode
     from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
+    from orthomerge.models.heads import Head
     from orthomerge.models.kinds import Prediction
     from orthomerge.models.multihead import MultiHead
     from orthomerge.models.processors import ProcessorSource
     from orthomerge.models.tensors import Tensors
-    from orthomerge.records import Access
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class Model:
 
     def module(self, device: str = "auto", dtype: torch.dtype | None = None) -> MultiHead:
         """A new module that gives the logits of every task; nobody else's weights change with it."""
-        from orthomerge.features.extract import device_of
+        from orthomerge.models.extract import device_of
         from orthomerge.models.multihead import MultiHead
 
         module = MultiHead(self.encoder.module(), self.family, self.heads)

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.checkpoint import Spec, is_float, torch_dtype
-from orthomerge.errors import CheckpointError, RecipeError, some
+from orthomerge.core.errors import CheckpointError, RecipeError, some
+from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
 from orthomerge.models.config import KNOWN
 from orthomerge.models.load import quiet
 from orthomerge.models.tensors import ContentHash, Tensors

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from orthomerge.errors import RecipeError
-from orthomerge.heads import Head
+from orthomerge.core.errors import RecipeError
+from orthomerge.models.heads import Head
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra

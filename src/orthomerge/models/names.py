@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orthomerge.errors import CheckpointError, IncompatibleError
+from orthomerge.core.errors import CheckpointError, IncompatibleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from orthomerge.checkpoints.checkpoint import Checkpoint
+    from orthomerge.files.checkpoint import Checkpoint
 
 
 def rename(checkpoint: Checkpoint, new_name: Callable[[str], str]) -> Checkpoint:

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.publish import publish, write_json
-from orthomerge.errors import NumericalError, OutputError, RecipeError
+from orthomerge.core.errors import NumericalError, OutputError, RecipeError
+from orthomerge.core.version import VERSION
 from orthomerge.files.ownership import EXPORT, write_marker
-from orthomerge.heads import Head
+from orthomerge.files.publish import publish, write_json
 from orthomerge.models.config import classifier_config
+from orthomerge.models.heads import Head
 from orthomerge.models.load import quiet
-from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     import torch

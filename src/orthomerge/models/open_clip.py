@@ -10,11 +10,11 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orthomerge.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError, some
 from orthomerge.models.names import rename
 
 if TYPE_CHECKING:
-    from orthomerge.checkpoints.checkpoint import Checkpoint, Entry
+    from orthomerge.files.checkpoint import Checkpoint, Entry
 
 
 _ANCHOR = "class_embedding"  # in the vision tower only

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.models.live import as_live
 
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

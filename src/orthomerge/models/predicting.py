@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.errors import RecipeError
-from orthomerge.heads import head_of, logits_of
 from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.heads import head_of, logits_of
 from orthomerge.models.kinds import Prediction, head_kind
 
 if TYPE_CHECKING:
-    from orthomerge.features.features import Features
-    from orthomerge.heads import Head
+    from orthomerge.models.features import Features
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.checkpoint import Checkpoint, Spec, is_float
-from orthomerge.checkpoints.lora import Adapter
-from orthomerge.errors import CheckpointError, IncompatibleError, OrthomergeError, some
+from orthomerge.core.errors import CheckpointError, IncompatibleError, OrthomergeError, some
+from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
+from orthomerge.files.lora import Adapter
 from orthomerge.models.vocabulary import difference
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.documents import parse_json
-from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.hashing import is_digest_of
-from orthomerge.checkpoints.links import contained
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.documents import parse_json
+from orthomerge.files.hashing import is_digest_of
+from orthomerge.files.links import contained
+from orthomerge.files.paths import RawFile
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
+    from orthomerge.models.processing import Processor
 
 
 # Files beside the weights that the encoder is of no use without.
@@ -63,7 +63,7 @@ class ProcessorSource:
 
     def processor(self, max_length: int | None = None) -> Processor:
         """What makes batches of inputs; texts have at most so many tokens."""
-        from orthomerge.data.processing import live_processor, load_processor
+        from orthomerge.models.processing import live_processor, load_processor
 
         if self.modality not in ("text", "image"):
             raise CheckpointError("a module of your own has no processor that is known here; process inputs yourself")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.checkpoint import Checkpoint
-from orthomerge.errors import NumericalError
-from orthomerge.heads import Head, Linear
+from orthomerge.core.errors import NumericalError
+from orthomerge.files.checkpoint import Checkpoint
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.opening import HeadNames
 
 if TYPE_CHECKING:

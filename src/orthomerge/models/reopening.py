@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.hashing import algorithm_of
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.schema import build
+from orthomerge.files.hashing import algorithm_of
+from orthomerge.files.paths import RawFile
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.live import Live, as_live
 from orthomerge.models.opening import Opening, reference
 from orthomerge.models.tensors import content_digest
-from orthomerge.strict import build
 
 if TYPE_CHECKING:
     from orthomerge.models.model import Model

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.checkpoint import Checkpoint, Entry
-from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.hashing import algorithm_of
-from orthomerge.checkpoints.links import contained, is_plain_name, leaves
-from orthomerge.checkpoints.safetensors import read_safetensors
-from orthomerge.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.files.checkpoint import Checkpoint, Entry
+from orthomerge.files.hashing import algorithm_of
+from orthomerge.files.links import contained, is_plain_name, leaves
 from orthomerge.files.ownership import LOCAL, MANIFEST
-from orthomerge.heads import Head, Linear
+from orthomerge.files.paths import RawFile
+from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.encoder import Encoder
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.local import read_local
 from orthomerge.models.manifest import EXTRA, HEAD, manifest_family, read_manifest
 from orthomerge.models.model import Model, Origin

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from orthomerge.checkpoints.checkpoint import Spec
+from orthomerge.files.checkpoint import Spec
 from orthomerge.models.family import Family, HeadLayout
 
 # Put around a whole model by training loops.

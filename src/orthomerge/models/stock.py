@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orthomerge.heads import Head
+from orthomerge.models.heads import Head
 
 if TYPE_CHECKING:
     import torch

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, torch_dtype
-from orthomerge.checkpoints.hashing import new_hash, preferred
-from orthomerge.checkpoints.safetensors import encode_header
-from orthomerge.checkpoints.shards import METADATA
+from orthomerge.files.checkpoint import DTYPES, Checkpoint, Spec, torch_dtype
+from orthomerge.files.hashing import new_hash, preferred
+from orthomerge.files.safetensors import encode_header
+from orthomerge.files.shards import METADATA
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.checkpoints.lora import AdapterSource
+    from orthomerge.files.lora import AdapterSource
 
 
 _RUN = 1 << 20  # elements per block

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orthomerge.checkpoints.documents import read_json
-from orthomerge.checkpoints.links import leaves
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import leaves
 
 _MOST_BYTES = 64 << 20
 _FILES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model", "sentencepiece.bpe.model", "bpe.codes")

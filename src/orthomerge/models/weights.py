@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.checkpoint import Checkpoint
+from orthomerge.files.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     import torch

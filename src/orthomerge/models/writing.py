@@ -22,28 +22,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.checkpoint import DTYPES, Checkpoint, Spec, is_float
-from orthomerge.checkpoints.files import RawFile
-from orthomerge.checkpoints.publish import publish, write_bytes, write_json
-from orthomerge.checkpoints.shards import write_index, write_shards
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.sizes import parse_size
-from orthomerge.errors import RecipeError
+from orthomerge.core.version import VERSION
+from orthomerge.files.checkpoint import DTYPES, Checkpoint, Spec, is_float
 from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
-from orthomerge.heads import Head, head_of
+from orthomerge.files.paths import RawFile
+from orthomerge.files.publish import publish, write_bytes, write_json
+from orthomerge.files.shards import write_index, write_shards
 from orthomerge.models.card import model_card
 from orthomerge.models.config import classifier_config
+from orthomerge.models.heads import Head, head_of
 from orthomerge.models.licences import licence_of
 from orthomerge.models.local import local_document
 from orthomerge.models.manifest import EXTRA, FORMAT, HEAD, read_manifest
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.stock import head_names, named_tensors, why_not_stock
 from orthomerge.models.tensors import ContentHash, content_digest
-from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.checkpoints.lora import Adapter
+    from orthomerge.files.lora import Adapter
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.errors import CheckpointError, RecipeError, some
-from orthomerge.heads import Head, Linear
+from orthomerge.core.errors import CheckpointError, RecipeError, some
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.family import Family
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.load import quiet
 from orthomerge.models.modules import Skeleton
 from orthomerge.models.processors import ProcessorSource

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.report.drawings.bars import draw_bars
 from orthomerge.report.drawings.heat import draw_heat
 from orthomerge.report.drawings.lines import draw_lines

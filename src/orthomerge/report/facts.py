@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orthomerge.core.table import Cell, Column, Table
-from orthomerge.records import Record
+from orthomerge.evaluation.records import Record
 from orthomerge.report.reading import Material
 from orthomerge.report.tables import REFERENCES
 

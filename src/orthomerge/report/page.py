@@ -16,8 +16,9 @@ from importlib import resources
 from typing import Any
 
 from orthomerge.analysis.figures import Figure, Points
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table
-from orthomerge.errors import RecipeError
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.report.drawing import Drawn
 from orthomerge.report.facts import listed, merged_tables, numbers_of, size_of, time_of, versions_of
@@ -27,7 +28,6 @@ from orthomerge.report.payload import json_block, points_payload
 from orthomerge.report.reading import Material
 from orthomerge.report.story import Story
 from orthomerge.report.tables import Board, Row, legend
-from orthomerge.version import VERSION
 
 _SCRIPTS = ("page.js", "tables.js", "points.js")
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orthomerge import runinfo
 from orthomerge.analysis import diagnosis as diagnoses
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
+from orthomerge.evaluation import run_info as runinfo
 from orthomerge.evaluation.comparisons import Comparison, read_comparisons
 from orthomerge.evaluation.notes import read_notes
+from orthomerge.evaluation.records import Record, read_records
+from orthomerge.evaluation.run_info import RunInfo
 from orthomerge.models.manifest import read_manifest
-from orthomerge.records import Record, read_records
-from orthomerge.runinfo import RunInfo
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orthomerge.analysis.figures import Figure
-from orthomerge.checkpoints.documents import read_json
-from orthomerge.checkpoints.publish import check_target, publish
-from orthomerge.checkpoints.replacing import clear_partials, replacing
-from orthomerge.errors import OutputError, RecipeError
+from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.evaluation.comparisons import comparison_tables
+from orthomerge.files.documents import read_json
 from orthomerge.files.ownership import REPORT, check_no_output, listed_files, write_marker
+from orthomerge.files.publish import check_target, publish
+from orthomerge.files.replacing import clear_partials, replacing
 from orthomerge.report.drawing import draw
 from orthomerge.report.figure_data import figure_csv
 from orthomerge.report.page import Plate, encoded, page

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from orthomerge.core.table import Table, Value, csv_text
 from orthomerge.evaluation.comparisons import Comparison
+from orthomerge.evaluation.records import Access, Record
 from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
-from orthomerge.records import Access, Record
 
 REFERENCES = ("expert", "base", "mtl")  # no merges: what merges are measured by
 _CEILINGS = ("probe",)

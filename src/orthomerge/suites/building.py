@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.checkpoints.publish import publish
-from orthomerge.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError
 from orthomerge.files.ownership import EXPERT, SUITE, write_marker
+from orthomerge.files.publish import publish
 from orthomerge.files.removal import remove_empty, remove_tree
 from orthomerge.models.load import quiet
 from orthomerge.suites.training import Training, train_missing
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Task
+    from orthomerge.models.processing import Processor
     from orthomerge.suites.suite import Say
     from orthomerge.tuning.settings import Mode, Tuning
 

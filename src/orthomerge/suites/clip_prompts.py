@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from orthomerge.errors import RecipeError, some
+from orthomerge.core.errors import RecipeError, some
 
 _NUMBER = ('a photo of the number: "{}".',)
 _CARS = (

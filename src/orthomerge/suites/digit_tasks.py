@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Split, Task
-from orthomerge.errors import RecipeError
 
 Images = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from orthomerge.checkpoints.opening import locate, open_checkpoint
-from orthomerge.checkpoints.publish import publish
+from orthomerge.core.errors import CheckpointError, some
 from orthomerge.data.lines import stream
-from orthomerge.data.processing import TextProcessor, load_processor
 from orthomerge.data.raw import Problems
 from orthomerge.data.reading import read_task
 from orthomerge.data.sampling import stratified
 from orthomerge.data.task import Examples, Modality, Split, Task
-from orthomerge.errors import CheckpointError, some
+from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.files.ownership import SUITE, write_marker
+from orthomerge.files.publish import publish
 from orthomerge.models.opening import Expert, HeadNames
+from orthomerge.models.processing import TextProcessor, load_processor
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
 from orthomerge.suites.suite import Suite
@@ -39,7 +39,7 @@ from orthomerge.suites.table import SUITES
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.data.processing import Processor
+    from orthomerge.models.processing import Processor
     from orthomerge.suites.suite import Say
 
 

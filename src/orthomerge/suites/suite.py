@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.fit import fit
 from orthomerge.api.merge import merge_opened
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.subject import Subject
-from orthomerge.features.cache import FeatureCache
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.feature_cache import FeatureCache
 from orthomerge.models.opening import Expert, Opening
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Split, Task
     from orthomerge.models.model import Model
+    from orthomerge.models.processing import Processor
 
 
 Say = Callable[[str], None]

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from orthomerge.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     from orthomerge.suites.suite import Say, Suite

@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.opening import locate
-from orthomerge.checkpoints.publish import publish
-from orthomerge.data.processing import load_processor
 from orthomerge.data.reading import read_task
+from orthomerge.files.opening import locate
 from orthomerge.files.ownership import SUITE, write_marker
+from orthomerge.files.publish import publish
+from orthomerge.models.processing import load_processor
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.suites.building import data_file, experts_root, make_both, make_experts
 from orthomerge.suites.suite import Suite
@@ -26,8 +26,8 @@ from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Mode, Tuning
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Task
+    from orthomerge.models.processing import Processor
     from orthomerge.suites.suite import Say
 
 

@@ -11,8 +11,8 @@ from orthomerge.tuning.finetune import finetune
 from orthomerge.tuning.multitask import finetune_jointly
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples, Task
+    from orthomerge.models.processing import Processor
     from orthomerge.suites.suite import Say
     from orthomerge.tuning.settings import Tuning
 

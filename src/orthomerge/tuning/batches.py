@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.data.processing import batches
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
+from orthomerge.models.processing import batches
 from orthomerge.tuning.settings import derive
 from orthomerge.tuning.store import Room, make_store
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples, Task
+    from orthomerge.models.processing import Processor
     from orthomerge.tuning.store import Store
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.publish import publish
 from orthomerge.files.ownership import EXPERT
+from orthomerge.files.publish import publish
 from orthomerge.tuning.making import Making
 from orthomerge.tuning.state import clear_state, state_folder
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples, Task
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
+    from orthomerge.models.processing import Processor
     from orthomerge.tuning.loop import Progress
     from orthomerge.tuning.settings import Tuning
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orthomerge.errors import NumericalError, OrthomergeError
+from orthomerge.core.errors import NumericalError, OrthomergeError
 from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.tuning.augment import augment
 from orthomerge.tuning.batches import Feed, epoch_order, sample

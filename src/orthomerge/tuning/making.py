@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.checkpoints.opening import open_checkpoint
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, check_labelled
 from orthomerge.tuning.loop import Outcome, Progress, Run, count_steps, fit_head, train
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Task
-    from orthomerge.heads import Head
     from orthomerge.models.family import Family
+    from orthomerge.models.heads import Head
+    from orthomerge.models.processing import Processor
 
 
 _ROOM = 2 << 30  # bytes for processed inputs

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.errors import CheckpointError, IncompatibleError, RecipeError, nearest
-from orthomerge.heads import Activation, Head, Linear
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.config import encoder_config
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
+from orthomerge.models.heads import Activation, Head, Linear
 from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.models.modules import Skeleton
 from orthomerge.models.problems import base_problems

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.checkpoints.publish import publish
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.files.ownership import EXPERT
+from orthomerge.files.publish import publish
 from orthomerge.tuning.making import Making
 from orthomerge.tuning.state import clear_state, state_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Task
+    from orthomerge.models.processing import Processor
     from orthomerge.tuning.loop import Progress
     from orthomerge.tuning.settings import Tuning
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.checkpoints.checkpoint import DTYPES, Spec
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.checkpoints.publish import write_json
-from orthomerge.checkpoints.replacing import os_errors
-from orthomerge.checkpoints.shards import write_shards
 from orthomerge.core.sizes import parse_size
+from orthomerge.core.version import VERSION
+from orthomerge.files.checkpoint import DTYPES, Spec
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.ownership import EXPERT, write_marker
+from orthomerge.files.publish import write_json
 from orthomerge.files.removal import remove_file
+from orthomerge.files.replacing import os_errors
+from orthomerge.files.shards import write_shards
 from orthomerge.models.config import classifier_config, encoder_config
 from orthomerge.models.load import quiet
 from orthomerge.models.processors import companions
 from orthomerge.models.stock import named_tensors
-from orthomerge.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from orthomerge.heads import Head
     from orthomerge.models.family import Family
+    from orthomerge.models.heads import Head
 
 
 def write_expert(

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from orthomerge.errors import RecipeError
+from orthomerge.core.errors import RecipeError
 
 if TYPE_CHECKING:
     import torch

@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.checkpoints.opening import open_checkpoint
-from orthomerge.checkpoints.replacing import clear_partials, replacing
-from orthomerge.errors import OutputError
+from orthomerge.core.errors import OutputError
+from orthomerge.core.version import VERSION
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.ownership import STATE, names_in
 from orthomerge.files.removal import remove_tree, remove_working
-from orthomerge.version import VERSION
+from orthomerge.files.replacing import clear_partials, replacing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples, Task
-    from orthomerge.heads import Head
+    from orthomerge.models.heads import Head
+    from orthomerge.models.processing import Processor
     from orthomerge.tuning.settings import Tuning
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from orthomerge.data.pixels import PixelProcessor
-from orthomerge.data.processing import ImageProcessor, TextProcessor, batches
-from orthomerge.errors import IncompatibleError
+from orthomerge.core.errors import IncompatibleError
+from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import ImageProcessor, TextProcessor, batches
 
 if TYPE_CHECKING:
-    from orthomerge.data.processing import Processor
     from orthomerge.data.task import Examples
+    from orthomerge.models.processing import Processor
 
 
 _CHUNK = 1024  # inputs processed at once

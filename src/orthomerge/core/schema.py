@@ -1,0 +1,112 @@
+"""Dataclasses from plain data, strictly: the fields of a class, or the parameters of a function, are its schema.
+
+An unknown key is an error that offers the nearest known one; a value of the wrong type says which type it must be. Only
+the shapes that recipes use are supported: scalars, literals, unions, tuples of one type, string-keyed mappings, and
+dataclasses.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from inspect import Parameter, signature
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from orthomerge.core.errors import RecipeError, nearest
+
+Made = TypeVar("Made")
+
+
+def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
+    """What a dataclass or function makes of a mapping of its options; `where` names the place in messages."""
+    if not isinstance(data, Mapping):
+        raise RecipeError(f"{where} must be a mapping of options, got {_shown(data)}")
+    known = schema(maker)
+    for key in data:
+        if key not in known:
+            raise RecipeError(f"{where}: unknown option {str(key)!r}; {nearest(str(key), known)}")
+    for name, (_, option) in known.items():
+        if name not in data and option.default is MISSING and option.default_factory is MISSING:
+            raise RecipeError(f"{where}: {name!r} is missing")
+    values = {
+        name: _convert(data[name], kind, f"{where}: {name!r}") for name, (kind, _) in known.items() if name in data
+    }
+    return maker(**values)
+
+
+def schema(maker: Callable[..., Any]) -> dict[str, tuple[Any, Field[Any]]]:
+    """Type and field of every option of a dataclass, or of a function that makes one, in order."""
+    hints = get_type_hints(maker)
+    if is_dataclass(maker):
+        return {option.name: (hints[option.name], option) for option in fields(maker) if option.init}
+    return {name: (hints[name], _field(parameter)) for name, parameter in signature(maker).parameters.items()}
+
+
+def _field(parameter: Parameter) -> Field[Any]:
+    made: Field[Any] = field() if parameter.default is Parameter.empty else field(default=parameter.default)
+    return made
+
+
+def describe(kind: Any) -> str:
+    """A type in words a person would use in a recipe."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in parts)
+    if origin is Literal:
+        return " | ".join(map(str, parts))
+    if origin is tuple:
+        return f"list of {describe(parts[0])}"
+    if origin in (dict, Mapping):
+        return f"mapping to {describe(parts[1])}"
+    words = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "nothing"}
+    return words.get(kind, "mapping of options" if is_dataclass(kind) else "anything")
+
+
+def _convert(value: Any, kind: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return _convert_union(value, kind, where)
+    if origin is not None:
+        return _convert_generic(value, kind, where)
+    if is_dataclass(kind) and isinstance(kind, type):
+        return value if isinstance(value, kind) else build(kind, value, where=where)
+    if kind in (Any, object) or type(value) is kind:
+        return value
+    if kind is float and type(value) is int and abs(value) < 2**1000:
+        return float(value)
+    raise RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}")
+
+
+def _convert_generic(value: Any, kind: Any, where: str) -> Any:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal and value in parts:
+        return value
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(_convert(item, parts[0], f"{where} item {place}") for place, item in enumerate(value, 1))
+    if origin in (dict, Mapping) and isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):  # YAML takes `no`, `on`, 007 and 1e3 for something else than their letters
+                raise RecipeError(f"{where}: the name {_shown(key)} must be text; write it in quotes")
+        return {key: _convert(item, parts[1], f"{where}: {key!r}") for key, item in value.items()}
+    hint = f"; {nearest(str(value), map(str, parts))}" if origin is Literal else ""
+    raise RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}{hint}")
+
+
+def _convert_union(value: Any, kind: Any, where: str) -> Any:
+    last: RecipeError | None = None
+    for part in get_args(kind):
+        try:
+            return _convert(value, part, where)
+        except RecipeError as error:
+            # A nested mapping knows better than the union what is wrong with it.
+            last = error if is_dataclass(part) and isinstance(value, Mapping) else last
+    raise last or RecipeError(f"{where} must be {describe(kind)}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        return f"a very large {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,117 @@
+"""One measurement and everything that says what it means; written as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
+from orthomerge.core.schema import build
+from orthomerge.files.replacing import replace_file
+
+# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
+Access = Literal["data-free", "inductive", "transductive"]
+Support = Literal["train", "val", "test"]  # the split that the support came from
+_USUAL: dict[Access, Support | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model was read: what records must share to stand in one row, or to be compared with each other."""
+
+    protocol: str
+    options: tuple[tuple[str, str], ...]
+    shots: int | float | None
+    access: Access
+    support: Support | None
+    aligner: str | None
+
+    @property
+    def title(self) -> str:
+        """In words, without what a table's title says."""
+        read = self.protocol if self.aligner is None else f"aligner {self.aligner}"
+        parts = [read, *(f"{name}={value}" for name, value in self.options)]
+        if self.shots is not None:
+            parts.append(f"{self.shots:g}/class" if self.shots >= 1 else f"{self.shots:.0%}")
+        if self.support not in (None, _USUAL[self.access]):
+            parts.append(f"from {self.support}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One value of one metric.
+
+    `method` is the merge (or `expert`, `base`, `mtl`), `protocol` with its `options` how it was read, `support` where
+    the inputs for that came from and `shots` how many of each class (None: all, or none needed), `low` and `high` the
+    95 % interval, `examples` how many were scored, `extra_parameters` what inference needs beyond encoder and heads.
+    """
+
+    task: str
+    method: str
+    protocol: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    examples: int
+    access: Access
+    split: str = "test"
+    seed: int = 0
+    shots: int | float | None = None
+    support: Support | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    aligner: str | None = None
+    extra_parameters: int = 0
+    predictions: str | None = None
+    suite: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def way(self) -> Way:
+        options = tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(self.options.items()))
+        return Way(self.protocol, options, self.shots, self.access, self.support, self.aligner)
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Write JSON lines, whole or not at all."""
+    lines = (json.dumps(asdict(record), ensure_ascii=False, sort_keys=True) + "\n" for record in records)
+    write_whole(path, "".join(lines))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file that is there whole, or as it was before."""
+    replace_file(path, text.encode())
+
+
+def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError, fix: str = "") -> Any:
+    """What a JSON file of a run says. `error`: of which kind a file is that is no JSON; `fix`: what to do about it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise CheckpointError(f"cannot read {path}: {failure.strerror}{fix}") from failure
+    except ValueError as failure:
+        raise error(f"{path} is not JSON: {failure}{fix}") from failure
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read JSON lines back; a line that is no record is an error that names it."""
+    found = []
+    try:
+        # Not `splitlines`: JSON keeps some of the other line ends that Unicode has as they are.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error}") from error
+    for number, line in enumerate(lines if lines != [""] else [], 1):
+        try:
+            found.append(build(Record, json.loads(line), where=f"{path} line {number}"))
+        except json.JSONDecodeError as error:
+            raise RecipeError(f"{path} line {number} is not JSON: {error}") from error
+    return found

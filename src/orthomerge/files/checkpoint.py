@@ -1,0 +1,172 @@
+"""A checkpoint on disk as a lazy, read-only mapping from names to tensors.
+
+Every format that we read (safetensors, torch's zip and its older stream, adapters) comes down to the
+same thing: runs of bytes in files. A `Checkpoint` is a table of such runs; nothing is read before it is
+asked for, and shapes and dtypes are known without importing torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from orthomerge.core.errors import CheckpointError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from orthomerge.files.memory import MemoryFile
+    from orthomerge.files.paths import RawFile
+
+
+# Name in a safetensors header -> (bytes per element, name in torch).
+DTYPES: Mapping[str, tuple[int, str]] = {
+    "F64": (8, "float64"),
+    "F32": (4, "float32"),
+    "F16": (2, "float16"),
+    "BF16": (2, "bfloat16"),
+    "F8_E4M3": (1, "float8_e4m3fn"),
+    "F8_E5M2": (1, "float8_e5m2"),
+    "I64": (8, "int64"),
+    "I32": (4, "int32"),
+    "I16": (2, "int16"),
+    "I8": (1, "int8"),
+    "U64": (8, "uint64"),
+    "U32": (4, "uint32"),
+    "U16": (2, "uint16"),
+    "U8": (1, "uint8"),
+    "BOOL": (1, "bool"),
+    "C64": (8, "complex64"),
+}
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a dtype holds weights; integers and booleans are buffers."""
+    return dtype.startswith(("F", "BF"))
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """Translate a safetensors dtype name to torch's."""
+    import torch
+
+    return cast("torch.dtype", getattr(torch, DTYPES[dtype][1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape and dtype of a tensor that has not been read."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * DTYPES[self.dtype][0]
+
+    def cast(self, dtype: str | None) -> Spec:
+        """The same shape in another dtype, if one is given and this is one of weights."""
+        return Spec(self.shape, dtype) if dtype and is_float(self.dtype) else self
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies: a run of bytes, or a strided walk over one (`strides` in elements)."""
+
+    file: RawFile | MemoryFile
+    offset: int
+    spec: Spec
+    strides: tuple[int, ...] | None = None
+
+    def rows(self, start: int, stop: int) -> Entry:
+        """A run of leading rows of this tensor as a tensor of its own, unread."""
+        width = DTYPES[self.spec.dtype][0]
+        step = self.strides[0] if self.strides is not None else prod(self.spec.shape[1:])
+        spec = Spec((stop - start, *self.spec.shape[1:]), self.spec.dtype)
+        return Entry(self.file, self.offset + start * step * width, spec, self.strides)
+
+    def transposed(self) -> Entry:
+        """The same matrix with its axes exchanged, unread."""
+        rows, columns = self.spec.shape
+        down, across = self.strides or (columns, 1)
+        return Entry(self.file, self.offset, Spec((columns, rows), self.spec.dtype), (across, down))
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of the flattened tensor, in the dtype of the file."""
+        import torch
+
+        width, dtype = DTYPES[self.spec.dtype][0], torch_dtype(self.spec.dtype)
+        if self.strides is None:
+            raw = self.file.read(self.offset + start * width, (stop - start) * width)
+            return raw.view(dtype)
+        reach = 1 + sum((n - 1) * s for n, s in zip(self.spec.shape, self.strides, strict=True))
+        raw = self.file.read(self.offset, reach * width if self.spec.numel else 0)
+        walk = torch.as_strided(raw.view(dtype), self.spec.shape, self.strides)
+        return walk.reshape(-1)[start:stop].clone()
+
+
+@dataclass(frozen=True)
+class Checkpoint(Mapping[str, "torch.Tensor"]):
+    """Tensors by name, read when asked for, with where they came from.
+
+    `aliases` are names of the same bytes as another name (tied weights in a pickle): they can be read like
+    any other, but are not listed a second time.
+    """
+
+    path: Path
+    entries: Mapping[str, Entry]
+    config: Mapping[str, Any] | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    revision: str | None = None
+    reference: str = ""
+    in_memory: bool = False  # a live model: its path is only a name for messages
+
+    def entry(self, key: str) -> Entry:
+        """Where a tensor lies; an unknown name is an error that offers the nearest."""
+        found = self.entries.get(self.aliases.get(key, key))
+        if found is None:
+            raise CheckpointError(f"{self.path} has no tensor {key!r}; {nearest(key, self.entries)}")
+        return found
+
+    def spec(self, key: str) -> Spec:
+        """Shape and dtype, unread."""
+        return self.entry(key).spec
+
+    def origin(self, key: str) -> Path:
+        """The file that a tensor lies in, for messages."""
+        return self.entry(key).file.path
+
+    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a flattened tensor, in the dtype of the file."""
+        return self.entry(key).read(start, stop)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        if key not in self:
+            raise KeyError(key)
+        entry = self.entry(key)
+        return entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.entries or key in self.aliases
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def files(self) -> tuple[RawFile | MemoryFile, ...]:
+        """The weight files, each once, in order of name."""
+        seen = {entry.file.path: entry.file for entry in self.entries.values()}
+        return tuple(seen[path] for path in sorted(seen))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.spec.nbytes for entry in self.entries.values())

@@ -1,0 +1,46 @@
+"""JSON documents beside the weights (configs, indexes), read with limits and without surprises."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from orthomerge.core.errors import CheckpointError
+
+_MOST_BYTES = 64 << 20
+
+
+def read_json(path: Path, *, most: int = _MOST_BYTES) -> dict[str, Any]:
+    """An object from a JSON file."""
+    try:
+        if not path.is_file():
+            raise CheckpointError(f"{path} does not exist or is not a plain file")
+        if path.stat().st_size > most:
+            raise CheckpointError(
+                f"{path} is {path.stat().st_size} bytes long; more than {most} is not believable: fetch it again"
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    return parse_json(data, str(path))
+
+
+def parse_json(data: bytes, what: str) -> dict[str, Any]:
+    """An object from bytes; a key given twice is an error, for nobody can say which one was meant."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise CheckpointError(f"{what} names {twice!r} twice; do not trust this file")
+        return found
+
+    try:
+        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
+        raise CheckpointError(f"{what} is not valid JSON ({error}); the file is damaged: fetch it again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{what} must be a JSON object, got {type(found).__name__}; fetch it again")
+    return found

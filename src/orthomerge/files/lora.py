@@ -1,0 +1,353 @@
+"""PEFT LoRA adapters as experts: two thin factors a layer, multiplied one run of elements at a time.
+
+W' = W + s B A with A [r, in], B [out, r] and s = alpha / r (Hu et al. 2022, arXiv 2106.09685), or
+s = alpha / sqrt(r) when rank-stabilised (Kalajdzievski 2023, arXiv 2312.03732). Embeddings and Conv1D keep W
+transposed. What each option of `adapter_config.json` means is taken from peft 0.21.2; an option that is not
+known to leave W + s B A alone is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from orthomerge.core.errors import CheckpointError, IncompatibleError
+from orthomerge.files.checkpoint import Entry, Spec, is_float
+from orthomerge.files.links import contained
+from orthomerge.files.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
+from orthomerge.files.memory import MemoryFile
+from orthomerge.files.paths import RawFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    import torch
+
+
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order of preference
+_PREFIX = "base_model.model."
+_BLOCK = 1 << 18  # elements of a product made at a time: they stay in the cache of a core
+
+# Older versions of peft save these heads without naming them in `modules_to_save`.
+_HEADS: Mapping[str, tuple[str, ...]] = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
+_FACTOR = re.compile(
+    r"(?P<module>.+)\.(?:lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight"
+    r"|lora_embedding_(?P<table>[AB])(?:\.(?P<owner>[^.]+))?)"
+)
+_EMBEDDING = re.compile(r".*embed[^.]*|(.*\.)?(wte|wpe|shared|lm_head)")
+
+Kind = Literal["linear", "embedding", "conv"]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A and B of one weight. `transposed`: the weight is stored as (B A)^T, as embeddings and Conv1D do."""
+
+    a: Entry
+    b: Entry
+    scaling: float
+    kind: Kind = "linear"
+    transposed: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.a.spec.shape[0]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Extent of a convolution; empty for a matrix."""
+        return self.a.spec.shape[2:]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight that the product is added to."""
+        inward, outward = self.a.spec.shape[1], self.b.spec.shape[0]
+        return (inward, outward) if self.transposed else (outward, inward, *self.kernel)
+
+    def delta(self, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of the flattened s B A, float32; only the rows that they touch are computed.
+
+        The r outer products are added one by one, each step rounded alone: an element then has the same bits
+        whatever run it is asked for in and however many threads there are, which no matrix product promises.
+        """
+        import torch
+
+        columns = math.prod(self.shape[1:])
+        first, last = start // columns, -(-stop // columns)
+        left, right = self._left(first, last).mul_(self.scaling), self._right()
+        product = torch.zeros((last - first, columns))
+        step = max(1, _BLOCK // columns)
+        for row in range(0, last - first, step):
+            block = product[row : row + step]
+            outer = torch.empty_like(block)
+            for k in range(self.rank):
+                block.add_(torch.mul(left[row : row + step, k : k + 1], right[k], out=outer))
+        return product.reshape(-1)[start - first * columns : stop - first * columns]
+
+    def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a matrix: s B and A whole, in the order in which their product is the weight's delta."""
+        return self._left(0, self.shape[0]).mul(self.scaling), self._right()
+
+    def _left(self, first: int, last: int) -> torch.Tensor:
+        """The factor with a row for each row of the weight; those rows only, [last - first, r]."""
+        import torch
+
+        if not self.transposed:
+            return self.b.read(first * self.rank, last * self.rank).float().reshape(-1, self.rank)
+        width = self.a.spec.shape[1]
+        if self.a.strides is not None:  # every read of such a tensor walks over all of it
+            columns = self.a.read(0, self.a.spec.numel).reshape(self.rank, width)[:, first:last]
+        else:
+            columns = torch.stack([self.a.read(k * width + first, k * width + last) for k in range(self.rank)])
+        return columns.float().T
+
+    def _right(self) -> torch.Tensor:
+        """The other factor, whole, [r, columns]."""
+        if self.transposed:
+            return self.b.read(0, self.b.spec.numel).float().reshape(-1, self.rank).T.contiguous()
+        return self.a.read(0, self.a.spec.numel).float().reshape(self.rank, -1)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter folder. Names are those of the model that was adapted, without peft's prefix.
+
+    `replaced` are tensors stored whole (heads, trained biases, embeddings). A name may have both: the whole
+    tensor then takes the base's place and the product comes on top.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    factors: Mapping[str, Factors]
+    replaced: Mapping[str, Entry]
+    stored: Mapping[str, Entry] = field(default_factory=dict)  # every tensor of the file by its name there
+    files: tuple[RawFile | MemoryFile, ...] = ()  # the config is one of them: it scales every product
+    revision: str | None = None
+    reference: str = ""
+    in_memory: ClassVar[bool] = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor that the adapter changes."""
+        return tuple(dict.fromkeys((*self.factors, *self.replaced)))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor that the adapter changes; None where it does not."""
+        if name in self.factors:
+            return self.factors[name].shape
+        return self.replaced[name].spec.shape if name in self.replaced else None
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """Shape of every tensor that the adapter changes, and the dtype that it is stored in."""
+        products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.factors.items()}
+        return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}
+
+    def renamed(self, names: Mapping[str, str]) -> Adapter:
+        """The same adapter under other names, from old to new; a name that is not listed stays."""
+        new = {name: names.get(name, name) for name in self.names}
+        if len(set(new.values())) < len(new):
+            raise IncompatibleError(f"{self.path}: two tensors of the adapter would get the same name; check the base")
+        factors = {new[name]: factors for name, factors in self.factors.items()}
+        return replace(self, factors=factors, replaced={new[name]: entry for name, entry in self.replaced.items()})
+
+
+@dataclass(frozen=True)
+class AdapterSource:
+    """An adapter as the source of a task vector; `names` leads from the base's names to the adapter's."""
+
+    adapter: Adapter
+    names: Mapping[str, str]
+
+    def shape(self, key: str) -> tuple[int, ...] | None:
+        return self.adapter.shape(self.names[key]) if key in self.names else None
+
+    def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
+        name = self.names.get(key, "")
+        factors, replaced = self.adapter.factors.get(name), self.adapter.replaced.get(name)
+        if replaced is None:
+            return base.new_zeros(base.shape) if factors is None else factors.delta(start, stop)
+        whole = replaced.read(start, stop).float() - base
+        return whole if factors is None else whole.add_(factors.delta(start, stop))
+
+    def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The two factors of a matrix; None where the adapter stores the tensor whole."""
+        name = self.names.get(key, "")
+        factors = self.adapter.factors.get(name)
+        if factors is None or name in self.adapter.replaced or factors.kind == "conv":
+            return None
+        return factors.pair()
+
+    def origin(self, key: str) -> str:
+        """The file that the delta comes from, for messages."""
+        name = self.names.get(key, "")
+        factors = self.adapter.factors.get(name)
+        entry = factors.b if factors is not None else self.adapter.replaced.get(name)
+        return str(self.adapter.path if entry is None else entry.file.path)
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Open an adapter folder, unread; what cannot be accounted for is refused."""
+    config, document = read_config(folder)
+    file = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
+    if file is None:
+        raise CheckpointError(f"{folder} holds an adapter without {' or '.join(_WEIGHTS)}; fetch it again")
+    stored = _read_entries(contained(file, folder))
+    found = _Reader(file, config)
+    for key, entry in stored.items():
+        found.take(key, entry)
+    factors = found.factors()
+    weights = next(iter(stored.values())).file
+    return Adapter(folder, config, factors, found.replaced(factors), stored, (document, weights))
+
+
+def _read_entries(file: Path) -> Mapping[str, Entry]:
+    if file.suffix == ".safetensors":
+        from orthomerge.files.safetensors import read_safetensors
+
+        return read_safetensors(file)
+    from orthomerge.files.pickles import read_pickle
+
+    found = read_pickle(file)
+    return {**found.entries, **{alias: found.entries[name] for alias, name in found.aliases.items()}}
+
+
+class _Reader:
+    """Sorts the tensors of a weights file into factors and whole tensors, and refuses what is neither."""
+
+    def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
+        path = file.parent / CONFIG
+        self._file = file
+        self._rank = Scale(config, path, option="r", table="rank_pattern", whole=True)
+        self._alpha = Scale(config, path, option="lora_alpha", table="alpha_pattern", whole=False)
+        self._stabilised = flag(config, path, "use_rslora")
+        self._transposed = flag(config, path, "fan_in_fan_out")
+        self._bias = config.get("bias") or "none"
+        if self._bias not in ("none", "all", "lora_only"):
+            raise CheckpointError(f"{path}: bias must be 'none', 'all' or 'lora_only', got {self._bias!r}")
+        saved = config.get("modules_to_save") or []
+        if not isinstance(saved, list) or not all(isinstance(name, str) and name for name in saved):
+            raise CheckpointError(f"{path}: modules_to_save must be a list of names, got {saved!r}")
+        self._saved = (*saved, *_HEADS.get(str(config.get("task_type")), ()))
+        self._owners: set[str] = set()  # names of adapters that were left in the keys
+        self._pairs: dict[tuple[str, bool], dict[str, tuple[str, Entry]]] = {}
+        self._whole: list[tuple[str, Entry]] = []
+
+    def _fault(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._file}: {what}")
+
+    def take(self, key: str, entry: Entry) -> None:
+        """File one tensor under what it is."""
+        if not key.startswith(_PREFIX):
+            raise self._fault(f"{key!r} must start with {_PREFIX!r}; save the adapter with peft again")
+        match = _FACTOR.fullmatch(key.removeprefix(_PREFIX))
+        if (match or key.endswith((".weight", ".bias"))) and not is_float(entry.spec.dtype):
+            raise self._fault(f"{key!r} must be floating point, got {entry.spec.dtype} (quantised?); {RETRAIN}")
+        if match is None:
+            self._whole.append((key, entry))
+            return
+        self._owners |= {owner for owner in (match["name"], match["owner"]) if owner}
+        sides = self._pairs.setdefault((match["module"], match["table"] is not None), {})
+        side = match["side"] or match["table"]
+        if side in sides:
+            both = f"{sides[side][0]!r} and {key!r}"
+            raise self._fault(f"{both} belong to different adapters; save each in a folder of its own")
+        sides[side] = (key, entry)
+
+    def factors(self) -> dict[str, Factors]:
+        """Factors by the name of the weight that they adapt."""
+        found = {}
+        for (module, table), sides in self._pairs.items():
+            if ".base_layer." in f".{module}.":
+                # peft 0.21.2 adds the product of `out_proj` twice, in training as in merging; others may not.
+                layer = module.split(".base_layer")[0]
+                raise self._fault(f"{layer!r} (nn.MultiheadAttention) is not supported; {MERGE}")
+            if len(sides) == 1:
+                ((side, (key, _)),) = sides.items()
+                other = "B" if side == "A" else "A"
+                raise self._fault(f"{key!r} comes without its factor {other}; fetch the adapter again")
+            if f"{module}.weight" in found:
+                raise self._fault(f"{module!r} is adapted both as an embedding and as a layer; save it again")
+            found[f"{module}.weight"] = self._factors(module, sides["A"], sides["B"], table=table)
+        if not found:
+            raise self._fault("there are no LoRA factors in it; save the adapter with peft again")
+        return found
+
+    def _factors(self, module: str, a: tuple[str, Entry], b: tuple[str, Entry], *, table: bool) -> Factors:
+        left, right = a[1].spec.shape, b[1].spec.shape
+        depth, shapes = len(left), f"{a[0]!r} is {left} and {b[0]!r} is {right}"
+        if depth != len(right) or not 2 <= depth <= (2 if table else 5) or 0 in left + right:
+            raise self._fault(
+                f"{shapes}, which are no LoRA factors; "
+                "if the adapter was trained in shards (ZeRO-3, FSDP), gather them before saving"
+            )
+        if left[0] != right[1] or any(extent != 1 for extent in right[2:]):
+            hint = "grouped convolutions are not supported" if depth > 2 else "save the adapter again"
+            raise self._fault(f"ranks differ: {shapes}, but A must be [r, in] and B [out, r]; {hint}")
+        rank, alpha = self._rank.of(module), self._alpha.of(module)
+        if left[0] != rank:
+            raise self._fault(
+                f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}; "
+                "the scale depends on it: correct r or rank_pattern"
+            )
+        kind: Kind = "embedding" if table else "linear" if depth == 2 else "conv"
+        transposed = table or (kind == "linear" and self._transposed)
+        return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), kind, transposed)
+
+    def replaced(self, adapted: Mapping[str, Factors]) -> dict[str, Entry]:
+        """Whole tensors by name; the config must say why they are there."""
+        found: dict[str, tuple[str, Entry]] = {}
+        for key, entry in self._whole:
+            parts = key.removeprefix(_PREFIX).split(".")
+            if "original_module" in parts:  # the base's own copy, kept beside a trained module and never used
+                continue
+            name = ".".join(self._plain(parts))
+            if any(part.startswith("lora_") for part in parts) or not self._explained(name):
+                raise self._fault(
+                    f"{key!r} is neither a LoRA factor nor a tensor that {CONFIG} accounts for; "
+                    "if the layer was trained whole, name it in modules_to_save"
+                )
+            if name in found and not _same(found[name][1], entry):
+                raise self._fault(f"{found[name][0]!r} and {key!r} are one tensor but differ; save it again")
+            found.setdefault(name, (key, entry))
+            shape = adapted[name].shape if name in adapted else entry.spec.shape
+            if shape != entry.spec.shape:
+                raise self._fault(f"{key!r} is {entry.spec.shape}, but its factors make {shape}; save it again")
+        return {name: entry for name, (_, entry) in found.items()}
+
+    def _plain(self, parts: list[str]) -> Iterator[str]:
+        """The parts of a name without those of peft's wrappers."""
+        before = ""
+        for part in parts:
+            wrapper = part in ("base_layer", "modules_to_save")
+            if not wrapper and not (before == "modules_to_save" and part in self._owners):
+                yield part
+            before = part
+
+    def _explained(self, name: str) -> bool:
+        module, _, last = name.rpartition(".")
+        adapted = (module, False) in self._pairs
+        if last == "bias" and (self._bias == "all" or (self._bias == "lora_only" and adapted)):
+            return True
+        if last == "weight" and ((module, True) in self._pairs or _EMBEDDING.fullmatch(module)):
+            return True  # peft's save_embedding_layers
+        # peft's rule: a module is saved when its whole name ends in one of the names, even within a word.
+        parts = (_PREFIX + name).split(".")
+        return any(".".join(parts[:end]).endswith(self._saved) for end in range(1, len(parts)))
+
+
+def _same(one: Entry, other: Entry) -> bool:
+    """Whether two small tensors hold the same bits."""
+    import torch
+
+    if one.spec != other.spec:
+        return False
+    first, second = (entry.read(0, entry.spec.numel).view(torch.uint8) for entry in (one, other))
+    return torch.equal(first, second)

@@ -1,0 +1,148 @@
+"""What `adapter_config.json` may say: options that we act on, that do no harm, and that are refused by name.
+
+What each option means is taken from peft 0.21.2. One that is not known to leave W + s B A alone is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import contained
+from orthomerge.files.paths import RawFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+CONFIG = "adapter_config.json"
+_MOST_CONFIG = 1 << 20
+
+MERGE = "merge it into the full model with peft (merge_and_unload) and give that model instead"
+RETRAIN = "train a plain LoRA adapter instead"
+
+# Options that change the model in another way than W + s B A: what they are, and the way out.
+_REFUSED: Mapping[str, tuple[str, str]] = {
+    "use_dora": ("DoRA rescales every row of the adapted weight", MERGE),
+    "use_qalora": ("QA-LoRA adapts a quantised weight", RETRAIN),
+    "use_bdlora": ("BD-LoRA stores block-diagonal factors", MERGE),
+    "kasa_config": ("KaSA truncates the base and puts a diagonal between the factors", MERGE),
+    "monteclora_config": ("MonteCLoRA samples its factors", MERGE),
+    "lora_bias": ("a bias inside the adapter moves the layer's bias as well", MERGE),
+    "target_parameters": ("LoRA on bare parameters is laid out differently", MERGE),
+    "trainable_token_indices": ("single rows of the embedding were trained", MERGE),
+    "layer_replication": ("the adapted model has more layers than the base", RETRAIN),
+    "alora_invocation_tokens": (
+        "activated LoRA acts on some tokens only and is no change of weights",
+        RETRAIN,
+    ),
+    "arrow_config": ("Arrow routes between adapters by input and is no change of weights", RETRAIN),
+    "megatron_config": ("Megatron's parallel layers are not supported", RETRAIN),
+}
+# Options that we act on.
+_READ = frozenset(
+    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias"}
+    | {"modules_to_save", "task_type", "init_lora_weights"}
+)
+# Options that choose layers, describe training, or matter only before its first step.
+_HARMLESS = frozenset(
+    {"auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"}
+    | {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "runtime_config"}
+    | {"loftq_config", "corda_config", "eva_config", "lora_ga_config", "ensure_weight_tying"}
+    | {"megatron_core", "qalora_group_size", "merge_weights"}  # without effect of their own
+)
+# Starts of training that leave the base alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA are taken out of it.
+_MOST_PATTERNS = 4096
+# Regular expressions come from strangers: one with repeats in repeats, or with many of them, can take for ever.
+_REPEATED_GROUP = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
+_REPEAT = re.compile(r"[*+{]")
+_MOST_STEPS = 10**9
+_SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
+    """The options of an adapter folder, all of them accounted for, and the file they were read from."""
+    path = folder / CONFIG
+    if not path.exists():
+        nested = sorted(folder.glob(f"*/{CONFIG}"))
+        hint = f"name one of its folders: {some(p.parent.name for p in nested)}" if nested else "fetch it again"
+        raise CheckpointError(f"{folder} is not an adapter, it has no {CONFIG}; {hint}")
+    document = RawFile(contained(path, folder))  # opened before it is read: a later change is then noticed
+    config = read_json(path, most=_MOST_CONFIG)
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{path}: peft_type must be 'LORA', got {kind!r}; {MERGE}")
+    for option, (reason, way_out) in _REFUSED.items():
+        if config.get(option):
+            raise CheckpointError(f"{path}: {option} is not supported ({reason}); {way_out}")
+    for option, value in config.items():
+        if value and option not in _READ | _HARMLESS:
+            what = f"adapter option {option}={value!r:.80}"
+            raise CheckpointError(f"{path}: {what} is not known to be harmless; {MERGE}")
+    start = config.get("init_lora_weights")
+    if (start.lower() if isinstance(start, str) else start) not in _SOUND_STARTS:
+        raise CheckpointError(
+            f"{path}: init_lora_weights={start!r} changes the base before training, so the adapter does not "
+            "fit the base as it is; save it again with path_initial_model_for_weight_conversion, or "
+            f"{MERGE}"
+        )
+    return config, document
+
+
+class Scale:
+    """A number by module (rank or alpha): a default, and patterns of which the first that matches wins."""
+
+    def __init__(self, config: Mapping[str, Any], path: Path, *, option: str, table: str, whole: bool) -> None:
+        def number(value: Any, name: str) -> float:
+            sound = type(value) is int or (type(value) is float and not whole)
+            if not sound or not math.isfinite(value) or (whole and value < 1):
+                what = "a positive whole number" if whole else "a finite number"
+                raise CheckpointError(f"{path}: {name} must be {what}, got {value!r}; fetch the file again")
+            return float(value)
+
+        patterns = config.get(table) or {}
+        if not isinstance(patterns, dict):
+            raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
+        if len(patterns) > _MOST_PATTERNS:
+            raise CheckpointError(
+                f"{path}: {table} must have at most {_MOST_PATTERNS} names, got {len(patterns)}; {MERGE}"
+            )
+        self._path, self._table = path, table
+        self._default = number(config.get(option, 8), option)
+        self._patterns: list[tuple[re.Pattern[str], float]] = []
+        for text, value in patterns.items():
+            if _REPEATED_GROUP.search(text):
+                raise self._endless(text)
+            try:
+                # peft's rule: the pattern must match from the start of the name, or from any dot, to its end.
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # what Python will one day read otherwise
+                    pattern = re.compile(rf"(.*\.)?({text})$")
+            except (re.error, RecursionError, OverflowError) as error:
+                raise CheckpointError(f"{path}: {text!r:.80} in {table} is no pattern: {error}; {MERGE}") from error
+            self._patterns.append((pattern, number(value, f"{table}[{text!r}]")))
+
+    def of(self, module: str) -> float:
+        for pattern, value in self._patterns:
+            if len(module) ** (1 + len(_REPEAT.findall(pattern.pattern))) > _MOST_STEPS:
+                raise self._endless(pattern.pattern)
+            if pattern.match(module):
+                return value
+        return self._default
+
+    def _endless(self, text: str) -> CheckpointError:
+        what = f"{text!r:.80} in {self._table} could take for ever to match"
+        return CheckpointError(f"{self._path}: {what}; {MERGE}")
+
+
+def flag(config: Mapping[str, Any], path: Path, option: str) -> bool:
+    """An option that is true or false, and false when it is not there."""
+    value = config.get(option) or False
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{path}: {option} must be true or false, got {value!r}")
+    return value

@@ -1,0 +1,175 @@
+"""Opening whatever people have: a transformers folder, a bare file, an adapter, a hub id.
+
+A path that exists never touches the network. Folders are read by the names that transformers gives; when safetensors
+and pickles lie side by side, safetensors win.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.files.checkpoint import Checkpoint, Entry
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import contained
+from orthomerge.files.lora import Adapter, read_adapter
+from orthomerge.files.safetensors import read_safetensors
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+# In the order of preference.
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_SAVES = "index and shards are of different saves: fetch it again, all of it"
+_SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+
+
+def locate(reference: str | Path) -> tuple[Path, str | None]:
+    """The local path of a reference, and the revision if it came from the hub; a `Path` is never asked of the hub."""
+    why = "does not exist"
+    try:
+        path = Path(reference).expanduser()
+        if path.exists():
+            return path, None
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed, a user without home
+        why = f"cannot be opened ({getattr(error, 'strerror', None) or error})"
+    if isinstance(reference, Path):
+        raise CheckpointError(f"{reference} {why}")
+    from orthomerge.files.hub import fetch, is_hub_id
+
+    if is_hub_id(reference):
+        return fetch(reference)
+    raise CheckpointError(f"{reference!r} {why}, and is not a hub id of the form org/name[@revision]")
+
+
+def open_checkpoint(reference: str | Path) -> Checkpoint:
+    """Open a full model; an adapter is refused, for it is not one."""
+    found = open_expert(reference)
+    if isinstance(found, Adapter):
+        raise CheckpointError(
+            f"{reference} is a LoRA adapter, not a full model; adapters can be experts, the base must be the full model"
+        )
+    return found
+
+
+def open_expert(reference: str | Path) -> Checkpoint | Adapter:
+    """Open a full model or an adapter."""
+    path, revision = locate(reference)
+    found: Checkpoint | Adapter
+    try:
+        if not path.is_dir():
+            found = _open_file(path)
+        elif (path / "adapter_config.json").exists():
+            found = read_adapter(path)
+        else:
+            found = _open_folder(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    return replace(found, revision=revision, reference=str(reference))
+
+
+def _open_file(path: Path) -> Checkpoint:
+    if path.suffix == ".safetensors":
+        return Checkpoint(path, read_safetensors(path))
+    if path.suffix in _PICKLES:
+        from orthomerge.files.pickles import read_pickle
+
+        found = read_pickle(path)
+        return Checkpoint(path, found.entries, aliases=found.aliases)
+    raise CheckpointError(
+        f"{path} is not a checkpoint: give a folder, or a file that ends in .safetensors, {', '.join(_PICKLES)}"
+    )
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    config = read_json(contained(folder / "config.json", folder)) if (folder / "config.json").exists() else None
+    _refuse_quantised(config, folder)
+    for whole, index in zip(_WHOLE, _SHARDED, strict=True):
+        if _present(folder / whole) and _present(folder / index):
+            raise CheckpointError(
+                f"{folder} holds both {whole} and {index}: one of them is left over from an earlier save; remove it"
+            )
+        if _present(folder / whole):
+            return replace(_open_file(contained(folder / whole, folder)), path=folder, config=config)
+        if _present(folder / index):
+            return replace(_open_shards(contained(folder / index, folder)), path=folder, config=config)
+    others = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", *_PICKLES)]
+    if len(others) == 1:
+        return replace(_open_file(contained(others[0], folder)), path=folder, config=config)
+    what = f"several weight files ({some(path.name for path in others)})" if others else "no weights"
+    raise CheckpointError(
+        f"{folder} holds {what}: expected {' or '.join(_WHOLE)}, or one of them in shards with its index; "
+        "name the file itself if it has another name"
+    )
+
+
+def _present(path: Path) -> bool:
+    """Whether there is such a name; a link to nowhere is an error when it is opened, not a reason to look elsewhere."""
+    return path.exists() or path.is_symlink()
+
+
+def _open_shards(index: Path) -> Checkpoint:
+    """Join shards by their index, which must agree with what the shards really hold."""
+    document = read_json(index)
+    names = document.get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(shard, str) for shard in names.values()):
+        raise CheckpointError(f"{index} must have a 'weight_map' from tensor names to file names; fetch it again")
+    suffix = ".safetensors" if index.name.startswith("model.safetensors") else ".bin"
+    entries: dict[str, Entry] = {}
+    aliases: dict[str, str] = {}
+    shards = sorted(set(names.values()))
+    if len({shard.casefold() for shard in shards}) < len(shards):
+        raise CheckpointError(
+            f"{index} names shards that differ in case only ({some(shards)}), which not every file system can tell "
+            "apart; do not trust this file"
+        )
+    for shard in shards:
+        opened = _open_file(_shard_path(index, shard, suffix))
+        held = set(opened.entries) | set(opened.aliases)
+        listed = {name for name, file in names.items() if file == shard}
+        if listed - held:
+            raise CheckpointError(
+                f"{index} places {some(sorted(listed - held))} in {shard}, which does not hold it; {_SAVES}"
+            )
+        if held - listed:
+            raise CheckpointError(
+                f"{opened.path} holds {some(sorted(held - listed))}, which {index.name} does not place there; {_SAVES}"
+            )
+        entries |= opened.entries
+        aliases |= opened.aliases
+    _check_total(document, entries, index)
+    return Checkpoint(index, entries, aliases=aliases)
+
+
+def _shard_path(index: Path, shard: str, suffix: str) -> Path:
+    """A shard is a plain file of the index's own folder and format; anything else is an attack or an accident."""
+    pure = PurePosixPath(shard)
+    if pure.name != shard or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
+        raise CheckpointError(f"{index} points outside its own folder, to {shard!r}; do not trust this file")
+    if not shard.endswith(suffix):
+        raise CheckpointError(f"{index} points to {shard!r}, which is not a {suffix} file; do not trust this file")
+    path = index.parent / shard
+    if not path.exists():
+        raise CheckpointError(f"{index} names the shard {shard!r}, which is missing; fetch it again")
+    return contained(path, index.parent)
+
+
+def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Path) -> None:
+    metadata = document.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    held = sum(entry.spec.nbytes for entry in entries.values())
+    # Pickles count tied weights as often as they are named, so only safetensors must agree to the byte.
+    if index.name.startswith("model.safetensors") and isinstance(total, int) and total != held:
+        raise CheckpointError(
+            f"{index} says the shards hold {total} bytes, but they hold {held}; a shard is of another save: "
+            "fetch it again"
+        )
+
+
+def _refuse_quantised(config: dict[str, Any] | None, folder: Path) -> None:
+    quantised = (config or {}).get("quantization_config")
+    if quantised:
+        how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{folder} is quantised ({how}); merge the original float weights and quantise the result"
+        )

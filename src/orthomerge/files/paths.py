@@ -1,0 +1,116 @@
+"""A file of weights, read by position and hashed on the way.
+
+Files are read with `pread` into memory of our own, never mapped: a file that shrinks while it is read gives
+an error and not a crash, and what was read is not counted twice in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.hashing import new_hash, preferred
+
+if TYPE_CHECKING:
+    import torch
+
+
+_GAP = 1 << 18  # a hole this small in an otherwise sequential read is read for the hash at once
+_STEP = 1 << 20
+
+
+class RawFile:
+    """One open file. Thread-safe; the hash costs no second read when tensors are read in file order."""
+
+    def __init__(self, path: Path, *, algorithm: str | None = None) -> None:
+        self.path = path
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(self._fd)
+        except OSError as error:
+            raise CheckpointError(f"cannot open {path}: {error.strerror}") from error
+        except ValueError as error:  # a null byte in the name
+            raise CheckpointError(f"cannot open {str(path)!r}: {error}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not a regular file; weights are read from plain files only")
+        self.size = status.st_size
+        self._stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+        self._lock = threading.Lock()
+        self._algorithm = algorithm or preferred()
+        self._hash = new_hash(self._algorithm)
+        self._hashed = 0
+        self._digest: str | None = None
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __repr__(self) -> str:
+        return f"RawFile({str(self.path)!r})"
+
+    def bytes(self, offset: int, length: int) -> bytes:
+        """A small run of bytes (headers)."""
+        data = bytearray(length)
+        self._fill(memoryview(data), offset)
+        return bytes(data)
+
+    def read(self, offset: int, length: int) -> torch.Tensor:
+        """A run of bytes as a fresh tensor of uint8, fed to the hash when it is next in line."""
+        import torch
+
+        buffer = torch.empty(length, dtype=torch.uint8)
+        view = buffer.numpy().data
+        self._fill(view, offset)
+        with self._lock:
+            if offset <= self._hashed + _GAP and self._hashed < offset + length and self._digest is None:
+                if offset > self._hashed:
+                    self._hash.update(self.bytes(self._hashed, offset - self._hashed))
+                    self._hashed = offset
+                self._hash.update(view[self._hashed - offset :])
+                self._hashed = offset + length
+        return buffer
+
+    def digest(self) -> str:
+        """Hash of the whole file, `blake3:...` or `sha256:...`; reads only what no earlier read covered in order."""
+        with self._lock:
+            if self._digest is None:
+                buffer = bytearray(_STEP)
+                while self._hashed < self.size:
+                    view = memoryview(buffer)[: min(_STEP, self.size - self._hashed)]
+                    self._fill(view, self._hashed)
+                    self._hash.update(view)
+                    self._hashed += len(view)
+                self._digest = f"{self._algorithm}:{self._hash.hexdigest()}"
+        return self._digest
+
+    def check_unchanged(self) -> None:
+        """Refuse a file that was replaced or rewritten since it was opened."""
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise CheckpointError(f"{self.path} vanished while it was read; run the command again") from error
+        if (status.st_size, status.st_mtime_ns, status.st_ino) != self._stamp:
+            raise CheckpointError(f"{self.path} changed while it was read; run the command again")
+
+    def _fill(self, view: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(view):
+            try:
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot read {self.path} at byte {offset}: {error.strerror}; check the disk or the "
+                    "file server, and run the command again"
+                ) from error
+            if count == 0:
+                raise CheckpointError(
+                    f"{self.path} ends at byte {offset + done}, {len(view) - done} bytes too early; "
+                    "the file was cut short: fetch it again"
+                )
+            done += count

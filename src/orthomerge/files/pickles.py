@@ -1,0 +1,275 @@
+"""Reading files of `torch.save` (.bin, .pt, .pth) without torch and without running anything in them.
+
+Both containers are read: the zip archive that torch writes since 1.6 (`data.pkl` and one member a storage)
+and the older stream (pickles, then the storages one after another). Only names and shapes are read; a tensor
+becomes a run of bytes in the file.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from dataclasses import dataclass
+from math import prod
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.files.checkpoint import DTYPES, Entry, Spec
+from orthomerge.files.paths import RawFile
+from orthomerge.files.safetensors import check_name
+from orthomerge.files.state_dicts import find_weights
+from orthomerge.files.unpickler import MOST_BYTES, Machine, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from orthomerge.files.stand_ins import Storage, Tensor
+
+    Place = Callable[[str], tuple[int, int] | None]  # key of a storage -> its offset and length in the file
+
+
+_MAGIC: Final = 0x1950A86A20F9469CFC6C
+_PROTOCOL: Final = 1001
+_MOST_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
+_MOST_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (stride 0)
+_MOST_AXES: Final = 64
+_LOCAL = struct.Struct("<4s2xHH16xHH")  # signature, flags, method, length of name, length of extra
+_DAMAGE = (
+    UnpicklingError,
+    zipfile.BadZipFile,
+    struct.error,
+    ArithmeticError,  # with OverflowError
+    AttributeError,
+    DeprecationWarning,  # an odd escape in text, where warnings are errors
+    EOFError,
+    LookupError,  # KeyError, IndexError
+    MemoryError,
+    NotImplementedError,  # a zip of a later version
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,  # with UnicodeDecodeError
+)
+
+
+@dataclass(frozen=True)
+class PickledTensors:
+    """Tensors of a file, unread; `aliases` are second names of the same bytes; `wrapper` is what was found."""
+
+    entries: dict[str, Entry]
+    aliases: dict[str, str]
+    wrapper: str
+
+
+def read_pickle(path: Path) -> PickledTensors:
+    """Every tensor of a torch file by name, unread, in the order of its state dict."""
+    file = RawFile(path)
+    try:
+        head = _head(file)
+        root, place = _read_zip(file) if head.startswith(b"PK") else _read_stream(file, head)
+        wrapper, tensors = find_weights(path, root)
+        return _collect(file, tensors, place, wrapper)
+    except _DAMAGE as error:
+        known = isinstance(error, UnpicklingError | zipfile.BadZipFile)
+        why = ascii(str(error))[1:-1][:200] if known else type(error).__name__
+        raise CheckpointError(
+            f"{path} is damaged, or was not written by torch.save ({why}); fetch it again, or save it as safetensors"
+        ) from error
+
+
+def _head(file: RawFile) -> bytes:
+    """The first bytes, after refusing what is often found in the place of weights."""
+    head = file.bytes(0, min(file.size, 512))
+    text = head.lstrip().lower()
+    what = ""
+    if not head:
+        what = "is empty: fetch it again"
+    elif head.startswith(b"version https://git-lfs"):
+        what = "is a Git LFS pointer, not the weights: run `git lfs pull`"
+    elif text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        what = "is a web page, not the weights: the download failed or needs a login; fetch it again"
+    elif head[257:262] == b"ustar":
+        what = "is a tar archive: unpack it; if a very old torch wrote it, load it with torch and save it again"
+    elif head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.size:
+        what = "is a safetensors file: give it the ending .safetensors"
+    if what:
+        raise CheckpointError(f"{file.path} {what}")
+    return head
+
+
+def _read_zip(file: RawFile) -> tuple[object, Place]:
+    """What the archive's pickle built, and where its storages lie."""
+    members, end = _members(file)
+    pickles = [name for name in members if name.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise CheckpointError(
+            f"{file.path} is a zip archive with {len(pickles)} files 'data.pkl' (torch.save writes one); "
+            "if it holds packed checkpoints, unpack it first"
+        )
+    top = pickles[0].removesuffix("data.pkl")
+    if f"{top}constants.pkl" in members:
+        raise CheckpointError(
+            f"{file.path} is a TorchScript archive; save torch.jit.load(...).state_dict() with torch.save and open that"
+        )
+
+    def place(name: str) -> tuple[int, int] | None:
+        return _locate(file, members[name], end) if name in members else None
+
+    if (order := place(f"{top}byteorder")) is not None:
+        found = file.bytes(order[0], min(order[1], 16))
+        if found != b"little":
+            raise CheckpointError(
+                f"{file.path} has its numbers in byte order {found!r}, only 'little' is read; "
+                "load it with torch on a common machine and save it again"
+            )
+    begin, length = _locate(file, members[pickles[0]], end)
+    if length > MOST_BYTES:
+        raise CheckpointError(
+            f"{file.path} has a data.pkl of {length >> 20} MiB, at most {MOST_BYTES >> 20} are read; "
+            "save the state dict alone, without the training state"
+        )
+    machine = Machine(file.path, io.BytesIO(file.bytes(begin, length)))
+    return machine.load(), lambda key: place(f"{top}data/{key}")
+
+
+def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
+    """The members of an archive by name, none of them suspicious, and where the directory begins."""
+    with zipfile.ZipFile(Stream(file, _MOST_DIRECTORY)) as archive:
+        infos, end = archive.infolist(), archive.start_dir
+    members = {info.filename: info for info in infos}
+    complaints = {
+        "packed": [i.filename for i in infos if i.compress_type or i.compress_size != i.file_size],
+        "encrypted": [i.filename for i in infos if i.flag_bits & 1],
+        "outside the archive": [n for n in members if n.startswith(("/", "\\")) or ".." in n or ":" in n[:2]],
+    }
+    for what, names in complaints.items():
+        if names:
+            raise CheckpointError(
+                f"{file.path} has members that are {what} ({some(names)}), which torch.save does not write; "
+                "do not trust it, or save it again with torch.save"
+            )
+    if len(members) != len(infos):
+        raise CheckpointError(f"{file.path} has two members of the same name; do not trust it, or fetch it again")
+    return members, end
+
+
+def _locate(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
+    """Where a member's bytes lie, by the header in front of them; `end` is where the directory begins."""
+    signature, flags, method, name, extra = _LOCAL.unpack(file.bytes(info.header_offset, _LOCAL.size))
+    begin = info.header_offset + _LOCAL.size + name + extra
+    written = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
+    sound = signature == b"PK\x03\x04" and method == 0 and not flags & 1 and begin + info.file_size <= end
+    if not sound or file.bytes(info.header_offset + _LOCAL.size, name) != written:
+        raise zipfile.BadZipFile(f"member {info.filename} is not where the directory says")
+    return begin, info.file_size
+
+
+def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
+    """What the pickle in the older stream built, and where the storages after it lie."""
+    stream: IO[bytes] = Stream(file, MOST_BYTES)
+    machine = Machine(file.path, stream)
+    try:
+        magic = machine.load()
+    except _DAMAGE as error:
+        if head.startswith(b"\x80"):
+            raise
+        raise CheckpointError(
+            f"{file.path} is not a file of torch.save (it begins with {head[:8]!r}); fetch the weights again"
+        ) from error
+    if magic != _MAGIC:
+        raise CheckpointError(
+            f"{file.path} is a plain pickle, not a file of torch.save; save it again with torch.save or as safetensors"
+        )
+    if (protocol := machine.load()) != _PROTOCOL:
+        raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, not {protocol!r:.20}; fetch it again")
+    machine_info = machine.load()
+    if not isinstance(machine_info, dict) or machine_info.get("little_endian") is not True:
+        raise CheckpointError(
+            f"{file.path} was not written on a little-endian machine; "
+            "load it with torch on a common machine and save it again"
+        )
+    root, keys = machine.load(), machine.load()
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key in machine.storages for key in keys):
+        raise UnpicklingError("the list of storages does not fit the tensors")
+    places = _follow(file, stream.tell(), [machine.storages[key] for key in keys])
+    return root, places.get
+
+
+def _follow(file: RawFile, at: int, storages: list[Storage]) -> dict[str, tuple[int, int]]:
+    """Where storages lie that follow each other, each after its count of elements."""
+    places: dict[str, tuple[int, int]] = {}
+    for storage in storages:
+        length = int.from_bytes(file.bytes(at, 8), "little", signed=True) * storage.width
+        if not 0 <= length <= file.size - at - 8:
+            raise CheckpointError(
+                f"{file.path} was cut short: storage {storage.key!r} at byte {at} should hold {length} bytes, "
+                f"but the file ends at {file.size}; fetch it again"
+            )
+        places[storage.key] = (at + 8, length)
+        at += 8 + length
+    return places
+
+
+def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place, wrapper: str) -> PickledTensors:
+    """Tensors as entries; those that are the same bytes in the same shape are one entry with several names."""
+    entries: dict[str, Entry] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        check_name(name, file.path)
+        entry = _entry(file, name, tensor, place)
+        key = (tensor.storage and tensor.storage.key, entry.offset, entry.spec, entry.strides)
+        if first.setdefault(key, name) == name:
+            entries[name] = entry
+        else:
+            aliases[name] = first[key]
+    return PickledTensors(entries, aliases, wrapper)
+
+
+def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
+    where, again = f"{file.path}: tensor {name!r}", "the file is damaged: fetch it again"
+    if tensor.refused or tensor.storage is None:
+        raise CheckpointError(
+            f"{where} is stored as {tensor.refused}, but only plain dense tensors of real numbers are read; "
+            "load it where it was made, convert it (dequantize, to_dense, real) and save it again"
+        )
+    offset, shape, strides, storage = tensor.offset, tensor.shape, tensor.strides, tensor.storage
+    if not _whole(shape) or not _whole(strides) or not _whole([offset]) or len(shape) != len(strides):
+        raise CheckpointError(f"{where} has a shape, stride or offset that is not whole numbers from 0 on; {again}")
+    found = place(storage.key)
+    if found is None:
+        raise CheckpointError(f"{where} lies in storage {storage.key!r}, which the file does not have; {again}")
+    if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > found[1]:
+        raise CheckpointError(
+            f"{where} lies in storage {storage.key!r}, which should have {storage.skip + storage.nbytes} bytes "
+            f"but has {found[1]}; {again}"
+        )
+    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], found[0] + storage.skip
+    if spec.numel == 0:
+        return Entry(file, begin, spec)
+    reach = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    if reach * width > storage.nbytes:
+        raise CheckpointError(
+            f"{where} reaches to byte {reach * width} of storage {storage.key!r}, which has {storage.nbytes}; {again}"
+        )
+    if spec.nbytes > max(storage.nbytes, _MOST_REPEATED):
+        raise CheckpointError(
+            f"{where} repeats {storage.nbytes} bytes to make {spec.nbytes}; save a contiguous copy of it instead"
+        )
+    return Entry(file, begin + offset * width, spec, _strides(spec.shape, tuple(strides)))
+
+
+def _whole(values: Any) -> bool:
+    if not isinstance(values, list | tuple) or len(values) > _MOST_AXES:
+        return False
+    return all(type(value) is int and 0 <= value < 1 << 62 for value in values)
+
+
+def _strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides in one form (those of axes of length 1 mean nothing), or None when contiguous."""
+    dense = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    same = tuple(d if n == 1 else s for n, s, d in zip(shape, strides, dense, strict=True))
+    return None if same == tuple(dense) else same

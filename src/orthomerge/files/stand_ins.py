@@ -1,0 +1,216 @@
+"""What a pickle names and makes, as inert records: globals, objects, storages, tensors.
+
+Nothing is looked up or called. The few globals that torch needs to write tensors and mappings have a maker
+of our own here; every other one becomes an `Object` that remembers its name and what it was filled with.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any, Final
+
+from orthomerge.files.checkpoint import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+_MOST_NESTING: Final = 32  # rebuilds inside rebuilds
+
+# Storage class -> our dtype; those of `_OTHER` (bytes per element) are stepped over, but not returned.
+_STORAGES: Mapping[str, str] = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+    "UntypedStorage": "U8",
+    "_UntypedStorage": "U8",
+}
+_OTHER: Mapping[str, int] = {
+    "ComplexFloatStorage": 8,
+    "ComplexDoubleStorage": 16,
+    "QInt8Storage": 1,
+    "QUInt8Storage": 1,
+    "QInt32Storage": 4,
+    "QUInt4x2Storage": 1,
+    "QUInt2x4Storage": 1,
+}
+_TORCH_DTYPES = {f"torch.{name}": dtype for dtype, (_, name) in DTYPES.items() if dtype != "C64"}
+
+# What no file of weights has a reason to name. Nothing would be run anyway: this is to warn the user.
+_HOSTILE = re.compile(
+    "os|posix|nt|subprocess|_posixsubprocess|commands|popen2|sys|importlib|imp|runpy|pty|shutil|_?socket|ssl|"
+    "_?ctypes|_?pickle|cPickle|code|codeop|webbrowser|multiprocessing|asyncio|http|httplib|urllib2?|requests|"
+    "ftplib|smtplib|xmlrpc|socketserver|signal|pdb|bdb|timeit|c?[Pp]rofile|trace|tempfile|pip|ensurepip|venv|"
+    "zipimport|pkgutil|pydoc|marshal|sqlite3|atexit|mmap|fcntl"
+)
+_HOSTILE_PATHS = re.compile(r"_?io\.(open|FileIO).*|torch\.(serialization\.)?load|torch\.hub\..*")
+_BUILTINS = re.compile(
+    "set|frozenset|dict|list|tuple|int|float|bool|complex|slice|x?range|bytes|bytearray|str|unicode|long|"
+    "object|type|getattr|Ellipsis|NotImplemented"
+)
+_PATHS = re.compile("(Pure)?(Posix|Windows)?Path")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Global:
+    """A class or function that the pickle names; it is never looked up."""
+
+    module: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """The dotted name, safe to print."""
+        return f"{self.module}.{self.name}".encode("unicode_escape").decode("ascii")
+
+    @property
+    def hostile(self) -> bool:
+        """Whether this has to do with running programs or touching files, and not with weights."""
+        top = self.module.split(".")[0]
+        if top in {"builtins", "__builtin__", "__builtins__"}:
+            return not _BUILTINS.fullmatch(self.name)
+        if top == "pathlib":
+            return not _PATHS.fullmatch(self.name)
+        named = [top, *self.name.split(".")[:-1]]  # an attribute of an attribute can be a module, too
+        return any(_HOSTILE.fullmatch(part) for part in named) or bool(_HOSTILE_PATHS.fullmatch(self.path))
+
+
+@dataclass(slots=True, eq=False)
+class Object:
+    """What the pickle would have made by calling `maker`; `state` and `content` are what it filled in."""
+
+    maker: object
+    state: object = None
+    content: dict[object, object] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storage:
+    """A run of bytes somewhere in the file; `skip` bytes into it begins what was named."""
+
+    key: str
+    kind: str
+    width: int
+    nbytes: int
+    skip: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A tensor as the pickle tells it, unchecked; `refused` says why it cannot be read."""
+
+    storage: Storage | None = None
+    dtype: str = ""
+    offset: Any = 0
+    shape: Any = ()
+    strides: Any = ()
+    refused: str = ""
+
+
+def storage(key: str, kind: str, numel: int) -> Storage:
+    """A storage of torch class `kind`."""
+    if kind not in _STORAGES and kind not in _OTHER:
+        raise UnpicklingError(f"{kind!r} is not a known type of storage")
+    width = DTYPES[_STORAGES[kind]][0] if kind in _STORAGES else _OTHER[kind]
+    return Storage(key, kind, width, numel * width)
+
+
+def fill(mapping: dict[object, object], keys: list[Any], values: list[Any]) -> None:
+    """Set items. Names are names; any other key only has to be distinct (hashing it might crash)."""
+    for key, value in zip(keys, values, strict=True):
+        mapping[key if type(key) is str else object()] = value
+
+
+def make(maker: object, args: tuple[object, ...], *, depth: int = 0) -> object:
+    """What a call stands for, without the call."""
+    if not isinstance(maker, Global | Object):
+        raise UnpicklingError("it calls something that is neither a class nor a function")
+    path = f"{_PYTHON_2.get(maker.module, maker.module)}.{maker.name}" if isinstance(maker, Global) else ""
+    if _FROM_TYPE.fullmatch(path):
+        func, _, inner, _ = args
+        made = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MOST_NESTING else None
+        if not isinstance(made, Tensor):
+            raise UnpicklingError("a type of tensor is put around something else")
+        return made
+    if path in _MAKERS:
+        return _MAKERS[path](*args)
+    if path.startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_")):
+        return Tensor(refused=path)
+    return Object(maker)
+
+
+def _tensor_v2(storage: object, *args: Any) -> Tensor:
+    if not isinstance(storage, Storage):
+        raise UnpicklingError("a tensor is made of something that is not a storage")
+    if storage.kind not in _STORAGES:
+        return Tensor(refused=f"torch.{storage.kind}")
+    return _dense(storage, _STORAGES[storage.kind], place=args[:3], metadata=args[5:])
+
+
+def _tensor_v3(storage: object, *args: Any) -> Tensor:
+    dtype = args[5].path if isinstance(args[5], Global) else "a tensor without dtype"
+    if not isinstance(storage, Storage) or dtype not in _TORCH_DTYPES:
+        return Tensor(refused=dtype)
+    return _dense(storage, _TORCH_DTYPES[dtype], place=args[:3], metadata=args[6:])
+
+
+def _dense(storage: Storage, dtype: str, *, place: tuple[object, ...], metadata: tuple[object, ...]) -> Tensor:
+    if any(metadata):
+        return Tensor(refused="a view that is negated or conjugated when read")
+    offset, shape, strides = place
+    return Tensor(storage, dtype, offset, shape, strides)
+
+
+def _mapping(*args: object) -> dict[object, object]:
+    """`OrderedDict`, `defaultdict`, `Counter`: empty, or from a dict or pairs; a factory is dropped."""
+    made: dict[object, object] = {}
+    for arg in args:
+        if isinstance(arg, dict):
+            made.update(arg)
+        elif isinstance(arg, list | tuple):
+            fill(made, [key for key, _ in arg], [value for _, value in arg])
+    return made
+
+
+def _members(items: object = ()) -> object:
+    """`set`, `frozenset` and `torch.Size` stay as they are: hashing the members might crash."""
+    return items if isinstance(items, list | tuple) else []
+
+
+def _first(value: object, *_: object) -> object:
+    return value
+
+
+def _new(cls: object, *_: object) -> Object:
+    return Object(cls)
+
+
+_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+_FROM_TYPE = re.compile(r"torch\._?tensor\._rebuild_from_type(_v2)?")
+_MAKERS: Mapping[str, Callable[..., object]] = {
+    "collections.OrderedDict": _mapping,
+    "collections.defaultdict": _mapping,
+    "collections.Counter": _mapping,
+    "builtins.dict": _mapping,
+    "builtins.set": _members,
+    "builtins.frozenset": _members,
+    "copyreg._reconstructor": _new,
+    "copyreg.__newobj__": _new,
+    "copyreg.__newobj_ex__": _new,
+    "torch.Size": _members,
+    "torch._utils._rebuild_tensor": _tensor_v2,
+    "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_parameter": _first,
+    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch.nn.parameter.Parameter": _first,
+}

@@ -1,0 +1,168 @@
+"""Finding the weights in what a pickle built: a state dict, one inside a training checkpoint, a whole module.
+
+Training scripts wrap state dicts in all sorts of ways. One candidate is taken, several are an error unless
+one has the usual name: guessing would merge the wrong weights.
+"""
+
+from __future__ import annotations
+
+import re
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Final
+
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.files.stand_ins import Global, Object, Tensor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+_PREFERRED = ("state_dict", "model_state_dict", "model", "module")
+_KNOWN = (
+    *_PREFERRED,
+    "net",
+    "network",
+    "ema",
+    "model_ema",
+    "ema_model",
+    "ema_state_dict",
+    "weights",
+    "params",
+)
+_TRAINING = re.compile(
+    r"(.*_)?(opt|optim|optimi[sz]ers?|(lr_?)?sched(uler)?s?|(grad_?)?scaler|amp|rng|callbacks?|loops?)(_.*)?",
+    re.IGNORECASE,
+)
+_MOST_LEVELS: Final = 8  # wrappers around the state dict
+_MOST_MODULES: Final = 1_000_000
+_MOST_PREFIX: Final = 4_096
+
+
+def find_weights(path: Path, root: object) -> tuple[str, dict[str, Tensor]]:
+    """What was found, in words, and the tensors by name in the order of the state dict."""
+    value, under = root, ""
+    for _ in range(_MOST_LEVELS):
+        where = f" under {under!r}" if under else ""
+        if _parts(value) is not None:
+            found = _flatten(path, value)
+            if not found:
+                raise CheckpointError(f"{path} holds a whole module ({_words(value)}) without any weights")
+            return f"whole module {_words(value)}{where}", found
+        mapping = _mapping(value)
+        key = _inner(path, mapping)
+        if key is None:
+            found = {n: item for n, item in mapping.items() if isinstance(n, str) and isinstance(item, Tensor)}
+            if not found:
+                raise CheckpointError(
+                    f"{path} must hold a state dict or a module, but holds {_words(value)} with no tensors "
+                    "by name; save it again with torch.save(model.state_dict(), ...)"
+                )
+            return f"state dict{where}", found
+        value, under = mapping[key], f"{under}.{key}" if under else key
+    raise CheckpointError(
+        f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; "
+        "save them again with torch.save(model.state_dict(), ...)"
+    )
+
+
+def _inner(path: Path, mapping: dict[object, object]) -> str | None:
+    """The name under which the state dict lies, or None if it is this mapping itself."""
+    memo: dict[int, bool] = {}
+    inner = [str(key) for key, item in mapping.items() if _counts(key) and _holds(item, memo)]
+    if any(isinstance(item, Tensor) for key, item in mapping.items() if _counts(key)):
+        # Tensors beside a wrapped state dict are a loss or a step; a module may keep extra state of its own.
+        odd = [key for key in inner if key not in _KNOWN and not key.endswith("_extra_state")]
+        inner = [key for key in inner if key in _KNOWN]
+        if odd and not inner:
+            raise CheckpointError(
+                f"{path} holds tensors by name and, beside them, mappings of more tensors ({some(odd)}); "
+                "it is unclear which are the weights: save the state dict alone"
+            )
+    if len(inner) <= 1:
+        return inner[0] if inner else None
+    for name in _PREFERRED:
+        if name in inner:
+            return name
+    raise CheckpointError(
+        f"{path} holds several sets of weights ({some(inner)}) and none has a usual name "
+        f"({', '.join(_PREFERRED)}); save the one that is meant as a file of its own"
+    )
+
+
+def _counts(key: object) -> bool:
+    return isinstance(key, str) and not _TRAINING.fullmatch(key)
+
+
+def _holds(value: object, memo: dict[int, bool]) -> bool:
+    """Whether there are weights anywhere in a mapping or module, leaving the training state aside."""
+    if _parts(value) is not None:
+        return True
+    mapping = _mapping(value)
+    if "state" in mapping and "param_groups" in mapping:  # an optimiser by another name
+        return False
+    if id(mapping) not in memo:
+        memo[id(mapping)] = False  # a mapping inside itself adds nothing
+        memo[id(mapping)] = any(
+            isinstance(item, Tensor) or (_counts(key) and _holds(item, memo))
+            for key, item in mapping.items()
+            if isinstance(key, str)
+        )
+    return memo[id(mapping)]
+
+
+def _mapping(value: object) -> dict[object, object]:
+    """The items of a mapping, also of one whose class we do not know; empty for all else."""
+    items = value.content if isinstance(value, Object) else value
+    return items if isinstance(items, dict) else _NOTHING
+
+
+_NOTHING: dict[object, object] = {}
+
+
+def _parts(value: object) -> dict[object, object] | None:
+    """The attributes of a module; None if it is not one."""
+    state = value.state if isinstance(value, Object) else None
+    if isinstance(state, dict) and isinstance(state.get("_parameters"), dict):
+        return state if isinstance(state.get("_modules"), dict) else None
+    return None
+
+
+def _flatten(path: Path, module: object) -> dict[str, Tensor]:
+    """Parameters and persistent buffers, named and in order as by `module.state_dict()` (without hooks)."""
+    found: dict[str, Tensor] = {}
+    visited = 0
+    todo = [("", module)]
+    while todo:
+        prefix, module = todo.pop()
+        visited += 1
+        if len(prefix) > _MOST_PREFIX or visited > _MOST_MODULES:
+            raise CheckpointError(
+                f"{path} holds a module that contains itself, or too many ({prefix[:60]!r}...); "
+                "save its state dict instead"
+            )
+        parts = _parts(module)
+        if parts is None:
+            raise CheckpointError(
+                f"{path}: sub-module {prefix.removesuffix('.')!r} is {_words(module)}, whose weights cannot be "
+                "read without running its code; save the state dict instead"
+            )
+        passing = parts.get("_non_persistent_buffers_set")
+        passing = passing if isinstance(passing, list | tuple) else ()
+        buffers = {name: item for name, item in _mapping(parts.get("_buffers")).items() if name not in passing}
+        for name, item in (*_mapping(parts["_parameters"]).items(), *buffers.items()):
+            if not isinstance(name, str):
+                raise UnpicklingError("a parameter has a name that is not text")
+            if item is not None:
+                found[f"{prefix}{name}"] = item if isinstance(item, Tensor) else Tensor(refused=_words(item))
+        children = [(f"{prefix}{name}.", item) for name, item in _mapping(parts["_modules"]).items()]
+        todo += [child for child in reversed(children) if child[1] is not None]
+    return found
+
+
+def _words(value: object) -> str:
+    """What a value is, for messages."""
+    if isinstance(value, Object):
+        return value.maker.path if isinstance(value.maker, Global) else "an object of unknown class"
+    if isinstance(value, Tensor):
+        return "a single tensor"
+    return "a mapping" if isinstance(value, dict) else f"a {type(value).__name__}"

@@ -1,0 +1,264 @@
+"""A pickle machine that calls nothing: it runs the opcodes and leaves records of what they ask for.
+
+The opcodes are decoded by `pickletools` and acted on here. Python's own unpickler would not do, even with
+its hooks: it sets aside gigabytes for one large memo index, and hashing nested tuples overruns its stack.
+"""
+
+from __future__ import annotations
+
+import io
+import pickletools
+from dataclasses import dataclass, field, replace
+from pickle import UnpicklingError
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
+
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.stand_ins import Global, Object, Storage, Tensor, fill, make, storage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from _typeshed import WriteableBuffer
+
+    from orthomerge.files.paths import RawFile
+
+
+MOST_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB
+_MOST_STEPS: Final = 5_000_000
+
+# fmt: off
+_PUSHED = (  # opcodes that put their argument on the stack
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "NONE",
+    "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+)
+# fmt: on
+
+
+class _Raw(io.RawIOBase):
+    """A `RawFile` as a stream."""
+
+    def __init__(self, file: RawFile) -> None:
+        super().__init__()
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        target = offset + (0, self._at, self._file.size)[whence]
+        if target < 0:
+            raise OSError("seek before the start of the file")
+        self._at = target
+        return target
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._file.size - self._at))
+        view[:count] = self._file.bytes(self._at, count)
+        self._at += count
+        return count
+
+
+class Stream(io.BufferedReader):
+    """A buffered stream that never reads more than `most` bytes at once, whatever a header asks for."""
+
+    def __init__(self, file: RawFile, most: int) -> None:
+        super().__init__(_Raw(file))
+        self._most = most
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > self._most:
+            raise UnpicklingError(f"a length of {size} bytes in the header is absurd")
+        return super().read(self._most if size is None or size < 0 else size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        return super().readline(self._most)
+
+
+@dataclass
+class Machine:
+    """Runs pickles from a stream, one `load` each; `storages` are the roots seen, first mention first."""
+
+    path: Path
+    stream: IO[bytes]
+    storages: dict[str, Storage] = field(default_factory=dict)
+
+    def load(self) -> object:
+        """Run one pickle to its end and return what it built."""
+        self._stack: list[Any] = []
+        self._marked: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self._steps = 0
+        begin = self.stream.tell()
+        for opcode, arg, at in pickletools.genops(self.stream):
+            self._steps += 1
+            if self._steps > _MOST_STEPS or (at or 0) - begin > MOST_BYTES:
+                raise CheckpointError(
+                    f"{self.path} has a header of more than {_MOST_STEPS:,} steps or {MOST_BYTES >> 20} MiB; "
+                    "weights need a fraction of that: save the state dict alone, without the training state"
+                )
+            action = self._ACTIONS.get(opcode.name)
+            if action is None:
+                raise CheckpointError(
+                    f"{self.path} uses the pickle opcode {opcode.name}, which torch does not write; "
+                    "nothing was run: do not open it with torch.load either"
+                )
+            action(self, arg)
+        return self._stack.pop()
+
+    def _find(self, module: object, name: object) -> Global:
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise UnpicklingError("a class is named by something that is not text")
+        found = Global(module, name)
+        if found.hostile:
+            raise CheckpointError(
+                f"{self.path} asks to run {found.path}; this is not how weights are stored; "
+                "nothing was run: do not open it with torch.load either"
+            )
+        return found
+
+    def _persistent(self, pid: object) -> object:
+        match pid:
+            case ("module", Global() as cls, *_):  # the older stream keeps the source code of classes
+                return cls
+            case ("storage", Global(name=kind), str(key), _, int(numel), *view):
+                root = storage(key, kind, numel)
+                self.storages.setdefault(key, root)
+                match view:
+                    case [(_, int(skip), int(size))]:  # the older stream can name a part of a storage
+                        return replace(root, nbytes=size * root.width, skip=skip * root.width)
+                return root
+        raise UnpicklingError("a persistent id is not that of a storage")
+
+    def _push(self, item: object) -> None:
+        self._stack.append(item)
+
+    def _pop(self, _: object = None) -> Any:
+        return self._stack.pop() if self._stack else self._pop_mark()
+
+    def _mark(self, _: object) -> None:
+        self._marked.append(self._stack)
+        self._stack = []
+
+    def _pop_mark(self, _: object = None) -> list[Any]:
+        items, self._stack = self._stack, self._marked.pop()
+        return items
+
+    def _tuple(self, size: int) -> None:
+        items = [self._stack.pop() for _ in range(size)]
+        self._push(tuple(reversed(items)))
+
+    def _put(self, index: int | None) -> None:
+        index = len(self._memo) if index is None else index
+        if not 0 <= index < 1 << 32:
+            raise UnpicklingError("a memo index is out of range")
+        self._memo[index] = self._stack[-1]
+
+    def _fill(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if isinstance(target, Object):
+            target.content = {} if target.content is None else target.content
+            target = target.content
+        if not isinstance(target, dict):
+            raise UnpicklingError("items are set on something that is not a mapping")
+        fill(target, items[::2], items[1::2])
+
+    def _dict(self, _: object) -> None:
+        items = self._pop_mark()
+        self._push({})
+        self._fill(items)
+
+    def _set_item(self, _: object) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        self._fill([key, value])
+
+    def _extend(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if isinstance(target, list):
+            target.extend(items)
+        elif not isinstance(target, Object):
+            raise UnpicklingError("items are appended to something that is not a list")
+
+    def _stack_global(self, _: object) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        self._push(self._find(module, name))
+
+    def _reduce(self, _: object) -> None:
+        args, maker = self._stack.pop(), self._stack.pop()
+        if not isinstance(args, tuple):
+            raise UnpicklingError("the arguments of a call are not a tuple")
+        self._call(maker, args)
+
+    def _call(self, maker: object, args: tuple[object, ...]) -> None:
+        # What may be copied counts as steps: many calls on one long list would fill the memory.
+        self._steps += len(args) + sum(len(arg) for arg in args if isinstance(arg, list | tuple | dict))
+        self._push(make(maker, args))
+
+    def _inst(self, arg: str) -> None:
+        args = self._pop_mark()
+        self._call(self._find(*arg.split(" ", 1)), tuple(args))
+
+    def _obj(self, _: object) -> None:
+        maker, *args = self._pop_mark()
+        self._call(maker, tuple(args))
+
+    def _new_object(self, _: object) -> None:
+        _args, cls = self._stack.pop(), self._stack.pop()
+        self._push(Object(cls))
+
+    def _new_object_ex(self, _: object) -> None:
+        self._stack.pop()
+        self._new_object(None)
+
+    def _build(self, _: object) -> None:
+        state = self._stack.pop()
+        target = self._stack[-1]
+        if isinstance(target, Object):
+            target.state = state
+        elif not isinstance(target, dict | Tensor):  # those keep notes of no interest: `_metadata`, hooks
+            raise UnpicklingError("state is set on something that cannot have any")
+
+    # EXT1, PERSID, NEXT_BUFFER and their like are left out on purpose.
+    _ACTIONS: ClassVar[Mapping[str, Callable[[Machine, Any], object]]] = {
+        **dict.fromkeys(_PUSHED, _push),
+        "NEWTRUE": lambda self, _: self._push(True),
+        "NEWFALSE": lambda self, _: self._push(False),
+        "EMPTY_TUPLE": lambda self, _: self._push(()),
+        "EMPTY_LIST": lambda self, _: self._push([]),
+        "EMPTY_SET": lambda self, _: self._push([]),
+        "EMPTY_DICT": lambda self, _: self._push({}),
+        "TUPLE": lambda self, _: self._push(tuple(self._pop_mark())),
+        "LIST": lambda self, _: self._push(self._pop_mark()),
+        "FROZENSET": lambda self, _: self._push(self._pop_mark()),
+        "DICT": _dict,
+        "TUPLE1": lambda self, _: self._tuple(1),
+        "TUPLE2": lambda self, _: self._tuple(2),
+        "TUPLE3": lambda self, _: self._tuple(3),
+        "APPEND": lambda self, _: self._extend([self._stack.pop()]),
+        "APPENDS": lambda self, _: self._extend(self._pop_mark()),
+        "ADDITEMS": lambda self, _: self._extend(self._pop_mark()),
+        "SETITEM": _set_item,
+        "SETITEMS": lambda self, _: self._fill(self._pop_mark()),
+        "MARK": _mark,
+        "POP": _pop,
+        "POP_MARK": _pop_mark,
+        "DUP": lambda self, _: self._push(self._stack[-1]),
+        **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _put),
+        **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda self, at: self._push(self._memo[at])),
+        "GLOBAL": lambda self, arg: self._push(self._find(*arg.split(" ", 1))),
+        "STACK_GLOBAL": _stack_global,
+        "BINPERSID": lambda self, _: self._push(self._persistent(self._stack.pop())),
+        "REDUCE": _reduce,
+        "INST": _inst,
+        "OBJ": _obj,
+        "NEWOBJ": _new_object,
+        "NEWOBJ_EX": _new_object_ex,
+        "BUILD": _build,
+        **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda self, _: None),
+    }

@@ -1,0 +1,143 @@
+"""Classifiers on top of features: the one part of an expert that is never merged.
+
+A head also says how it reads the encoder (pooling, maximum length) and what its outputs mean (`kinds`), because experts
+of one base differ in these.
+
+`Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter
+by construction. Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from orthomerge.core.errors import IncompatibleError, some
+
+if TYPE_CHECKING:
+    import torch
+
+
+Activation = Literal["tanh", "relu", "gelu"]
+SINGLE_LABEL = "single-label"
+_ROWS = 8192  # of features, that become logits at a time
+
+
+class Classifier(Protocol):
+    """Anything that turns features [B, d] into logits [B, C]."""
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """An affine map: weight [out, in] and, where there is one, bias [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        # A head in half precision reads features in float32 as they are.
+        dtype = torch.promote_types(values.dtype, self.weight.dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return torch.nn.functional.linear(values.to(dtype), self.weight.to(dtype), bias)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear classifier, with a hidden layer where the family has one.
+
+    `normalise` scales features to unit length first (CLIP; its logit scale is baked into the weight). `kind`: an entry
+    of `kinds.KINDS`. `pooling`: how features are read off the encoder, None for the family's default. `max_length`:
+    tokens per text, None for the default of the processor.
+    """
+
+    output: Linear
+    labels: tuple[str, ...]
+    hidden: Linear | None = None
+    activation: Activation | None = None
+    normalise: bool = False
+    kind: str = SINGLE_LABEL
+    pooling: str | None = None
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        rows = self.output.weight.shape[0]
+        if rows != len(self.labels):
+            raise IncompatibleError(
+                f"the head has {rows} rows but {len(self.labels)} labels ({some(self.labels)}); "
+                "give one label a row, in the order of the rows"
+            )
+        if (self.hidden is None) != (self.activation is None):
+            raise IncompatibleError("a head's hidden layer and its activation go together: give both or neither")
+
+    def __call__(self, features: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self.normalise:
+            features = torch.nn.functional.normalize(features, dim=-1)
+        if self.hidden is not None and self.activation is not None:
+            features = getattr(torch.nn.functional, self.activation)(self.hidden(features))
+        return self.output(features)
+
+    @property
+    def width(self) -> int:
+        """Number of features that the head reads."""
+        first = self.hidden or self.output
+        return int(first.weight.shape[1])
+
+    def reordered(self, labels: tuple[str, ...]) -> Head:
+        """The same head with its rows in the order of `labels`, matched by name."""
+        if sorted(labels) != sorted(self.labels):
+            raise IncompatibleError(f"label sets differ: {some(sorted(set(labels) ^ set(self.labels)))}")
+        if len(set(labels)) < len(labels):
+            raise IncompatibleError(f"rows are matched by name, but two labels are the same ({some(sorted(labels))})")
+        rows = [self.labels.index(label) for label in labels]
+        bias = self.output.bias
+        output = Linear(self.output.weight[rows], None if bias is None else bias[rows])
+        return replace(self, output=output, labels=labels)
+
+    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Head:
+        """The same head with other numbers; `tensors` has the names of `tensors()`."""
+        hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if self.hidden is not None else None
+        output = Linear(tensors["weight"], tensors.get("bias"))
+        return replace(self, output=output, hidden=hidden)
+
+    def reading_as(self, other: Head) -> Head:
+        """The same layers, which read the encoder as another head does and mean what its outputs mean."""
+        return replace(self, kind=other.kind, pooling=other.pooling, max_length=other.max_length)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor by its name in `head.safetensors`."""
+        named = {"weight": self.output.weight, "bias": self.output.bias}
+        if self.hidden is not None:
+            named |= {"hidden.weight": self.hidden.weight, "hidden.bias": self.hidden.bias}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def head_of(classifier: Classifier) -> Head:
+    """The head of a classifier; of one that is more than a head, the head in it."""
+    return classifier if isinstance(classifier, Head) else classifier.head  # type: ignore[attr-defined]
+
+
+def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
+    """Logits [n, C] of all features, block by block: a row for every input, or an error."""
+    import torch
+
+    blocks = []
+    with torch.no_grad():
+        for block in torch.split(values, _ROWS):
+            logits = classifier(block)
+            if tuple(logits.shape) != (len(block), len(classifier.labels)):
+                raise IncompatibleError(
+                    f"a classifier with {len(classifier.labels)} labels must give logits "
+                    f"({len(block)}, {len(classifier.labels)}) for {len(block)} inputs, got {tuple(logits.shape)}"
+                )
+            blocks.append(logits)
+    return torch.cat(blocks)

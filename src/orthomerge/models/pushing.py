@@ -1,0 +1,155 @@
+"""Uploading an output folder to the hub, through huggingface_hub.
+
+Only what verifies is uploaded: exactly the files of the manifest and the manifest itself, one by one, each as it was
+when it was verified. What an earlier push of an output left in the repository and this one does not have (shards of
+the encoder, folders of tasks) is removed in the same commit; all else in the repository stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from orthomerge.core.errors import OutputError, RecipeError, some
+from orthomerge.files.hashing import algorithm_of, is_digest_of
+from orthomerge.files.hub import is_hub_id
+from orthomerge.files.ownership import MANIFEST
+from orthomerge.files.paths import RawFile
+from orthomerge.models.manifest import HEAD, read_manifest
+from orthomerge.models.saved import verify_folder
+
+_BRANCH = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,198}[A-Za-z0-9_])?")
+_SHARDS = re.compile(r"encoder(-\d+-of-\d+)?\.safetensors")
+_SMALL = 1 << 24  # bytes of files that are held in memory while they are sent
+_PATIENCE = 60.0  # seconds without an answer, or without a byte sent
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What goes where: sizes in bytes by file name. `hashes`: of the files as they were verified."""
+
+    out: Path
+    repo: str
+    revision: str | None
+    private: bool
+    files: dict[str, int]
+    hashes: dict[str, str] = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return sum(self.files.values())
+
+
+def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> Upload:
+    """Check an output and the names; nothing is sent."""
+    out = Path(path)
+    if not is_hub_id(repo) or "@" in repo:
+        raise RecipeError(f"{repo!r} must name a repository of the hub as org/name; for a branch, give --revision")
+    if revision is not None and (not _BRANCH.fullmatch(revision) or ".." in revision or "//" in revision):
+        raise RecipeError(f"--revision must be the name of a branch, got {revision!r:.80}")
+    problems = verify_folder(out)
+    if problems:
+        raise OutputError(
+            f"{out} is not what was written, so it is not uploaded: {some(problems)}; merge again, or fetch it again"
+        )
+    listed = read_manifest(out)["files"]
+    manifest = RawFile(out / MANIFEST)
+    sizes = {name: file["size"] for name, file in listed.items()} | {MANIFEST: manifest.size}
+    hashes = {name: file["hash"] for name, file in listed.items()} | {MANIFEST: manifest.digest()}
+    return Upload(out, repo, revision, private, dict(sorted(sizes.items())), hashes)
+
+
+def push(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Upload an output folder to `repo` (org/name), which is made if it is not there; the address of the commit.
+
+    `private`: of a repository that is made now. `revision`: a branch, made if it is not there; main if None. The token
+    is that of `hf auth login`, or HF_TOKEN.
+    """
+    return send(plan_upload(path, repo, private=private, revision=revision))
+
+
+def send(upload: Upload) -> str:
+    """Carry out what was planned; the address of the commit."""
+    try:
+        from huggingface_hub import CommitOperationDelete, HfApi, constants
+    except ImportError as error:
+        raise RecipeError("uploading needs huggingface_hub: pip install 'orthomerge[hub]'") from error
+    if constants.HF_HUB_OFFLINE:
+        raise OutputError("HF_HUB_OFFLINE forbids uploading; unset it, and push again")
+    api = HfApi(library_name="orthomerge")
+    try:
+        with _time_limit():
+            api.create_repo(upload.repo, private=upload.private, repo_type="model", exist_ok=True)
+            if upload.revision is not None:
+                api.create_branch(upload.repo, branch=upload.revision, exist_ok=True)
+            there = api.list_repo_files(upload.repo, revision=upload.revision)
+            done = api.create_commit(
+                upload.repo,
+                [*_additions(upload), *(CommitOperationDelete(name) for name in _left_over(there, upload.files))],
+                revision=upload.revision,
+                commit_message="Upload a merge made by orthomerge",
+            )
+    except OutputError:
+        raise
+    except Exception as error:  # the hub's HTTP library has changed twice, and each brings errors of its own
+        raise OutputError(_explain(error, upload.repo)) from error
+    return str(done.commit_url)
+
+
+def _additions(upload: Upload) -> Iterator[Any]:
+    """One operation per file, of the bytes that were verified."""
+    from huggingface_hub import CommitOperationAdd
+
+    for name, expected in upload.hashes.items():
+        file = RawFile((upload.out / name).resolve(), algorithm=algorithm_of(expected))
+        small = file.size <= _SMALL
+        data = file.bytes(0, file.size) if small else b""
+        if not (is_digest_of(data, expected) if small else file.digest() == expected):
+            raise OutputError(f"{upload.out / name} has changed since it was verified; push again")
+        yield CommitOperationAdd(name, data if small else file.path)
+        file.check_unchanged()
+
+
+def _left_over(there: Iterable[str], files: Iterable[str]) -> list[str]:
+    """What an earlier push of an output has left in a repository."""
+    names = list(there)
+    tasks = {str(PurePosixPath(name).parent) for name in names if PurePosixPath(name).name == HEAD}
+    ours = (name for name in names if _SHARDS.fullmatch(name) or str(PurePosixPath(name).parent) in tasks)
+    return sorted(set(ours) - set(files))
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    """A hub that takes a request and never answers is an error: the library itself would wait for ever."""
+    from huggingface_hub import utils
+
+    session: Any = utils.get_session()  # type: ignore[attr-defined] # documented, but not in the list of names
+    before, session.timeout = session.timeout, _PATIENCE
+    try:
+        yield
+    finally:
+        session.timeout = before
+
+
+def _explain(error: Exception, repo: str) -> str:
+    """What went wrong, and the way out."""
+    from huggingface_hub import constants
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    missing = type(error).__name__ == "LocalTokenNotFoundError"
+    if status == 401 or missing:
+        return f"the hub does not know you: log in with `hf auth login`, or set HF_TOKEN, and push to {repo!r} again"
+    if status == 403:
+        return (
+            f"your token may not write to {repo!r}: use one with write access to {repo.partition('/')[0]!r} "
+            "(`hf auth login`), or push to a name of your own"
+        )
+    lines = str(error).strip().splitlines() or [""]
+    return (
+        f"cannot upload to {repo!r} at {constants.ENDPOINT} ({type(error).__name__}: {lines[0]}); check the network "
+        "and push again: what is there already is not sent twice"
+    )

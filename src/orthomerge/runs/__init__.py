@@ -1,0 +1,1 @@
+"""A run from one recipe: merge, align, evaluate, diagnose, report; and sweeps over such runs."""

@@ -1,0 +1,262 @@
+"""A merge, written down: typed, strict, and everything that the result depends on."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import build
+from orthomerge.core.sizes import parse_size
+from orthomerge.merging.methods import find_method
+from orthomerge.models.opening import Expert, Opening, check_task_names
+from orthomerge.runs.blocks import Diagnose, Evaluate, Report, Sweep
+
+_MOST_BYTES = 1 << 20
+_MOST_DEPTH = 50  # of lists and mappings in each other
+# Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.
+_NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Align:
+    """How to align the heads of the merge, and on which inputs; labels that these have are not looked at.
+
+    `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most so many inputs a task.
+    """
+
+    data: Mapping[str, str]
+    aligner: str = "auto"
+    options: dict[str, Any] = field(default_factory=dict)
+    split: Literal["train", "val", "test"] = "train"
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise RecipeError("nothing to align on: give the inputs of at least one task as 'data'")
+        if self.split not in ("train", "val", "test"):
+            raise RecipeError(f"'split' must be train, val or test, got {self.split!r}")
+        if self.limit is not None and self.limit < 1:
+            raise RecipeError(f"'limit' must be at least 1, got {self.limit}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The inputs that a fitted method looks at, and what computes; labels that inputs have are not looked at.
+
+    `data`, `split`, `limit`: as of `align`; in Python, a `Task` may be in the place of a path. `precision`: of the
+    forward passes; auto is bfloat16 on a GPU, float32 on a CPU. `resume`: keep the state of a long fit beside the
+    output now and then, and go on from it after a kill. `save_every`: seconds between two such states, 60 if not given.
+    """
+
+    data: Mapping[str, str]
+    split: Literal["train", "val", "test"] = "train"
+    limit: int | None = None
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    resume: bool = True
+    save_every: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise RecipeError("nothing to fit to: give the inputs of every task as 'data'")
+        if self.split not in ("train", "val", "test"):
+            raise RecipeError(f"'split' must be train, val or test, got {self.split!r}")
+        if self.limit is not None and self.limit < 1:
+            raise RecipeError(f"'limit' must be at least 1, got {self.limit}")
+        if self.save_every is not None and not 0 <= self.save_every < float("inf"):
+            raise RecipeError(f"'save_every' must be a number of seconds, got {self.save_every}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to merge, how, and where to. Relative paths are relative to the recipe's own folder.
+
+    `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
+    `device`: where a method that decomposes matrices does so; the block `fit` has one of its own.
+    `evaluate`, `diagnose` and `report` are for `orthomerge.run`; the latter two are done wherever there is the first,
+    unless they are false. `sweep` is for `orthomerge.sweep`.
+    """
+
+    experts: Mapping[str, Expert | str]
+    base: str | None = None
+    method: str = "auto"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    vector: str | None = None
+    out: str | None = None
+    dtype: Literal["keep", "float32", "float16", "bfloat16", "float64"] = "keep"
+    max_shard_size: str | int = "5GB"
+    seed: int = 0
+    device: str = "cpu"
+    family: str | None = None
+    encoder_prefix: str | None = None
+    pooling: str | None = None
+    ignore: tuple[str, ...] = ()
+    missing: Literal["error", "base"] = "error"
+    check_base: bool = True
+    align: Align | None = None
+    fit: Fit | None = None
+    evaluate: Evaluate | None = None
+    diagnose: bool | Diagnose | None = None
+    report: bool | Report | None = None
+    sweep: Sweep | None = None
+
+    def __post_init__(self) -> None:
+        if self.method == "auto":
+            object.__setattr__(self, "method", "task_arithmetic" if self.fit is None else "realign")
+        check_task_names(self.experts)
+        if not -(2**63) <= self.seed < 2**63:
+            raise RecipeError("'seed' must be a whole number of at most 63 bits")
+        parse_size(self.max_shard_size)
+        for name in ("diagnose", "report", "sweep"):
+            if getattr(self, name) and self.evaluate is None:
+                raise RecipeError(f"{name!r} needs data: give a block 'evaluate' too, or leave {name!r} out")
+
+    @property
+    def tasks(self) -> dict[str, Expert]:
+        """The experts by task name, short forms written out."""
+        return {task: Expert(given) if isinstance(given, str) else given for task, given in self.experts.items()}
+
+    @property
+    def opening(self) -> Opening:
+        """How base and experts are opened."""
+        return Opening(
+            self.tasks,
+            self.base,
+            self.family,
+            self.encoder_prefix,
+            self.pooling,
+            self.ignore,
+            self.missing,
+            self.check_base,
+        )
+
+    @property
+    def merging(self) -> Recipe:
+        """The merge or the fit alone: heads are not aligned, and nothing comes after it."""
+        return replace(self, align=None, evaluate=None, diagnose=None, report=None, sweep=None)
+
+    def variant(self, method: str, parameters: Mapping[str, Any], *, seed: int) -> Recipe:
+        """The same experts merged by another method, scored in the same way; a fit has the same inputs."""
+        fit = self.fit if find_method(method).fitted else None
+        merge = replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
+        return replace(merge, align=None, sweep=None, out=None)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read a YAML recipe, ours or mergekit's."""
+    return build(Recipe, load_recipe_mapping(path), where=str(path))
+
+
+def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
+    """A recipe file as plain data in our form, its relative paths made to start from where we are."""
+    document = dict(load_yaml(path))
+    if "merge_method" in document:
+        from orthomerge.runs.mergekit import translate
+
+        document = translate(document, where=str(path))
+    return _anchored(document, path.parent)
+
+
+def load_yaml(path: Path) -> Mapping[str, Any]:
+    """A mapping from a YAML file: safe tags only, no key twice, no aliases (they make bombs), bounded size."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise RecipeError(f"{path} is larger than {_MOST_BYTES} bytes; that is not a recipe")
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} is not a text file") from error
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
+    try:
+        document = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader that allows less
+    except _NOT_YAML as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RecipeError(
+            f"{path} is not valid YAML: {why}\n"
+            "a recipe holds plain words, numbers, lists and mappings; see docs/recipes.md"
+        ) from error
+    if not isinstance(document, dict):
+        raise RecipeError(f"{path} must be a mapping of options, got {type(document).__name__}")
+    return document
+
+
+def parse_value(text: str) -> Any:
+    """A value of the command line, read as in a recipe: numbers, true, lists, mappings."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - as above
+    except _NOT_YAML as error:
+        raise RecipeError(
+            f"cannot read the value {text!r:.60}; write it as YAML, for example 0.3, true or [1, 2]"
+        ) from error
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases and without keys given twice; 1e-3 is a number, as in YAML 1.2."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed in a recipe; write the value out")
+        self._depth = getattr(self, "_depth", 0) + 1
+        if self._depth > _MOST_DEPTH:
+            raise yaml.YAMLError(f"it is nested more than {_MOST_DEPTH} levels deep")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        found = super().construct_mapping(node, deep)
+        keys = [(str(self.construct_object(key, deep=True)), key.start_mark.line + 1) for key, _ in node.value]
+        seen: set[str] = set()
+        for key, line in keys:
+            if key in seen:
+                raise yaml.YAMLError(f"{key!r} is given twice (line {line})")
+            seen.add(key)
+        return found
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths start from the recipe's folder; what has the form of a hub id does so only if there is such a path."""
+    from orthomerge.files.hub import is_hub_id
+
+    def anchor(reference: Any, is_id: Callable[[str], bool] = is_hub_id) -> Any:
+        if not isinstance(reference, str) or reference.startswith("~"):
+            return reference
+        path = folder / reference
+        if is_id(reference) and not os.path.lexists(path):
+            return reference
+        return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
+
+    def expert(given: Any) -> Any:
+        return (
+            {**given, "path": anchor(given["path"])} if isinstance(given, dict) and "path" in given else anchor(given)
+        )
+
+    changed = dict(document)
+    if isinstance(document.get("experts"), dict):
+        changed["experts"] = {task: expert(given) for task, given in document["experts"].items()}
+    if "base" in document:
+        changed["base"] = anchor(document["base"])
+    if isinstance(document.get("out"), str):
+        changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
+    for name in ("align", "fit", "evaluate"):
+        block = document.get(name)
+        if isinstance(block, dict) and isinstance(block.get("data"), dict):
+            from orthomerge.data.reading import names_dataset
+
+            data = {task: anchor(source, names_dataset) for task, source in block["data"].items()}
+            changed[name] = {**block, "data": data}
+    return changed

@@ -1,0 +1,1 @@
+"""Sweeps: many merges and protocols from one recipe."""

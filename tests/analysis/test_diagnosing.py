@@ -1,0 +1,338 @@
+"""`diagnose` from end to end on models that are made in a moment: in Python, and from the command line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.analysis.making import Toy, make_toy
+from typer.testing import CliRunner, Result
+
+from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
+from orthomerge.analysis.figures import Bars, Heat, Lines, Points
+from orthomerge.analysis.looks import Looks
+from orthomerge.api.diagnose import diagnose
+from orthomerge.api.evaluate import evaluate
+from orthomerge.api.fit import fit
+from orthomerge.api.merge import merge
+from orthomerge.api.open import open as open_experts
+from orthomerge.cli.app import app
+from orthomerge.core.errors import OrthomergeError, RecipeError
+from orthomerge.data.task import Examples, Task
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.scale import ScaleSearch
+from orthomerge.merging.merged import MergedTensors
+from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.model import Model
+from orthomerge.suites import digits
+from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.table import build_suite
+from orthomerge.tuning.settings import Tuning
+
+QUICK = Looks(points=20, layers=16, maps=40)
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    return make_toy(tmp_path_factory.mktemp("toy"))
+
+
+def merged(toy: Toy, *, scale: float = 1.0) -> Model:
+    return merge(toy.experts, "task_arithmetic", scale=scale)
+
+
+def diagnosed(
+    toy: Toy, *, model: Model | None = None, tasks: Mapping[str, Task] | None = None, **options: Any
+) -> Diagnosis:
+    data = toy.tasks if tasks is None else tasks
+    return diagnose(model or merged(toy), data, **{"looks": QUICK, "encoding": toy.encoding, **options})
+
+
+@pytest.fixture(scope="module")
+def found(toy: Toy) -> Diagnosis:
+    search = ScaleSearch("accuracy", {0.5: dict.fromkeys(toy.tasks, 80.0), 1.0: dict.fromkeys(toy.tasks, 70.0)})
+    return diagnosed(toy, search=search)
+
+
+def by_key(found: Diagnosis) -> dict[str, Any]:
+    return {figure.key: figure for figure in found.figures}
+
+
+def test_everything_is_there(found: Diagnosis, toy: Toy) -> None:
+    assert found.method == "task_arithmetic"
+    assert found.tasks == tuple(toy.tasks)
+    figures = by_key(found)
+    assert list(figures) == [
+        "accuracy", "tsne-bright", "tsne-where", "families-accuracy", "families-distance", "families-kl",
+        "families-by-task", "cosine", "coefficient", "cosine-by-task", "cka-layers", "cka-experts", "vector-norms",
+        "vector-cosines", "sign-conflicts", "vector-ranks", "scale",
+    ]  # fmt: skip
+    assert found.facts["left_out"] == {}
+    assert found.facts["inputs"]["bright"] == {"aligner": 45, "maps": 40}
+    titles = [finding.title for finding in found.verdict]
+    assert titles[0] == "Accuracy"
+    assert {"Which task suffers", "Which experts conflict", "Scale"} <= set(titles)
+    assert {"expert", "merged", "aligned", "base", "lost"} <= found.verdict[0].numbers.keys()
+
+
+def test_points(found: Diagnosis) -> None:
+    points = by_key(found)["tsne-where"]
+    assert isinstance(points, Points)
+    assert [view.name for view in points.views] == ["expert", "merged", "aligned"]
+    assert points.classes == ("top", "middle", "bottom")
+    sizes = {len(points.true), len(points.images), *(len(view.predicted) for view in points.views)}
+    assert sizes == {20}
+    assert points.images[0].startswith("data:image/png;base64,")
+    assert "t-SNE of 20 of 37 test inputs" in points.caption
+    accuracy = by_key(found)["accuracy"]
+    assert isinstance(accuracy, Bars)
+    assert f"({accuracy.series[0].values[1]:.1f} %)" in points.views[0].title
+
+
+def test_layers(found: Diagnosis) -> None:
+    layers = by_key(found)["cka-layers"]
+    assert isinstance(layers, Heat)
+    assert layers.rows == ("embeddings", "layer 0", "layer 1", "features")
+    assert all(math.isnan(value) for value in layers.values[0])  # [CLS] starts as the same for all
+    assert all(value <= 1 + 1e-9 for row in layers.values[1:] for value in row)
+    pairs = by_key(found)["cka-experts"]
+    assert pairs.rows == ("bright", "where", "task_arithmetic")
+
+
+def test_it_is_written_and_read_back(found: Diagnosis, tmp_path: Path) -> None:
+    path = tmp_path / "diagnosis.json"
+    write_diagnosis(path, found)
+    back = read_diagnosis(path)
+    assert back.verdict == found.verdict
+    assert [figure.key for figure in back.figures] == [figure.key for figure in found.figures]
+    assert by_key(back)["tsne-bright"] == by_key(found)["tsne-bright"]
+    write_diagnosis(tmp_path / "again.json", back)
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+def test_the_same_seed_gives_the_same(toy: Toy, found: Diagnosis) -> None:
+    again = diagnosed(toy)
+    assert by_key(again)["tsne-bright"] == by_key(found)["tsne-bright"]
+    assert again.verdict[:3] == found.verdict[:3]
+    other = diagnosed(toy, looks=replace(QUICK, seed=1, layers=0))
+    assert by_key(other)["tsne-bright"] != by_key(found)["tsne-bright"]
+
+
+def test_a_saved_model_is_diagnosed_as_the_one_in_memory(toy: Toy, found: Diagnosis, tmp_path: Path) -> None:
+    merged(toy).save(tmp_path / "out")
+    before = sorted(path for path in tmp_path.rglob("*"))
+    saved = diagnose(tmp_path / "out", toy.tasks, looks=QUICK, encoding=toy.encoding)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    figures = by_key(found)
+    assert all(figure == figures[key] for key, figure in by_key(saved).items() if key not in ("cka-layers", "scale"))
+    assert saved.verdict[:3] == found.verdict[:3]
+
+
+def test_a_merge_is_computed_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, blocks = [], MergedTensors.blocks
+
+    def counted(tensors: MergedTensors) -> Generator[tuple[str, torch.Tensor], None, None]:
+        started.append(tensors)
+        return blocks(tensors)
+
+    monkeypatch.setattr(MergedTensors, "blocks", counted)
+    encoding = replace(toy.encoding, cache=FeatureCache(tmp_path / "features"))
+    diagnosed(toy, encoding=encoding, looks=replace(QUICK, points=0))
+    assert len(started) == 1
+
+
+def test_an_expert_is_as_good_as_itself(toy: Toy) -> None:
+    tasks = {"where": toy.tasks["where"]}
+    looks = replace(QUICK, points=0)
+    found = diagnosed(toy, model=toy.experts.teacher("where"), tasks=tasks, experts=toy.experts, looks=looks)
+    assert found.facts["left_out"] == {}
+    assert "That is a tie" in found.verdict[0].text
+    layers = by_key(found)["cka-layers"]
+    assert layers.values[-1] == pytest.approx((1,))
+    assert by_key(found)["cka-experts"].rows == ("where", "expert")
+    cosine = by_key(found)["cosine-by-task"]
+    assert cosine.series[0].values == pytest.approx((1,))
+    assert not any(isinstance(figure, Points) for figure in found.figures)
+
+
+def test_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
+    heads = {task: replace(head, pooling=way) for (task, head), way in zip(toy.experts.heads.items(), ("cls", "mean"))}  # noqa: B905
+    model = merged(toy).with_heads(heads)
+    layers = by_key(diagnosed(toy, model=model, looks=replace(QUICK, points=0)))
+    assert layers["cka-experts"].rows == ("bright", "where", "task_arithmetic as bright", "task_arithmetic as where")
+    assert "'cls, mean'" in layers["cka-layers"].caption
+
+
+def test_records_are_witnesses(toy: Toy, tmp_path: Path) -> None:
+    protocols = [
+        EvaluationProtocol("current"),
+        *(EvaluationProtocol("knn", shots=n, seeds=2) for n in (1, 4)),
+    ]
+    scores = evaluate(
+        {"another name": merged(toy)},
+        toy.tasks,
+        protocols=protocols,
+        experts=toy.experts,
+        references=("base", "expert"),
+        encoding=toy.encoding,
+    )
+    looks = replace(QUICK, points=0, layers=0, probe=False)
+    found = diagnosed(toy, looks=looks, records=scores.records)
+    shots = by_key(found)["shots"]
+    assert isinstance(shots, Lines)
+    assert [curve.name for curve in shots.curves] == ["knn (inductive)", "as it is", "expert"]
+    assert "base" in found.verdict[0].numbers
+    remains = [finding for finding in found.verdict if "knn, 4/class" in finding.numbers]
+    left = {finding.title for finding in found.verdict}
+    assert remains or "Nothing certain remains" in left or "Little to win back" in left
+
+
+def test_a_fitted_merge_tells_of_its_fit(toy: Toy) -> None:
+    options = {"steps": 4, "look": 2, "batch": 4, "options": {"scale": 0.5}}
+    model = fit(toy.experts, "moma", toy.tasks, options, device="cpu", encoding=toy.encoding)
+    found = diagnosed(toy, model=model, looks=replace(QUICK, points=0, layers=0))
+    figures = by_key(found)
+    assert {"masking", "fit-loss"} <= figures.keys()
+    masked = model.origin.facts["fit"]["facts"]["masked"]
+    assert f"{100 * masked:.1f} % in all" in figures["masking"].caption
+    assert found.facts["access"] == "inductive"
+    assert "as it is" in figures["families-accuracy"].groups
+
+
+def only(task: Task, **splits: Examples) -> Task:
+    return replace(task, splits=splits)
+
+
+def test_what_is_missing_is_said(toy: Toy) -> None:
+    test = {task: only(each, test=each["test"]) for task, each in toy.tasks.items()}
+    with pytest.raises(RecipeError, match="'bright' has a test split alone; give a train or val split too"):
+        diagnosed(toy, tasks=test)
+    alone = open_experts({"where": toy.folder / "where"}, base=toy.folder / "base")
+    with pytest.raises(RecipeError, match="expert of 'bright' is needed"):
+        diagnosed(toy, experts=alone)
+    with pytest.raises(RecipeError, match="data of 'dark', but no task of that name"):
+        diagnosed(toy, tasks={"dark": toy.tasks["bright"]})
+    with pytest.raises(RecipeError, match="there is no data"):
+        diagnosed(toy, tasks={})
+    with pytest.raises(RecipeError, match="unknown aligner 'ridges'; did you mean 'ridge'"):
+        Looks(aligner="ridges")
+    with pytest.raises(RecipeError, match="'maps' and 'limit' at least 1"):
+        Looks(maps=0)
+
+
+def test_val_stands_in_for_train_and_needs_no_labels(toy: Toy) -> None:
+    tasks = {name: only(task, val=task["val"].unlabelled(), test=task["test"]) for name, task in toy.tasks.items()}
+    found = diagnosed(toy, tasks=tasks, looks=replace(QUICK, points=0, layers=0))
+    assert found.facts["fitted_on"] == "val"
+    assert [series.name for series in by_key(found)["accuracy"].series] == ["expert", "merged", "aligned", "base"]
+    assert "Fitted on val inputs" in by_key(found)["families-kl"].caption
+
+
+def test_a_limit_holds_for_all_that_is_fitted(toy: Toy) -> None:
+    found = diagnosed(toy, looks=Looks(points=0, layers=0, limit=12))
+    assert found.facts["inputs"] == {task: {"aligner": 12, "maps": 12} for task in toy.tasks}
+    assert found.facts["limit"] == 12
+
+
+def test_three_test_inputs_are_too_few_for_pictures_and_without_a_base_there_are_no_vectors(toy: Toy) -> None:
+    tasks = {
+        name: only(task, train=task["train"], test=task["test"].take(range(3))) for name, task in toy.tasks.items()
+    }
+    experts = open_experts({task: toy.folder / task for task in toy.tasks})
+    found = diagnosed(toy, model=merge(experts, "average"), tasks=tasks)
+    assert found.facts["left_out"] == {
+        "t-SNE of bright": "3 test inputs are fewer than 5",
+        "t-SNE of where": "3 test inputs are fewer than 5",
+        "CKA": "'bright' has fewer than 4 test inputs",
+        "task vectors": "the base was not given",
+    }
+
+
+def call(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    error = result.exception
+    if isinstance(error, OrthomergeError):
+        assert error.exit_code == code, str(error)
+    else:
+        assert error is None or isinstance(error, SystemExit), repr(error)
+        assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture
+def texts(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Two experts of a tiny BERT, their merge, and data: what `diagnose` is given."""
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    given: list[object] = ["diagnose", tmp_path / "out", "--device", "cpu", "--batch", 8]
+    for name, classes in {"two": 2, "three": 3}.items():
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("text", "label", "split"))
+            for split, count in {"train": 18, "val": 9, "test": 12}.items():
+                for number in range(count):
+                    words = random.choice(["a", "good", "bad", "film", "very", "not", "it", "was"], 5)
+                    writer.writerow((" ".join(words), f"{name}-{number % classes}", split))
+        given += ["--data", f"{name}={tmp_path / name}.csv"]
+    experts = open_experts({name: berts / name for name in ("two", "three")}, base=berts / "base")
+    merge(experts, "task_arithmetic", scale=0.5).save(tmp_path / "out")
+    return [*given, "--run", tmp_path / "run"]
+
+
+def test_from_the_command_line(texts: list[object], tmp_path: Path) -> None:
+    text = call(*texts, "--scales").stdout
+    assert "Accuracy" in text
+    assert "figures and their numbers are in" in text
+    found = read_diagnosis(tmp_path / "run" / "diagnosis.json")
+    assert found.method == "task_arithmetic"
+    figures = by_key(found)
+    assert {"scale", "sign-conflicts", "cka-layers"} <= figures.keys()
+    assert len(figures["tsne-two"].texts) == 12
+    document = json.loads(call(*texts, "--json", "--points", 0, "--layers", 0, "--aligner", "ridge").stdout)
+    assert document["verdict"][0]["title"] == "Accuracy"
+    assert document["run"] == str(tmp_path / "run")
+    assert read_diagnosis(tmp_path / "run" / "diagnosis.json").facts["aligner"] == "ridge"
+
+
+def test_a_suite_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = {name: task for name, task in digit_tasks().items() if name in ("parity", "size")}
+    monkeypatch.setattr(digits, "digit_tasks", lambda: dict(small))
+    for name, value in list(vars(digits).items()):
+        if isinstance(value, Tuning):
+            monkeypatch.setattr(digits, name, replace(value, steps=3))
+    given = ["--suite", "digits", "--folder", tmp_path / "suite", "--device", "cpu", "--points", 30, "--layers", 16]
+    text = call("diagnose", *given, "--method", "ties:density: 0.5", "--run", tmp_path / "one").stdout
+    assert "Which experts conflict" in text
+    one = read_diagnosis(tmp_path / "one" / "diagnosis.json")
+    suite = build_suite("digits", folder=tmp_path / "suite", device="cpu")
+    out = tmp_path / "out"
+    suite.merged("ties", {"density": 0.5}).save(out)
+    call("diagnose", out, *given, "--run", tmp_path / "other", "--limit", 100)
+    other = read_diagnosis(tmp_path / "other" / "diagnosis.json")
+    assert one.method == other.method == "ties"
+    assert one.verdict[0].numbers["merged"] == other.verdict[0].numbers["merged"]
+    assert other.facts["inputs"]["size"] == {"aligner": 100, "maps": 100}
+    assert "did you mean 'ties'" in str(call("diagnose", *given, "--method", "tiess", code=2).exception)
+
+
+def test_what_the_command_line_refuses(texts: list[object], berts: Path, tmp_path: Path) -> None:
+    def refused(*arguments: object, code: int = 2) -> str:
+        return str(call(*arguments, code=code).exception)
+
+    assert "give a suite, or an output" in refused("diagnose", "--run", tmp_path / "run")
+    assert "unknown aligner" in refused(*texts, "--aligner", "rigde")
+    assert "there is no task 'too'; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
+    other = ("--expert", f"three={berts / 'five'}")
+    assert "is not the one that the model was made from" in refused(*texts, *other, code=4)
+    merge({name: berts / name for name in ("two", "three")}, "average").save(tmp_path / "out", force=True)
+    assert "give --base too" in refused(*texts, "--scales")
+    (tmp_path / "file").write_text("")
+    assert "cannot write the diagnosis" in refused(*texts[:-1], tmp_path / "file" / "run", code=5)

@@ -1,0 +1,67 @@
+"""JSON beside the weights: an object with every key once, of believable size, or an error that names the file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.documents import parse_json, read_json
+
+
+def test_an_object_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes('{"model_type": "bert", "id2label": {"0": "schön"}}'.encode())
+    assert read_json(tmp_path / "config.json") == {"model_type": "bert", "id2label": {"0": "schön"}}
+
+
+BROKEN = {
+    "empty": (b"", r"x is not valid JSON .*; the file is damaged: fetch it again"),
+    "cut short": (b'{"a": 1', "x is not valid JSON"),
+    "two": (b"{} {}", "x is not valid JSON"),
+    "not UTF-8": (b'{"a": "\xff"}', "x is not valid JSON .*utf-8"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), "x is not valid JSON .*utf-8"),
+    "byte order mark": (b'\xef\xbb\xbf{"a": 1}', "x is not valid JSON .*BOM"),
+    "nested": (b'{"a":' + b"[" * 200_000, r"x is not valid JSON \(maximum recursion depth"),
+    "endless number": (b'{"a": ' + b"1" * 5_000 + b"}", r"x is not valid JSON .*4300"),
+    "a list": (b"[1]", "x must be a JSON object, got list"),
+    "a number": (b"1", "x must be a JSON object, got int"),
+    "nothing": (b"null", "x must be a JSON object, got NoneType"),
+    "twice": (b'{"a": 1, "b": 2, "a": 3}', "x names 'a' twice; do not trust this file"),
+    "twice inside": (b'{"a": [{"b": 1, "b": 1}]}', "x names 'b' twice"),
+    "twice in disguise": (b'{"a": 1, "\\u0061": 2}', "x names 'a' twice"),
+}
+
+
+@pytest.mark.parametrize(("data", "match"), BROKEN.values(), ids=BROKEN.keys())
+def test_broken_documents(data: bytes, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        parse_json(data, "x")
+
+
+def test_a_key_given_twice_among_very_many_is_found_at_once() -> None:
+    names = [f'"{number}": 0' for number in range(200_000)] + ['"199999": 1']
+    started = time.process_time()
+    with pytest.raises(CheckpointError, match="names '199999' twice"):
+        parse_json(("{" + ",".join(names) + "}").encode(), "x")
+    assert time.process_time() - started < 5
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for odd in (tmp_path / "nowhere", tmp_path, tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(CheckpointError, match=f"{odd} does not exist or is not a plain file"):
+            read_json(odd)
+    (tmp_path / "large.json").write_text('{"a": 1}')
+    with pytest.raises(CheckpointError, match=r"large.json is 8 bytes long; more than 7 is not believable"):
+        read_json(tmp_path / "large.json", most=7)
+    assert read_json(tmp_path / "large.json", most=8) == {"a": 1}
+
+    def fail(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(CheckpointError, match=r"cannot read .*large.json: Permission denied"):
+        read_json(tmp_path / "large.json")

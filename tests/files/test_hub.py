@@ -1,0 +1,382 @@
+"""Hub ids: a cache laid out by hand, and a small hub on this machine; no test needs a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from huggingface_hub import constants
+
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.hub import fetch, is_hub_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+OTHER = "f" * 40
+NAME = "some-org/some.model"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "org/name",
+        "google/vit-base-patch16-224",
+        "a/b",
+        "Org_1/x.y_z",
+        "org/name@main",
+        f"org/name@{COMMIT}",
+        "org/name@refs/pr/3",
+    ],
+)
+def test_hub_ids(text: str) -> None:
+    assert is_hub_id(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "name", "a/b/c", "/org/name", "./org/name", "../name", "~/name", "org/", "/name", "org//name"),
+        *(
+            "org/-name",
+            "org/name-",
+            "org/.name",
+            "org/name.",
+            "org/na--me",
+            "org/na..me",
+            "org/na me",
+            "org/näme",
+        ),
+        *(
+            "org/name@",
+            "org/name@../x",
+            "org/name@a//b",
+            "org/name@-x",
+            "org/name@x/",
+            "org/name@a@b",
+            "org/name\n",
+        ),
+        *("org/model.safetensors", "org/weights.BIN", "org/recipe.yaml", "org/x.pt@main", "org/x.git"),
+        *("C:\\org\\name", "https://huggingface.co/org/name", "org/" + "x" * 97),
+    ],
+)
+def test_texts_that_are_no_hub_ids(text: str) -> None:
+    assert not is_hub_id(text)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    return folder
+
+
+@pytest.fixture
+def offline(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return cache
+
+
+def lay(cache: Path, files: dict[str, bytes], *, commit: str = COMMIT, ref: str | None = "main") -> Path:
+    """A repository as huggingface_hub lays it out: blobs, a snapshot of links, a reference."""
+    home = cache / f"models--{NAME.replace('/', '--')}"
+    snapshot = home / "snapshots" / commit
+    for folder in (home / "blobs", home / "refs", snapshot):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        digest = hashlib.sha256(data).hexdigest()
+        (home / "blobs" / digest).write_bytes(data)
+        (snapshot / name).symlink_to(f"../../blobs/{digest}")
+    if ref is not None:
+        (home / "refs" / ref).write_text(commit)
+    return snapshot
+
+
+def list_tree(cache: Path, names: list[str]) -> None:
+    """The hub's listing of the commit, as huggingface_hub keeps it."""
+    home = cache / f"models--{NAME.replace('/', '--')}" / "trees"
+    home.mkdir()
+    files = {name: {"size": 1, "blob_id": "0" * 40} for name in names}
+    (home / f"{COMMIT}.json").write_text(json.dumps({"format_version": 1, "files": files}))
+
+
+MODEL = {"config.json": b"{}", "model.safetensors": b"weights"}
+
+
+@pytest.mark.parametrize("reference", [NAME, f"{NAME}@main", f"{NAME}@{COMMIT}"])
+def test_the_cache_serves_when_offline(reference: str, offline: Path) -> None:
+    snapshot = lay(offline, MODEL)
+    folder, commit = fetch(reference)
+    assert (folder.resolve(), commit) == (snapshot.resolve(), COMMIT)
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_tag_leads_to_its_own_commit(offline: Path) -> None:
+    lay(offline, MODEL)
+    snapshot = lay(offline, MODEL, commit=OTHER, ref="v1.0")
+    folder, commit = fetch(f"{NAME}@v1.0")
+    assert (folder.resolve(), commit) == (snapshot.resolve(), OTHER)
+
+
+def test_files_that_we_never_fetch_may_be_missing_offline(offline: Path) -> None:
+    lay(offline, MODEL)
+    list_tree(
+        offline,
+        [*MODEL, "tf_model.h5", "flax_model.msgpack", "pytorch_model.bin", "onnx/model.onnx", "README.md"],
+    )
+    assert fetch(NAME)[1] == COMMIT
+
+
+def test_offline_and_not_in_the_cache(offline: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"'some-org/some.model' is not in the cache .*HF_HUB_OFFLINE.*`hf download"
+    ):
+        fetch(NAME)
+    lay(offline, MODEL)
+    with pytest.raises(CheckpointError, match=r"'some-org/some.model@v2' is not in the cache"):
+        fetch(f"{NAME}@v2")
+
+
+@pytest.mark.parametrize("missing", ["model-00002-of-00002.safetensors", "tokenizer.json"])
+def test_offline_and_part_of_it_missing(missing: str, offline: Path) -> None:
+    files = {
+        "config.json": b"{}",
+        "model-00001-of-00002.safetensors": b"1",
+        "model.safetensors.index.json": b"{}",
+    }
+    lay(offline, files)
+    list_tree(offline, [*files, missing])
+    with pytest.raises(CheckpointError, match="or not all of it, and HF_HUB_OFFLINE forbids fetching it"):
+        fetch(NAME)
+
+
+def test_offline_and_only_the_config_is_there(offline: Path) -> None:
+    lay(offline, {"config.json": b"{}", "training_args.bin": b"x"})
+    with pytest.raises(
+        CheckpointError, match=r"is in the cache without its weights .*`hf download some-org/some.model`"
+    ):
+        fetch(NAME)
+
+
+def test_a_cache_with_a_bad_reference(offline: Path) -> None:
+    lay(offline, MODEL, commit="not-a-commit")
+    with pytest.raises(CheckpointError, match="not-a-commit; remove that folder and fetch again"):
+        fetch(NAME)
+
+
+def test_not_a_hub_id() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"'nonsense' must be a hub id of the form org/name\[@revision\], or a path"
+    ):
+        fetch("nonsense")
+
+
+def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(CheckpointError, match=r"needs huggingface_hub: pip install 'orthomerge\[hub\]'"):
+        fetch(NAME)
+
+
+# A hub of our own.
+
+
+class Hub:
+    """What a hub holds, how it answers, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = dict(MODEL)
+        self.head = COMMIT
+        self.later = ""  # if given, the branch moves to it after the first question
+        self.fault: tuple[int, str] | None = None
+        self.file_fault: tuple[int, str] | None = None
+        self.asked: list[str] = []
+
+
+class Answer(BaseHTTPRequestHandler):
+    def __init__(self, hub: Hub, *arguments: Any) -> None:
+        self.hub = hub
+        super().__init__(*arguments)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        hub, path = self.hub, self.path.partition("?")[0]
+        hub.asked.append(path)
+        resolve = f"/{NAME}/resolve/"
+        fault = hub.file_fault if path.startswith(resolve) else hub.fault
+        if fault is not None:
+            self.send(fault[0], b"", X_Error_Code=fault[1], X_Error_Message="no")
+        elif path.startswith(f"/api/models/{NAME}/revision/"):
+            info = {"id": NAME, "sha": hub.head, "siblings": [{"rfilename": name} for name in hub.files]}
+            hub.head = hub.later or hub.head
+            self.send(200, json.dumps(info).encode(), Content_Type="application/json")
+        elif path.startswith(f"/api/models/{NAME}/tree/"):
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in hub.files.items()
+            ]
+            self.send(200, json.dumps(tree).encode(), Content_Type="application/json")
+        elif path.startswith(resolve):
+            data = hub.files[path.removeprefix(resolve).partition("/")[2]]
+            self.send(200, data, ETag=f'"{hashlib.sha1(data).hexdigest()}"', X_Repo_Commit=COMMIT)
+        else:
+            self.send(404, b"")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Answer, hub)) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        for variable in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(variable, "127.0.0.1")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield hub
+        server.shutdown()
+        thread.join()
+
+
+def held(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "unwanted"),
+    [
+        (
+            ["model.safetensors"],
+            ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "model.onnx", "sub/model.safetensors"],
+        ),
+        (
+            ["model-00001-of-00001.safetensors", "model.safetensors.index.json"],
+            ["consolidated.safetensors", "x.pt"],
+        ),
+        (["adapter_model.safetensors", "adapter_config.json"], ["adapter_model.bin", "README.md"]),
+        (["odd.safetensors"], ["pytorch_model.bin"]),
+        (["pytorch_model.bin"], ["training_args.bin", "optimizer.pt", "rng_state_0.pth", "other.pt"]),
+        (["encoder.pt"], ["scheduler.pt", "logs/events.bin"]),
+    ],
+)
+def test_what_is_fetched(wanted: list[str], unwanted: list[str], hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [
+        "config.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+        "spiece.model",
+        "preprocessor_config.json",
+    ]
+    hub.files = {name: name.encode() for name in (*documents, *wanted, *unwanted)}
+    folder, commit = fetch(NAME)
+    assert commit == COMMIT
+    assert held(folder) == {*documents, *wanted}
+    assert (folder / wanted[0]).read_bytes() == wanted[0].encode()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    assert fetch(NAME) == (folder, COMMIT)
+    assert hub.asked == []
+
+
+def test_what_the_cache_holds_is_not_fetched_again(hub: Hub) -> None:
+    fetch(NAME)
+    hub.asked.clear()
+    fetch(NAME)
+    assert not [path for path in hub.asked if "/resolve/" in path]
+
+
+def test_a_commit_in_the_cache_needs_no_hub(hub: Hub) -> None:
+    folder, _ = fetch(f"{NAME}@{COMMIT}")
+    hub.fault = (503, "")
+    assert fetch(f"{NAME}@{COMMIT}") == (folder, COMMIT)
+    with pytest.raises(CheckpointError, match=r"cannot fetch 'some-org/some.model@f+' .*check the network"):
+        fetch(f"{NAME}@{OTHER}")
+
+
+def test_a_branch_is_not_taken_from_the_cache_when_the_hub_fails(hub: Hub) -> None:
+    fetch(NAME)
+    hub.fault = (503, "")
+    with pytest.raises(CheckpointError, match=r"cannot fetch .*503.*set HF_HUB_OFFLINE=1 to use what is in the cache"):
+        fetch(NAME)
+
+
+def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    for variable in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(variable, "127.0.0.1")
+    with pytest.raises(
+        CheckpointError, match=r"cannot fetch 'some-org/some.model' from http://127.0.0.1:9 \(ConnectError"
+    ):
+        fetch(NAME)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            (404, "RepoNotFound"),
+            r"'some-org/some.model' is no path that exists, and .* does not exist or is private",
+        ),
+        ((401, ""), r"does not exist or is private: check the spelling, or log in with `hf auth login`"),
+        (
+            (403, "GatedRepo"),
+            r"'some-org/some.model' is gated: accept its terms at http.*/some-org/some.model, then",
+        ),
+        ((404, "RevisionNotFound"), r"'some-org/some.model' has no revision 'v9': http.*/tree/main lists"),
+        ((500, ""), r"cannot fetch 'some-org/some.model@v9' .*500"),
+    ],
+)
+def test_answers_of_the_hub(fault: tuple[int, str], message: str, hub: Hub) -> None:
+    hub.fault = fault
+    with pytest.raises(CheckpointError, match=message):
+        fetch(f"{NAME}@v9")
+
+
+def test_gated_files(hub: Hub) -> None:
+    hub.file_fault = (403, "GatedRepo")
+    with pytest.raises(CheckpointError, match="is gated: accept its terms"):
+        fetch(NAME)
+
+
+def test_no_weights(hub: Hub) -> None:
+    hub.files = {"README.md": b"", "tf_model.h5": b"", "a/model.safetensors": b"", "optimizer.pt": b""}
+    with pytest.raises(
+        CheckpointError, match=r"holds no weights that can be read.* it holds 'README.md', .* and 1 more"
+    ):
+        fetch(NAME)
+    hub.files = {}
+    with pytest.raises(CheckpointError, match="it holds nothing"):
+        fetch(NAME)
+
+
+def test_a_branch_that_moves_while_it_is_fetched(hub: Hub) -> None:
+    hub.later = OTHER
+    with pytest.raises(CheckpointError, match=r"some.model@main changed while it was fetched; run the command again"):
+        fetch(NAME)

@@ -1,0 +1,630 @@
+"""Adapters: every delta against peft's own merge, in whole and in pieces, and every refusal."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import warnings
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from orthomerge.core.errors import CheckpointError, IncompatibleError
+from orthomerge.files.lora import Adapter, AdapterSource, read_adapter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PREFIX = "base_model.model."
+
+
+def bert() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=20,
+        vocab_size=31,
+        max_position_embeddings=7,
+        num_labels=3,
+    )
+    return BertForSequenceClassification(config)
+
+
+def vit() -> Any:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=20,
+        image_size=8,
+        patch_size=4,
+        num_labels=5,
+    )
+    return ViTForImageClassification(config)
+
+
+class Small(nn.Module):
+    """One layer of each kind, none of them square."""
+
+    def __init__(self) -> None:
+        from transformers.pytorch_utils import Conv1D
+
+        super().__init__()
+        self.table = nn.Embedding(29, 6)
+        self.wide = Conv1D(10, 6)  # weight [6, 10]
+        self.conv1 = nn.Conv1d(3, 4, 3)
+        self.conv2 = nn.Conv2d(3, 5, (3, 2))
+        self.point = nn.Conv2d(3, 5, 1)
+        self.conv3 = nn.Conv3d(2, 3, 2)
+        self.inner = nn.ModuleDict({"first": nn.Linear(6, 7), "second": nn.Linear(6, 9)})
+        self.head = nn.Linear(9, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+
+def adapt(model: nn.Module, folder: Path, *, bin_file: bool = False, **options: Any) -> dict[str, torch.Tensor]:
+    """Save an adapter with random factors, heads and biases; return peft's merge minus the base."""
+    from peft import LoraConfig, get_peft_model
+
+    base = copy.deepcopy(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        save = (
+            {"save_embedding_layers": options.pop("save_embedding_layers")}
+            if "save_embedding_layers" in options
+            else {}
+        )
+        tuned = get_peft_model(model, LoraConfig(**options))
+        generator = torch.Generator().manual_seed(1)
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data.add_(noise.to(parameter.dtype), alpha=0.3)
+        tuned.save_pretrained(str(folder), safe_serialization=not bin_file, **save)
+        merged = tuned.merge_and_unload().state_dict()
+    assert set(merged) == set(base)
+    return {name: merged[name].float() - base[name].float() for name in base if base[name].is_floating_point()}
+
+
+def check(
+    adapter: Adapter, base: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float = 1e-5
+) -> None:
+    """Our delta of every tensor equals peft's, and comes out bit for bit the same in runs of odd length."""
+    source = AdapterSource(adapter, {f"x.{name}": name for name in expected})
+    moved = 0
+    for name, wanted in expected.items():
+        flat = base[name].float().reshape(-1)
+        whole = source.delta(f"x.{name}", 0, flat.numel(), base=flat)
+        assert whole.dtype == torch.float32
+        torch.testing.assert_close(whole.reshape(wanted.shape), wanted, atol=atol, rtol=1e-5)
+        assert source.shape(f"x.{name}") in (None, tuple(wanted.shape))
+        assert (source.shape(f"x.{name}") is None) <= (not wanted.any())
+        moved += bool(wanted.any())
+        for length in (1, 7, 17, 61):
+            runs = [
+                source.delta(f"x.{name}", start, min(start + length, flat.numel()), base=flat[start : start + length])
+                for start in range(0, flat.numel(), length)
+            ]
+            assert torch.equal(torch.cat(runs), whole)
+    assert moved == len(adapter.names)
+    assert set(adapter.names) <= set(expected)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "bert": (bert, {"task_type": "SEQ_CLS", "target_modules": ["query", "value"], "r": 3, "lora_alpha": 5}),
+    "bert, all linear": (bert, {"task_type": "SEQ_CLS", "target_modules": "all-linear", "lora_dropout": 0.1}),
+    "vit": (vit, {"target_modules": ["query", "fc1", "q_proj"], "modules_to_save": ["classifier"], "r": 2}),
+    "vit, patches": (vit, {"target_modules": ["projection"], "r": 2}),
+    "rslora": (bert, {"target_modules": ["query"], "r": 3, "use_rslora": True}),
+    "biases of adapted layers": (bert, {"target_modules": ["query"], "bias": "lora_only", "r": 2}),
+    "all biases, and a head": (bert, {"task_type": "SEQ_CLS", "target_modules": ["query"], "bias": "all"}),
+    "embedding": (Small, {"target_modules": ["table"], "r": 3, "lora_alpha": 2}),
+    "embedding saved too": (
+        bert,
+        {"target_modules": ["word_embeddings", "key"], "save_embedding_layers": True},
+    ),
+    "untouched embedding saved": (bert, {"target_modules": ["key"], "save_embedding_layers": True}),
+    "conv1d of transformers": (Small, {"target_modules": ["wide"], "fan_in_fan_out": True, "r": 4}),
+    "convolutions": (
+        Small,
+        {"target_modules": ["conv1", "conv2", "conv3", "point"], "r": 3, "fan_in_fan_out": True},
+    ),
+    "mica": (Small, {"target_modules": ["first"], "init_lora_weights": "mica", "r": 2}),
+    "gaussian": (Small, {"target_modules": ["first"], "init_lora_weights": "Gaussian", "r": 2}),
+    "only some layers": (
+        bert,
+        {"target_modules": ["query"], "layers_to_transform": [1], "layers_pattern": "layer"},
+    ),
+    "patterns": (
+        bert,
+        {
+            "target_modules": ["query", "key", "value", "dense"],
+            "r": 4,
+            "lora_alpha": 6,
+            "rank_pattern": {
+                "query": 2,
+                r"layer\.1\.attention\.self\.key": 3,
+                "^dense": 7,
+                r"bert\.pooler\.dense": 5,
+            },
+            "alpha_pattern": {r"0\.attention\.self\.(query|value)": 1.5, "ery": 99, r".*output\.dense": 11},
+        },
+    ),
+    "rank-stabilised patterns": (
+        Small,
+        {
+            "target_modules": ["first", "second"],
+            "use_rslora": True,
+            "rank_pattern": {"first": 2},
+            "alpha_pattern": {"second": 3},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_deltas_are_those_of_peft(case: str, tmp_path: Path) -> None:
+    make, options = CASES[case]
+    model = make()
+    base = copy.deepcopy(dict(model.state_dict()))
+    expected = adapt(model, tmp_path, **dict(options))
+    adapter = read_adapter(tmp_path)
+    untouched = {"bert.embeddings.word_embeddings.weight"} if case == "untouched embedding saved" else set()
+    assert untouched <= set(adapter.replaced)
+    pruned = {name: entry for name, entry in adapter.replaced.items() if name not in untouched}
+    # a head or bias that peft lists but that did not move is still counted, so all of them were moved
+    check(Adapter(tmp_path, adapter.config, adapter.factors, pruned), base, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_float_dtype_is_multiplied_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    adapt(Small(), tmp_path, target_modules=["first", "table"], r=3, lora_alpha=4)
+    rewrite(tmp_path, lambda tensors: {key: tensor.to(dtype) for key, tensor in tensors.items()})
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    a, b = (tensors[f"{PREFIX}inner.first.lora_{side}.weight"].double() for side in "AB")
+    factors = read_adapter(tmp_path).factors["inner.first.weight"]
+    delta = factors.delta(0, 42).reshape(7, 6)
+    assert delta.dtype == torch.float32
+    torch.testing.assert_close(delta, (4 / 3 * b @ a).float(), atol=1e-6, rtol=1e-6)
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"m.lora_A.weight": [[1.0, 2.0, 3.0]], "m.lora_B.weight": [[1.0], [10.0]]},
+        r=1,
+        lora_alpha=2,
+    )
+    factors = read_adapter(tmp_path).factors["m.weight"]
+    assert (factors.kind, factors.shape, factors.rank, factors.kernel, factors.scaling) == (
+        "linear",
+        (2, 3),
+        1,
+        (),
+        2.0,
+    )
+    assert factors.delta(0, 6).tolist() == [2, 4, 6, 20, 40, 60]
+    assert factors.delta(2, 4).tolist() == [6, 20]
+    assert factors.delta(3, 3).tolist() == factors.delta(4, 4).tolist() == factors.delta(0, 0).tolist() == []
+
+
+def test_a_long_product_has_the_same_bits_in_any_run_and_with_any_threads(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(8, 771, generator=generator), torch.randn(397, 8, generator=generator)
+    table_a, table_b = torch.randn(8, 3001, generator=generator), torch.randn(65, 8, generator=generator)
+    tensors = {
+        "m.lora_A.weight": a,
+        "m.lora_B.weight": b,
+        "t.lora_embedding_A": table_a,
+        "t.lora_embedding_B": table_b,
+    }
+    write(tmp_path, tensors, r=8, lora_alpha=8)
+    adapter = read_adapter(tmp_path)
+    for name, wanted in {"m.weight": b @ a, "t.weight": (table_b @ table_a).T}.items():
+        factors = adapter.factors[name]
+        count = prod(factors.shape)
+        whole = factors.delta(0, count)
+        torch.testing.assert_close(whole.reshape(factors.shape), wanted, atol=1e-5, rtol=1e-5)
+        for length in (4099, 1 << 15, 100_003):
+            runs = [factors.delta(start, min(start + length, count)) for start in range(0, count, length)]
+            assert torch.equal(torch.cat(runs), whole)
+        threads = torch.get_num_threads()
+        try:
+            for number in (1, 2):
+                torch.set_num_threads(number)
+                assert torch.equal(factors.delta(0, count), whole)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_kinds_and_shapes(tmp_path: Path) -> None:
+    model = Small()
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    adapt(model, tmp_path, target_modules=["table", "wide", "conv2", "conv3"], r=2)
+    factors = read_adapter(tmp_path).factors
+    assert {name: factor.kind for name, factor in factors.items()} == {
+        "table.weight": "embedding",
+        "wide.weight": "linear",
+        "conv2.weight": "conv",
+        "conv3.weight": "conv",
+    }
+    assert all(factor.shape == shapes[name] for name, factor in factors.items())
+    assert factors["conv2.weight"].kernel == (3, 2)
+    assert [name for name, factor in factors.items() if factor.transposed] == ["table.weight", "wide.weight"]
+
+
+def test_a_head_of_another_size_is_kept_whole(tmp_path: Path) -> None:
+    adapt(bert(), tmp_path, task_type="SEQ_CLS", target_modules=["query"])
+    adapter = read_adapter(tmp_path)
+    assert set(adapter.replaced) == {"classifier.weight", "classifier.bias"}
+    assert adapter.shape("classifier.weight") == (3, 12)
+    assert adapter.shape("bert.pooler.dense.weight") is None
+    assert adapter.config["task_type"] == "SEQ_CLS"
+
+
+def test_source_through_a_task_vector(tmp_path: Path) -> None:
+    from orthomerge.merging.vectors import InMemory, TaskVector
+
+    model = bert()
+    base = copy.deepcopy(dict(model.state_dict()))
+    expected = adapt(model, tmp_path, task_type="SEQ_CLS", target_modules=["query"], bias="lora_only")
+    source = AdapterSource(read_adapter(tmp_path), {name: name for name in base})
+    vector = TaskVector(InMemory(base), ((1.0, source),))
+    for name in base:
+        if not base[name].is_floating_point():
+            continue
+        torch.testing.assert_close(vector[name], expected[name], atol=1e-5, rtol=1e-5)
+    narrow = {**base, "classifier.weight": torch.zeros(2, 12)}
+    with pytest.raises(IncompatibleError, match=r"'classifier.weight' is \(2, 12\) in the base but \(3, 12\)"):
+        TaskVector(InMemory(narrow), ((1.0, source),))
+
+
+def test_a_name_that_the_base_does_not_map_is_untouched(tmp_path: Path) -> None:
+    write(tmp_path, {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}, r=1)
+    source = AdapterSource(read_adapter(tmp_path), {"other": "elsewhere.weight"})
+    for key in ("other", "unknown"):
+        assert source.shape(key) is None
+        assert source.delta(key, 0, 2, base=torch.ones(2)).tolist() == [0, 0]
+
+
+def test_pickled_weights_are_read_and_safetensors_win(tmp_path: Path) -> None:
+    model = bert()
+    base = copy.deepcopy(dict(model.state_dict()))
+    expected = adapt(model, tmp_path, bin_file=True, task_type="SEQ_CLS", target_modules=["query", "word_embeddings"])
+    assert not (tmp_path / "adapter_model.safetensors").exists()
+    check(read_adapter(tmp_path), base, expected)
+    write(tmp_path, {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}, r=1)
+    assert read_adapter(tmp_path).names == ("m.weight",)
+
+
+def test_pickled_views_are_walked(tmp_path: Path) -> None:
+    write(tmp_path, {}, r=2, lora_alpha=2)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    a, b = torch.arange(10.0).reshape(5, 2).T, torch.arange(6.0).reshape(2, 3).T  # neither is contiguous
+    torch.save({f"{PREFIX}m.lora_embedding_A": a, f"{PREFIX}m.lora_embedding_B": b}, tmp_path / "adapter_model.bin")
+    factors = read_adapter(tmp_path).factors["m.weight"]
+    assert torch.equal(factors.delta(0, 15).reshape(5, 3), (b @ a).T)
+    assert torch.equal(factors.delta(4, 11), (b @ a).T.reshape(-1)[4:11])
+
+
+def test_names_of_adapters_left_in_the_keys(tmp_path: Path) -> None:
+    tensors = {
+        "m.lora_A.mine.weight": [[1.0, 2.0]],
+        "m.lora_B.mine.weight": [[3.0]],
+        "t.lora_embedding_A.mine": [[1.0, 2.0]],
+        "t.lora_embedding_B.mine": [[5.0]],
+        "classifier.modules_to_save.mine.weight": [[7.0]],
+        "classifier.original_module.weight": [[8.0]],
+        "m.base_layer.bias": [9.0],
+    }
+    write(tmp_path, tensors, r=1, lora_alpha=1, task_type="SEQ_CLS", bias="lora_only")
+    adapter = read_adapter(tmp_path)
+    assert set(adapter.names) == {"m.weight", "t.weight", "classifier.weight", "m.bias"}
+    assert adapter.factors["t.weight"].delta(0, 2).tolist() == [5, 10]
+    assert adapter.replaced["classifier.weight"].read(0, 1).tolist() == [7]
+    assert adapter.replaced["m.bias"].read(0, 1).tolist() == [9]
+
+
+def test_heads_of_older_adapters_need_no_modules_to_save(tmp_path: Path) -> None:
+    tensors = {**PAIR, "score.weight": [[1.0]], "pre_classifier.weight": [[2.0]]}
+    write(tmp_path, tensors, r=1, task_type="SEQ_CLS", modules_to_save=None)
+    assert set(read_adapter(tmp_path).replaced) == {"score.weight", "pre_classifier.weight"}
+    write(tmp_path, {**PAIR, "qa_outputs.weight": [[1.0]]}, r=1, task_type="QUESTION_ANS")
+    assert set(read_adapter(tmp_path).replaced) == {"qa_outputs.weight"}
+
+
+def test_integer_buffers_of_saved_modules_are_let_in(tmp_path: Path) -> None:
+    write(tmp_path, {**PAIR, "norm.num_batches_tracked": torch.tensor(3)}, r=1, modules_to_save=["norm"])
+    assert read_adapter(tmp_path).replaced["norm.num_batches_tracked"].spec.shape == ()
+
+
+def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
+    tensors = {**PAIR, "score.weight": torch.zeros(2, 3, dtype=torch.float16)}
+    write(tmp_path, tensors, r=1, task_type="SEQ_CLS")
+    adapter = read_adapter(tmp_path)
+    assert {name: (spec.shape, spec.dtype) for name, spec in adapter.specs.items()} == {
+        "m.weight": ((1, 1), "F32"),
+        "score.weight": ((2, 3), "F16"),
+    }
+    assert set(adapter.stored) == {PREFIX + name for name in tensors}
+    assert [file.path.name for file in adapter.files] == ["adapter_config.json", "adapter_model.safetensors"]
+    source = AdapterSource(adapter, {"x": "m.weight", "y": "score.weight", "z": "elsewhere"})
+    assert source.origin("x") == source.origin("y") == str(tmp_path / "adapter_model.safetensors")
+    assert source.origin("z") == str(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"adapter_config.json changed while it was read"):
+        adapter.files[0].check_unchanged()
+
+
+def test_renamed(tmp_path: Path) -> None:
+    write(tmp_path, {**PAIR, "score.weight": [[2.0]], "score.bias": [1.0]}, r=1, task_type="SEQ_CLS")
+    adapter = read_adapter(tmp_path)
+    other = adapter.renamed({"m.weight": "n.weight", "score.weight": "head.weight", "absent": "a"})
+    assert set(other.names) == {"n.weight", "head.weight", "score.bias"}
+    assert other.factors["n.weight"] is adapter.factors["m.weight"]
+    assert other.files == adapter.files
+    with pytest.raises(IncompatibleError, match="two tensors of the adapter would get the same name"):
+        adapter.renamed({"m.weight": "score.weight"})
+
+
+# Refusals.
+
+PAIR: dict[str, Any] = {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}
+
+
+def write(folder: Path, tensors: dict[str, Any], **options: Any) -> None:
+    config = {"peft_type": "LORA", "lora_alpha": 1, **options}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    named = {PREFIX + name: torch.as_tensor(value) for name, value in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is not an adapter, it has no adapter_config.json; fetch it again"):
+        read_adapter(tmp_path)
+    (tmp_path / "sst2").mkdir()
+    write(tmp_path / "sst2", PAIR, r=1)
+    with pytest.raises(CheckpointError, match=r"name one of its folders: 'sst2'"):
+        read_adapter(tmp_path)
+    (tmp_path / "sst2" / "adapter_model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"without adapter_model.safetensors or adapter_model.bin; fetch"):
+        read_adapter(tmp_path / "sst2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ("[1]", "must be a JSON object, got list"),
+        ('{"r": "' + "x" * (1 << 20) + '"}', "is not believable"),
+    ],
+)
+def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"peft_type": "LOHA"}, r"peft_type must be 'LORA', got 'LOHA'; merge it into the full model"),
+        ({"peft_type": None}, r"peft_type must be 'LORA', got None"),
+        ({"use_dora": True}, r"use_dora is not supported \(DoRA rescales every row.*merge_and_unload"),
+        ({"use_qalora": True}, r"use_qalora is not supported .*quantised.*train a plain LoRA"),
+        ({"use_bdlora": {"nblocks": 2}}, "use_bdlora is not supported .*block-diagonal"),
+        ({"kasa_config": {"beta": 1}}, "kasa_config is not supported"),
+        ({"monteclora_config": {"num_samples": 1}}, "monteclora_config is not supported"),
+        ({"lora_bias": True}, "lora_bias is not supported"),
+        ({"target_parameters": ["w"]}, "target_parameters is not supported"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices is not supported"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication is not supported .*more layers"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens is not supported .*no change of weights"),
+        ({"arrow_config": {"top_k": 1}}, "arrow_config is not supported"),
+        ({"megatron_config": {"a": 1}}, "megatron_config is not supported"),
+        ({"velora_config": {"scale": 1}}, r"option velora_config=\{'scale': 1\} is not known to be harmless"),
+        ({"new_thing": "x" * 200}, r"option new_thing='x{79} is not known to be harmless"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "init_lora_weights='pissa_niter_4' changes the base .*save it again",
+        ),
+        ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA' changes the base"),
+        ({"init_lora_weights": "corda"}, "'corda' changes the base"),
+        ({"init_lora_weights": "loftq"}, "'loftq' changes the base"),
+        ({"init_lora_weights": "lora_ga"}, "'lora_ga' changes the base"),
+        ({"r": 0}, "r must be a positive whole number, got 0"),
+        ({"r": 1.5}, "r must be a positive whole number, got 1.5"),
+        ({"r": True}, "r must be a positive whole number, got True"),
+        ({"lora_alpha": "2"}, "lora_alpha must be a finite number, got '2'"),
+        ({"lora_alpha": math.nan}, "lora_alpha must be a finite number, got nan"),
+        ({"rank_pattern": {"m": -1}}, r"rank_pattern\['m'\] must be a positive whole number, got -1"),
+        ({"rank_pattern": [1]}, r"rank_pattern must map names to numbers, got \[1\]"),
+        ({"alpha_pattern": {"m": math.inf}}, r"alpha_pattern\['m'\] must be a finite number, got inf"),
+        ({"alpha_pattern": {"(": 1}}, r"'\(' in alpha_pattern is no pattern"),
+        ({"use_rslora": "yes"}, "use_rslora must be true or false, got 'yes'"),
+        ({"fan_in_fan_out": 2}, "fan_in_fan_out must be true or false, got 2"),
+        ({"bias": "some"}, "bias must be 'none', 'all' or 'lora_only', got 'some'"),
+        ({"modules_to_save": "classifier"}, "modules_to_save must be a list of names, got 'classifier'"),
+        ({"r": 2}, "'base_model.model.m.lora_A.weight' has rank 1, but adapter_config.json says 2 for 'm'"),
+        (
+            {"rank_pattern": {"m": 3}},
+            "has rank 1, but adapter_config.json says 3 for 'm'.*correct r or rank_pattern",
+        ),
+    ],
+)
+def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, PAIR, **{"r": 1, **options})
+    with pytest.raises(CheckpointError, match=message):
+        read_adapter(tmp_path)
+
+
+def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
+    nothing = {
+        "use_dora": False,
+        "new_flag": False,
+        "new_list": [],
+        "new_text": "",
+        "new_table": {},
+        "new": None,
+    }
+    known = {"qalora_group_size": 16, "megatron_core": "megatron.core", "eva_config": {"rho": 2.0}}
+    write(tmp_path, PAIR, r=1, **nothing, **known)
+    assert read_adapter(tmp_path).names == ("m.weight",)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options", "message"),
+    [
+        ({}, {}, "there are no LoRA factors in it"),
+        (
+            {"m.lora_A.weight": [[1.0]]},
+            {},
+            "'base_model.model.m.lora_A.weight' comes without its factor B; fetch",
+        ),
+        (
+            {"t.lora_embedding_B": [[1.0]]},
+            {},
+            "'base_model.model.t.lora_embedding_B' comes without its factor A",
+        ),
+        (
+            {**PAIR, "m.lora_B.bias": [1.0]},
+            {},
+            "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor",
+        ),
+        (
+            {**PAIR, "m.lora_magnitude_vector": [1.0]},
+            {},
+            "'base_model.model.m.lora_magnitude_vector' is neither",
+        ),
+        (
+            {**PAIR, "n.weight": [[1.0]]},
+            {},
+            "'base_model.model.n.weight' is neither .*name it in modules_to_save",
+        ),
+        ({**PAIR, "m.bias": [1.0]}, {}, "'base_model.model.m.bias' is neither"),
+        ({**PAIR, "n.bias": [1.0]}, {"bias": "lora_only"}, "'base_model.model.n.bias' is neither"),
+        ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "belong to different adapters; save each in a folder"),
+        (
+            {**PAIR, "m.lora_embedding_A": [[1.0]], "m.lora_embedding_B": [[1.0]]},
+            {},
+            "both as an embedding and as a layer",
+        ),
+        (
+            {"m.lora_A.weight": [[1.0], [2.0]], "m.lora_B.weight": [[1.0]]},
+            {},
+            r"ranks differ: .*\(2, 1\) .*save the adapter",
+        ),
+        (
+            {"m.lora_A.weight": torch.ones(4, 2, 3, 3), "m.lora_B.weight": torch.ones(6, 2, 1, 1)},
+            {"r": 4},
+            "ranks differ: .*grouped convolutions are not supported",
+        ),
+        (
+            {"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]},
+            {},
+            "no LoRA factors; .*gather them before",
+        ),
+        ({"m.lora_A.weight": torch.ones(1, 0), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
+        (
+            {"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]},
+            {},
+            "which are no LoRA factors",
+        ),
+        (
+            {"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]},
+            {},
+            "must be floating point, got I64 \\(quantised",
+        ),
+        ({"t.lora_embedding_A": [[1]], "t.lora_embedding_B": [[1.0]]}, {}, "must be floating point, got I64"),
+        (
+            {**PAIR, "head.weight": [[1]]},
+            {"modules_to_save": ["head"]},
+            "'base_model.model.head.weight' must be floating",
+        ),
+        (
+            {**PAIR, "head.bias": [1.0], "head.modules_to_save.bias": [2.0]},
+            {"modules_to_save": ["head"]},
+            "'base_model.model.head.modules_to_save.bias' are one tensor but differ",
+        ),
+        (
+            {**PAIR, "head.bias": [1.0], "head.modules_to_save.bias": [2.0, 3.0]},
+            {"modules_to_save": ["head"]},
+            "are one tensor but differ",
+        ),
+        (
+            {
+                "t.lora_embedding_A": [[1.0]],
+                "t.lora_embedding_B": [[1.0]],
+                "t.base_layer.weight": [[1.0, 2.0]],
+            },
+            {},
+            r"'base_model.model.t.base_layer.weight' is \(1, 2\), but its factors make \(1, 1\)",
+        ),
+        (
+            {
+                **PAIR,
+                "m.base_layer.out_proj.lora_A.weight": [[1.0]],
+                "m.base_layer.out_proj.lora_B.weight": [[1.0]],
+            },
+            {},
+            r"'m' \(nn.MultiheadAttention\) is not supported; merge it into the full model",
+        ),
+    ],
+)
+def test_tensors_that_are_refused(
+    tensors: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path, tensors, **{"r": 1, **options})
+    with pytest.raises(CheckpointError, match=message):
+        read_adapter(tmp_path)
+
+
+def test_keys_without_the_prefix_of_peft(tmp_path: Path) -> None:
+    write(tmp_path, PAIR, r=1)
+    rewrite(tmp_path, lambda tensors: {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items()})
+    with pytest.raises(
+        CheckpointError, match=r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter"
+    ):
+        read_adapter(tmp_path)
+
+
+def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn = nn.MultiheadAttention(4, 2)
+
+    from peft import LoraConfig, get_peft_model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        get_peft_model(Attention(), LoraConfig(target_modules=["attn"], r=2)).save_pretrained(
+            str(tmp_path / "attention")
+        )
+        adapt(Small(), tmp_path / "dora", target_modules=["first"], use_dora=True)
+        adapt(Small(), tmp_path / "pissa", target_modules=["first"], init_lora_weights="pissa", r=2)
+    for name, message in {
+        "attention": "nn.MultiheadAttention",
+        "dora": "use_dora is not supported",
+        "pissa": "init_lora_weights='pissa' changes the base",
+    }.items():
+        with pytest.raises(CheckpointError, match=message):
+            read_adapter(tmp_path / name)

@@ -1,0 +1,791 @@
+"""Files of torch.save, real and hostile, read without running anything in them."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import os
+import pickle
+import random
+import struct
+import subprocess
+import sys
+import tarfile
+import types
+import warnings
+import zipfile
+from collections import Counter, OrderedDict, defaultdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files import pickles, state_dicts, unpickler
+from orthomerge.files.pickles import PickledTensors, read_pickle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LEGACY = [pytest.param(False, id="zip"), pytest.param(True, id="legacy")]
+
+
+def save(value: object, path: Path, *, legacy: bool = False, protocol: int = 2) -> Path:
+    torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+def check(found: PickledTensors, expected: Mapping[str, torch.Tensor]) -> None:
+    """Names in order, dtypes, shapes and values must be those of `expected`."""
+    assert list(found.entries) == [name for name in expected if name not in found.aliases]
+    assert set(expected) == {*found.entries, *found.aliases}
+    for name, tensor in expected.items():
+        entry = found.entries[found.aliases.get(name, name)]
+        value = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
+        assert value.dtype == tensor.dtype, name
+        assert value.shape == tensor.shape, name
+        assert torch.equal(value, tensor.detach()), name
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {"a.weight": normal(4, 3, seed=1), "a.bias": normal(4, seed=2)}
+
+
+class Store:
+    """Stands for a storage in a pickle that is written by hand."""
+
+    def __init__(self, kind: object = torch.FloatStorage, key: object = "0", numel: object = 4) -> None:
+        self.pid: object = ("storage", kind, key, "cpu", numel)
+
+
+class Call:
+    """Pickles as a call of a global, whatever it is."""
+
+    def __init__(self, function: Callable[..., object], *args: object, state: object = None) -> None:
+        self.reduced = (function, args, state) if state is not None else (function, args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
+class Forger(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        return obj.pid if isinstance(obj, Store) else None
+
+
+def dumps(value: object) -> bytes:
+    buffer = io.BytesIO()
+    Forger(buffer, protocol=2).dump(value)
+    return buffer.getvalue()
+
+
+def tensor(
+    store: object = None, offset: object = 0, shape: object = (4,), strides: object = (1,), *more: object
+) -> Call:
+    store = Store() if store is None else store
+    return Call(torch._utils._rebuild_tensor_v2, store, offset, shape, strides, False, OrderedDict(), *more)
+
+
+def forge(path: Path, data: bytes | object, *, extra: dict[str, bytes] | None = None, packed: bool = False) -> Path:
+    """An archive like torch.save's, with any pickle and one storage of 16 bytes."""
+    payload = data if isinstance(data, bytes) else dumps(data)
+    members = {"archive/data.pkl": payload, "archive/data/0": np.arange(4, dtype="<f4").tobytes(), **(extra or {})}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def forge_stream(path: Path, *parts: object, tail: bytes = b"") -> Path:
+    path.write_bytes(b"".join(dumps(part) for part in parts) + tail)
+    return path
+
+
+MAGIC, PROTOCOL, INFO = 0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.arange(3))
+        self.register_buffer("passing", torch.arange(5), persistent=False)
+        self.register_buffer("absent", None)
+        self.scale = nn.Parameter(normal(3, seed=5))
+        self.act: Any = torch.nn.functional.gelu
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2, bias=False)
+        self.tied = self.head
+        self.values = nn.ParameterList([nn.Parameter(normal(2))])
+        self.missing: nn.Module | None
+        self.register_module("missing", None)
+        self.callback: Any = partial(torch.nn.functional.softmax, dim=1)
+        self.path = Path("somewhere")
+        self.array = np.float64(3.0)
+
+
+class Odd(dict[str, Any]):
+    """A mapping of a class that the reader does not know."""
+
+
+class Slots:
+    __slots__ = ("x",)
+
+    def __init__(self) -> None:
+        self.x = 1
+
+
+# --- what people save
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_plain_state_dict(tmp_path: Path, legacy: bool, protocol: int) -> None:
+    found = read_pickle(save(weights(), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
+    check(found, weights())
+    assert found.wrapper == "state dict"
+    assert found.aliases == {}
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_ordered_dict_with_metadata(tmp_path: Path, legacy: bool) -> None:
+    state = nn.Linear(3, 2).state_dict()
+    assert hasattr(state, "_metadata")
+    check(read_pickle(save(state, tmp_path / "m.bin", legacy=legacy)), state)
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_every_dtype(tmp_path: Path, legacy: bool) -> None:
+    names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    state = {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names}
+    for name in ("uint16", "uint32", "uint64"):
+        state[name] = torch.arange(6).to(getattr(torch, name))
+    check(read_pickle(save(state, tmp_path / "m.pt", legacy=legacy)), state)
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_float8(tmp_path: Path, legacy: bool) -> None:
+    state = {"a": torch.arange(6).to(torch.float8_e4m3fn), "b": torch.arange(6).to(torch.float8_e5m2)[2:5]}
+    found = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
+    assert [entry.spec.dtype for entry in found.entries.values()] == ["F8_E4M3", "F8_E5M2"]
+    for name, entry in found.entries.items():
+        assert torch.equal(entry.read(0, entry.spec.numel).view(torch.uint8), state[name].view(torch.uint8))
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_parameters_and_parameters_with_attributes(tmp_path: Path, legacy: bool) -> None:
+    plain, marked = nn.Parameter(normal(3)), nn.Parameter(normal(2, 2), requires_grad=False)
+    marked.note = "kept by _rebuild_parameter_with_state"  # type: ignore[attr-defined]
+    state = {"plain": plain, "marked": marked}
+    check(read_pickle(save(state, tmp_path / "m.pt", legacy=legacy)), state)
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_tensor_subclass(tmp_path: Path, legacy: bool) -> None:
+    held = normal(3).as_subclass(Sub)
+    found = read_pickle(save({"w": held}, tmp_path / "m.pt", legacy=legacy))
+    check(found, {"w": normal(3)})
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_views_strides_and_empties(tmp_path: Path, legacy: bool) -> None:
+    whole = normal(6, 8)
+    state = {
+        "transposed": whole.T,
+        "slice": whole[2:4],
+        "columns": whole[:, 1:7:2],
+        "one": whole[3:4, 2:3],
+        "scalar": whole[1, 1],
+        "expanded": torch.arange(5).expand(3, 5),
+        "channels_last": normal(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "empty": torch.empty(0, 4),
+    }
+    found = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
+    check(found, state)
+    assert found.entries["transposed"].strides == (1, 8)
+    assert found.entries["slice"].strides is None
+    assert found.entries["one"].strides is None
+    assert found.aliases == {}
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_tied_weights_are_aliases(tmp_path: Path, legacy: bool) -> None:
+    shared = normal(4, 4)
+    state = {"embed": shared, "lm_head": shared, "same_bytes_other_shape": shared.T, "again": shared[:]}
+    found = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
+    assert found.aliases == {"lm_head": "embed", "again": "embed"}
+    check(found, state)
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    path = save(weights(), tmp_path / "m.pt")
+    code = (
+        "import sys; from pathlib import Path; from orthomerge.files.pickles import read_pickle; "
+        f"print(len(read_pickle(Path({str(path)!r})).entries), 'torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["2", "False"]
+
+
+# --- wrappers
+
+
+@pytest.mark.parametrize(
+    ("wrap", "wrapper"),
+    [
+        (lambda w: {"state_dict": w, "epoch": 3}, "state dict under 'state_dict'"),
+        (lambda w: {"model_state_dict": w, "optimizer_state_dict": {"a": w}}, "state dict under 'model_state_dict'"),
+        (lambda w: {"model": w, "ema": {"x": normal(2)}}, "state dict under 'model'"),
+        (lambda w: {"module": w, "lr_schedulers": [1], "scaler": {"s": normal(1)}}, "state dict under 'module'"),
+        (lambda w: {"net": w, "rng_state": torch.zeros(3)}, "state dict under 'net'"),
+        (lambda w: {"whatever": w, "note": "text", 3: normal(2)}, "state dict under 'whatever'"),
+        (lambda w: {"model": w, "state_dict": w, "x": w}, "state dict under 'state_dict'"),
+        (lambda w: {"model": w, "loss": torch.tensor(0.5)}, "state dict under 'model'"),
+        (lambda w: {"outer": {"model": w, "opt": {"m": normal(1)}}}, "state dict under 'outer.model'"),
+        (lambda w: {"weights": w, "adam": {"state": {0: {"m": normal(1)}, "y": w}, "param_groups": []}}, "'weights'"),
+        (lambda w: OrderedDict(w, step=3, name="x", nothing=None), "state dict"),
+        (Odd, "state dict"),
+        (lambda w: defaultdict(list, w), "state dict"),
+        (lambda w: {**w, "a._extra_state": {"scale": normal(1)}}, "state dict"),
+        (
+            lambda w: {"state_dict": w, "hyper": [Counter("aab"), {1, 2}, frozenset("x"), b"b", bytearray(b"c")]},
+            "state",
+        ),
+        (lambda w: {"state_dict": w, "np": [np.float32(1.5), np.arange(3), np.dtype("int8")]}, "state dict under"),
+        (lambda w: {"state_dict": w, "x": [torch.Size([1]), torch.device("cpu"), torch.float16, slice(2)]}, "state"),
+        (lambda w: {"state_dict": w, "args": [types.SimpleNamespace(a=1), 1j, Slots(), (1, (2, 3)), 1 << 90]}, "state"),
+        (lambda w: {"state_dict": w, (1, 2): "tuple key", None: 1, 2.5: 2}, "state dict under"),
+    ],
+)
+@pytest.mark.parametrize("legacy", LEGACY)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_wrapped_state_dicts(
+    tmp_path: Path, wrap: Callable[[Any], Any], wrapper: str, legacy: bool, protocol: int
+) -> None:
+    found = read_pickle(save(wrap(weights()), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
+    check(found, weights())
+    assert wrapper in found.wrapper
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        ({"net": weights(), "ema": weights()}, r"several sets of weights \('net', 'ema'\).*file of its own"),
+        ({"w": normal(2), "deep": weights()}, r"beside them.*\('deep'\); it is unclear"),
+        ({"epoch": 3, "note": {"a": 1}}, "a mapping with no tensors by name; save it again with torch.save"),
+        ({0: normal(2)}, "a mapping with no tensors by name"),
+        (normal(2), "a single tensor with no tensors by name"),
+        ([weights()], "a list with no tensors by name"),
+        (Slots(), r"test_pickles\.Slots with no tensors by name"),
+        (3, "a int with no tensors by name"),
+        (nn.ReLU(), r"whole module \(torch.nn.modules.activation.ReLU\) without any weights"),
+        ({"optimizer": weights()}, "with no tensors by name"),
+    ],
+)
+def test_no_guessing(tmp_path: Path, value: object, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read_pickle(save(value, tmp_path / "m.pt"))
+
+
+def test_too_many_wrappers_and_cycles(tmp_path: Path) -> None:
+    nested: Any = weights()
+    for _ in range(9):
+        nested = {"model": nested}
+    with pytest.raises(CheckpointError, match="more than 8 mappings; save them again"):
+        read_pickle(save(nested, tmp_path / "m.pt"))
+    loop: dict[str, Any] = weights()
+    loop["model"] = loop
+    with pytest.raises(CheckpointError, match="more than 8 mappings"):
+        read_pickle(save(loop, tmp_path / "m.pt"))
+
+
+# --- whole modules
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool) -> None:
+    net = Net()
+    path = save({"model": net, "epoch": 1} if wrapped else net, tmp_path / "m.pt", legacy=legacy, protocol=protocol)
+    found = read_pickle(path)
+    check(found, net.state_dict())
+    assert found.aliases == {"tied.weight": "head.weight"}
+    assert not any("passing" in name for name in found.entries)
+    assert found.wrapper.startswith("whole module ")
+    assert found.wrapper.endswith(".Net under 'model'" if wrapped else "test_pickles.Net")
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_whole_transformers_model(tmp_path: Path, legacy: bool) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    model = BertForSequenceClassification(config)
+    found = read_pickle(save(model, tmp_path / "m.pt", legacy=legacy))
+    check(found, model.state_dict())
+    assert found.wrapper == "whole module transformers.models.bert.modeling_bert.BertForSequenceClassification"
+
+
+def test_module_made_by_old_means(tmp_path: Path) -> None:
+    """`_reconstructor` (protocol 0 and 1) and Parameter as a class, as torch 0.3 wrote them."""
+    parameter = Call(nn.Parameter, tensor(), True, state=(True, None, OrderedDict()))
+    state = {"_parameters": OrderedDict(w=parameter), "_buffers": OrderedDict(), "_modules": OrderedDict()}
+    module = Call(copyreg._reconstructor, nn.Linear, object, None, state=state)  # type: ignore[attr-defined]
+    found = read_pickle(forge(tmp_path / "m.pt", module))
+    assert found.wrapper == "whole module torch.nn.modules.linear.Linear"
+    check(found, {"w": torch.arange(4.0)})
+
+
+def hollow(**children: object) -> Call:
+    """A module with nothing but children."""
+    state = {"_parameters": {}, "_buffers": {}, "_modules": children}
+    return Call(copyreg._reconstructor, nn.Module, object, None, state=state)  # type: ignore[attr-defined]
+
+
+def test_module_that_contains_itself(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(2, 2))
+    net._modules["self"] = net
+    with pytest.raises(CheckpointError, match=r"contains itself, or too many \('self.self.*save its state dict"):
+        read_pickle(save(net, tmp_path / "m.pt"))
+
+
+def test_module_of_exponentially_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_dicts, "_MOST_MODULES", 5_000)
+    module: nn.Module = nn.Linear(2, 2)
+    for _ in range(40):
+        module = nn.Sequential(module, module)
+    with pytest.raises(CheckpointError, match="contains itself, or too many"):
+        read_pickle(save(module, tmp_path / "m.pt"))
+
+
+def test_modules_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"sub-module 'x' is collections.deque, whose weights cannot be read"):
+        read_pickle(forge(tmp_path / "m.pt", hollow(x=__import__("collections").deque())))
+    with pytest.raises(CheckpointError, match="sub-module 'x' is an object of unknown class"):
+        read_pickle(forge(tmp_path / "m.pt", hollow(x=Call(partial(nn.Linear), 3))))
+    bad = {"_parameters": {3: tensor()}, "_modules": {}}
+    module = Call(copyreg._reconstructor, nn.Module, object, None, state=bad)  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="a parameter has a name that is not text"):
+        read_pickle(forge(tmp_path / "m.pt", module))
+    lazy = nn.Module()
+    lazy.register_parameter("w", None)
+    lazy._parameters["w"] = np.arange(3)  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match=r"tensor 'w' is stored as .*_reconstruct"):
+        read_pickle(save(lazy, tmp_path / "m.pt"))
+
+
+# --- tensors that are refused, and only when they would be returned
+
+
+def odd_tensors() -> dict[str, tuple[torch.Tensor, str]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {
+            "complex": (torch.zeros(2, dtype=torch.complex64), "torch.ComplexFloatStorage"),
+            "quantised": (torch.quantize_per_tensor(normal(3), 0.1, 0, torch.qint8), "_rebuild_qtensor"),
+            "sparse": (torch.eye(3).to_sparse(), "_rebuild_sparse_tensor"),
+            "nested": (torch.nested.nested_tensor([normal(2), normal(3)]), "_rebuild_nested_tensor"),
+            "meta": (torch.empty(2, device="meta"), "_rebuild_meta_tensor_no_storage"),
+            "half_complex": (torch.zeros(2, dtype=torch.complex32), "torch.complex32"),
+            "float8": (torch.zeros(2).to(torch.float8_e4m3fnuz), "torch.float8_e4m3fnuz"),
+            "negated": (torch._neg_view(normal(2)), "a view that is negated"),
+        }
+
+
+@pytest.mark.parametrize("name", list(odd_tensors()))
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_odd_tensors(tmp_path: Path, name: str, legacy: bool) -> None:
+    value, how = odd_tensors()[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = save({"w": value}, tmp_path / "m.pt", legacy=legacy)
+        harmless = save({"state_dict": weights(), "optimizer": {"w": value}}, tmp_path / "n.pt", legacy=legacy)
+    with pytest.raises(CheckpointError, match=rf"tensor 'w' is stored as .*{how}.*convert it .*save it again"):
+        read_pickle(path)
+    check(read_pickle(harmless), weights())
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (tensor(shape=(5,)), "'w' reaches to byte 20 of storage '0', which has 16; the file is damaged: fetch it"),
+        (tensor(offset=1), "'w' reaches to byte 20"),
+        (tensor(strides=(2,)), "'w' reaches to byte 28"),
+        (tensor(shape=(-1,)), "shape, stride or offset that is not whole numbers from 0 on"),
+        (tensor(strides=(-1,)), "not whole numbers"),
+        (tensor(offset=-1), "not whole numbers"),
+        (tensor(offset="0"), "not whole numbers"),
+        (tensor(offset=True), "not whole numbers"),
+        (tensor(shape=(1 << 20_000,), strides=(0,)), "not whole numbers"),
+        (tensor(shape=(2, 2)), "not whole numbers"),
+        (tensor(shape=(1,) * 65, strides=(1,) * 65), "not whole numbers"),
+        (tensor(shape=None), "not whole numbers"),
+        (tensor(shape=(1 << 40,), strides=(0,)), r"repeats 16 bytes to make \d+; save a contiguous copy"),
+        (tensor(Store(key="7")), "lies in storage '7', which the file does not have; the file is damaged"),
+        (tensor(Store(numel=5)), "storage '0', which should have 20 bytes but has 16; the file is damaged"),
+        (tensor(Store(numel=-5)), "storage '0', which should have -20 bytes but has 16"),
+        (tensor(3), "a tensor is made of something that is not a storage"),
+        (tensor(Store(numel="4")), "a persistent id is not that of a storage"),
+        (tensor(Store(key=0)), "a persistent id is not that of a storage"),
+        (tensor(Store(kind=nn.Linear)), "'Linear' is not a known type of storage"),
+        (
+            Call(torch._utils._rebuild_tensor_v3, Store(), 0, (1,), (1,), False, {}, 3),
+            "stored as a tensor without dtype",
+        ),
+        (Call(torch._utils._rebuild_tensor_v2), "damaged, or was not written by torch.save .TypeError"),
+        (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, (1,), {}), "put around something else"),
+        (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, [], {}), "put around something else"),
+    ],
+)
+def test_damaged_tensors(tmp_path: Path, value: Call, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match) as caught:
+        read_pickle(forge(tmp_path / "m.pt", {"w": value}))
+    assert str(tmp_path / "m.pt") in str(caught.value)
+
+
+def test_forged_archive_is_otherwise_sound(tmp_path: Path) -> None:
+    state = {"w": tensor(), "untyped": tensor(Store(torch.UntypedStorage, "0", 16), 1, [2, 2], [1, 2])}
+    found = read_pickle(forge(tmp_path / "m.pt", state, extra={"archive/byteorder": b"little"}))
+    raw = torch.arange(4.0).view(torch.uint8)
+    check(found, {"w": torch.arange(4.0), "untyped": torch.as_strided(raw, (2, 2), (1, 2), 1)})
+
+
+def test_odd_names(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="which no framework writes"):
+        read_pickle(save({"a\x1b[2J": normal(2)}, tmp_path / "m.pt"))
+
+
+# --- hostile pickles
+
+
+class Evil:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.target}",)
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("nest", [lambda e: e, lambda e: {**weights(), "x": e}, lambda e: {"optimizer": [e]}])
+def test_nothing_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nest: Callable[[Any], Any], legacy: bool, protocol: int
+) -> None:
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    path = save(nest(Evil(tmp_path / "pwned")), tmp_path / "m.pt", legacy=legacy, protocol=protocol)
+    with pytest.raises(CheckpointError, match=r"asks to run posix.system; this is not how.*do not open it with torch"):
+        read_pickle(path)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("os.system", "nt.system", "subprocess.Popen", "sys.exit", "builtins.eval", "builtins.exec", "shutil.rmtree"),
+        *("__builtin__.eval", "builtins.__import__", "builtins.open", "importlib.import_module", "runpy.run_path"),
+        *("pty.spawn", "socket.socket", "ctypes.CDLL", "pickle.loads", "_pickle.loads", "code.InteractiveConsole"),
+        *("webbrowser.open", "multiprocessing.Process", "pathlib.Path.write_text", "io.open", "_io.FileIO"),
+        *("torch.load", "torch.serialization.load", "torch.hub.load", "commands.getoutput", "timeit.timeit"),
+    ],
+)
+def test_hostile_globals(tmp_path: Path, path: str) -> None:
+    module, _, name = path.partition(".Path")
+    module, name = (module, f"Path{name}") if name else tuple(path.rsplit(".", 1))
+    with pytest.raises(CheckpointError, match=rf"m.pt asks to run {path.replace('.', '[.]')}; this is not"):
+        read_pickle(forge(tmp_path / "m.pt", f"c{module}\n{name}\n.".encode()))
+    for text in (b"(i%b\n%b\n.", b"(c%b\n%b\no.", b"\x80\x04c%b\n%b\n)\x81."):
+        with pytest.raises(CheckpointError, match="asks to run"):
+            read_pickle(forge(tmp_path / "m.pt", text % (module.encode(), name.encode())))
+    (tmp_path / "m.pt").write_bytes(f"c{module}\n{name}\n(tR.".encode())
+    with pytest.raises(CheckpointError, match="asks to run"):
+        read_pickle(tmp_path / "m.pt")
+
+
+def test_dotted_names_reach_no_module(tmp_path: Path) -> None:
+    data = b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93."
+    with pytest.raises(CheckpointError, match=r"asks to run torch.os.system"):
+        read_pickle(forge(tmp_path / "m.pt", data))
+
+
+def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
+    """A module whose import would leave a mark is never imported, and a call on it never made."""
+    (tmp_path / "trap_of_ours.py").write_text("raise SystemExit('imported')")
+    trap = b"ctrap_of_ours\nTrap\n"
+    calls = trap + b"(tR" + trap + b")\x81" + trap + b")}\x92" + b"(" + trap + b"o" + b"(itrap_of_ours\nTrap\n"
+    data = b"\x80\x04](" + calls + trap + b")\x81}b" + trap + b")\x81Na" + trap + b")\x81(K\x01K\x02u" + b"e."
+    with pytest.raises(CheckpointError, match="a list with no tensors"):
+        read_pickle(forge(tmp_path / "m.pt", data))
+    assert "trap_of_ours" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"\x80\x02\x82\x01.", "uses the pickle opcode EXT1, which torch does not write"),
+        (b"\x80\x02\x83\x01\x00.", "opcode EXT2"),
+        (b"\x80\x02\x84\x01\x00\x00\x00.", "opcode EXT4"),
+        (b"Pname\n.", "opcode PERSID"),
+        (b"\x80\x05\x97.", "opcode NEXT_BUFFER"),
+        (b"\x80\x02N", "damaged, or was not written by torch.save .ValueError"),
+        (b"\x80\x02.", "damaged.*IndexError"),
+        (b"\x80\x02K\x01\x85.", "a tuple with no tensors"),
+        (b"\x80\x02\x86.", "IndexError"),
+        (b"\x80\x02h\x05.", "KeyError"),
+        (b"\x80\x02K\x01)R.", "it calls something that is neither a class nor a function"),
+        (b"\x80\x02cfoo\nbar\nK\x01R.", "the arguments of a call are not a tuple"),
+        (b"\x80\x02K\x01}b.", "state is set on something that cannot have any"),
+        (b"\x80\x02K\x01K\x02a.", "items are appended to something that is not a list"),
+        (b"\x80\x02K\x01K\x02K\x03s.", "items are set on something that is not a mapping"),
+        (b"\x80\x02}(K\x02u.", "ValueError"),
+        (b"\x80\x04K\x01K\x02\x93.", "a class is named by something that is not text"),
+        (b"\x80\x02NQ.", "a persistent id is not that of a storage"),
+        (b"Np5000000000\n.", "a memo index is out of range"),
+        (b"Np-1\n.", "a memo index is out of range"),
+        (b"\x80\x02Nr\xff\xff\xff\xff.", "a NoneType with no tensors"),  # 64 GiB for Python's own unpickler
+        (b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.", "no tensors"),  # a crash for Python's own unpickler
+        (b"\x80\x02" + b"}U\x01a" * 20_000 + b"}" + b"s" * 20_000 + b".", "RecursionError"),
+        (b"\x80\x02" + b"(" * 20_000 + b".", "IndexError"),
+        (b"\x80\x02N" + b"2" * 100_000 + b".", "a NoneType with no tensors"),
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ValueError"),
+        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", "a NoneType with no tensors"),
+        (b"\x80\x02\x8b\xff\xff\xff\x7f\x01.", "ValueError"),
+        (b"L" + b"9" * 5_000 + b"L\n.", "ValueError"),
+        (b"\x80\x02X\x02\x00\x00\x00\xff\xff.", "UnicodeDecodeError"),
+        (b"\x80\x02((dK\x01t0](K\x021(K\x01l\x85K\x010.", "a tuple with no tensors"),
+    ],
+)
+def test_broken_pickles(tmp_path: Path, data: bytes, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read_pickle(forge(tmp_path / "m.pt", data))
+    (tmp_path / "m.pt").write_bytes(dumps(MAGIC) + dumps(PROTOCOL) + dumps(INFO) + data + dumps([]))
+    with pytest.raises(CheckpointError, match=match if "ValueError" not in match else None):
+        read_pickle(tmp_path / "m.pt")
+
+
+def test_bombs_of_copies_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unpickler, "_MOST_STEPS", 100_000)
+    many = b"\x80\x02ccollections\nOrderedDict\nq\x00](" + b"NN\x86" * 20_000 + b"eq\x01"
+    with pytest.raises(CheckpointError, match=r"more than 100,000 steps.*save the state dict alone"):
+        read_pickle(forge(tmp_path / "m.pt", many + b"h\x00h\x01\x85R" * 5_000 + b"."))
+    with pytest.raises(CheckpointError, match="more than 100,000 steps"):
+        read_pickle(forge(tmp_path / "m.pt", many + b"(h\x00h\x01o" * 5_000 + b"."))
+    with pytest.raises(CheckpointError, match="more than 100,000 steps"):
+        read_pickle(forge(tmp_path / "m.pt", b"\x80\x02" + b"]" * 200_000 + b"."))
+
+
+def test_long_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(unpickler, "MOST_BYTES", 1 << 20)
+    note = {"note": b"x" * (1 << 20), **{name: tensor() for name in "ab"}}
+    with pytest.raises(CheckpointError, match=r"has a data.pkl of 1 MiB, at most 1 are read; save the state dict"):
+        read_pickle(forge(tmp_path / "m.pt", note))
+    with pytest.raises(CheckpointError, match="steps or 1 MiB; weights need a fraction"):
+        read_pickle(forge_stream(tmp_path / "m.pt", MAGIC, PROTOCOL, INFO, ["x" * 600_000, "y" * 600_000]))
+    long = dumps(MAGIC) + dumps(PROTOCOL) + dumps(INFO) + b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40)
+    (tmp_path / "m.pt").write_bytes(long)
+    with pytest.raises(CheckpointError, match="a length of 1099511627776 bytes in the header is absurd"):
+        read_pickle(tmp_path / "m.pt")
+
+
+# --- containers
+
+
+def test_packed_archive(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"members that are packed \('archive/data.pkl'.*save it again"):
+        read_pickle(forge(tmp_path / "m.pt", {"w": tensor()}, packed=True))
+
+
+@pytest.mark.parametrize("name", ["archive/../../x", "/etc/passwd", "\\x", "C:x"])
+def test_members_outside(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match="members that are outside the archive"):
+        read_pickle(forge(tmp_path / "m.pt", {"w": tensor()}, extra={name: b""}))
+
+
+def test_two_members_of_one_name(tmp_path: Path) -> None:
+    path = forge(tmp_path / "m.pt", {"w": tensor()}, extra={"archive/data/1": b""})
+    path.write_bytes(path.read_bytes().replace(b"archive/data/1", b"archive/data/0"))
+    with pytest.raises(CheckpointError, match="two members of the same name; do not trust it"):
+        read_pickle(path)
+
+
+def test_encrypted_archive(tmp_path: Path) -> None:
+    path = forge(tmp_path / "m.pt", {"w": tensor()})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="members that are encrypted"):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 0), (6, 1), (8, 8), (26, 3), (30, 65)])
+def test_local_header_must_agree(tmp_path: Path, at: int, value: int) -> None:
+    path = forge(tmp_path / "m.pt", {"w": tensor()})
+    data = bytearray(path.read_bytes())
+    data[data.index(b"archive/data/0") - 30 + at] = value
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="member archive/data/0 is not where the directory says"):
+        read_pickle(path)
+
+
+def test_local_header_with_another_extra_field(tmp_path: Path) -> None:
+    """torch pads the local header so that storages are aligned; the directory knows nothing of it."""
+    path = save(weights(), tmp_path / "m.pt")
+    with zipfile.ZipFile(path) as archive:
+        assert not any(info.extra for info in archive.infolist())
+    assert all(entry.offset % 64 == 0 for entry in read_pickle(path).entries.values())
+
+
+def test_archives_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(CheckpointError, match=r"zip archive with 0 files 'data.pkl'.*unpack it first"):
+        read_pickle(path)
+    with pytest.raises(CheckpointError, match=r"zip archive with 2 files 'data.pkl'"):
+        read_pickle(forge(path, {}, extra={"other/data.pkl": b""}))
+    with pytest.raises(CheckpointError, match=r"TorchScript archive; save torch.jit.load"):
+        read_pickle(forge(path, {}, extra={"archive/constants.pkl": b""}))
+    with pytest.raises(CheckpointError, match=r"byte order b'big', only 'little' is read; load it"):
+        read_pickle(forge(path, {"w": tensor()}, extra={"archive/byteorder": b"big"}))
+    path.write_bytes(b"PK\x05\x06" + bytes(18))
+    with pytest.raises(CheckpointError, match=r"with 0 files 'data.pkl'"):
+        read_pickle(path)
+
+
+def test_a_directory_of_absurd_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "_MOST_DIRECTORY", 1_000)
+    path = forge(tmp_path / "m.pt", {}, extra={f"archive/{i}": b"" for i in range(100)})
+    with pytest.raises(CheckpointError, match=r"damaged, or was not written by torch.save"):
+        read_pickle(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "m.pt is empty: fetch it again"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "LFS pointer.*`git lfs pull`"),
+        (b"\n <!DOCTYPE html><html>", "is a web page, not the weights"),
+        (b"<html><body>", "is a web page"),
+        (b"\x02\0\0\0\0\0\0\0{}", "is a safetensors file: give it the ending .safetensors"),
+        (b"hello world", r"is not a file of torch.save \(it begins with b'hello wo'\); fetch the weights again"),
+        (b"\x93NUMPY", "is not a file of torch.save"),
+        (b"\x80", "is damaged"),
+        (pickle.dumps({"a": 1}), "is a plain pickle, not a file of torch.save; save it again"),
+        (b"PK\x03\x04 and no more", "is damaged, or was not written by torch.save .File is not a zip file"),
+    ],
+)
+def test_not_weights_at_all(tmp_path: Path, content: bytes, match: str) -> None:
+    (tmp_path / "m.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=match):
+        read_pickle(tmp_path / "m.pt")
+
+
+def test_tar(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"")
+    with tarfile.open(tmp_path / "m.pt", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.add(tmp_path / "x", "storages")
+    with pytest.raises(CheckpointError, match="is a tar archive: unpack it"):
+        read_pickle(tmp_path / "m.pt")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot open"):
+        read_pickle(tmp_path / "m.pt")
+
+
+def test_older_stream_by_hand(tmp_path: Path) -> None:
+    path, state, tail = tmp_path / "m.pt", {"w": tensor()}, struct.pack("<q4f", 4, 0, 1, 2, 3)
+    check(read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=tail)), {"w": torch.arange(4.0)})
+    view = Store()
+    view.pid = ("storage", torch.FloatStorage, "0", "cpu", 4, ("1", 1, 2))
+    part = {"w": tensor(view, 0, (2,), (1,))}
+    found = read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, part, ["0"], tail=tail))
+    check(found, {"w": torch.tensor([1.0, 2.0])})
+    for parts, match in [
+        ((MAGIC, 1000, INFO, state, ["0"]), "must have protocol 1001, not 1000; fetch it again"),
+        ((MAGIC, PROTOCOL, {"little_endian": False}, state, ["0"]), "not written on a little-endian machine"),
+        ((MAGIC, PROTOCOL, INFO, state, ["9"]), "the list of storages does not fit the tensors"),
+        ((MAGIC, PROTOCOL, INFO, state, 3), "the list of storages does not fit the tensors"),
+        ((MAGIC, PROTOCOL, INFO, state, []), "lies in storage '0', which the file does not have"),
+    ]:
+        with pytest.raises(CheckpointError, match=match):
+            read_pickle(forge_stream(path, *parts, tail=tail))
+    for bad in (tail[:-1], struct.pack("<q", -1), struct.pack("<q", 1 << 60)):
+        with pytest.raises(CheckpointError, match=r"was cut short: storage '0' at byte .*; fetch it again"):
+            read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=bad))
+
+
+# --- damage of every kind
+
+
+@pytest.mark.parametrize("legacy", LEGACY)
+def test_cut_anywhere(tmp_path: Path, legacy: bool) -> None:
+    whole = save(weights(), tmp_path / "m.pt", legacy=legacy).read_bytes()
+    path = tmp_path / "cut.pt"
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"cut.pt"):
+            read_pickle(path)
+    path.write_bytes(whole)
+    check(read_pickle(path), weights())
+
+
+def mutated(data: bytes, dice: random.Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(out))
+        match dice.randrange(4):
+            case 0:
+                out[at] ^= 1 << dice.randrange(8)
+            case 1:
+                out[at] = dice.randrange(256)
+            case 2:
+                del out[at : at + dice.randint(1, 4)]
+            case _:
+                out[at:at] = dice.randbytes(dice.randint(1, 4))
+    return bytes(out)
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle", "module"])
+def test_damaged_anywhere(tmp_path: Path, kind: str) -> None:
+    """Seeded damage: a typed error or success, and what succeeds can be read."""
+    state: object = Net() if kind == "module" else {"state_dict": weights(), "t": normal(3, 2).T, "n": np.arange(3)}
+    original = save(state, tmp_path / "m.pt", legacy=kind == "legacy")
+    with zipfile.ZipFile(original) if kind != "legacy" else io.BytesIO() as archive:
+        members = {n: archive.read(n) for n in archive.namelist()} if isinstance(archive, zipfile.ZipFile) else {}
+    pickled = next((content for name, content in members.items() if name.endswith("/data.pkl")), b"")
+    storages = {f"archive/{n.split('/', 1)[1]}": content for n, content in members.items() if "/data/" in n}
+    path, dice, messages = tmp_path / "damaged.pt", random.Random(kind), list[str]()
+    for _ in range(250):
+        if kind in ("pickle", "module"):  # aim at the pickle, which is a small part of the file
+            forge(path, mutated(pickled, dice), extra=storages)
+        else:
+            path.write_bytes(mutated(original.read_bytes(), dice))
+        try:
+            found = read_pickle(path)
+        except CheckpointError as error:
+            messages.append(str(error))
+        else:
+            for entry in found.entries.values():
+                assert entry.read(0, entry.spec.numel).numel() == entry.spec.numel
+    assert 50 < len(messages) < 250
+    assert all(str(path) in message for message in messages)

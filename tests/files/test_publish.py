@@ -1,0 +1,746 @@
+"""A result is there whole or not there: whatever fails, whenever it fails, and whoever else is writing."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orthomerge.core.errors import OutputError
+from orthomerge.files import publish as module
+from orthomerge.files import replacing
+from orthomerge.files.checkpoint import Spec
+from orthomerge.files.ownership import MANIFEST
+from orthomerge.files.publish import check_room, check_target, publish, write_bytes, write_json
+from orthomerge.files.shards import write_shards
+
+WORK = ".out.orthomerge-0123abc_"  # a working folder, as a killed run leaves it
+SPECS = {"a": Spec((4,), "F32"), "b": Spec((2,), "F32")}
+FILES = [
+    *("encoder/model-00001-of-00002.safetensors", "encoder/model-00002-of-00002.safetensors"),
+    *("encoder/model.safetensors.index.json", "orthomerge.json", "tokenizer.json"),
+]
+
+
+def work(out: Path, number: int, *, force: bool = False) -> None:
+    """A small output with everything that a real one has."""
+    with publish(out, force=force) as folder:
+        (folder / "encoder").mkdir()
+        blocks = [("a", torch.full((4,), float(number))), ("b", torch.full((2,), float(number)))]
+        write_shards(folder / "encoder", SPECS, blocks, most=16)
+        shutil.copyfile(__file__, folder / "tokenizer.json")
+        write_manifest(folder, number=number)
+
+
+def write_manifest(folder: Path, **about: int) -> None:
+    """A manifest that lists all other files."""
+    files = {path.relative_to(folder).as_posix(): None for path in folder.rglob("*") if not path.is_dir()}
+    write_json(folder / MANIFEST, {"format": 1, **about, "files": files})
+
+
+def state(out: Path) -> int | None:
+    """The number of the output that is there; None if there is none. It must be whole."""
+    if not os.path.lexists(out):
+        return None
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == FILES
+    number: int = json.loads((out / MANIFEST).read_text())["number"]
+    first, second = (out / name for name in FILES[:2])
+    assert first.read_bytes().endswith(bytes(torch.full((4,), float(number)).view(torch.uint8).numpy()))
+    assert second.read_bytes().endswith(bytes(torch.full((2,), float(number)).view(torch.uint8).numpy()))
+    return number
+
+
+def beside(out: Path) -> list[str]:
+    return sorted(path.name for path in out.parent.iterdir() if path != out)
+
+
+def test_a_folder_appears_whole(tmp_path: Path) -> None:
+    out = tmp_path / "Ein neuer Ordner" / "größe" / "out"
+    with publish(out) as folder:
+        assert folder.is_dir()
+        assert not out.exists()
+        assert not any(folder.iterdir())
+        (folder / "sub").mkdir()
+        write_bytes(folder / "sub" / "x", b"content")
+    assert (out / "sub" / "x").read_bytes() == b"content"
+    assert (beside(out), [path.name for path in out.iterdir()]) == ([], ["sub"])
+
+
+def test_a_path_may_be_relative_or_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    work(Path("one"), 1)
+    work(Path("~/two"), 2)
+    with publish(Path("three")) as folder:
+        monkeypatch.chdir("/")  # whatever happens meanwhile
+        write_manifest(folder)
+    assert (state(tmp_path / "one"), state(tmp_path / "two")) == (1, 2)
+    assert (tmp_path / "three" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), GeneratorExit()])
+def test_a_failure_leaves_nothing_and_is_passed_on(tmp_path: Path, error: BaseException) -> None:
+    def fail() -> None:
+        with publish(tmp_path / "out") as folder:
+            (folder / "x").write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_of_the_disk_is_told_as_such(tmp_path: Path) -> None:
+    def fail(error: OSError) -> None:
+        with publish(tmp_path / "out") as folder:
+            (folder / "x").write_text("half")
+            raise error
+
+    with pytest.raises(OutputError, match=r"cannot write .*out: No space left on device; nothing was left behind"):
+        fail(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OutputError, match=r"cannot write .*out: the two are the same file; nothing was left"):
+        fail(shutil.SameFileError("the two are the same file"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# Targets
+
+
+def test_an_existing_target_is_not_touched(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(out, 1)
+    with pytest.raises(OutputError, match="out exists already; give --force to replace it, or choose another place"):
+        work(out, 2)
+    assert (state(out), beside(out)) == (1, [])
+
+
+def test_force_replaces_what_we_wrote_and_an_empty_folder(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(out, 1)
+    (out / "orthomerge.local.json").write_text("{}")  # ours, though no manifest lists it
+    work(out, 2, force=True)
+    assert (state(out), beside(out)) == (2, [])
+    (tmp_path / "empty").mkdir()
+    work(tmp_path / "empty", 3, force=True)
+    assert state(tmp_path / "empty") == 3
+
+
+def _foreign_folder(out: Path) -> None:
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+
+
+def _foreign_file(out: Path) -> None:
+    out.write_text("years of work")
+
+
+def _foreign_link(out: Path) -> None:
+    work(out.parent / "elsewhere", 1)
+    out.symlink_to(out.parent / "elsewhere")
+
+
+def _link_to_nowhere(out: Path) -> None:
+    out.symlink_to(out.parent / "nowhere")
+
+
+@pytest.mark.parametrize("make", [_foreign_folder, _foreign_file, _foreign_link, _link_to_nowhere])
+def test_force_does_not_replace_what_others_wrote(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    out = tmp_path / "out"
+    make(out)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OutputError, match="out exists already"):
+        work(out, 2)
+    message = r"out was not written by orthomerge \(it has no orthomerge.json\), so it is not replaced; move it"
+    with pytest.raises(OutputError, match=message):
+        work(out, 2, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_force_keeps_the_old_until_the_new_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(out, 1)
+
+    def fail() -> None:
+        with publish(out, force=True) as folder:
+            write_manifest(folder, number=2)
+            assert state(out) == 1
+            raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x"):
+        fail()
+    assert (state(out), beside(out)) == (1, [])
+
+
+def test_what_appears_in_the_target_meanwhile_is_not_touched(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def race(*, force: bool) -> None:
+        with publish(out, force=force) as folder:
+            write_manifest(folder)
+            _foreign_folder(out)
+
+    with pytest.raises(OutputError, match="out exists already; give --force"):
+        race(force=False)
+    shutil.rmtree(out)
+    with pytest.raises(OutputError, match="out was not written by orthomerge"):
+        race(force=True)
+    assert ([path.name for path in out.iterdir()], beside(out)) == (["thesis.tex"], [])
+
+
+def test_other_markers_of_ownership(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work(out, 1)
+    with pytest.raises(OutputError, match=r"it has no export.json"), publish(out, force=True, marker="export.json"):
+        pass
+    (out / MANIFEST).rename(out / "other.json")
+    check_target(out, force=True, marker="other.json")
+
+
+@pytest.mark.parametrize(
+    ("out", "given"),
+    [
+        ("in", "in"),
+        ("in/out", "in"),
+        ("in/deep/er/out", "in"),
+        ("in/../in/out", "in"),
+        ("link/out", "in"),
+        ("in/out", "link"),
+        (".", "in"),
+        ("..", "in"),
+        ("x", "x/in/file"),
+        ("in/file", "in/file"),
+        ("out", f"{WORK}/new"),  # what a killed run left is cleared away
+        ("out", f"{WORK}/new/encoder"),
+    ],
+)
+def test_a_target_that_overlaps_an_input(tmp_path: Path, out: str, given: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "file").write_text("")
+    (tmp_path / "link").symlink_to("in")
+    (tmp_path / WORK / "new" / "encoder").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    for force in (False, True):
+        with (
+            pytest.raises(OutputError, match=r"the output .* overlaps the input .*; choose another place"),
+            publish(tmp_path / out, force=force, inputs=[tmp_path / given]),
+        ):
+            pass
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_target_beside_an_input_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "file").write_text("")
+    for out in ("in2", "other/in"):
+        check_target(tmp_path / out, inputs=[tmp_path / "in", tmp_path / "file", tmp_path / "nowhere"])
+    check_target(tmp_path / "out", inputs=iter([tmp_path / "in"]))
+
+
+def test_targets_that_no_folder_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    cases: dict[str, tuple[Path, str]] = {
+        "below a file": (tmp_path / "file" / "out", r"cannot write to .*file"),
+        "too long": (tmp_path / ("x" * 300), "cannot write to .*: File name too long"),
+        "null byte": (tmp_path / "a\0b", "null byte"),
+        "no such user": (Path("~nobody-of-this-name/out"), "cannot write to ~nobody.*home directory"),
+        "a circle": (tmp_path / "loop" / "out", r"cannot write to .*loop"),
+        "the root": (Path("/"), "/ exists already"),
+    }
+    for out, match in cases.values():
+        with pytest.raises(OutputError, match=match):
+            work(out, 1)
+    with pytest.raises(OutputError, match="/ was not written by orthomerge"):
+        work(Path("/"), 1, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
+
+
+def test_a_target_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OutputError, match=r"cannot look into .*out: Permission denied; choose another place"):
+        check_target(tmp_path / "out", force=True)
+
+
+# Room and permissions
+
+
+def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    match = r"has 1.00 GB free, but the output needs 2.02 GB; make room, or write elsewhere"
+    with pytest.raises(OutputError, match=match), publish(tmp_path / "out", need=2 * 10**9):
+        pass
+    with pytest.raises(OutputError, match="GB free"):
+        check_room(tmp_path / "not" / "there" / "yet", 10**9)
+    check_room(tmp_path, 9 * 10**8)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, whom no mode stops
+    with pytest.raises(OutputError, match=f"{tmp_path} cannot be written to; choose another place, or change its"):
+        work(tmp_path / "out", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> Any:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(shutil, "disk_usage", fail)
+    with pytest.raises(OutputError, match=f"cannot write to {tmp_path}: Stale file handle"):
+        work(tmp_path / "out", 1)
+
+
+# Two runs, and what is left of a run that was killed
+
+
+def test_two_runs_into_one_target(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    refused = r"another run is writing to the same output, .*out; wait for it"
+    with publish(out) as folder:
+        with pytest.raises(OutputError, match=refused):
+            work(out, 2)
+        (tmp_path / "link").symlink_to(tmp_path)
+        with pytest.raises(OutputError, match=refused):
+            work(tmp_path / "link" / "out", 2)
+        work(tmp_path / "other", 3)
+        write_manifest(folder)
+    assert (out / MANIFEST).exists()
+    assert beside(out) == ["link", "other"]
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from orthomerge.files.publish import publish\n"
+        "from orthomerge.core.errors import OutputError\n"
+        "try:\n"
+        "    with publish(Path(sys.argv[1])): pass\n"
+        "except OutputError as error: print(error)\n"
+    )
+    with publish(tmp_path / "out") as folder:
+        found = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "out")], capture_output=True, text=True, check=True
+        )
+        assert "another run is writing to the same output" in found.stdout
+        write_manifest(folder)
+    assert (tmp_path / "out" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize("step", ["_clear", "_commit", "_sync"])
+def test_no_other_run_can_slip_in_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    out, original = tmp_path / "out", getattr(module, step)
+    tries: list[str] = []
+
+    def intrude(*arguments: Path) -> None:
+        if arguments[0] != tmp_path and not tries:  # the folder above is synced when all is done
+            tries.append(step)
+            with pytest.raises(OutputError, match="another run is writing"):
+                work(out, 2, force=True)
+        original(*arguments)
+
+    monkeypatch.setattr(module, step, intrude)
+    work(out, 1)
+    assert (state(out), beside(out), tries) == (1, [], [step])
+
+
+def killed(out: Path, *, old: int | None = None) -> Path:
+    """The working folder of a run that was killed."""
+    working = out.parent / WORK
+    (working / "new" / "encoder" / "deep").mkdir(parents=True)
+    (working / ".orthomerge-working").touch()
+    (working / "new" / "encoder" / "model.safetensors").write_bytes(bytes(100))
+    (working / "new" / "encoder" / "deep").chmod(0o500)
+    if old is not None:
+        work(working / "old", old)
+    return working
+
+
+def test_what_a_killed_run_left_is_cleared_away(tmp_path: Path) -> None:
+    out, precious = tmp_path / "out", tmp_path / "precious"
+    _foreign_folder(precious)
+    (killed(out) / "new" / "link").symlink_to(precious)
+    (tmp_path / ".out.orthomerge-lock").touch()
+    (tmp_path / ".out.orthomerge-empty123").mkdir()  # killed before its marker was there
+    work(out, 1)
+    assert (state(out), beside(out)) == (1, ["precious"])
+    assert (precious / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".out.partial", ".out.old", ".out.tuning", ".out.fitting", ".out.orthomerge-", WORK, ".out.thesis", "out.partial"],
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_folders_of_others_beside_an_output_stay(tmp_path: Path, name: str, force: bool) -> None:
+    """Whatever they are called; even a name like ours needs the marker."""
+    out, precious = tmp_path / "out", tmp_path / name
+    _foreign_folder(precious)
+    if force:
+        work(out, 1)
+    work(out, 2, force=force)
+    assert (state(out), beside(out)) == (2, [name])
+    assert (precious / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", [".out.lock", ".out.json.partial", ".out.orthomerge-lock"])
+def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / name
+    precious.write_text("years of work")
+    taken = pytest.raises(OutputError, match=f"{precious} is not a lock of orthomerge; move it away")
+    with taken if name.endswith("-lock") else nullcontext():
+        work(tmp_path / "out", 1)
+    assert (tmp_path / "out").exists() != name.endswith("-lock")
+    assert precious.read_text() == "years of work"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("notes.txt", "'notes.txt'"),
+        ("heads/topic/thesis.tex", "'heads/topic/thesis.tex'"),
+        ("encoder/.hidden", "'encoder/.hidden'"),
+        ("encoder/link", "'encoder/link'"),
+        ("empty/folder", "'empty/folder/'"),
+    ],
+)
+def test_one_file_that_the_manifest_does_not_list_is_a_refusal(tmp_path: Path, name: str, told: str) -> None:
+    out, far = tmp_path / "out", tmp_path / "far"
+    work(out, 1)
+    far.mkdir()
+    (out / name).parent.mkdir(parents=True, exist_ok=True)
+    if name.endswith("link"):
+        (out / name).symlink_to(far)
+    elif name.endswith("folder"):
+        (out / name).mkdir()
+    else:
+        (out / name).write_text("years of work")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OutputError, match=f"out holds {re.escape(told)}, which orthomerge did not write, so it is not"):
+        work(out, 2, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+MARKERS = ["{}", "[]", "", "{", '{"format": 1}', '{"files": {}}', '{"format": true, "files": {}}']
+
+
+@pytest.mark.parametrize("text", [*MARKERS, '{"format": "1", "files": []}', '{"format": 1, "files": [1]}', None])
+def test_a_marker_that_is_none_protects(tmp_path: Path, text: str | None) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    if text is None:
+        work(tmp_path / "other", 1)
+        (out / MANIFEST).symlink_to(tmp_path / "other" / MANIFEST)
+    else:
+        (out / MANIFEST).write_text(text)
+    with pytest.raises(OutputError, match=r"out was not written by orthomerge \(its orthomerge.json has no 'format'"):
+        work(out, 2, force=True)
+    assert [path.name for path in out.iterdir()] == [MANIFEST]
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_a_file_that_appears_in_the_last_moment_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swap: bool
+) -> None:
+    out, original = tmp_path / "out", module._commit
+    work(out, 1)
+
+    def late(*arguments: Any) -> None:
+        (out / "notes.txt").write_text("years of work")
+        original(*arguments)
+
+    monkeypatch.setattr(module, "_commit", late)
+    if not swap:
+        monkeypatch.setattr(module, "_exchange", lambda *arguments: False)
+    with pytest.raises(OutputError, match=r"out holds 'notes.txt', which orthomerge did not write"):
+        work(out, 2, force=True)
+    assert (out / "notes.txt").read_text() == "years of work"
+    (out / "notes.txt").unlink()
+    assert (state(out), beside(out)) == (1, [])
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    _foreign_folder(precious)
+    (tmp_path / ".out.orthomerge-lock").symlink_to(precious / "thesis.tex")
+    with pytest.raises(OutputError, match="cannot write"):
+        work(tmp_path / "out", 1)
+    assert (precious / "thesis.tex").read_text() == "years of work"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_in_the_place_of_a_working_folder_stays(tmp_path: Path) -> None:
+    precious = killed(tmp_path / "far" / "out")
+    (tmp_path / WORK).symlink_to(precious)
+    work(tmp_path / "out", 1)
+    assert (tmp_path / WORK).is_symlink()
+    assert (precious / "new" / "encoder" / "model.safetensors").exists()
+
+
+def test_a_swap_that_was_killed_between_two_renames_is_undone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed(out, old=1)  # where the kernel cannot swap, the old one is moved away for a moment
+    with pytest.raises(OutputError, match="out exists already"):
+        work(out, 2)
+    assert (state(out), beside(out)) == (1, [])
+    killed(out, old=1)
+    work(out, 2, force=True)
+    assert (state(out), beside(out)) == (2, [])
+
+
+def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = fcntl.flock, []
+
+    def late(handle: int, mode: int) -> None:
+        calls.append(handle)
+        if len(calls) < 3:
+            (tmp_path / ".out.orthomerge-lock").unlink()
+        if len(calls) == 2:
+            (tmp_path / ".out.orthomerge-lock").touch()
+        original(handle, mode)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    work(tmp_path / "out", 1)
+    assert (state(tmp_path / "out"), len(calls)) == (1, 4)  # the last of them before it is taken away
+
+    def never(handle: int, mode: int) -> None:
+        (tmp_path / ".new.orthomerge-lock").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", never)
+    handles = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OutputError, match=r"cannot lock .*\.new\.orthomerge-lock; is another run busy there\?"):
+        work(tmp_path / "new", 1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == handles
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(handle: int, mode: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    handles = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OutputError, match=f"cannot write to {tmp_path}: No locks available"):
+        work(tmp_path / "out", 1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == handles
+
+
+# The swap
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS, None])
+def test_where_the_kernel_cannot_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None) -> None:
+    class Library:
+        def __init__(self, *arguments: object, **options: object) -> None: ...
+
+        @property
+        def renameat2(self) -> Callable[..., int]:
+            if code is None:
+                raise AttributeError("renameat2")
+            return lambda *arguments: -1
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: code)
+    work(tmp_path / "out", 1)
+    work(tmp_path / "out", 2, force=True)
+    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (2, [])
+    # A failure between the two renames brings the old one back.
+    original = os.rename
+
+    for error in (OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()):
+
+        def fail(source: Path, target: Path, error: BaseException = error) -> None:
+            if Path(source).name == "new":
+                raise error
+            original(source, target)
+
+        monkeypatch.setattr(os, "rename", fail)
+        with pytest.raises((OutputError, KeyboardInterrupt)):
+            work(tmp_path / "out", 3, force=True)
+        monkeypatch.setattr(os, "rename", original)
+        assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (2, [])
+
+
+def test_a_swap_that_fails_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work(tmp_path / "out", 1)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EROFS)
+
+    class Library:
+        renameat2 = staticmethod(lambda *arguments: -1)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *arguments, **options: Library())
+    with pytest.raises(OutputError, match=r"cannot write .*out: Read-only file system; nothing was left behind"):
+        work(tmp_path / "out", 2, force=True)
+    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (1, [])
+
+
+def test_files_copied_by_others_are_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = set(), os.fsync
+
+    def record(handle: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{handle}").readlink().name)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    work(tmp_path / "out", 1)
+    assert {Path(name).name for name in FILES} | {"encoder", "new", tmp_path.name} <= synced
+
+
+def test_a_folder_above_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = replacing.sync
+
+    def fail(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, "Input/output error")
+        original(path)
+
+    monkeypatch.setattr(module, "_sync", fail)
+    with pytest.raises(
+        OutputError, match=r"out is complete, but .* could not be synced \(Input/output error\); check the"
+    ):
+        work(tmp_path / "out", 1)
+    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (1, [])
+
+
+# A failure at every single step
+
+STEPS = ("write", "fsync", "rename", "replace", "open", "mkdir", "unlink", "rmdir")
+
+
+@contextmanager
+def failing(number: int, fail: Callable[[], None], *, swap: bool) -> Iterator[list[str]]:
+    """Call `fail` in place of the `number`-th of the steps that touch the disk."""
+    passed: list[str] = []
+    originals = {name: getattr(os, name) for name in STEPS}
+    exchange = module._exchange
+
+    def counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            passed.append(name)
+            if len(passed) == number:
+                fail()
+            return original(*arguments, **options)
+
+        return step
+
+    for name, original in originals.items():
+        setattr(os, name, counted(name, original))
+    module._exchange = counted("exchange", exchange if swap else lambda *arguments: False)
+    try:
+        yield passed
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
+        module._exchange = exchange
+
+
+def _full_disk() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+CASES = [("new", True), ("force", True), ("force", False)]
+
+
+@pytest.mark.parametrize(("kind", "swap"), CASES)
+def test_an_error_at_any_step_leaves_the_old_or_nothing(tmp_path: Path, kind: str, swap: bool) -> None:
+    out, old = tmp_path / "out", 1 if kind == "force" else None
+    for number in range(1, 200):
+        if old is not None:
+            work(out, old, force=True)
+        with failing(number, _full_disk, swap=swap) as passed:
+            try:
+                work(out, 2, force=old is not None)
+            except OutputError as error:
+                told = str(error)
+            else:
+                told = ""
+        # Only where clearing away itself fails, something hidden is left for the next run.
+        cleaning = len(passed) >= number and passed[number - 1] in ("unlink", "rmdir")
+        if told and "is complete" not in told:
+            assert state(out) == old, (number, passed)
+            assert cleaning or beside(out) == [], (number, passed)
+        else:
+            assert state(out) == 2, (number, passed)
+        if len(passed) < number:
+            break
+        work(out, 3, force=state(out) is not None)
+        assert (state(out), beside(out)) == (3, [])
+        shutil.rmtree(out)
+    assert number > 25
+
+
+PROGRAM = """
+import os, shutil, sys
+from pathlib import Path
+from importlib.util import module_from_spec, spec_from_file_location
+spec = spec_from_file_location("test_publish", sys.argv[1])
+tests = module_from_spec(spec)
+spec.loader.exec_module(tests)
+tests.crash_everywhere(Path(sys.argv[2]))
+"""
+
+
+def crash_everywhere(folder: Path) -> None:
+    """Run in a process of its own: children are killed at every step, one after another."""
+    for kind, swap in CASES:
+        out, old = folder / kind / "out", 1 if kind == "force" else None
+        for number in range(1, 200):
+            if old is not None:
+                work(out, old, force=True)
+            child = os.fork()
+            if child == 0:
+                with failing(number, lambda: os._exit(9), swap=swap):
+                    work(out, 2, force=old is not None)
+                os._exit(0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code in (0, 9), (kind, swap, number, code)
+            found = state(out)
+            assert found in (old, 2) or (not swap and found is None), (kind, swap, number, found)
+            assert code == 9 or (found == 2 and beside(out) == []), (kind, swap, number)
+            # The same command again does it, and leaves nothing else.
+            work(out, 2, force=old is not None or found is not None)
+            assert (state(out), beside(out)) == (2, []), (kind, swap, number)
+            if code == 0:
+                break
+            shutil.rmtree(out)
+        assert number > 25
+        print(kind, swap, number)
+
+
+def test_a_crash_at_any_step_leaves_the_old_or_nothing_or_all(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, __file__, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.count("force") == 2
+
+
+# Small files
+
+
+def test_documents_are_written_once_and_in_full(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"label": "schön", "half a pair": "\ud83d"})
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"label": "schön", "half a pair": "\ud83d"}
+    assert "schön" in (tmp_path / "x.json").read_text(encoding="utf-8")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "x.json", b"")

@@ -1,0 +1,99 @@
+"""A file that is replaced is the old one or the new one, and what killed writers left goes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from orthomerge.core.errors import OutputError
+from orthomerge.files.replacing import clear_abandoned, os_errors, replace_file, replacing
+
+TOKEN = "0123456789abcdef"
+
+
+def test_a_file_is_replaced_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, sync = [], os.fsync
+
+    def record(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", record)
+    path = tmp_path / "records[1].jsonl"
+    for data in (b"old", b"new"):
+        replace_file(path, data)
+        assert path.read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir()] == [path.name]
+    assert synced[1::2] == [tmp_path.name] * 2
+    assert synced[0].startswith(".records[1].jsonl.")
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OutputError, match=r"cannot write .*file: No space left on device; make room"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_goes_and_what_another_writes_stays(tmp_path: Path) -> None:
+    path, left, busy = tmp_path / "file", tmp_path / f".file.{TOKEN}.partial", tmp_path / f".file.{TOKEN[::-1]}.partial"
+    left.touch()
+    with busy.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        replace_file(path, b"new")
+        assert (left.exists(), busy.exists()) == (False, True)
+    clear_abandoned(busy)
+    clear_abandoned(tmp_path / "never there")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_of_others_that_end_alike_stay(tmp_path: Path) -> None:
+    precious = tmp_path / ".file.thesis.partial"
+    precious.write_text("years of work")
+    replace_file(tmp_path / "file", b"new")
+    assert precious.read_text() == "years of work"
+
+
+def test_a_file_taken_for_left_before_it_was_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, taken = fcntl.flock, list[Path]()
+
+    def late(file: object, mode: int) -> None:
+        if not taken:
+            taken.extend(tmp_path.iterdir())
+            taken[0].unlink()
+        original(file, mode)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with replacing(tmp_path / "file", ".file") as file:
+        file.write(b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert len(taken) == 1
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: object, mode: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    (tmp_path / f".file.{TOKEN}.partial").touch()
+    replace_file(tmp_path / "file", b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f".file.{TOKEN}.partial", "file"]
+
+
+def test_errors_of_libraries_that_write_by_themselves(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"\[Errno 28\] No space left on device"), os_errors():
+        raise ValueError("I/O error: No space left on device (os error 28)")
+    with pytest.raises(ValueError, match="something else"), os_errors():
+        raise ValueError("something else")

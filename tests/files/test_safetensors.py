@@ -1,0 +1,302 @@
+"""Safetensors files: the same tensors as the reference library reads and writes, and nothing that is not sound."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from orthomerge.core.errors import CheckpointError
+from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, is_float, torch_dtype
+from orthomerge.files.safetensors import check_name, encode_header, read_metadata, read_safetensors
+
+
+def tensor(dtype: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """Any bytes that are a sound tensor of a dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    count = Spec(shape, dtype).nbytes
+    raw = torch.randint(0, 2 if dtype == "BOOL" else 60, (count,), generator=generator, dtype=torch.uint8)
+    return raw.view(torch_dtype(dtype)).reshape(shape)
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    )
+
+
+def values(entry: Entry) -> torch.Tensor:
+    return entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Path:
+    """A file as we write it."""
+    names = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
+    specs = {name: Spec(tuple(value.shape), names[value.dtype]) for name, value in tensors.items()}
+    data = b"".join(bytes(value.contiguous().reshape(-1).view(torch.uint8).numpy()) for value in tensors.values())
+    path.write_bytes(encode_header(specs, metadata or {}) + data)
+    return path
+
+
+def raw(path: Path, header: bytes, data: bytes = b"", *, length: int | None = None) -> Path:
+    """A file with any header."""
+    path.write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header + data)
+    return path
+
+
+SHAPES = ((3, 4), (5,), (), (0,), (2, 0, 3), (1, 1, 1, 2))
+EVERYTHING = {
+    f"{dtype}.{'x'.join(map(str, shape)) or 'scalar'}": tensor(dtype, shape, number)
+    for number, (dtype, shape) in enumerate((dtype, shape) for dtype in DTYPES for shape in SHAPES)
+}
+
+
+def test_what_the_library_writes_is_read_here(tmp_path: Path) -> None:
+    save_file(EVERYTHING, tmp_path / "x.safetensors", metadata={"format": "pt", "ü": "ß"})
+    found = read_safetensors(tmp_path / "x.safetensors")
+    assert set(found) == set(EVERYTHING)
+    for name, expected in EVERYTHING.items():
+        assert same(values(found[name]), expected), name
+        assert found[name].spec.shape == tuple(expected.shape)
+    offsets = [entry.offset for entry in found.values()]
+    assert offsets == sorted(offsets)
+    assert read_metadata(tmp_path / "x.safetensors") == {"format": "pt", "ü": "ß"}
+
+
+def test_what_we_write_is_read_by_the_library_and_here(tmp_path: Path) -> None:
+    wide_first = dict(sorted(EVERYTHING.items(), key=lambda item: -item[1].element_size()))
+    path = write(tmp_path / "x.safetensors", {"gewicht.größe": torch.ones(2), **wide_first}, {"format": "pt"})
+    theirs = load_file(path)
+    assert set(theirs) == {"gewicht.größe", *EVERYTHING}
+    assert all(same(theirs[name], value) for name, value in EVERYTHING.items())
+    assert list(read_safetensors(path)) == ["gewicht.größe", *wide_first]
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
+
+
+def test_a_file_without_tensors_or_metadata(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.safetensors", {})
+    assert (read_safetensors(path), read_metadata(path), load_file(path)) == ({}, {}, {})
+
+
+def test_runs_of_a_tensor(tmp_path: Path) -> None:
+    matrix = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    entry = read_safetensors(write(tmp_path / "x.safetensors", {"pad": torch.ones(3), "m": matrix}))["m"]
+    assert torch.equal(entry.read(3, 9), matrix.reshape(-1)[3:9])
+    assert torch.equal(values(entry.rows(1, 3)), matrix[1:3])
+    assert torch.equal(values(entry.transposed()), matrix.T)
+    assert torch.equal(entry.transposed().read(2, 7), matrix.T.reshape(-1)[2:7])
+    assert torch.equal(values(entry.transposed().rows(1, 3)), matrix.T[1:3])
+    assert torch.equal(values(entry.transposed().transposed()), matrix)
+    assert values(entry.rows(1, 1)).shape == (0, 4)
+    assert values(entry.transposed().rows(2, 2)).shape == (0, 3)
+
+
+def test_a_checkpoint_is_a_mapping(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.safetensors", {"a": torch.ones(2), "b": torch.zeros(3, 1, dtype=torch.int64)})
+    found = Checkpoint(path, read_safetensors(path), aliases={"c": "a"})
+    assert (list(found), len(found), "c" in found, "d" in found) == (["a", "b"], 2, True, False)
+    assert torch.equal(found["c"], torch.ones(2))
+    assert found["b"].shape == (3, 1)
+    assert found.spec("b") == Spec((3, 1), "I64")
+    assert torch.equal(found.read("a", 1, 2), torch.ones(1))
+    assert (found.origin("c"), found.nbytes, [file.path for file in found.files]) == (path, 32, [path])
+    with pytest.raises(KeyError, match="'d'"):
+        found["d"]
+    with pytest.raises(CheckpointError, match=r"x.safetensors has no tensor 'bb'; did you mean 'b'\?"):
+        found.spec("bb")
+    assert [dtype for dtype in DTYPES if is_float(dtype)] == ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"]
+
+
+def _tensor(**changes: Any) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}
+
+
+TWO = bytes(16)
+# Header (or the bytes of one), data, and what must be said.
+HEADERS: dict[str, tuple[Any, bytes, str]] = {
+    "trailing bytes": ({"a": _tensor()}, bytes(11), "x has 3 bytes after its last tensor; the file is damaged"),
+    "trailing bytes without tensors": ({}, b"x", "x has 1 bytes after its last tensor"),
+    "cut short": ({"a": _tensor()}, bytes(5), "x was cut short: 3 bytes of its last tensors are missing; fetch"),
+    "overlap": ({"a": _tensor(), "b": _tensor(data_offsets=[4, 12])}, bytes(12), "tensor 'b' overlaps another tensor"),
+    "same bytes twice": ({"a": _tensor(), "b": _tensor()}, bytes(8), "tensor 'b' overlaps another tensor"),
+    "gap": ({"a": _tensor(), "b": _tensor(data_offsets=[9, 17])}, bytes(17), "'b' leaves 1 bytes unaccounted for"),
+    "gap in front": ({"a": _tensor(data_offsets=[8, 16])}, TWO, "tensor 'a' leaves 8 bytes unaccounted for"),
+    "empty tensor in the void": (
+        {"a": _tensor(), "b": _tensor(shape=[0], data_offsets=[99, 99])},
+        bytes(8),
+        "tensor 'b' leaves 91 bytes unaccounted for",
+    ),
+    "empty tensor inside another": (
+        {"a": _tensor(), "b": _tensor(shape=[0], data_offsets=[4, 4])},
+        bytes(8),
+        "tensor 'b' overlaps another tensor",
+    ),
+    "wrong length": ({"a": _tensor(shape=[3])}, bytes(8), r"tensor 'a' is \(3,\) F32, 12 bytes, but the header gives"),
+    "backwards": ({"a": _tensor(data_offsets=[8, 0])}, bytes(8), "'a' is .*8 bytes, but the header gives it -8"),
+    "overflow": ({"a": _tensor(shape=[2**61, 2**61])}, bytes(8), r"tensor 'a' has shape \[23058.* the file is damaged"),
+    "overflow hidden by a zero": (
+        {"a": _tensor(shape=[2**40, 2**40, 0], data_offsets=[0, 0])},
+        b"",
+        r"tensor 'a' has shape \[1099511627776, 1099511627776, 0\] at bytes \[0, 0\]; the file is damaged",
+    ),
+    "too many axes": ({"a": _tensor(shape=[1] * 99)}, bytes(8), "tensor 'a' has shape .{80} at bytes"),
+    "huge number": ({"a": _tensor(shape=[2**62])}, bytes(8), "tensor 'a' has shape"),
+    "negative": ({"a": _tensor(shape=[-2])}, bytes(8), r"tensor 'a' has shape \[-2\] at bytes \[0, 8\]"),
+    "fraction": ({"a": _tensor(shape=[2.0])}, bytes(8), r"tensor 'a' has shape \[2.0\]"),
+    "truth": ({"a": _tensor(dtype="U8", shape=[True], data_offsets=[0, 1])}, b"x", r"'a' has shape \[True\]"),
+    "no list": ({"a": _tensor(shape=2)}, bytes(8), "tensor 'a' has shape 2"),
+    "three offsets": ({"a": _tensor(data_offsets=[0, 8, 8])}, bytes(8), r"at bytes \[0, 8, 8\]"),
+    "no offsets": ({"a": _tensor(data_offsets=None)}, bytes(8), "at bytes None"),
+    "unknown dtype": ({"a": _tensor(dtype="F4")}, bytes(8), r"'a' has dtype 'F4', which is not supported \(known: F64"),
+    "dtype in lower case": ({"a": _tensor(dtype="f32")}, bytes(8), "'a' has dtype 'f32', which is not supported"),
+    "dtype a list": ({"a": _tensor(dtype=["F32"])}, bytes(8), r"'a' has dtype \['F32'\], which is not supported"),
+    "dtype a mapping": ({"a": _tensor(dtype={})}, bytes(8), r"'a' has dtype \{\}, which is not supported"),
+    "missing field": ({"a": {"dtype": "F32", "shape": [2]}}, bytes(8), "'a' must have dtype, shape and data_offsets"),
+    "extra field": ({"a": _tensor(strides=[1])}, bytes(8), "tensor 'a' must have dtype, shape and data_offsets"),
+    "no mapping": ({"a": [1]}, bytes(8), "tensor 'a' must have dtype, shape and data_offsets"),
+    "metadata nested": ({"__metadata__": {"a": {"b": "c"}}}, b"", "x: '__metadata__' must hold strings only"),
+    "metadata numbers": ({"__metadata__": {"a": 1}}, b"", "x: '__metadata__' must hold strings only"),
+    "metadata a list": ({"__metadata__": ["a"]}, b"", "x: '__metadata__' must hold strings only"),
+    "metadata a tensor": ({"__metadata__": _tensor()}, bytes(8), "x: '__metadata__' must hold strings only"),
+    "duplicate key": (
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
+        bytes(8),
+        "the header of .*x names 'a' twice; do not trust this file",
+    ),
+    "duplicate field": (b'{"a":{"dtype":"F32","dtype":"I32"}}', b"", "the header of .*x names 'dtype' twice"),
+    "duplicate metadata": (b'{"__metadata__":{"a":"b","a":"c"}}', b"", "the header of .*x names 'a' twice"),
+    "not JSON": (b"{]", b"", "the header of .*x is not valid JSON"),
+    "not UTF-8": (b'{"\xff\xfe":{}}', b"", "the header of .*x is not valid JSON .*utf-8"),
+    "nested": (b'{"a":' + b"[" * 100_000, b"", "the header of .*x is not valid JSON .*recursion"),
+    "endless number": (b'{"a":' + b"9" * 9_999 + b"}", b"", "the header of .*x is not valid JSON .*4300"),
+    "a list for a header": (b"[]", b"", "the header of .*x must be a JSON object, got list"),
+}
+
+
+@pytest.mark.parametrize(("header", "data", "match"), HEADERS.values(), ids=HEADERS.keys())
+def test_damaged_headers(tmp_path: Path, header: Any, data: bytes, match: str) -> None:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with pytest.raises(CheckpointError, match=match):
+        read_safetensors(raw(tmp_path / "x", text, data))
+
+
+ODD_NAMES = [
+    *("", "..", "../../etc/passwd", "a..b", "/etc/passwd", "a/b", "a\\b", "a\0b", "a\nb", "a\x1b[31m", "a\u202eb"),
+    *("\ud800", "a\u2028b", "x" * 1_001, "\x7f", "a\tb"),
+]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=[ascii(name[:20]) for name in ODD_NAMES])
+def test_odd_names_of_tensors(tmp_path: Path, name: str) -> None:
+    path = raw(tmp_path / "x", json.dumps({name: _tensor()}).encode(), bytes(8))
+    with pytest.raises(
+        CheckpointError, match=r"x holds a tensor with the name '.*', which no framework writes; do not"
+    ):
+        read_safetensors(path)
+
+
+def test_names_that_are_fine() -> None:
+    for name in ("a", "a.b.0.weight", "größe", "x" * 1_000, "a b", "a:b", "_x", "层.weight"):
+        check_name(name, Path("x"))
+    with pytest.raises(CheckpointError, match="tensor with the name '__metadata__', which no framework writes"):
+        check_name("__metadata__", Path("x"))
+
+
+def test_broken_beginnings(tmp_path: Path) -> None:
+    header = json.dumps({"a": _tensor()}).encode()
+    cases: dict[str, tuple[bytes, str]] = {
+        "empty": (b"", "x has 0 bytes, too few for a safetensors file: fetch it again"),
+        "seven": (bytes(7), "x has 7 bytes, too few"),
+        "zero": (bytes(8), "the header of .*x is not valid JSON"),
+        "all zero": (bytes(100), "the header of .*x is not valid JSON"),
+        "cut in the header": (len(header).to_bytes(8, "little") + header[:-1], "was cut short: its header would be"),
+        "2^40": ((1 << 40).to_bytes(8, "little") + header, f"its header would be {1 << 40} bytes long; fetch it again"),
+        "largest": (b"\xff" * 8 + header, "is not a safetensors file, or was cut short"),
+        "a pointer": (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            r"Git LFS pointer.*`git lfs pull`",
+        ),
+        "a page": (b"<!DOCTYPE html><html></html>", "is not a safetensors file"),
+        "a zip": (b"PK\x03\x04" + bytes(60), "is not a safetensors file|not valid JSON"),
+    }
+    for data, match in cases.values():
+        (tmp_path / "x").write_bytes(data)
+        with pytest.raises(CheckpointError, match=match):
+            read_safetensors(tmp_path / "x")
+
+
+def test_a_header_longer_than_the_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes((100_000_001).to_bytes(8, "little"))
+    with path.open("r+b") as file:
+        file.truncate(200_000_000)  # sparse: it takes no room
+    started = time.perf_counter()
+    with pytest.raises(CheckpointError, match="its header would be 100000001 bytes long"):
+        read_safetensors(path)
+    assert time.perf_counter() - started < 1
+
+
+def test_padding_of_the_header_is_accepted(tmp_path: Path) -> None:
+    header = json.dumps({"a": _tensor()}).encode() + b"   "
+    assert list(read_safetensors(raw(tmp_path / "x", header, bytes(8)))) == ["a"]
+
+
+def test_zero_pages_and_flipped_bits_change_the_hash(tmp_path: Path) -> None:
+    """The format has no checksum: a right-sized file is read, but its hash, which every manifest keeps, tells."""
+    path = write(tmp_path / "x", {"a": torch.ones(64)})
+    sound, content = read_safetensors(path)["a"].file.digest(), path.read_bytes()
+    for damaged in (content[:-64] + bytes(64), content[:-1] + b"\x3e"):
+        path.write_bytes(damaged)
+        assert read_safetensors(path)["a"].file.digest() != sound
+
+
+def test_any_damage_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Bytes flipped, cut out, doubled or cut off: the same names, shapes and dtypes, or an error of ours."""
+    path, draw = tmp_path / "x", random.Random(0)
+    write(path, {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(3, dtype=torch.bfloat16)}, {"format": "pt"})
+    content = path.read_bytes()
+    data = 8 + int.from_bytes(content[:8], "little")
+    refused = 0
+    for _ in range(4_000):
+        damaged = bytearray(content)
+        kind = draw.randrange(5)
+        place = draw.randrange(len(content))
+        if kind == 0:
+            damaged[place] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            damaged[place] = draw.randrange(256)
+        elif kind == 2:
+            del damaged[place:]
+        elif kind == 3:
+            del damaged[place : place + draw.randrange(1, 9)]
+        else:
+            damaged[place:place] = damaged[place : place + draw.randrange(1, 9)]
+        path.write_bytes(damaged)
+        try:
+            found = read_safetensors(path)
+            read_metadata(path)
+        except CheckpointError:
+            refused += 1
+        else:
+            held = sum(entry.spec.nbytes for entry in found.values())
+            for entry in found.values():
+                assert values(entry).dtype == torch_dtype(entry.spec.dtype)
+            # A flip in the header can only have renamed things or exchanged dtypes of one width: no byte is lost.
+            assert held == len(damaged) - 8 - int.from_bytes(damaged[:8], "little")
+            if damaged[:data] == content[:data]:
+                assert {name: entry.spec for name, entry in found.items()} == {
+                    "a.weight": Spec((2, 3), "F32"),
+                    "a.bias": Spec((3,), "BF16"),
+                }
+    assert 2_000 < refused < 4_000

@@ -1,0 +1,236 @@
+"""The model card: the hub's format, what was measured and what was used; names from outside are never markup."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from tests.aligning import contents, merge_berts, write_tables
+from tests.files.test_hub import NAME, Hub, cache, hub
+from tests.models.making import stock
+
+import orthomerge as om
+from orthomerge.evaluation.records import Record
+from orthomerge.files.hub import fetch
+from orthomerge.files.ownership import MANIFEST
+from orthomerge.models.card import model_card
+from orthomerge.models.licences import licence_of
+from orthomerge.models.manifest import read_manifest
+from orthomerge.models.saved import verify_folder
+from orthomerge.models.writing import rewrite_card
+from orthomerge.runs.card import evaluation_of
+
+__all__ = ["cache", "hub"]  # fixtures
+
+MEASURED = {
+    "metric": "accuracy",
+    "split": "test",
+    "access": "inductive",
+    "tasks": {
+        "two": {"value": 0.75, "low": 0.7, "high": 0.8, "examples": 1200, "expert": 0.9, "base": 0.5},
+        "three": {"value": 0.65, "low": 0.6, "high": 0.7, "examples": 800, "expert": 0.7, "base": 0.4},
+    },
+}
+
+
+@pytest.fixture
+def out(berts: Path, tmp_path: Path) -> Path:
+    return merge_berts(berts, tmp_path / "out", names=("two", "three"))
+
+
+def card_of(folder: Path) -> tuple[dict[str, Any], str]:
+    """Header and text."""
+    _, header, text = (folder / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(header), text
+
+
+def test_of_a_merge(out: Path) -> None:
+    header, text = card_of(out)
+    assert header == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "tags": ["merge", "orthomerge", "task_arithmetic"],
+    }
+    assert "None: only weights were merged." in text
+    assert "| expert two | two | unknown |" in text
+    assert "Accuracy\n" not in text
+    assert "measure it on your own data before use" in text
+
+
+def test_what_was_measured(out: Path) -> None:
+    before, inodes = contents(out), {path: path.stat().st_ino for path in out.rglob("*.safetensors")}
+    rewrite_card(out, MEASURED)
+    header, text = card_of(out)
+    assert "| two | 90.0 | 50.0 | 75.0 | 70.0 to 80.0 | 1,200 |" in text
+    assert "| mean | 80.0 | 45.0 | 70.0 |  |  |" in text
+    assert "on the test split; this model is inductive (the inputs used to make it are not those" in text
+    assert header["model-index"][0]["results"][1] == {
+        "task": {"type": "text-classification", "name": "three"},
+        "dataset": {"name": "three", "type": "three", "split": "test"},
+        "metrics": [{"type": "accuracy", "value": 0.65, "name": "accuracy (inductive)"}],
+    }
+    data: Any = ModelCard((out / "README.md").read_text()).data  # as the hub reads it
+    assert [(result.dataset_name, result.metric_value) for result in data.eval_results] == [
+        ("two", 0.75),
+        ("three", 0.65),
+    ]
+    assert verify_folder(out) == []
+    after = contents(out)
+    assert {name for name in after if after[name] != before.get(name)} == {"README.md", MANIFEST}
+    assert {path: path.stat().st_ino for path in out.rglob("*.safetensors")} == inodes
+    rewrite_card(out, None)
+    assert contents(out) == before
+
+
+def test_what_is_not_ours_stays(out: Path) -> None:
+    (out / "notes.txt").write_text("mine")
+    rewrite_card(out, MEASURED)
+    assert (out / "notes.txt").read_text() == "mine"
+    assert verify_folder(out) == ["notes.txt was not written by the merge"]
+    (out / "link").symlink_to("/etc/hostname")
+    rewrite_card(out, None)
+    assert (out / "link").readlink() == Path("/etc/hostname")  # not what it leads to
+
+
+def test_data_used(out: Path, tmp_path: Path) -> None:
+    tables = write_tables(tmp_path)
+    rewrite_card(out, MEASURED)
+    aligned = om.align(out, {"two": tables / "two.csv"}, aligner="ridge", split="test", limit=20)
+    aligned.save(tmp_path / "to")
+    header, text = card_of(tmp_path / "to")
+    assert re.search(r"\| heads \| two \| test \| 20 \| `[0-9a-f]{16}` \|", text)
+    assert "aligned by `ridge`, which is transductive and adds no parameter" in text
+    assert "model-index" not in header  # those numbers were of other heads
+    assert "evaluation" not in read_manifest(tmp_path / "to")
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: apache-2.0\ntags: [x]\n---\n# x", "apache-2.0"),
+        ("---\r\nlicense: 'mit'\r\n---\r\n", "mit"),
+        ("---\nlicense: [mit, apache-2.0]\n---\n", "mit, apache-2.0"),
+        ("---\nlicense: other\nlicense_name: mine\n---\n", "other (mine)"),
+        ('---\nwidget: a & b *\nlicense: "mit"\n---\n', "mit"),
+        ("---\nlicense: mit\n", None),
+        ("---\nlicense: 3\n---\n", None),
+        ("---\n- license\n---\n", None),
+        ("---\na: b: c\n---\n", None),
+        ("---\ntags: [x]\n---\n", None),
+        ("# license: mit\n", None),
+        ("", None),
+    ],
+)
+def test_licences(tmp_path: Path, card: str, licence: str | None) -> None:
+    (tmp_path / "README.md").write_bytes(card.encode())
+    assert licence_of(tmp_path) == licence
+
+
+def test_no_licence(tmp_path: Path) -> None:
+    assert licence_of(tmp_path) is None
+    assert licence_of(tmp_path, reference="org/name@v1", revision="0" * 40) is None  # offline
+    (tmp_path / "x.pth").touch()
+    assert licence_of(tmp_path / "x.pth") is None
+    (tmp_path / "in").mkdir()
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    (tmp_path / "in/README.md").symlink_to("../README.md")
+    assert licence_of(tmp_path / "in") is None
+
+
+def test_the_card_of_a_model_of_the_hub(hub: Hub) -> None:
+    hub.files["README.md"] = b"---\nlicense: mit\n---\n"
+    folder, commit = fetch(NAME)
+    assert not (folder / "README.md").exists()  # weights and what they need come alone
+    assert licence_of(folder, reference=f"{NAME}@main", revision=commit) == "mit"
+    hub.asked.clear()
+    assert licence_of(folder, reference=NAME, revision=commit) == "mit"
+    assert hub.asked == []
+
+
+def test_a_model_of_the_hub_without_a_card(hub: Hub) -> None:
+    folder, commit = fetch(NAME)
+    hub.file_fault = (404, "EntryNotFound")
+    assert licence_of(folder, reference=NAME, revision=commit) is None
+
+
+def test_licences_of_the_parts(berts: Path, tmp_path: Path) -> None:
+    for name in ("base", "two", "three"):
+        (tmp_path / name).mkdir()
+        for path in (berts / name).iterdir():
+            os.link(path, tmp_path / name / path.name)
+        (tmp_path / name / "README.md").write_text("---\nlicense: mit\n---\n")
+    header, text = card_of(merge_berts(tmp_path, tmp_path / "same", names=("two", "three")))
+    assert header["license"] == "mit"
+    assert "| base | base | mit |" in text
+    (tmp_path / "two/README.md").write_text("---\nlicense: <b>cc|by\n---\n")
+    header, text = card_of(merge_berts(tmp_path, tmp_path / "other", names=("two", "three")))
+    assert "license" not in header
+    assert "| expert two | two | &#60;b&#62;cc&#124;by |" in text
+
+
+def test_names_are_not_markup(out: Path) -> None:
+    manifest = read_manifest(out)
+    evil = "<script>alert(1)</script>|`x`\n# [a](b) *c* ![](d) $e$ &lt; ---"
+    manifest["inputs"]["base"]["name"] = evil
+    manifest["inputs"]["experts"]["two"] |= {"name": evil, "license": evil, "revision": evil}
+    manifest["heads"]["two"]["labels"] = [evil, "b"]
+    manifest["method"] = {"name": evil, "parameters": {evil: evil}}
+    manifest |= {"vector": evil, "notes": [evil], "evaluation": MEASURED, "orthomerge": evil}
+    manifest["heads"]["two"]["pooling"] = evil
+    card = model_card(manifest)
+    _, header, text = card.split("---\n", 2)
+    assert yaml.safe_load(header)["tags"][2] == evil
+    for mark in ("<script", "`x`", "[a](b)", "*c*", "\n# [", "![]", "$e$", "&lt;"):
+        assert mark not in text
+    assert text.count("\n# ") == 1
+    rows = [line for line in text.splitlines() if line.startswith("| expert two")]
+    assert [len(re.findall(r"\|", row)) for row in rows] == [4]
+
+
+def test_a_class_of_its_own_has_no_pipeline(out: Path) -> None:
+    card = model_card({**read_manifest(out), "family": "generic", "evaluation": MEASURED})
+    header = yaml.safe_load(card.split("---\n", 2)[1])
+    assert "pipeline_tag" not in header
+    assert header["model-index"][0]["results"][0]["task"]["type"] == "other"
+
+
+def test_models_of_the_hub_are_named_as_parents(out: Path) -> None:
+    manifest = read_manifest(out)
+    for entry in (manifest["inputs"]["base"], *manifest["inputs"]["experts"].values()):
+        entry |= {"name": "org/base@v1", "revision": "1" * 40}
+    header = yaml.safe_load(model_card(manifest).split("---\n", 2)[1])
+    assert (header["base_model"], header["base_model_relation"]) == (["org/base"], "merge")
+
+
+def test_what_counts_as_measured(out: Path) -> None:
+    def record(method: str, value: float, **more: Any) -> Record:
+        return Record("two", method, **{"protocol": "current", "access": "data-free", **more}, metric="accuracy",
+                      value=value, low=0.1, high=0.9, examples=10)  # fmt: skip
+
+    others = [record("task_arithmetic", 0.3, protocol="knn"), record("task_arithmetic", 0.4, aligner="auto")]
+    assert evaluation_of(om.load(out), others) is None
+    found = evaluation_of(om.load(out), [*others, record("task_arithmetic", 0.5), record("expert", 0.8)])
+    assert found is not None
+    assert found["tasks"] == {"two": {"value": 0.5, "low": 0.1, "high": 0.9, "examples": 10, "expert": 0.8}}
+
+
+def test_each_task_carries_its_labels(berts: Path, tmp_path: Path) -> None:
+    names = ("günstig", "<b>teuer</b>", "weder | noch")
+    experts = om.open({name: berts / name for name in ("two", "three")}, base=berts / "base", labels={"three": names})
+    om.merge(experts, "average").save(tmp_path / "out")
+    labels = {"two": ("two-0", "two-1"), "three": names}
+    for task, expected in labels.items():
+        config = json.loads((tmp_path / "out" / task / "config.json").read_text())
+        assert config["id2label"] == {str(number): label for number, label in enumerate(expected)}
+        assert config["label2id"] == {label: number for number, label in enumerate(expected)}
+        model = stock(tmp_path / "out" / task)
+        assert tuple(model.config.id2label.values()) == expected
+        with torch.no_grad():
+            assert model(torch.tensor([[5, 6, 7]])).logits.shape == (1, len(expected))

@@ -1,0 +1,127 @@
+"""ONNX export: the graph says what torch says, for every family that is claimed; what cannot be exported is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from tests.aligning import merge_berts, write_tables
+from tests.cli.test_measuring import call, refused
+from tests.models.conftest import _build
+from tests.models.making import nudged
+
+import orthomerge as om
+from orthomerge.core.errors import NumericalError, OutputError, RecipeError
+from orthomerge.models import onnx as onnx_export
+from orthomerge.models.families import FAMILIES, family
+from orthomerge.models.load import quiet
+from orthomerge.models.onnx import _INPUTS
+
+
+@pytest.fixture(scope="module")
+def out(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return merge_berts(berts, tmp_path_factory.mktemp("merged") / "out")
+
+
+def merged(name: str, folder: Path) -> Path:
+    """The average of two tiny experts of a family."""
+    base = _build(str(family(name).architecture), name, 0)
+    models = {"base": base, "one": nudged(base, 1), "two": nudged(base, 2)}
+    with quiet():
+        for task, model in models.items():
+            model.save_pretrained(folder / task)
+    om.merge({task: folder / task for task in ("one", "two")}, "average", base=folder / "base").save(folder / "out")
+    return folder / "out"
+
+
+def answers(folder: Path, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What onnxruntime says, by output."""
+    onnx.checker.check_model(folder / "model.onnx")
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert {item.name for item in session.get_inputs()} == set(batch)
+    assert all(item.shape[0] == "batch" for item in (*session.get_inputs(), *session.get_outputs()))
+    found = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
+    return {
+        item.name: torch.from_numpy(np.asarray(each)) for item, each in zip(session.get_outputs(), found, strict=True)
+    }
+
+
+def texts(lengths: list[int]) -> dict[str, torch.Tensor]:
+    ids = torch.randint(5, 50, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+@pytest.mark.parametrize("name", list(_INPUTS))
+def test_every_family_that_is_claimed(name: str, tmp_path: Path) -> None:
+    folder = merged(name, tmp_path)
+    about: Any = om.export(folder, tmp_path / "onnx", task="two", format="onnx")
+    if "pixel_values" in _INPUTS[name]:
+        batch = {"pixel_values": torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))}
+    else:
+        batch = {key: tensor for key, tensor in texts([4, 11, 1, 7, 2]).items() if key in _INPUTS[name]}
+    with torch.no_grad():
+        meant = om.load(folder).module("cpu")(**batch)["two"]
+    torch.testing.assert_close(answers(tmp_path / "onnx", batch)["logits"], meant, rtol=0, atol=1e-4)
+    assert about["gap"]["two"] <= 1e-4
+
+
+def test_all_heads_in_one_graph(out: Path, tmp_path: Path) -> None:
+    text = call("export", out, "--all-heads", "--format", "onnx", "--to", tmp_path / "onnx").stdout
+    assert "outputs two, three, five; logits are within" in text
+    batch = texts([9, 3])
+    with torch.no_grad():
+        meant = om.load(out).module("cpu")(**batch)
+    found = answers(tmp_path / "onnx", batch)
+    assert list(found) == ["two", "three", "five"]
+    for task, logits in found.items():
+        torch.testing.assert_close(logits, meant[task], rtol=0, atol=1e-4)
+    about = json.loads((tmp_path / "onnx/orthomerge-export.json").read_text())
+    assert about["labels"]["three"] == ["three-0", "three-1", "three-2"]
+    assert (tmp_path / "onnx/vocab.txt").is_file()
+    assert not (tmp_path / "onnx/config.json").exists()
+
+
+def test_one_task_carries_its_labels(out: Path, tmp_path: Path) -> None:
+    call("export", out, "--task", "two", "--format", "onnx", "--to", tmp_path / "onnx")
+    config = json.loads((tmp_path / "onnx/config.json").read_text())
+    assert config["id2label"] == {"0": "two-0", "1": "two-1"}
+    message = refused("export", out, "--task", "two", "--format", "onnx", "--to", tmp_path / "onnx", code=5)
+    assert "exists already" in message
+
+
+def test_what_the_graph_gets_wrong_is_not_kept(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_export, "_MOST_GAP", 0.0)
+    with pytest.raises(NumericalError, match=r"the logits of 'two' differ by .* the graph was not kept"):
+        om.export(out, tmp_path / "onnx", task="two", format="onnx")
+    assert not (tmp_path / "onnx").exists()
+    monkeypatch.setattr(onnx_export, "_write", lambda graph, batch, outputs, path: path.write_bytes(b"no graph"))
+    with pytest.raises(OutputError, match="onnxruntime cannot run the exported graph"):
+        om.export(out, tmp_path / "onnx", task="two", format="onnx")
+
+
+def test_refused(out: Path, berts: Path, tmp_path: Path) -> None:
+    to = tmp_path / "onnx"
+    with pytest.raises(RecipeError, match="did you mean 'two'"):
+        om.export(out, to, task="tow", format="onnx")
+    assert "did you mean 'onnx'" in refused("export", out, "--task", "two", "--format", "onx", "--to", to, code=2)
+    assert "not both" in refused("export", out, "--task", "two", "--all-heads", "--format", "onnx", "--to", to, code=2)
+    assert "give --task" in refused("export", out, "--all-heads", "--to", to, code=2)
+    assert "give --task TASK, or --all-heads" in refused("export", out, "--to", to, code=2)
+    tables = write_tables(tmp_path)
+    options: dict[str, Any] = {"rank": 2, "steps": 2}
+    aligned = om.align(out, {"two": tables / "two.csv"}, aligner="surgery", options=options)
+    with pytest.raises(RecipeError, match="the classifier of 'two' is more than a head"):
+        om.export(aligned, to, task="two", format="onnx")
+
+
+@pytest.mark.parametrize("name", sorted({name for name in FAMILIES if family(name).architecture} - set(_INPUTS)))
+def test_other_families(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=f"ONNX export knows bert, .* of family '{name}'; use `orthomerge export`"):
+        om.export(merged(name, tmp_path), tmp_path / "onnx", task="two", format="onnx")

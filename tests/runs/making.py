@@ -1,0 +1,51 @@
+"""What tests of runs share: a folder with tiny experts, tables of words and a recipe."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.aligning import write_tables
+
+from orthomerge.runs.watching import Silent
+
+RECIPE = """\
+base: base
+experts: {two: two, three: three}
+method: task_arithmetic
+parameters: {scale: 0.5}
+align: {data: {two: two.csv, three: three.csv}, aligner: ridge}
+evaluate:
+  data: {two: two.csv, three: three.csv}
+  protocols: [current, {protocol: knn, shots: [1, 5], seeds: 2}]
+  device: cpu
+diagnose: {points: 0, layers: 0, probe: false}
+report: {title: Two words}
+"""
+BARE = RECIPE.partition("align:")[0]
+PLAIN = BARE + "evaluate: {data: {two: two.csv}, protocols: [current], device: cpu}\ndiagnose: false\nreport: false\n"
+
+
+def lay_out(berts: Path, folder: Path, recipe: str = RECIPE) -> Path:
+    """Models, tables and a recipe in one folder; the path of the recipe."""
+    for name in ("base", "two", "three"):
+        shutil.copytree(berts / name, folder / name)
+    write_tables(folder)
+    path = folder / "recipe.yaml"
+    path.write_text(recipe)
+    return path
+
+
+class Killed(BaseException):
+    """Not an error that anybody catches."""
+
+
+class KillAt(Silent):
+    """Ends a run where a stage begins."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def begin(self, name: str, *, place: int, count: int) -> None:
+        if name == self._name:
+            raise Killed

@@ -1,0 +1,115 @@
+"""The blocks `evaluate`, `diagnose` and `report` of a recipe: strict, anchored, and what they ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orthomerge.analysis.looks_of import looks_of
+from orthomerge.core.errors import RecipeError
+from orthomerge.evaluation.protocols_of import protocols_of
+from orthomerge.runs.blocks import Diagnose, Evaluate, Reading, Report
+from orthomerge.runs.line import stages_of
+from orthomerge.runs.recipe import Recipe, read_recipe
+
+
+def read(folder: Path, text: str) -> Recipe:
+    path = folder / "recipe.yaml"
+    path.write_text(f"experts: {{a: org/a}}\n{text}\n")
+    return read_recipe(path)
+
+
+def test_all_blocks(tmp_path: Path) -> None:
+    text = """
+base: org/base
+evaluate:
+  data: {a: a.csv}
+  protocols:
+    - current
+    - {protocol: knn, shots: [1, 0.5, all], seeds: 3, access: [inductive, transductive]}
+    - {aligner: [auto, ridge], shots: 5, options: {}}
+  support: val
+  references: false
+diagnose: {aligner: ridge, points: 10, scales: true}
+report: {title: x}"""
+    found = read(tmp_path, text)
+    assert found.evaluate == Evaluate(
+        {"a": str(tmp_path / "a.csv")},
+        (
+            "current",
+            Reading("knn", shots=(1, 0.5, "all"), seeds=3, access=("inductive", "transductive")),
+            Reading(aligner=("auto", "ridge"), shots=5),
+        ),
+        support="val",
+        references=False,
+    )
+    assert found.diagnose == Diagnose("ridge", points=10, scales=True)
+    assert found.report == Report("x")
+    protocols = protocols_of(found)
+    ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
+    assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
+    assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
+    assert {protocol.support for protocol in protocols[1:]} == {"val"}
+    assert protocols[-1].models == ("base", "task_arithmetic")
+    looks = looks_of(found)
+    assert (looks.aligner, looks.points) == ("ridge", 10)
+
+
+def test_which_stages(tmp_path: Path) -> None:
+    assert stages_of(read(tmp_path, "")) == ["merge"]
+    whole = ["merge", "evaluate", "card", "diagnose", "report"]
+    assert stages_of(read(tmp_path, "evaluate: {data: {a: x.csv}}")) == whole
+    assert stages_of(read(tmp_path, "evaluate: {data: {a: x.csv}}\ndiagnose: false\nreport: true")) == [
+        *whole[:3],
+        "report",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("evalute: {data: {a: x.csv}}", "unknown option 'evalute'; did you mean 'evaluate'"),
+        ("evaluate: {}", "'evaluate': 'data' is missing"),
+        ("evaluate: {data: {}}", "nothing to score on"),
+        ("evaluate: {data: {a: x.csv}, protocol: [knn]}", "unknown option 'protocol'; did you mean 'protocols'"),
+        ("evaluate: {data: {a: x.csv}, protocols: []}", "'protocols' is empty"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{shot: 1}]}", "item 1: unknown option 'shot'; did you mean 'shots'"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 0}]}", "'shots' must be whole numbers a class"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 1.5}]}", "'shots' must be whole numbers a class"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{shots: []}]}", "must not be empty lists"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{seeds: 0}]}", "'seeds' must be at least 1"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{protocol: knn, aligner: ridge}]}", "a 'protocol' or an 'aligner'"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{access: free}]}", "'access' must be"),
+        ("evaluate: {data: {a: x.csv}, support: test}", r"'support' must be train \| val"),
+        ("evaluate: {data: {a: x.csv}, batch: 0}", "'batch' must be at least 1, got 0"),
+        ("evaluate: {data: {a: x.csv}, margin: 0}", "'margin' must be a positive number"),
+        ("evaluate: {data: {a: x.csv}}\ndiagnose: {point: 3}", "unknown option 'point'; did you mean 'points'"),
+        ("evaluate: {data: {a: x.csv}}\nreport: {titel: x}", "unknown option 'titel'; did you mean 'title'"),
+        ("diagnose: true", "'diagnose' needs data: give a block 'evaluate' too"),
+        ("report: {title: x}", "'report' needs data"),
+    ],
+)
+def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, block)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("protocols: [knm]", "unknown protocol 'knm'; did you mean 'knn'"),
+        ("protocols: [{aligner: ridgee}]", "unknown aligner 'ridgee'; did you mean 'ridge'"),
+        ("protocols: [{aligner: ridge, options: {strenght: 1}}]", "did you mean 'strength'"),
+    ],
+)
+def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str) -> None:
+    found = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, {block}}}")
+    with pytest.raises(RecipeError, match=message):
+        protocols_of(found)
+
+
+def test_scales_need_a_base(tmp_path: Path) -> None:
+    found = read(tmp_path, "method: average\nevaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}")
+    with pytest.raises(RecipeError, match="'scales' merges anew, which needs a base"):
+        looks_of(found)

@@ -1,0 +1,309 @@
+"""mergekit's configs: what they become, what is refused, and one merge from file to folder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from orthomerge.api.recipes import write
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.schema import build
+from orthomerge.merging.methods import make_method
+from orthomerge.runs.mergekit import translate
+from orthomerge.runs.recipe import Recipe, read_recipe
+
+TIES = """
+merge_method: ties
+base_model: org/base
+models:
+  - model: org/base
+  - {model: org/a, parameters: {weight: 0.5, density: 0.4}}
+  - {model: ./runs/b, parameters: {weight: 0.2, density: 0.4}}
+parameters: {normalize: false, int8_mask: true, lambda: 1.5}
+dtype: torch.bfloat16
+"""
+
+
+def config(text: str, **changes: Any) -> dict[str, Any]:
+    document = yaml.safe_load(text) | changes
+    return {key: value for key, value in document.items() if value is not ...}
+
+
+def translated(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe, once it is sure that recipe and method accept it."""
+    found = translate(document, where="merge.yml")
+    recipe = build(Recipe, found, where="merge.yml")
+    make_method(recipe.method, recipe.parameters, tasks=tuple(recipe.experts), seed=recipe.seed)
+    return found
+
+
+def listed(**parameters: Any) -> list[dict[str, Any]]:
+    """Two models with the same options."""
+    return [{"model": name, "parameters": parameters} for name in ("a", "b")]
+
+
+def parameters(method: str, *, models: Any = None, base: str | None = "base", **shared: Any) -> Any:
+    document = {"merge_method": method, "models": models or listed(weight=0.5), "parameters": shared}
+    return translated(document | ({"base_model": base} if base else {}))["parameters"]
+
+
+def test_ties_becomes_mergekits_reading_of_it() -> None:
+    assert translated(config(TIES)) == {
+        "experts": {"a": "org/a", "b": "./runs/b"},
+        "base": "org/base",
+        "method": "ties@mergekit",
+        "parameters": {"density": 0.4, "weights": [0.5, 0.2], "scale": 1.5, "normalize": False},
+        "dtype": "bfloat16",
+    }
+
+
+def test_ties_takes_mergekits_defaults_and_not_ours() -> None:
+    assert parameters("ties") == {"density": 1.0, "weights": [0.5, 0.5], "scale": 1.0, "normalize": True}
+
+
+@pytest.mark.parametrize(("method", "ours"), [("dare_linear", "dare@mergekit"), ("dare_ties", "dare_ties@mergekit")])
+def test_dare(method: str, ours: str) -> None:
+    document = {
+        "merge_method": method,
+        "base_model": "base",
+        "models": listed(weight=1, density=0.5),
+    }
+    found = translated(document)
+    assert found["method"] == ours
+    assert found["parameters"] == {
+        "density": 0.5,
+        "weights": [1.0, 1.0],
+        "scale": 1.0,
+        "normalize": False,
+    }
+    rule: Any = make_method(ours, found["parameters"], tasks=("a", "b"))
+    assert rule.rescale
+
+
+def test_task_arithmetic_multiplies_weight_and_lambda() -> None:
+    found = translated(
+        {
+            "merge_method": "task_arithmetic",
+            "base_model": "c",
+            "models": listed(weight=0.5),
+            "parameters": {"lambda": 0.5},
+        }
+    )
+    assert found["parameters"] == {"scale": [0.25, 0.25]}
+
+
+def test_task_arithmetic_normalised_divides_by_the_sum_of_weights() -> None:
+    models = [{"model": "a", "parameters": {"weight": 3}}, {"model": "b", "parameters": {"weight": 1}}]
+    assert parameters("task_arithmetic", models=models, normalize=True) == {"scale": [0.75, 0.25]}
+
+
+def test_weights_that_cancel_are_not_divided_by() -> None:
+    models = [{"model": "a", "parameters": {"weight": 1}}, {"model": "b", "parameters": {"weight": -1}}]
+    assert parameters("task_arithmetic", models=models, normalize=True) == {"scale": [1.0, -1.0]}
+
+
+def test_breadcrumbs_takes_mergekits_defaults_and_not_ours() -> None:
+    assert parameters("breadcrumbs") == {"density": 1.0, "gamma": 0.01, "scale": [0.5, 0.5]}
+    models = listed(weight=0.5, density=0.8)
+    assert parameters("breadcrumbs", models=models) == {"density": 0.8, "gamma": 0.01, "scale": [0.5, 0.5]}
+
+
+def test_model_stock_has_no_options() -> None:
+    found = translated(
+        {"merge_method": "model_stock", "base_model": "base", "models": [{"model": "a"}, {"model": "b"}]}
+    )
+    assert (found["method"], found["parameters"], found["base"]) == ("model_stock", {}, "base")
+
+
+def test_linear_needs_no_base() -> None:
+    found = translated({"merge_method": "linear", "models": listed(weight=2)})
+    assert found["parameters"] == {"weights": [2.0, 2.0]}
+    assert found["method"] == "average"
+    assert "base" not in found
+
+
+def test_linear_counts_the_base_among_the_models_as_mergekit_does() -> None:
+    document = {"merge_method": "linear", "base_model": "c", "models": [{"model": "a"}, {"model": "b"}]}
+    found = translated(document | {"parameters": {"weight": 0.3}})
+    assert (found["experts"], found["base"]) == ({"a": "a", "b": "b", "c": "c"}, "c")
+    with pytest.raises(
+        RecipeError, match="counts 'base_model' among the models of a linear merge, and 'c' has no weight"
+    ):
+        translated(document | {"models": listed(weight=0.3)})
+
+
+def test_linear_not_normalised_is_an_average_when_weights_sum_to_one() -> None:
+    assert parameters("linear", base=None, normalize=False) == {"weights": [0.5, 0.5]}
+    with pytest.raises(RecipeError, match=r"weights that sum to 0\.6 scale the whole model"):
+        parameters("linear", models=listed(weight=0.3), base=None, normalize=False)
+
+
+@pytest.mark.parametrize("models", [["b", "a"], ["a", "b"], ["b"]])
+def test_slerp_goes_from_base_model_to_the_other(models: list[str]) -> None:
+    document = {"merge_method": "slerp", "base_model": "a", "models": [{"model": model} for model in models]}
+    found = translated(document | {"parameters": {"t": 0.25}})
+    assert list(found["experts"].values()) == ["a", "b"]
+    assert found["parameters"] == {"t": 0.25}
+    assert "base" not in found
+
+
+def test_options_of_a_model_win_over_those_for_all() -> None:
+    models = [{"model": "a", "parameters": {"weight": 0.1}}, {"model": "b"}]
+    assert parameters("task_arithmetic", models=models, weight=0.7) == {"scale": [0.1, 0.7]}
+
+
+def test_a_number_may_be_text() -> None:
+    assert parameters("task_arithmetic", models=listed(weight="5e-1")) == {"scale": [0.5, 0.5]}
+
+
+def test_dtypes() -> None:
+    assert translated(config(TIES, dtype=None))["dtype"] == "keep"
+    with pytest.raises(RecipeError, match="cannot write weights as 'float3'; did you mean 'float32'"):
+        translated(config(TIES, dtype="float3"))
+
+
+def test_a_tokenizer_that_stays_the_bases_is_no_surgery() -> None:
+    assert translated(config(TIES, tokenizer_source="base")) == translated(config(TIES))
+
+
+@pytest.mark.parametrize(
+    ("references", "names"),
+    [
+        (["org/bert-sst2@main", "/x/mnli/"], ["bert-sst2", "mnli"]),
+        (["sst2/checkpoint-9", "mnli/checkpoint-9"], ["sst2-checkpoint-9", "mnli-checkpoint-9"]),
+        (["a/x/m", "b/x/M", "c/x/m"], ["x-m", "x-M-2", "x-m-3"]),
+        (["/", "a b(c)", "../_hidden"], ["expert", "a-b-c-", "hidden"]),
+        (["c:\\models\\qnli", "x" * 200], ["qnli", "x" * 90]),
+    ],
+)
+def test_names_of_experts_are_valid_and_differ(references: list[str], names: list[str]) -> None:
+    models = [{"model": reference} for reference in references]
+    found = translated({"merge_method": "linear", "models": models, "parameters": {"weight": 1}})
+    assert list(found["experts"]) == names
+    assert list(found["experts"].values()) == references
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"merge_method": "della"},
+            "'della' is not among those that mergekit and orthomerge share; known: breadcrumbs",
+        ),
+        ({"merge_method": ["ties"]}, "is not among those that mergekit and orthomerge share"),
+        ({"merge_method": "tiess"}, "'tiess' is not among those .*; did you mean 'ties'"),
+        ({"basemodel": "x"}, "'basemodel' is not read from a config of mergekit's; did you mean 'base_model'"),
+        ({"base_model": ...}, "ties needs the model that the others were fine-tuned from as 'base_model'"),
+        ({"base_model": {"model": "x"}}, r"'base_model' must be text, a folder or org/name\[@revision\], got \{"),
+        ({"models": [{"model": "org/base"}]}, "only the base is listed under 'models'"),
+        ({"models": ...}, "'models' must be a list of the models to merge"),
+        ({"models": [{"parameters": {"weight": 1}}]}, "'models' item 1: 'model' must be text, .* got None"),
+        ({"models": ["org/a"]}, "'models' item 1 must be a mapping of options, got 'org/a'"),
+        ({"parameters": [1]}, "'parameters' must be a mapping of options"),
+        ({"slices": []}, "'slices' is not read .*; only whole models can be merged here: list them under 'models'"),
+        ({"modules": {"text": {}}}, "'modules' is not read .*; only whole models"),
+        ({"out_dtype": "float32"}, "'out_dtype' is not read .*; give what is to be written as 'dtype'"),
+        ({"models": [{"model": "a+lora"}]}, r"'a\+lora' puts an adapter on a model; .* as the expert"),
+        ({"models": [{"model": "a"}, {"model": "a"}]}, "'a' is listed twice"),
+        ({"models": [{"modle": "a"}]}, "'models' item 1: 'modle' is not read .*; did you mean 'model'"),
+        ({"models": [{"model": "a"}]}, "parameter 'weight' of model 'a' is missing; ties has no default for it"),
+        ({"models": listed(weight=1, densty=0.5)}, "model 'a': 'densty' is not read .*; did you mean 'density'"),
+        (
+            {"models": listed(weight=1, gamma=0.5)},
+            "model 'a': 'gamma' is not read .*; leave it out for mergekit's 0.01",
+        ),
+        ({"models": listed(weight=1, normalize=True)}, "model 'a': 'normalize' is not read .*; known: density, weight"),
+        ({"parameters": {"t": 0.5}}, "'parameters': 't' is not read"),
+        ({"parameters": {"rescale": True}}, "'rescale' is not read .*; leave it out for mergekit's default"),
+        ({"parameters": {"filter_wise": True}}, "'filter_wise' is not read .*; here each tensor has one angle"),
+        ({"models": listed(weight=[0.1, 0.9])}, r"'weight' of model 'a' varies over layers or tensors, \[0.1, 0.9\]"),
+        (
+            {"models": listed(weight={"filter": "mlp", "value": 1})},
+            "'weight' of model 'a' varies over layers or tensors",
+        ),
+        ({"models": listed(weight=True)}, "'weight' of model 'a' must be a number, got True"),
+        ({"models": listed(weight=10**400)}, "'weight' of model 'a' must be a number, got 1000"),
+        ({"models": listed(weight="much")}, "'weight' of model 'a' must be a number, got 'much'"),
+        ({"parameters": {"normalize": "maybe"}}, "parameter 'normalize' must be true or false, got 'maybe'"),
+        ({"tokenizer_source": "union"}, "tokenizer source 'union' rearranges the embeddings"),
+        ({"tokenizer": {"source": "base"}}, "'tokenizer' is not read .*; embeddings are never rearranged"),
+        ({"chat_template": "auto"}, "'chat_template' is not read .*; it means nothing to a classifier"),
+        ({"random_seed": 7}, "'random_seed' is not read .*; leave it out, or write a recipe of ours, which has 'seed'"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=f"merge.yml: .*{message}"):
+        translated(config(TIES, **changes))
+
+
+def test_densities_that_differ_are_refused() -> None:
+    models = [
+        {"model": name, "parameters": {"weight": 1, "density": density}} for name, density in (("a", 0.5), ("b", 1))
+    ]
+    with pytest.raises(RecipeError, match=r"'density' differs between the models \('0.5', '1.0'\)"):
+        parameters("ties", models=models)
+
+
+def test_a_density_that_does_nothing_is_refused() -> None:
+    with pytest.raises(RecipeError, match="'density' does nothing in task_arithmetic"):
+        parameters("task_arithmetic", models=listed(weight=1, density=0.5))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("slerp", {"base_model": ..., "parameters": {"t": 0.5}}, "slerp needs 'base_model', the one of the two"),
+        ("slerp", {"parameters": {"t": 0.5}}, "slerp merges exactly 2 models, 'base_model' and another, got 3"),
+        ("slerp", {"models": [{"model": "a"}]}, "parameter 't' is missing; slerp has no default"),
+        ("slerp", {"models": [{"model": "a"}], "parameters": {"t": [0, 1]}}, "parameter 't' varies over layers"),
+        ("slerp", {"models": listed(weight=1)}, "model 'a': 'weight' is not read"),
+        ("model_stock", {"models": listed(density=0.5)}, "model 'a': 'density' is not read"),
+    ],
+)
+def test_what_other_methods_refuse(method: str, changes: dict[str, Any], message: str) -> None:
+    document = {"merge_method": method, "base_model": "c", "models": [{"model": "a"}, {"model": "b"}]} | changes
+    with pytest.raises(RecipeError, match=message):
+        translated({key: value for key, value in document.items() if value is not ...})
+
+
+def _bert(folder: Path, *, seed: int, near: Path | None = None) -> Path:
+    """A tiny BERT classifier, near another one if given."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(seed)
+    small = BertConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=2 + seed,
+    )
+    model = BertForSequenceClassification(small)
+    if near is not None:
+        tensors = load_file(near / "model.safetensors")
+        encoder = {name.removeprefix("bert."): tensor for name, tensor in tensors.items() if name.startswith("bert.")}
+        model.bert.load_state_dict({name: tensor + torch.randn_like(tensor) / 100 for name, tensor in encoder.items()})
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_mergekit_file_is_merged(tmp_path: Path) -> None:
+    base = _bert(tmp_path / "base", seed=0)
+    experts = [_bert(tmp_path / name, seed=seed, near=base) for seed, name in enumerate(("sst2", "mnli"), 1)]
+    recipe = tmp_path / "merge.yml"
+    recipe.write_text(
+        "merge_method: task_arithmetic\nbase_model: base\nparameters: {lambda: 0.5}\nmodels:\n"
+        "  - {model: sst2, parameters: {weight: 0.6}}\n  - {model: mnli, parameters: {weight: 0.4}}\n"
+    )
+    result = write(read_recipe(recipe), out=tmp_path / "out")
+    assert {task: len(head["labels"]) for task, head in result.manifest["heads"].items()} == {"sst2": 3, "mnli": 4}
+    origin, first, second = (load_file(folder / "model.safetensors") for folder in (base, *experts))
+    for name, merged in load_file(tmp_path / "out" / "encoder.safetensors").items():
+        theta = origin[name]
+        expected = theta + 0.3 * (first[name] - theta) + 0.2 * (second[name] - theta)
+        torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-7)

@@ -1,0 +1,359 @@
+"""Recipes: typed, strict, safe to read from anybody, and the same wherever they are read from."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.sizes import parse_size
+from orthomerge.models.opening import Expert, HeadNames
+from orthomerge.runs.recipe import Recipe, load_recipe_mapping, load_yaml, parse_value, read_recipe
+
+FULL = """
+base: org/base@main
+experts:
+  sst2: org/sst2
+  mnli:
+    path: org/mnli
+    prefix: module.bert.
+    labels: [entailment, neutral, contradiction]
+    head: {layers: [a, b], activation: tanh}
+  "10": org/ten
+method: ties
+parameters: {density: 0.2, scale: 1}
+out: out
+dtype: bfloat16
+max_shard_size: 100MiB
+seed: 7
+ignore: ["x.*"]
+missing: base
+check_base: false
+"""
+
+
+def write(folder: Path, text: str | bytes) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def read(folder: Path, text: str | bytes) -> Recipe:
+    return read_recipe(write(folder, text))
+
+
+def test_a_full_recipe(tmp_path: Path) -> None:
+    recipe = read(tmp_path, FULL)
+    assert recipe.tasks == {
+        "sst2": Expert("org/sst2"),
+        "mnli": Expert(
+            "org/mnli", "module.bert.", ("entailment", "neutral", "contradiction"), HeadNames(("a", "b"), "tanh")
+        ),
+        "10": Expert("org/ten"),
+    }
+    assert (recipe.base, recipe.method, recipe.parameters) == ("org/base@main", "ties", {"density": 0.2, "scale": 1})
+    assert (recipe.out, recipe.dtype, recipe.max_shard_size) == (str(tmp_path / "out"), "bfloat16", "100MiB")
+    assert (recipe.seed, recipe.ignore, recipe.missing) == (7, ("x.*",), "base")
+    assert (recipe.check_base, recipe.vector, recipe.family) == (False, None, None)
+
+
+def test_the_least_recipe(tmp_path: Path) -> None:
+    assert read(tmp_path, "experts: {a: org/a}") == Recipe({"a": "org/a"})
+
+
+# Paths
+
+
+def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here / "models" / "base", here / "a", there / "b", there / "models" / "c"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(there)
+    text = f"""
+base: models/base
+experts:
+  a: ./a
+  b: b
+  up: {{path: ../there/b}}
+  c: org/name
+  d: org/name@v1.0
+  e: {tmp_path}/x
+  f: ~/y
+  g: ./models/c
+out: results/out
+"""
+    recipe = read(here, text)
+    assert recipe.base == str(here / "models" / "base")
+    paths = {task: expert.path for task, expert in recipe.tasks.items()}
+    assert paths == {
+        "a": str(here / "a"),
+        "b": str(here / "b"),  # not the one where we happen to be
+        "up": str(here / "../there/b"),
+        "c": "org/name",
+        "d": "org/name@v1.0",
+        "e": str(tmp_path / "x"),
+        "f": "~/y",
+        "g": str(here / "models" / "c"),
+    }
+    assert recipe.out == str(here / "results" / "out")
+    # The same from anywhere, and by a relative name.
+    monkeypatch.chdir(tmp_path)
+    nearby = read_recipe(Path("here/recipe.yaml"))
+    assert Path(nearby.tasks["b"].path).resolve() == here / "b"
+
+
+@pytest.mark.parametrize("out", ["/abs/out", "~/out", "~nobody-of-this-name/out"])
+def test_outputs_that_are_not_relative(tmp_path: Path, out: str) -> None:
+    assert read(tmp_path, f"experts: {{a: org/a}}\nout: {out}").out == out
+
+
+def test_odd_paths_are_errors_later_and_not_here(tmp_path: Path) -> None:
+    long = "x" * 300
+    recipe = read(
+        tmp_path, f'base: {long}\nexperts: {{a: "a\\0b", b: ~nobody-of-this-name/x, c: o/{long[:90]}@{long[:190]}}}'
+    )
+    assert recipe.base == str(tmp_path / long)
+    assert recipe.tasks["a"].path == str(tmp_path / "a\0b")
+    assert recipe.tasks["b"].path == "~nobody-of-this-name/x"
+    assert recipe.tasks["c"].path == f"o/{long[:90]}@{long[:190]}"
+
+
+# Files
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "recipe.yaml must be a mapping of options, got NoneType"),
+    "a list": (b"- a\n- b", "recipe.yaml must be a mapping of options, got list"),
+    "text": (b"hello", "recipe.yaml must be a mapping of options, got str"),
+    "two documents": (b"a: 1\n---\nb: 2", "recipe.yaml is not valid YAML: expected a single document"),
+    "not YAML": (b"a: [1", "recipe.yaml is not valid YAML"),
+    "a tab": (b"a:\n\tb: 1", "recipe.yaml is not valid YAML"),
+    "not UTF-8": (b"a: \xff", "recipe.yaml is not a text file"),
+    "control characters": (b"a: \x00", "recipe.yaml is not valid YAML"),
+    "code": (b"a: !!python/object/apply:os.system [id]", "recipe.yaml is not valid YAML: could not determine"),
+    "alias": (b"a: &x [1]\nb: *x", r"recipe.yaml is not valid YAML: aliases \(\*name\) are not allowed in a recipe"),
+    "merged alias": (b"a: &x {c: 1}\nb:\n  <<: *x", "aliases"),
+    "a bomb": (b"a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\nd: [*c,*c]", "aliases"),
+    "twice": (b"base: x\nexperts: {}\nbase: y", r"recipe.yaml is not valid YAML: 'base' is given twice \(line 3\)"),
+    "twice inside": (b"experts:\n  a: x\n  a: y", r"'a' is given twice \(line 3\)"),
+    "twice in quotes": (b"experts:\n  a: x\n  'a': y", r"'a' is given twice \(line 3\)"),
+    "twice as a number": (b"experts:\n  1: x\n  0x1: y", r"'1' is given twice \(line 3\)"),
+    "twice as a word": (b"experts:\n  yes: x\n  true: y", r"'True' is given twice \(line 3\)"),
+    "twice by merging": (b"experts:\n  <<: {a: x}\n  a: y", "'a' is given twice"),
+    "a key that is a list": (b"? [a, b]\n: c", r"recipe.yaml is not valid YAML: [\s\S]*unhashable key"),
+    "a key that is a mapping": (b"? {a: b}\n: c", r"recipe.yaml is not valid YAML: [\s\S]*unhashable key"),
+    "not true": (b"a: !!bool x", "recipe.yaml is not valid YAML"),
+    "no number": (b"a: !!int ''", "recipe.yaml is not valid YAML"),
+    "no fraction": (b"a: !!float ''", "recipe.yaml is not valid YAML"),
+    "no date": (b"a: !!timestamp x", "recipe.yaml is not valid YAML"),
+    "a day that never was": (b"a: 2020-13-45", "recipe.yaml is not valid YAML: month must be in"),
+    "endless number": (b"a: " + b"1" * 9_999, "recipe.yaml is not valid YAML: .*4300"),
+    "deep": (b"a: " + b"[" * 50_000, "recipe.yaml is not valid YAML: it is nested more than 50 levels deep"),
+    "large": (b"# " + b"x" * (1 << 20), "recipe.yaml is larger than 1048576 bytes; that is not a recipe"),
+}
+
+
+@pytest.mark.parametrize(("data", "match"), FILES.values(), ids=FILES.keys())
+def test_files_that_are_no_recipes(tmp_path: Path, data: bytes, match: str) -> None:
+    with pytest.raises(RecipeError, match=match):
+        read(tmp_path, data)
+
+
+def test_a_recipe_as_large_as_may_be(tmp_path: Path) -> None:
+    text = b"experts: {a: org/a} #"
+    assert read(tmp_path, text + b"x" * ((1 << 20) - len(text))).tasks == {"a": Expert("org/a")}
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*nowhere.yaml: No such file or directory"):
+        read_recipe(tmp_path / "nowhere.yaml")
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*: Is a directory"):
+        read_recipe(tmp_path)
+    started = time.perf_counter()
+    with pytest.raises(RecipeError, match="/dev/zero is larger than"):
+        read_recipe(Path("/dev/zero"))
+    assert time.perf_counter() - started < 1
+
+
+def test_a_recipe_through_a_pipe(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"experts: {a: org/a}")
+    os.close(writing)
+    assert read_recipe(Path(f"/dev/fd/{reading}")).tasks == {"a": Expert("org/a")}
+    os.close(reading)
+
+
+def test_any_damage_is_refused_or_harmless(tmp_path: Path) -> None:
+    draw, content = random.Random(0), FULL.encode()
+    signs = b"[]{}:,!&*?|>%@`'\"#-\n\t \x00\xff019~<=+._"
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(draw.randrange(1, 4)):
+            damaged[draw.randrange(len(damaged))] = draw.choice(signs)
+        try:
+            read(tmp_path, bytes(damaged))
+        except RecipeError:
+            refused += 1
+    assert refused > 100
+
+
+# Content
+
+WRONG: dict[str, tuple[str, str]] = {
+    "unknown key": ("experts: {a: b}\nmetod: ties", r"recipe.yaml: unknown option 'metod'; did you mean 'method'\?"),
+    "heads merged too": ("experts: {a: b}\nheads: average", "recipe.yaml: unknown option 'heads'"),
+    "unknown key of an expert": (
+        "experts: {a: {path: b, lables: [x]}}",
+        r"'experts': 'a': unknown option 'lables'; did you mean 'labels'\?",
+    ),
+    "no experts": ("base: x", "recipe.yaml: 'experts' is missing"),
+    "experts empty": ("experts: {}", "'experts' is empty: name at least one"),
+    "experts a list": ("experts: [a]", "'experts' must be mapping to mapping of options or text"),
+    "expert a number": ("experts: {a: 3}", "'experts': 'a' must be mapping of options or text, got 3"),
+    "expert without a path": ("experts: {a: {labels: [x]}}", "'experts': 'a': 'path' is missing"),
+    "name that YAML reads as a truth": ("experts: {no: b}", "the name False must be text; write it in quotes"),
+    "name that YAML reads as a number": ("experts: {007: b}", "the name 7 must be text; write it in quotes"),
+    "label that YAML reads as a truth": (
+        "experts: {a: {path: b, labels: [yes, no]}}",
+        r"'labels' must be list of text or nothing, got \[True, False\]",
+    ),
+    "no labels": (
+        "experts: {a: {path: b, labels: []}}",
+        "the expert .*b has an empty list of labels; name at least one",
+    ),
+    "no classes": ("experts: {a: {path: b, head: {classes: []}}}", "the expert .*b has an empty list of labels"),
+    "dtype": (
+        "experts: {a: b}\ndtype: bfloat61",
+        r"'dtype' must be keep \| float32 .*, got 'bfloat61'; did you mean 'bfloat16'\?",
+    ),
+    "seed": ("experts: {a: b}\nseed: 1.5", "'seed' must be whole number, got 1.5"),
+    "seed beyond belief": (
+        "experts: {a: b}\nseed: 0x" + "f" * 5_000,
+        "'seed' must be a whole number of at most 63 bits",
+    ),
+    "base beyond belief": (
+        "experts: {a: b}\nbase: 0x" + "f" * 5_000,
+        "'base' must be text or nothing, got a very large",
+    ),
+    "size": (
+        "experts: {a: b}\nmax_shard_size: 5XB",
+        "a size must look like 5GB, 100MiB or 123456, got '5XB'; known units: B",
+    ),
+    "three layers": (
+        "experts: {a: {path: b, head: {layers: [x, y, z], activation: tanh}}}",
+        "a head has one or two 'layers', got 3",
+    ),
+    "no layers": ("experts: {a: {path: b, head: {layers: []}}}", "a head has one or two 'layers', got 0"),
+    "two layers, nothing between": (
+        "experts: {a: {path: b, head: {layers: [x, y]}}}",
+        "a head of two 'layers' has an 'activation' between them, and only such a head has one",
+    ),
+    "one layer, something between": (
+        "experts: {a: {path: b, head: {layers: [x], activation: tanh}}}",
+        "a head of two 'layers' has an 'activation'",
+    ),
+    "activation": (
+        "experts: {a: {path: b, head: {layers: [x, y], activation: tahn}}}",
+        r"'activation' must be tanh \| relu \| gelu or nothing, got 'tahn'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "match"), WRONG.values(), ids=WRONG.keys())
+def test_recipes_that_make_no_sense(tmp_path: Path, text: str, match: str) -> None:
+    with pytest.raises(RecipeError, match=match):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("task", ["a", "SST-2", "x.y_z+w", "0", "a" * 100])
+def test_names_of_experts(task: str) -> None:
+    assert list(Recipe({task: "x"}).tasks) == [task]
+
+
+@pytest.mark.parametrize(
+    "task", ["", ".", "..", ".hidden", "-x", "a/b", "../a", "a b", "a\n", "ä", "a\\b", "a\0", "_a", "a" * 101, "~"]
+)
+def test_names_that_cannot_be_folders(task: str) -> None:
+    with pytest.raises(RecipeError, match=r"cannot name an expert: use letters, digits and _ \. \+ - \(it becomes"):
+        Recipe({task: "x"})
+
+
+def test_names_that_differ_in_case_only() -> None:
+    with pytest.raises(
+        RecipeError, match="two experts have names that differ in case only, which not every file system"
+    ):
+        Recipe({"SST2": "x", "sst2": "y"})
+
+
+SIZES = {
+    "5GB": 5 * 10**9,
+    "5gb": 5 * 10**9,
+    " 1.5 MiB ": 3 * 2**19,
+    "100": 100,
+    "1B": 1,
+    "2KiB": 2048,
+    "3kb": 3000,
+    "1TB": 10**12,
+    "0.5GiB": 2**29,
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), SIZES.items())
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_size(text) == expected
+
+
+def test_sizes_as_numbers() -> None:
+    assert parse_size(123456) == 123456
+    assert Recipe({"a": "x"}, max_shard_size=10**9).max_shard_size == 10**9
+
+
+@pytest.mark.parametrize(
+    "size",
+    ["", "GB", "5 G B", "5PB", "-5GB", "0", "0GB", "0.4B", "1e9", "5,5GB", "five", "9" * 400, "99999999TB", 0, -1,
+     1 << 62, pytest.param(1 << 20_000, id="beyond belief"), "inf", "nan", "5GB5"],
+)  # fmt: skip
+def test_sizes_that_are_none(size: str | int) -> None:
+    with pytest.raises(
+        RecipeError, match=r"a size must look like 5GB, 100MiB or 123456, got '.{0,60}; known units: B, KB"
+    ):
+        parse_size(size)
+    with pytest.raises(RecipeError, match="a size must look like"):
+        Recipe({"a": "x"}, max_shard_size=size)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.3", 0.3), ("3e-1", 0.3), ("1E3", 1000.0), ("-2e+2", -200.0), ("7", 7), ("true", True), ("[1, 2]", [1, 2]),
+        ("{a: 1}", {"a": 1}), ("two + three", "two + three"), ("x.*", "x.*"), ("1e", "1e"), ("e3", "e3"),
+        ("null", None),
+    ],
+)  # fmt: skip
+def test_values_of_the_command_line(text: str, expected: object) -> None:
+    assert parse_value(text) == expected
+    assert type(parse_value(text)) is type(expected)
+
+
+@pytest.mark.parametrize("text", ["[1", "*x", "!!bool x", "2020-13-45", "{a: 1, a: 2}", "!!python/name:os.system", "*"])
+def test_values_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"cannot read the value '.*; write it as YAML, for example 0.3, true or \[1, 2\]"
+    ):
+        parse_value(text)
+
+
+def test_plain_mappings(tmp_path: Path) -> None:
+    path = write(tmp_path, "experts: {a: {path: x}}\nother: [1, {b: 2}]")
+    assert load_yaml(path) == {"experts": {"a": {"path": "x"}}, "other": [1, {"b": 2}]}
+    assert load_recipe_mapping(path)["other"] == [1, {"b": 2}]  # unknown keys are for `build` to refuse
+
+
+def test_a_config_of_mergekit_is_a_recipe_too(tmp_path: Path) -> None:
+    text = "merge_method: task_arithmetic\nbase_model: org/base\nmodels:\n- {model: org/a, parameters: {weight: 0.4}}"
+    recipe = read(tmp_path, text)
+    assert (recipe.method, recipe.base, len(recipe.experts)) == ("task_arithmetic", "org/base", 1)

@@ -1,0 +1,221 @@
+"""The cells of a sweep by hand, mistakes in the block, and how the best is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runs.making import lay_out
+from tests.runs.sweep_making import SHARED, SWEEP
+
+from orthomerge.core.errors import OrthomergeError, RecipeError
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.records import Record
+from orthomerge.runs.blocks import Sweep, SweptMethod
+from orthomerge.runs.recipe import Recipe, read_recipe
+from orthomerge.runs.sweeping.cells import Cell, Variant, cells_of, check_sweep, readouts_of, splits_of, variants_of
+from orthomerge.runs.sweeping.choosing import Failure, best_of, rows_of, sweep_csv, sweep_markdown
+
+
+def read(folder: Path, sweep: str, more: str = "") -> Recipe:
+    path = folder / "recipe.yaml"
+    path.write_text(f"{SHARED}{more}\nsweep: {sweep}\n")
+    return read_recipe(path)
+
+
+def test_cells_by_hand(berts: Path, tmp_path: Path) -> None:
+    cells, experts = check_sweep(read_recipe(lay_out(berts, tmp_path, SWEEP)))
+    assert experts.tasks == ("two", "three")
+    found = [(cell.variant.name, cell.variant.first, cell.way.aligner, cell.way.shots, cell.seed) for cell in cells]
+    once = [(None, None, 0), ("ridge", 2, 0), ("ridge", 2, 1), ("ridge", None, 0)]
+    drawn = [(None, None), ("ridge", 2), ("ridge", None)]
+    plain = ("average", "task_arithmetic scale=0.3", "task_arithmetic scale=0.6")
+    assert found == [(name, 0, *rest) for name in plain for rest in once] + [
+        (f"dare drop=0.5 scale={scale}", seed, *rest, seed) for scale in (0.3, 0.6) for seed in (0, 1) for rest in drawn
+    ]
+    assert cells[1].title == "average, aligner ridge, 2/class (inductive)"
+
+
+def test_the_recipe_of_a_variant(tmp_path: Path) -> None:
+    recipe = read(tmp_path, "{methods: [dare], scales: [0.5], seeds: 2}", "seed: 7")
+    merges = [variant.recipe(recipe) for variant in variants_of(recipe)]
+    assert [(merge.seed, merge.parameters) for merge in merges] == [(7, {"scale": 0.5}), (8, {"scale": 0.5})]
+    assert (merges[0].evaluate, merges[0].sweep) == (recipe.evaluate, None)
+
+
+def test_what_means_the_same_is_done_once(tmp_path: Path) -> None:
+    own = "{method: ties, parameters: {scale: 0.3}}"
+    recipe = read(tmp_path, f"{{methods: [ties, {own}, average], scales: [0.3, 1], seeds: 3, aligners: [none]}}")
+    names = [variant.name for variant in variants_of(recipe)]
+    assert names == ["ties scale=0.3", "ties scale=1", "average"]
+    assert len(cells_of(recipe)) == 3
+    assert [variant.name for variant in variants_of(read(tmp_path, "{scales: [0.1]}"))] == ["task_arithmetic scale=0.1"]
+
+
+def test_protocols_of_evaluate_are_shared(tmp_path: Path) -> None:
+    text = SHARED.replace("  device", "  protocols: [current, {protocol: knn, shots: 1}, {aligner: ridge}]\n  device")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"{text}sweep: {{aligners: [none, ridge], shots: [2, all], seeds: 2}}\n")
+    readouts = [(readout.title, readout.asked) for readout in readouts_of(read_recipe(path))]
+    assert readouts == [
+        ("current", ()),
+        ("knn", ((1, "inductive"),)),
+        ("ridge", ((None, "inductive"),)),
+        ("ridge", ((2, "inductive"),)),
+    ]
+    path.write_text(path.read_text().replace("shots: 1}", "shots: 1, seeds: 3}"))
+    with pytest.raises(RecipeError, match="the 'seeds' of a sweep count for all its readings"):
+        readouts_of(read_recipe(path))
+
+
+def test_fits_draw_at_random(tmp_path: Path) -> None:
+    fit = "fit: {data: {two: two.csv, three: three.csv}, split: test}"
+    recipe = read(tmp_path, "{methods: [regmean, average], seeds: 2, aligners: [none]}", fit)
+    found = [(variant.method, variant.first, variant.seen) for variant in variants_of(recipe)]
+    assert found == [("regmean", 0, "transductive"), ("regmean", 1, "transductive"), ("average", 0, "data-free")]
+    fits = [variant.recipe(recipe).fit is not None for variant in variants_of(recipe)]
+    assert fits == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{method: [ties]}", "'sweep': unknown option 'method'; did you mean 'methods'"),
+        ("{methods: [{name: ties}]}", "unknown option 'name'"),
+        ("{scales: [0.1, x]}", "'scales' item 2 must be number, got 'x'"),
+        ("{scales: [.inf]}", "'scales' must be finite numbers, got inf"),
+        ("{seeds: 0}", "'seeds' must be at least 1, got 0"),
+        ("{aligners: []}", "'aligners' is empty"),
+        ("{aligners: [ridge, ridge]}", "'aligners' has 'ridge' twice"),
+        ("{shots: [1, 1]}", "'shots' has 1 twice"),
+        ("{shots: 1.5}", "'shots' must be whole numbers a class"),
+        ("{access: free}", "'access' must be"),
+        ("{choose: train}", r"'choose' must be val \| test"),
+    ],
+)
+def test_mistakes_in_the_block(tmp_path: Path, block: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, block)
+
+
+@pytest.mark.parametrize(
+    ("block", "more", "message"),
+    [
+        ("{methods: [tiess]}", "", "unknown method 'tiess'; did you mean 'ties'"),
+        ("{methods: [{method: ties, parameters: {densty: 1}}]}", "", "did you mean 'density'"),
+        ("{methods: [{method: ties, parameters: {density: 3}}]}", "", "density"),
+        ("{aligners: [ridgee]}", "", "unknown aligner 'ridgee'; did you mean 'ridge'"),
+        ("{methods: [moma]}", "", "moma"),
+        ("{methods: [slerp, average]}", "fit: {data: {two: two.csv, three: three.csv}}", "no method of the sweep is"),
+        ("{methods: [ties]}", "parameters: {scale: 1}", "'parameters' are of 'method'"),
+        ("{}", "out: x", "'out' has no place in a sweep: 'keep: true'"),
+        ("{}", "align: {data: {two: two.csv}}", "'align' has no place in a sweep: 'aligners' of the sweep align"),
+        ("{}", "diagnose: true", "'diagnose' has no place in a sweep"),
+    ],
+)
+def test_mistakes_that_tables_and_headers_tell(
+    berts: Path, tmp_path: Path, block: str, more: str, message: str
+) -> None:
+    lay_out(berts, tmp_path)
+    with pytest.raises(OrthomergeError, match=message):
+        check_sweep(read(tmp_path, block, more))
+
+
+def test_a_sweep_needs_its_blocks(berts: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="'sweep' needs data: give a block 'evaluate' too"):
+        Recipe({"a": "b"}, sweep=Sweep())
+    path = lay_out(berts, tmp_path, SHARED)
+    with pytest.raises(RecipeError, match="the recipe has no block 'sweep'; add one"):
+        check_sweep(read_recipe(path))
+    recipe = read(tmp_path, "{methods: [average], aligners: [none]}")
+    assert recipe.evaluate is not None
+    wrong = replace(recipe, evaluate=replace(recipe.evaluate, against="averge"))
+    with pytest.raises(RecipeError, match="there is no 'averge' to compare with; did you mean 'average'"):
+        check_sweep(wrong)
+
+
+def test_where_the_best_is_chosen(berts: Path, tmp_path: Path) -> None:
+    recipe = read_recipe(lay_out(berts, tmp_path, SWEEP))
+    assert recipe.evaluate is not None
+    fitted = replace(recipe.evaluate, support="val")
+    assert splits_of(Sweep(), recipe.evaluate) == ("test", "val")
+    assert splits_of(Sweep(choose="test"), recipe.evaluate) == ("test",)
+    assert splits_of(Sweep(), fitted) == ("test",)
+    with pytest.raises(RecipeError, match="cannot be chosen on val: the val split is what the readings are fitted to"):
+        splits_of(Sweep(choose="val"), fitted)
+    lines = (tmp_path / "two.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "two.csv").write_text("".join(line for line in lines if "test" in line or line.startswith("text")))
+    assert splits_of(Sweep(), recipe.evaluate) == ("test",)
+    with pytest.raises(RecipeError, match="cannot be chosen on val: 'two' has no labelled val split"):
+        splits_of(Sweep(choose="val"), recipe.evaluate)
+
+
+def record(method: str, value: float, *, task: str = "t", split: str = "test") -> Record:
+    return Record(task, method, "current", "accuracy", value, value, value, 10, "data-free", split=split)
+
+
+def test_the_best_on_validation_and_in_hindsight() -> None:
+    test = [record("a", 0.5), record("b", 0.9), record("c", 0.7)]
+    val = [record("a", 0.6, split="val"), record("b", 0.4, split="val"), record("c", 0.6, split="val")]
+    cells = [Cell(Variant(name), test[0].way, 0) for name in "abc"]
+    rows = rows_of(cells, test, val, [])
+    (best,) = best_of(rows)
+    assert best.budget == "no inputs"
+    assert best.chosen is rows[0]  # of equals the first
+    assert best.hindsight is rows[1]
+    text = sweep_markdown(rows, [best], [], {"expert": 95.0})
+    assert "| no inputs | a | current | b, current | 60.0 | 50.0 |" in text
+    assert "expert 95.0" in text
+    told = sweep_csv(rows, [best], ["t"]).splitlines()
+    assert told[1].startswith("val,no inputs,a,")
+    assert told[2].startswith("hindsight,no inputs,b,")
+    (late,) = best_of(rows_of(cells, test, [], []))
+    assert (late.chosen, late.hindsight.variant.name) == (None, "b")
+    assert "### Best in hindsight for each budget" in sweep_markdown(rows, [late], [], {})
+
+
+def test_names_of_a_sweep_are_never_markup_or_formulas() -> None:
+    rows = rows_of([Cell(Variant("=<b>\r|"), record("a", 0.5).way, 0)], [record("=<b>\r|", 0.5)], [], [])
+    failure = Failure("x", "t", "test", record("a", 0.5).way, "<img>\x1b")
+    text = sweep_markdown(rows, best_of(rows), [failure], {})
+    assert "=&lt;b&gt; \\|" in text
+    assert "<img>" not in text
+    assert "\x1b" not in text
+    assert ",'=<b> |," in sweep_csv(rows, best_of(rows), ["t"]).splitlines()[1]
+
+
+def test_budgets_do_not_compete() -> None:
+    blank = record("a", 0.5)
+    few = replace(blank, shots=5, support="train", access="inductive", aligner="ridge").way
+    half = replace(blank, shots=0.5, support="test", access="transductive", aligner="ridge").way
+    every = replace(blank, support="train", access="inductive", aligner="ridge").way
+    fitted = Variant("moma", fitted=True, seen="inductive")
+    cells = [Cell(Variant("a"), way, 0) for way in (blank.way, few, half, every)]
+    cells += [Cell(fitted, way, 0) for way in (replace(blank.way, access="inductive"), few)]
+    assert [row.budget for row in rows_of(cells, [], [], [])] == [
+        "no inputs",
+        "5 a class",
+        "50% of the inputs (transductive)",
+        "all inputs",
+        "the fit's inputs",
+        "the fit's and 5 a class",
+    ]
+
+
+def test_blocks_in_python() -> None:
+    block = Sweep(methods=("ties", SweptMethod("dare", {"drop": 0.9})), scales=(0.5,))
+    assert block.aligners == ("none", "auto")
+
+
+def test_the_example_is_read() -> None:
+    recipe = read_recipe(Path(__file__).parents[2] / "examples/sweep.yaml")
+    # Merges that draw nothing: average, and two at five scales; dare at five scales with three seeds.
+    assert len(variants_of(recipe)) == 11 + 15
+    # Heads as they are, two aligners with all inputs, and both with three numbers of few inputs and three draws.
+    assert len(cells_of(recipe)) == 11 * (1 + 2 + 2 * 3 * 3) + 15 * (1 + 2 + 2 * 3)
+
+
+def test_the_first_of_the_seeds() -> None:
+    with pytest.raises(RecipeError, match="'first' must not be negative, got -1"):
+        EvaluationProtocol("knn", first=-1)

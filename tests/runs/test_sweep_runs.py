@@ -1,0 +1,280 @@
+"""Whole sweeps: the same numbers after a kill, with a scale more, with cells that fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.aligning import contents
+from tests.runs.making import KillAt, Killed, lay_out
+from tests.runs.sweep_making import PLAIN, RUN, SHARED, SMALL, outcome
+from typer.testing import CliRunner
+
+import orthomerge
+from orthomerge.cli.app import app
+from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
+from orthomerge.data.reading import read_task
+from orthomerge.evaluation.records import read_records
+from orthomerge.files import publish
+from orthomerge.models.saved import verify_folder
+from orthomerge.runs.blocks import Evaluate, Sweep
+from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sweeping import sweep as sweeping
+from orthomerge.runs.sweeping.sweep import Swept
+
+NAMES = ("average", "task_arithmetic scale=0.5")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def serial(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Swept]:
+    """A recipe and its sweep, which tests must leave as they are."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ORTHOMERGE_CACHE", str(folder / "cache"))
+        recipe = lay_out(berts, folder, RUN)
+        return recipe, orthomerge.sweep(recipe, run=folder / "run")
+
+
+def copied(serial: tuple[Path, Swept], folder: Path) -> tuple[Path, Path]:
+    shutil.copytree(serial[0].parent, folder / "copy", copy_function=shutil.copy2)
+    return folder / "copy/recipe.yaml", folder / "copy/run"
+
+
+def test_what_a_sweep_writes(serial: tuple[Path, Swept]) -> None:
+    swept = serial[1]
+    run = swept.folder
+    assert (swept.cells, swept.failures, swept.found) == (4 + 6, [], 0)
+    records = read_records(run / "records.jsonl")
+    assert {record.split for record in records} == {"test"}
+    assert {record.split for record in read_records(run / "validation.jsonl")} == {"val"}
+    few = [record for record in records if record.method == "dare drop=0.5 scale=0.4" and record.shots == 2]
+    assert sorted((record.task, record.seed, record.parameters["seed"]) for record in few) == [
+        ("three", 0, 0), ("three", 1, 1), ("two", 0, 0), ("two", 1, 1)
+    ]  # fmt: skip
+    page = (run / "report.html").read_text()
+    for name in ("task_arithmetic scale=0.4", "dare drop=0.5 scale=0.4", "Two words"):
+        assert name in page
+    assert "best in hindsight" in json.loads((run / "notes.json").read_text())[-1]
+    assert [best.budget for best in swept.best] == ["no inputs", "2 a class", "all inputs"]
+    assert len(json.loads((run / "run.json").read_text())["manifests"]) == 3
+    assert [path.name for path in run.rglob("*.safetensors")] == []  # models are scored in memory
+
+
+def test_numbers_are_those_of_a_run(serial: tuple[Path, Swept], tmp_path: Path) -> None:
+    recipe = tmp_path / "run.yaml"
+    text = SHARED.replace("  device", "  protocols: [current, {aligner: ridge, shots: [2, all], seeds: 2}]\n  device")
+    text = text.replace("report: {title: Two words}", "report: false\ndiagnose: false")
+    recipe.write_text(f"{text}method: task_arithmetic\nparameters: {{scale: 0.4}}\n")
+    for name in ("base", "two", "three", "two.csv", "three.csv"):
+        (tmp_path / name).symlink_to(serial[0].parent / name)
+    ran = orthomerge.run(recipe, run=tmp_path / "run")
+    found = {
+        (record.task, record.method.partition(" ")[0], record.way, record.seed): record.value
+        for record in read_records(serial[1].folder / "records.jsonl")
+        if record.method in ("base", "expert", "task_arithmetic scale=0.4")
+    }
+    plain = {
+        (record.task, record.method, record.way, record.seed): record.value
+        for record in read_records(ran.folder / "records.jsonl")
+    }
+    assert found == plain
+
+
+def times(run: Path) -> dict[str, int]:
+    """When each model was scored."""
+    return {path.stem: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
+
+
+def test_a_killed_sweep_goes_on(serial: tuple[Path, Swept], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(Killed):
+        orthomerge.sweep(serial[0], run=run, watch=KillAt("dare-drop=0.5-scale=0.4-seed1"))
+    before = times(run)
+    assert before.keys() == {"base", "expert", "task_arithmetic-scale=0.4", "dare-drop=0.5-scale=0.4"}
+    swept = orthomerge.sweep(serial[0], run=run)
+    assert (swept.done, swept.found) == (1, 4)
+    after = times(run)
+    assert {name: after[name] for name in before} == before
+    assert outcome(run) == outcome(serial[1].folder)
+    again = orthomerge.sweep(serial[0], run=run)
+    assert (again.done, times(run)) == (0, after)
+    assert again.rows == swept.rows
+    forced = orthomerge.sweep(serial[0], run=run, force=True)
+    assert (forced.done, outcome(run)) == (5, outcome(serial[1].folder))
+
+
+def test_what_is_damaged_is_scored_again(serial: tuple[Path, Swept], tmp_path: Path) -> None:
+    recipe, run = copied(serial, tmp_path)
+    (run / "scores/base.json").write_text("{}")
+    next((run / "predictions").glob("task_arithmetic*")).unlink()
+    swept = orthomerge.sweep(recipe, run=run)
+    assert (swept.done, swept.found) == (2, 3)
+    assert outcome(run) == outcome(serial[1].folder)
+
+
+def test_a_scale_more(serial: tuple[Path, Swept], tmp_path: Path) -> None:
+    recipe, run = copied(serial, tmp_path)
+    before = times(run)
+    recipe.write_text(RUN.replace("scales: [0.4]", "scales: [0.4, 0.9]"))
+    swept = orthomerge.sweep(recipe, run=run)
+    after = times(run)
+    assert {name: after[name] for name in before} == before
+    assert after.keys() - before.keys() == {
+        "task_arithmetic-scale=0.9", "dare-drop=0.5-scale=0.9", "dare-drop=0.5-scale=0.9-seed1"
+    }  # fmt: skip
+    assert (swept.done, swept.found, swept.cells) == (3, 5, 2 * (4 + 6))
+    recipe.write_text(RUN)
+    assert orthomerge.sweep(recipe, run=run).done == 0
+    assert times(run) == before
+    assert outcome(run) == outcome(serial[1].folder)
+
+
+def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
+    large = "{method: dare, parameters: {scale: 1000000.0}}"
+    methods = f"methods: [average, {large}, dare]"
+    text = f"{PLAIN}dtype: float16\nsweep: {{{methods}, aligners: [none, ridge], shots: [2, 500]}}\n"
+    recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
+    typed = CliRunner().invoke(app, ["sweep", str(recipe), "--run", str(run), "--quiet"])
+    assert typed.exit_code == 1
+    assert "6 cells failed, the others are done:" in typed.stderr
+    assert "examples, fewer than 500 shots" in typed.stderr
+    assert "does not fit into F16 after the merge" in typed.stderr
+    assert "on two/test, two/val" in typed.stderr
+    text = (run / "sweep.md").read_text()
+    assert "| 500 a class | average | aligner ridge, 500/class | failed |" in text
+    assert "| 2 a class | average | aligner ridge, 2/class |  |" in text
+    recipe.write_text(recipe.read_text().replace("1000000.0", "1.0").replace("500", "5"))
+    mended = orthomerge.sweep(recipe, run=run)
+    assert mended.failures == []
+    assert mended.found == 0  # other shots are other scores of every model
+
+
+def test_what_might_pass_is_tried_again(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SMALL.replace("aligners: [none]", "aligners: [ridge], shots: 500")
+    recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
+    first, again = orthomerge.sweep(recipe, run=run), orthomerge.sweep(recipe, run=run)
+    assert (len(first.failures), len(again.failures), again.done) == (12, 12, 0)  # it would fail again
+    assert {record.method for record in read_records(run / "records.jsonl")} == {"base", *NAMES}  # all labels at once
+
+    def out_of_memory(recipe: Recipe, **given: object) -> None:
+        raise OrthomergeError("there is not enough memory")
+
+    recipe.write_text(SMALL.replace("[average, task_arithmetic]", "[slerp]"))
+    monkeypatch.setattr(sweeping, "carry_out", out_of_memory)
+    failed = orthomerge.sweep(recipe, run=run)
+    assert {failure.message for failure in failed.failures} == {"there is not enough memory"}
+    monkeypatch.undo()
+    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
+    passed = orthomerge.sweep(recipe, run=run)
+    assert (passed.failures, passed.done) == ([], 1)
+
+
+def test_the_command_line(berts: Path, tmp_path: Path) -> None:
+    recipe, run, typed = lay_out(berts, tmp_path, SMALL), tmp_path / "run", CliRunner()
+    listed = typed.invoke(app, ["sweep", str(recipe), "--run", str(run), "--list"])
+    assert listed.stdout.splitlines() == [
+        "average, current (data-free), seed 0",
+        "task_arithmetic scale=0.5, current (data-free), seed 0",
+        "2 cells",
+    ]
+    assert not run.exists()
+    as_json = typed.invoke(app, ["sweep", str(recipe), "--list", "--json"])
+    assert len(json.loads(as_json.stdout)) == 2
+    done = typed.invoke(app, ["sweep", str(recipe), "--run", str(run)])
+    assert done.exit_code == 0
+    assert "2 cells from 2 merges; " in done.stderr
+    assert "### Best for each budget of inputs, chosen on validation" in done.stdout
+    assert f"all cells: {run / 'sweep.csv'}" in done.stdout
+    told = json.loads(typed.invoke(app, ["sweep", str(recipe), "--run", str(run), "--json"]).stdout)
+    assert told["models"] == {"done": 0, "found": 4}
+    assert told["best"][0]["chosen"]["merge"] in ("average", "task_arithmetic scale=0.5")
+
+
+def test_models_that_are_kept(berts: Path, tmp_path: Path) -> None:
+    recipe, run = lay_out(berts, tmp_path, SMALL.replace("[none]}", "[none], keep: true}")), tmp_path / "run"
+    orthomerge.sweep(recipe, run=run)
+    assert sorted(path.name for path in (run / "merges").glob("[a-z]*")) == ["average", "task_arithmetic-scale=0.5"]
+    assert verify_folder(run / "merges/average") == []
+    assert orthomerge.sweep(recipe, run=run).done == 0
+    recipe.write_text(SMALL)
+    assert orthomerge.sweep(recipe, run=run).done == 0
+    assert not (run / "merges").exists()
+    recipe.write_text(SMALL.replace("[none]}", "[none], keep: true}"))
+    assert orthomerge.sweep(recipe, run=run).done == 2
+    (run / "merges/average/thesis.tex").write_text("years of work")
+    recipe.write_text(SMALL)
+    assert orthomerge.sweep(recipe, run=run).done == 0
+    assert [path.name for path in (run / "merges").iterdir()] == ["average"]  # which holds a file of somebody else
+    assert (run / "merges/average/thesis.tex").read_text() == "years of work"
+
+
+def test_nothing_that_works(berts: Path, tmp_path: Path) -> None:
+    text = SHARED.replace("two: two.csv, three: three.csv", "two: two.csv").replace(
+        "  device", "  references: false\n  device"
+    )
+    recipe = lay_out(berts, tmp_path, text + "sweep: {methods: [average], aligners: [ridge], shots: 500}\n")
+    swept = orthomerge.sweep(recipe, run=tmp_path / "run")
+    assert (len(swept.failures), swept.best, swept.page) == (2, [], None)
+    assert (swept.folder / "sweep.md").read_text().startswith("No cell was scored.")
+
+
+def test_without_base_and_references(berts: Path, tmp_path: Path) -> None:
+    text = PLAIN.replace("base: base\n", "").replace("  device", "  references: false\n  device")
+    recipe = lay_out(berts, tmp_path, text + "sweep: {methods: [average, slerp], aligners: [none], choose: test}\n")
+    for path in (tmp_path / "base").iterdir():
+        if path.name not in ("config.json", "model.safetensors"):  # what reads the inputs, else the base's
+            shutil.copy(path, tmp_path / "two")
+    swept = orthomerge.sweep(recipe, run=tmp_path / "run")
+    assert {record.method for record in read_records(swept.folder / "records.jsonl")} == {"average", "slerp"}
+    assert "### Best in hindsight" in (swept.folder / "sweep.md").read_text()
+    assert read_records(swept.folder / "validation.jsonl") == []
+
+
+def test_fits(berts: Path, tmp_path: Path) -> None:
+    fit = "fit: {data: {two: two.csv, three: three.csv}, device: cpu, limit: 20}\n"
+    text = PLAIN + fit + "sweep: {methods: [{method: realign, parameters: {steps: 2}}, average], aligners: [none]}\n"
+    swept = orthomerge.sweep(lay_out(berts, tmp_path, text), run=tmp_path / "run")
+    assert [(best.budget, best.hindsight.variant.name) for best in swept.best] == [
+        ("the fit's inputs", "realign steps=2"),
+        ("no inputs", "average"),
+    ]
+
+
+def test_a_recipe_in_python(berts: Path, tmp_path: Path) -> None:
+    lay_out(berts, tmp_path)
+    block = Evaluate({"two": read_task(tmp_path / "two.csv")}, references=False)  # type: ignore[dict-item]
+    experts = {name: str(tmp_path / name) for name in ("two", "three")}
+    grid = Sweep(("average",), aligners=("none",))
+    recipe = Recipe(experts, base=str(tmp_path / "base"), evaluate=block, report=False, sweep=grid)
+    with pytest.raises(RecipeError, match="Give the run folder"):
+        orthomerge.sweep(recipe)
+    swept = orthomerge.sweep(recipe, run=tmp_path / "run")
+    assert [row.variant.name for row in swept.rows] == ["average"]
+    assert orthomerge.sweep(recipe, run=tmp_path / "run").done == 0
+
+
+def test_a_disk_that_is_too_small(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = lay_out(berts, tmp_path, SMALL.replace("[none]}", "[none], keep: true}"))
+    monkeypatch.setattr(publish.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
+    said = list[str]()
+    with pytest.raises(OutputError, match=r"0\.00 GB free, but the output needs"):
+        orthomerge.sweep(recipe, run=tmp_path / "run", say=said.append)
+    assert "for 2 models to keep" in said[0]
+
+
+def test_a_folder_that_is_another_s(berts: Path, tmp_path: Path) -> None:
+    recipe = lay_out(berts, tmp_path, SMALL)
+    orthomerge.run(recipe, run=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    for force in (False, True):
+        with pytest.raises(OutputError, match="holds a run, not a sweep; give another folder"):
+            orthomerge.sweep(recipe, run=tmp_path / "run", force=force)
+    assert contents(tmp_path / "run") == before
