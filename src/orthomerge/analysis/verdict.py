@@ -19,7 +19,7 @@ from orthomerge.analysis.families import Reading
 from orthomerge.analysis.recovery import Recovery, difference, recovery
 from orthomerge.analysis.wording import listed, minus, points, span, told
 from orthomerge.core.errors import IncompatibleError, RecipeError
-from orthomerge.evaluation.records import Access
+from orthomerge.data.task import Access
 
 Hits = Mapping[str, NDArray[np.bool_]]
 _NEAR = 1.0  # points that nobody would miss

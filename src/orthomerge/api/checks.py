@@ -76,7 +76,7 @@ def _evaluate(recipe: Recipe) -> Iterator[Problem]:
     if recipe.evaluate is None:
         return
     from orthomerge.analysis.looks_of import looks_of
-    from orthomerge.evaluation.protocols_of import protocols_of
+    from orthomerge.runs.protocols_of import protocols_of
 
     yield from _raised("evaluate", lambda: protocols_of(recipe))
     yield from _raised("diagnose", lambda: looks_of(recipe))

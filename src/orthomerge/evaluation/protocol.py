@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from orthomerge.alignment.aligners import aligners
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.task import Split
+from orthomerge.data.task import Access, Split
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.evidence import Builder, Need
 from orthomerge.evaluation.protocols import find_protocol, make_protocol, protocols
-from orthomerge.evaluation.records import Access, Record
+from orthomerge.evaluation.records import Record
 
 Shots = int | float | None  # per class; a share of the split if below 1; None: all of it
 _WIDTH: dict[Access, int] = {"data-free": 0, "inductive": 1, "transductive": 2}

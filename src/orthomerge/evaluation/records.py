@@ -6,16 +6,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.core.schema import build
+from orthomerge.data.task import Access, Split
 from orthomerge.files.replacing import replace_file
 
-# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
-Access = Literal["data-free", "inductive", "transductive"]
-Support = Literal["train", "val", "test"]  # the split that the support came from
-_USUAL: dict[Access, Support | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
+_USUAL: dict[Access, Split | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +24,7 @@ class Way:
     options: tuple[tuple[str, str], ...]
     shots: int | float | None
     access: Access
-    support: Support | None
+    support: Split | None
     aligner: str | None
 
     @property
@@ -62,7 +60,7 @@ class Record:
     split: str = "test"
     seed: int = 0
     shots: int | float | None = None
-    support: Support | None = None
+    support: Split | None = None
     options: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     aligner: str | None = None

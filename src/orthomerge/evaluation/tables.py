@@ -17,7 +17,8 @@ from itertools import repeat
 from statistics import mean, stdev
 
 from orthomerge.core.table import Cell, Table, number, span
-from orthomerge.evaluation.records import Access, Record, Way
+from orthomerge.data.task import Access
+from orthomerge.evaluation.records import Record, Way
 
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",
