@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from orthomerge.evaluation.compare import bootstrap
+from orthomerge.evaluation.statistics import bootstrap
 
 Hits = NDArray[np.bool_]
 _RESAMPLES = 10_000
@@ -57,7 +57,7 @@ def difference(first: Mapping[str, Hits], second: Mapping[str, Hits], *, seed: i
 
     Where the two hardly ever differ a bootstrap sees no spread: the interval is then Agresti and Min's.
     """
-    found = bootstrap(first, second, resamples=_RESAMPLES, seed=seed)
+    found, _ = bootstrap(first, second, resamples=_RESAMPLES, seed=seed)
     low = min(found.low, found.estimate - _Z * found.error)
     high = max(found.high, found.estimate + _Z * found.error)
     return Estimate(100 * found.estimate, 100 * low, 100 * high)

@@ -67,7 +67,7 @@ class EvaluationProtocol:
     @property
     def needs(self) -> frozenset[Need]:
         """What evidence it looks at."""
-        return find_protocol(self.name).needs if self.aligner is None else Aligned.needs
+        return Aligned.needs if self.aligner is not None else find_protocol(self.name).needs
 
     @property
     def split(self) -> Split:
@@ -85,13 +85,12 @@ class EvaluationProtocol:
         return self.models is None or subject in self.models
 
     def annotate(self, record: Record) -> Record:
-        """A record that says how it was scored; a protocol that needs nothing says less."""
+        """The record, which says how it was scored; a protocol that needs nothing says less."""
+        record = replace(record, protocol=self.name, options=dict(self.options))
         if not self.needs:
-            return replace(record, protocol=self.name, options=dict(self.options))
+            return record
         return replace(
             record,
-            protocol=self.name,
-            options=dict(self.options),
             # A score has seen the most that any step before it has seen.
             access=max(record.access, self.access, key=_WIDTH.__getitem__),
             shots=self.shots,

@@ -81,7 +81,7 @@ def lines(records: Iterable[Record]) -> list[Line]:
     """Rows in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
-        if record.metric == "accuracy":
+        if record.headline:
             groups.setdefault((record.method, record.way), []).append(record)
     return [_line(method, way, group) for (method, way), group in groups.items()]
 
