@@ -35,7 +35,6 @@ from orthomerge.evaluation.tables import lines
 from orthomerge.models import encoding, modules
 from orthomerge.models.extract import extract
 from orthomerge.models.feature_cache import FeatureCache
-from orthomerge.models.heads import head_of
 from orthomerge.models.load import quiet
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)
@@ -205,44 +204,6 @@ def test_seeds_draw_other_shots(toy: Toy) -> None:
     scores = only(scored(toy, [average(toy)], [protocol]), protocol="knn", task="where")
     assert [item.record.seed for item in scores] == [0, 1, 2, 3, 4]
     assert len({tuple(item.predicted.tolist()) for item in scores}) > 1
-
-
-def test_joint_only_if_one_encoder_serves_all_tasks(toy: Toy) -> None:
-    single = Subject("single", {"bright": average(toy).models["bright"]})
-    scores = scored(toy, [experts(toy), average(toy), single])
-    joint = only(scores, protocol="joint")
-    assert [(item.record.method, item.record.task) for item in joint] == [("average", "bright"), ("average", "where")]
-    for item in joint:  # the task unknown cannot be easier than the task known
-        (known,) = only(scores, method="average", protocol="current", task=item.record.task)
-        assert item.record.value <= known.record.value
-        assert item.record.access == "data-free"
-
-
-def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:
-    """Multi-task training gives one encoder in a model per task."""
-    models = {task: average(toy).models[task] for task in reversed(toy.tasks)}
-    assert models["where"].encoder is not models["bright"].encoder
-    mtl = Subject("mtl", {task: model.with_heads({task: model.head(task)}) for task, model in models.items()})
-    scores = scored(toy, [mtl, average(toy)])
-    for task in toy.tasks:
-        (item,) = only(scores, method="mtl", protocol="joint", task=task)
-        (same,) = only(scores, method="average", protocol="joint", task=task)
-        assert item.predicted.equal(same.predicted)  # in one label space, whatever the order of the tasks
-        assert item.truth.equal(same.truth)
-
-
-def test_joint_with_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
-    """Every head reads every input in its own way."""
-    model = average(toy).models["where"]
-    heads = {"bright": replace(head_of(model.heads["bright"]), pooling="mean"), "where": model.heads["where"]}
-    mixed, tasks = model.with_heads(heads), encoded(toy)
-    joint = only(list(evaluate([Subject.of(mixed, toy.tasks)], [CURRENT], tasks)), protocol="joint")
-    for item in joint:
-        task = item.record.task
-        parts = [head(tasks.features(mixed, task, "test", reader=head_of(head)).values) for head in heads.values()]
-        assert item.predicted.equal(torch.cat(parts, 1).argmax(1))
-    (plain,) = only(scored(toy, [average(toy)]), protocol="joint", task="bright")
-    assert not plain.predicted.equal(next(item for item in joint if item.record.task == "bright").predicted)
 
 
 def test_protocols_for_some_models_only(toy: Toy) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
     skeleton = Skeleton(Scaled(), {"weight": "weight"}, {"weight": Spec((2,), "F32")})
     tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
-    return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]))
+    return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]), processor=cast("Any", None))
 
 
 def pairs_of(*tasks: Task) -> EncodedTasks:
@@ -206,7 +206,7 @@ def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
     reader = {"where": replace(toy.experts.heads["where"], pooling="mean")}
     head = base_heads(span, tasks, reader)["where"]
     assert (head.labels, head.pooling) == (toy.tasks["where"].labels, "mean")
-    train = span.features((0.0,), toy.tasks["where"]["train"], task="where", head=head, how=toy.encoding)
+    train = span.features((0.0,), tasks, "where", "train", head)
     assert train.labels is not None
     assert accuracy(predict(head, train.values), train.labels) > 0.9
     with pytest.raises(RecipeError, match="train split of 'where' has no labels"):

@@ -57,8 +57,6 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
     p = min(1, 2 P(X <= min)) with X ~ Binomial(n, 1/2), in whole numbers to the end.
     """
-    if first_only < 0 or second_only < 0:
-        raise RecipeError(f"counts must be at least 0, got {first_only} and {second_only}")
     n, fewer = first_only + second_only, min(first_only, second_only)
     term = total = 1
     for i in range(fewer):
