@@ -105,7 +105,7 @@ def test_the_size_of_blocks_changes_no_bit(
     merged: Merge,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("orthomerge.merging.runs._RUN", 50)  # cuts across all blocks
+    monkeypatch.setattr("orthomerge.merging.statistics._RUN", 50)  # cuts across all blocks
     whole, *others = (
         merged(method, random_vectors(tile=tile, coarse=coarse, experts=_experts(method))) for tile in (1 << 40, 64, 7)
     )

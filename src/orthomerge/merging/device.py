@@ -72,10 +72,6 @@ class SeenThere:
         found = self.vectors.factors(key)
         return found and tuple((_sent(left, self.device), _sent(right, self.device)) for left, right in found)
 
-    def sample(self) -> Iterator[torch.Tensor]:
-        for part in self.vectors.sample():
-            yield _sent(part, self.device)
-
 
 def _sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
