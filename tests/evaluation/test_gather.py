@@ -13,8 +13,7 @@ from tests.evaluation.making import average, encoded
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Split
-from orthomerge.evaluation.evidence import Builder, Evidence, Need
-from orthomerge.evaluation.gather import Draw, answers, gather
+from orthomerge.evaluation.evidence import Builder, Draw, Evidence, Need, answers, gather
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.protocols import PROTOCOLS
@@ -38,6 +37,11 @@ class Spied(EvaluationProtocol):
     """A protocol whose builder is a spy."""
 
     spy: Any = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        needs: frozenset[Need] = self.spy.needs
+        return needs
 
     def builder(self) -> Builder:
         builder: Builder = self.spy

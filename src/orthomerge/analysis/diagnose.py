@@ -36,7 +36,7 @@ from orthomerge.analysis.verdict import Case, Witness, verdict
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.version import VERSION
-from orthomerge.evaluation.encoded import EncodedTasks, labels_in
+from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.stream import single_threaded
@@ -250,7 +250,7 @@ def _base(setting: _Setting) -> dict[str, Hits]:
     right = {}
     for task in setting.tasks:
         predicted = predict(encoded.classifier(base, task), encoded.features(base, task, "test").values)
-        right[task] = hits(predicted, labels_in(setting.tasks, task, "test")).numpy()
+        right[task] = hits(predicted, encoded.labels(task, "test")).numpy()
         encoded.keep([])
     return right
 

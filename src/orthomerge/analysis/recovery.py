@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from orthomerge.evaluation.compare import bootstrap
+from orthomerge.evaluation.statistics import bootstrap
 
 Hits = NDArray[np.bool_]
 _RESAMPLES = 10_000
@@ -72,7 +72,7 @@ def difference(first: Mapping[str, Hits], second: Mapping[str, Hits], *, seed: i
 
     Where the two hardly ever differ a bootstrap has no spread: the interval is then Agresti and Min's.
     """
-    gap = bootstrap(first, second, resamples=_RESAMPLES, seed=seed)
+    gap, _ = bootstrap(first, second, resamples=_RESAMPLES, seed=seed)
     low, high = min(gap.low, gap.estimate - _Z * gap.error), max(gap.high, gap.estimate + _Z * gap.error)
     return Estimate(100 * gap.estimate, 100 * low, 100 * high)
 

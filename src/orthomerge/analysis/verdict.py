@@ -15,7 +15,7 @@ from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading
 from orthomerge.analysis.recovery import Hits, Recovery, difference, recovery
 from orthomerge.core.errors import some
-from orthomerge.evaluation.records import Access
+from orthomerge.data.task import Access
 
 HitsByTask = Mapping[str, Hits]
 _NEAR = 1.0  # points that do not matter in practice

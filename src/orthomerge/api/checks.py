@@ -75,8 +75,8 @@ def _evaluate(recipe: Recipe) -> Iterator[Problem]:
     """What is wrong with a recipe's sections `evaluate` and `diagnose`; inputs are not read."""
     if recipe.evaluate is None:
         return
-    from orthomerge.evaluation.protocols_of import protocols_of
     from orthomerge.runs.looks_of import looks_of
+    from orthomerge.runs.protocols_of import protocols_of
 
     yield from _raised("evaluate", lambda: protocols_of(recipe))
     yield from _raised("diagnose", lambda: looks_of(recipe))

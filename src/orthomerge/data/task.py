@@ -13,6 +13,8 @@ from orthomerge.core.errors import RecipeError, nearest, some
 
 Split = Literal["train", "val", "test"]
 Modality = Literal["text", "image"]
+# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
+Access = Literal["data-free", "inductive", "transductive"]
 Labels = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predictions
 from orthomerge.evaluation.scale import GRID
 from orthomerge.evaluation.span import scales, score_at
@@ -101,8 +100,8 @@ def search_analogy(
     the task has a teacher, it is scored as the expert.
     """
     numbers = scales(grid)
-    labels_in(encoded.tasks, task, "val")
-    truth = labels_in(encoded.tasks, task, "test")
+    encoded.labels(task, "val")
+    truth = encoded.labels(task, "test")
     pairs = [(scale, shift) for scale in numbers for shift in (numbers if independent else (scale,))]
     curve = []
     for scale, shift in pairs:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predict
 from orthomerge.models.extract import extract
 from orthomerge.models.heads import head_of
@@ -126,6 +125,6 @@ def score_at(
     span: Span, coefficients: Sequence[float], head: Head | Extra, encoded: EncodedTasks, task: str, split: Split
 ) -> Score:
     """The score of a head at one point on one split."""
-    truth = labels_in(encoded.tasks, task, split)
+    truth = encoded.labels(task, split)
     features = span.features(coefficients, encoded.tasks[task][split], task=task, head=head, how=encoded.how)
     return counted(predict(head, features.values, head_of(head).kind), truth)

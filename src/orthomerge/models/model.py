@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.alignment.aligner import Extra
-    from orthomerge.evaluation.records import Access
+    from orthomerge.data.task import Access
     from orthomerge.models.encoder import Encoder, Mode
     from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
