@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table, write_result
 
-from orthomerge.api.merge import merge_opened
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.evaluation.statistics import Difference, bootstrap
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.linearised import linearise
 from orthomerge.models.model import Model

@@ -19,8 +19,7 @@ from orthomerge.core.version import VERSION
 from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.fitting.assembling import setting_of
 from orthomerge.fitting.inputs import encoded_rows
-from orthomerge.merging.checks import check_merge
-from orthomerge.merging.chosen import chosen_method, origin_of
+from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.merging.merged import DTYPE_NAMES, copied_tensor
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.extract import device_of

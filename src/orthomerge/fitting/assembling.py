@@ -15,7 +15,7 @@ from orthomerge.core.progress import SILENT, Progress
 from orthomerge.fitting.inputs import prepare
 from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
-from orthomerge.merging.chosen import chosen_method
+from orthomerge.merging.merge import chosen_method
 from orthomerge.merging.merged import MergedTensors
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.modules import finished, unshared
