@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table, write_result
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.open import open as open_experts
 from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.analogy import Analogy, Form, coefficients, search_analogy
@@ -30,7 +29,7 @@ from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.negation import Negation, base_heads, search_negation
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.span import Span, span_of
+from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.feature_cache import FeatureCache

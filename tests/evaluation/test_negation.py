@@ -13,14 +13,13 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, without_labels
 from tests.evaluation.test_scale import Said
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.negate import negate
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predict, wilson
 from orthomerge.evaluation.negation import Negation, Point, base_heads, search_negation
-from orthomerge.evaluation.span import Span, span_of
+from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.generic import generic

@@ -10,10 +10,9 @@ import torch
 from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, without_labels
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.span import Span, scales, span_of
+from orthomerge.evaluation.span import Span, arithmetic, scales, span_of
 from orthomerge.models.modules import loaded
 
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.analogy import Analogy, Form, coefficients, search_analogy
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales, span_of
+from orthomerge.evaluation.span import arithmetic, scales, span_of
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:

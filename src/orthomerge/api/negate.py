@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import read_task
@@ -15,7 +14,7 @@ from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.negation import KEEP, Negation, base_heads, search_negation
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales, span_of
+from orthomerge.evaluation.span import arithmetic, scales, span_of
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:

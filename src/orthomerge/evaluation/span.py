@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.metrics import Score, counted, predict
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.extract import extract
 from orthomerge.models.heads import head_of
 from orthomerge.models.modules import Skeleton
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Split
     from orthomerge.evaluation.encoded import EncodedTasks
+    from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
     from orthomerge.models.features import Features
     from orthomerge.models.heads import Head
@@ -89,6 +91,17 @@ class Span:
 
         directions = ({key: drawn(tensor) for key, tensor in direction.items()} for direction in self.directions)
         return replace(self, directions=tuple(directions))
+
+
+def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: str = "float32", seed: int = 0) -> Model:
+    """The base plus sum_t coefficient_t tau_t; experts that are not named only give their heads, as they are."""
+    for task in coefficients:
+        if task not in experts.tasks:
+            raise RecipeError(
+                f"the task vector of {task!r} is wanted, but its expert was not given; {nearest(task, experts.tasks)}"
+            )
+    scale = {task: coefficients.get(task, 0.0) for task in experts.tasks}
+    return merge_opened(experts, "task_arithmetic", {"scale": scale}, dtype=dtype, seed=seed)
 
 
 def span_of(origin: Model, *ends: Model) -> Span:
