@@ -25,7 +25,6 @@ from tests.evaluation.making import (
 
 from orthomerge.api.export import export
 from orthomerge.core.errors import IncompatibleError, RecipeError
-from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Examples
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.metrics import UNSCORED
@@ -67,10 +66,11 @@ def test_every_test_example_is_counted(toy: Toy) -> None:
 def test_current_is_what_the_stock_model_says(toy: Toy, tmp_path: Path) -> None:
     subject = average(toy)
     subject.models["where"].save(tmp_path / "out")
-    scores = scored(toy, [experts(toy), subject])
+    scores = scored(toy, [experts(toy), subject], [CURRENT, EvaluationProtocol("aligned-c")])
     for task in toy.tasks:
         test = toy.tasks[task]["test"]
-        (expert,) = only(scores, method="expert", task=task)
+        expert, aligned = only(scores, method="expert", task=task)
+        assert aligned.record.value == pytest.approx(expert.record.value, abs=1.5 / COUNTS["test"])
         assert expert.predicted.equal(stock_predictions(toy.folder / task, test))
         export(tmp_path / "out", tmp_path / task, task=task)
         (merged,) = only(scores, method="average", task=task, protocol="current")
@@ -93,31 +93,6 @@ def test_a_saved_model_scores_like_the_one_in_memory(toy: Toy, tmp_path: Path) -
     one, other = (scored(toy, [each], PROTOCOLS[:3]) for each in (subject, saved))
     assert [item.record for item in one] == [item.record for item in other]
     assert all(left.predicted.equal(right.predicted) for left, right in zip(one, other, strict=True))
-
-
-def test_aligned_c_leaves_an_expert_as_it_is(toy: Toy) -> None:
-    scores = scored(toy, [experts(toy)], [CURRENT, EvaluationProtocol("aligned-c")])
-    for task in toy.tasks:
-        current, aligned = only(scores, task=task)
-        assert aligned.record.value == pytest.approx(current.record.value, abs=1.5 / COUNTS["test"])
-
-
-def test_knn_by_hand(toy: Toy) -> None:
-    tasks, subject = encoded(toy), average(toy)
-    (item,) = only(list(evaluate([subject], [PROTOCOLS[1]], tasks)), task="bright", seed=1)
-    train, test = (tasks.features(subject.models["bright"], "bright", split) for split in ("train", "test"))
-    labels = toy.tasks["bright"]["train"].labels
-    assert labels is not None
-    anchors = few_shot(labels, 2, seed=1)
-    distances = torch.stack(
-        [
-            torch.cdist(test.values.double(), train.values[[a for a in anchors if labels[a] == c]].double()).mean(1)
-            for c in range(3)
-        ],
-        1,
-    )
-    assert item.predicted.equal(distances.argmin(1))
-    assert item.record.extra_parameters == 6 * 16  # the anchors: inference needs them
 
 
 def test_what_a_record_says(toy: Toy) -> None:
@@ -149,13 +124,19 @@ def test_what_a_model_has_seen_stays_with_it(toy: Toy) -> None:
     assert {item.record.access for item in scores} == {"transductive"}
 
 
-def test_protocols_that_differ_in_options_or_support_alone(toy: Toy) -> None:
+def test_protocols_that_differ_in_options_support_or_access_alone(toy: Toy) -> None:
     protocols = [ALIGNED, replace(ALIGNED, options={"epochs": 3}), replace(ALIGNED, support="val")]
     scores = scored(toy, [average(toy)], protocols)
     said = [(item.record.options, item.record.support) for item in only(scores, protocol="aligned-c", task="where")]
     assert said == [({"epochs": 2}, "train"), ({"epochs": 3}, "train"), ({"epochs": 2}, "val")]
-    titles = [line.title for line in lines(item.record for item in scores)]
+    rows = lines(item.record for item in scores)
+    titles = [line.title for line in rows]
     assert titles == ["aligned-c, epochs=2", "aligned-c, epochs=3", "aligned-c, epochs=2, from val", "joint"]
+    assert all(set(line.values) == set(toy.tasks) for line in rows)
+    both = [
+        line for line in lines(item.record for item in scored(toy, [average(toy)], PROTOCOLS)) if line.shots is None
+    ]
+    assert [line.access for line in both if line.protocol == "aligned-c"] == ["inductive", "transductive"]
 
 
 def test_a_model_that_saw_the_test_inputs_keeps_its_protocols_apart(toy: Toy) -> None:
@@ -174,13 +155,11 @@ def test_the_same_protocol_twice(toy: Toy) -> None:
     assert scored(toy, [average(toy), total(toy)], apart)
     with pytest.raises(RecipeError, match="score 'task_arithmetic' in the same way: current"):
         scored(toy, [total(toy)], [CURRENT, EvaluationProtocol("current", seeds=2)])
-
-
-def test_access_classes_never_share_a_line(toy: Toy) -> None:
-    rows = lines(item.record for item in scored(toy, [average(toy)], PROTOCOLS))
-    assert all(set(line.values) == set(toy.tasks) for line in rows)
-    aligned = [line for line in rows if line.protocol == "aligned-c" and line.shots is None]
-    assert [line.access for line in aligned] == ["inductive", "transductive"]
+    ridge = EvaluationProtocol(aligner="ridge")
+    with pytest.raises(RecipeError, match="two protocols score 'average' in the same way"):
+        scored(toy, [average(toy)], [ridge, replace(ridge, seeds=2)])
+    ways = {item.record.way for item in scored(toy, [average(toy)], [ridge, replace(ridge, aligner="linear")])}
+    assert {way.aligner for way in ways} == {"ridge", "linear", None}
 
 
 def test_the_same_seed_gives_the_same_records(toy: Toy, tmp_path: Path) -> None:
@@ -290,13 +269,5 @@ def test_mistakes(toy: Toy) -> None:
     strange = Subject("average", {"wher": average(toy).models["where"]})
     with pytest.raises(RecipeError, match=r"has task 'wher', but there is no data of it; did you mean 'where'\?"):
         scored(toy, [strange])
-    with pytest.raises(RecipeError, match="'seeds' must be at least 1, got 0"):
-        EvaluationProtocol("knn", seeds=0)
-    with pytest.raises(RecipeError, match="'first' must not be negative, got -1"):
-        EvaluationProtocol("knn", first=-1)
-    with pytest.raises(RecipeError, match="must come from another split than the scored one, got 'test' for both"):
-        EvaluationProtocol("knn", support="test")
-    with pytest.raises(RecipeError, match="did you mean 'current'"):
-        scored(toy, [experts(toy)], [EvaluationProtocol("curent")])
     with pytest.raises(RecipeError, match="class 0 has 15 examples, fewer than 40 shots"):
         scored(toy, [experts(toy)], [replace(PROTOCOLS[1], shots=40)])
