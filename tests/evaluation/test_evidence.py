@@ -12,7 +12,6 @@ import torch
 from tests.analysis.making import COUNTS, Toy
 from tests.evaluation.making import CURRENT, average, encoded, experts, only, scored
 
-from orthomerge.alignment.aligner import Aligner
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot
@@ -114,7 +113,7 @@ def test_evidence_is_what_was_declared(toy: Toy, needs: frozenset[Need], access:
         assert (answer.predicted == UNSCORED).nonzero().flatten().tolist() == shown
 
 
-def seeded(name: str, options: dict[str, Any], seed: int) -> Aligner:
+def seeded(name: str, options: dict[str, Any], seed: int) -> Any:
     aligner: Any = make_aligner(name, options)
     return replace(aligner, seed=seed) if "seed" in {each.name for each in fields(aligner)} else aligner
 
