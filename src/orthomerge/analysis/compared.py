@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from orthomerge.analysis.embedding import chosen_inputs
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import Progress
-from orthomerge.data.inputs import pick
-from orthomerge.data.task import Examples
+from orthomerge.data.task import Examples, pick
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of

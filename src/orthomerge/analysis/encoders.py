@@ -11,8 +11,7 @@ import torch
 from orthomerge.analysis.cka import LEAST, cka_matrix, layer_figure, linear_cka, pair_figure
 from orthomerge.analysis.embedding import chosen_inputs
 from orthomerge.analysis.layers import layer_states
-from orthomerge.data.inputs import pick
-from orthomerge.data.task import Examples, Task
+from orthomerge.data.task import Examples, Task, pick
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.heads import head_of
 
