@@ -18,8 +18,7 @@ from orthomerge.core.errors import CheckpointError, nearest
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.files.memory import MemoryFile
-    from orthomerge.files.paths import RawFile
+    from orthomerge.files.paths import MemoryFile, RawFile
 
 
 # Name in a safetensors header -> (bytes per element, name in torch).

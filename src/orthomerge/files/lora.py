@@ -17,8 +17,7 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
 from orthomerge.files.links import contained
 from orthomerge.files.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
-from orthomerge.files.memory import MemoryFile
-from orthomerge.files.paths import RawFile
+from orthomerge.files.paths import MemoryFile, RawFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -69,7 +69,11 @@ def read_pickle(path: Path) -> PickledTensors:
     file = RawFile(path)
     try:
         head = _head(file)
-        root, place = _read_zip(file) if head.startswith(b"PK") else _read_stream(file, head)
+        if head.startswith(b"PK"):
+            root, place = _read_zip(file)
+        else:
+            with Stream(file, MOST_BYTES) as stream:
+                root, place = _read_stream(file, stream, head)
         wrapper, tensors = find_weights(path, root)
         return _collect(file, tensors, place, wrapper)
     except _DAMAGE as error:
@@ -137,7 +141,7 @@ def _read_zip(file: RawFile) -> tuple[object, Place]:
 
 def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
     """The members of an archive by name, none of them suspicious, and where the directory begins."""
-    with zipfile.ZipFile(Stream(file, _MOST_DIRECTORY)) as archive:
+    with Stream(file, _MOST_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
         infos, end = archive.infolist(), archive.start_dir
     members = {info.filename: info for info in infos}
     complaints = {
@@ -167,9 +171,8 @@ def _locate(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
     return begin, info.file_size
 
 
-def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
+def _read_stream(file: RawFile, stream: IO[bytes], head: bytes) -> tuple[object, Place]:
     """What the pickle in the older stream built, and where the storages after it lie."""
-    stream: IO[bytes] = Stream(file, MOST_BYTES)
     machine = Machine(file.path, stream)
     try:
         magic = machine.load()
