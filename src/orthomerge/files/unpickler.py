@@ -84,13 +84,13 @@ class Machine:
     def _find(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
             raise UnpicklingError("a class is named by something that is not text")
-        found = Global(module, name)
-        if found.hostile:
+        cls = Global(module, name)
+        if cls.hostile:
             raise CheckpointError(
-                f"{self.path} asks to run {found.path}; this is not how weights are stored; "
+                f"{self.path} asks to run {cls.path}; this is not how weights are stored; "
                 "nothing was run: do not open it with torch.load either"
             )
-        return found
+        return cls
 
     def _persistent(self, pid: object) -> object:
         match pid:
