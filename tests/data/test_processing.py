@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.data.inputs import Lazy, pick
-from orthomerge.data.task import Examples
+from orthomerge.data.task import Examples, Lazy, pick
 from orthomerge.models.pixels import PixelProcessor
 from orthomerge.models.processing import ImageProcessor, Processor, TextProcessor, batches, load_processor
 

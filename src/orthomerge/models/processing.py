@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.data.inputs import pick
+from orthomerge.data.task import pick
 from orthomerge.files.documents import read_json
 from orthomerge.models.load import quiet
 from orthomerge.models.pixels import PixelProcessor, with_channels
