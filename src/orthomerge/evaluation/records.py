@@ -11,9 +11,8 @@ from typing import Any, Literal
 from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.core.schema import build
 from orthomerge.files.replacing import replace_file
+from orthomerge.models.model import Access as Access  # noqa: PLC0414 - part of a record, and so imported from here
 
-# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
-Access = Literal["data-free", "inductive", "transductive"]
 Support = Literal["train", "val", "test"]  # the split that the support came from
 _USUAL: dict[Access, Support | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orthomerge.core.errors import CheckpointError, nearest, some
-from orthomerge.evaluation.records import Access
 from orthomerge.files.documents import read_json
 from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.ownership import MANIFEST
@@ -21,6 +20,7 @@ from orthomerge.models.family import Family
 from orthomerge.models.generic import generic
 from orthomerge.models.heads import Activation
 from orthomerge.models.kinds import KINDS
+from orthomerge.models.model import Access
 
 FORMAT = 2
 HEAD = "head.safetensors"  # in each task's folder

@@ -8,23 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from orthomerge.core.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.alignment.aligner import Extra
-    from orthomerge.evaluation.records import Access
     from orthomerge.models.encoder import Encoder, Mode
     from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.kinds import Prediction
     from orthomerge.models.multihead import MultiHead
     from orthomerge.models.processors import ProcessorSource
     from orthomerge.models.tensors import Tensors
+
+
+# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
+Access = Literal["data-free", "inductive", "transductive"]
 
 
 @dataclass(frozen=True, eq=False)
