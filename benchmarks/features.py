@@ -32,8 +32,8 @@ from orthomerge.models.extract import Precision, device_of, extract
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
 from orthomerge.models.load import quiet
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import Processor, batches, load_processor
+from orthomerge.models.processing import PixelProcessor, Processor, batches
+from orthomerge.models.processors import load_processor
 
 BAR = 1.10
 BATCH = 64

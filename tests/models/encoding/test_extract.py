@@ -20,7 +20,7 @@ from orthomerge.models.families import FAMILIES
 from orthomerge.models.family import Family
 from orthomerge.models.features import Features
 from orthomerge.models.generic import generic
-from orthomerge.models.processing import load_processor
+from orthomerge.models.processors import load_processor
 
 BERT, VIT = FAMILIES["bert"], FAMILIES["vit"]
 
