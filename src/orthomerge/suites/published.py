@@ -28,8 +28,8 @@ from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.files.ownership import SUITE, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.models.processing import TextProcessor, load_processor
-from orthomerge.models.processors import COMPANIONS
+from orthomerge.models.processing import TextProcessor
+from orthomerge.models.processors import COMPANIONS, load_processor
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES
