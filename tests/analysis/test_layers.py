@@ -54,7 +54,7 @@ def test_padding_does_not_count(bert: Model) -> None:
 def test_clip_is_read_before_its_projection() -> None:
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-    from orthomerge.models.pixels import PixelProcessor
+    from orthomerge.models.processing import PixelProcessor
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
@@ -94,7 +94,7 @@ def test_t5_is_read_in_its_decoder(tmp_path: Path) -> None:
 
 def test_a_module_of_somebodys_own_has_features_only() -> None:
     from orthomerge.models.generic import generic
-    from orthomerge.models.pixels import PixelProcessor
+    from orthomerge.models.processing import PixelProcessor
 
     class Flat(torch.nn.Module):
         def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:

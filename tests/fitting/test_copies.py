@@ -8,8 +8,7 @@ import torch
 from tests.fitting.making import Kind, Words, make_setting, shared_setting
 
 from orthomerge.fitting.copies import mixtures, with_mixtures
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import Processor
+from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.tuning.settings import derive
 
 TEXTS = ["a b c d e f g h", "one two three", "x", "", "long " * 30]

@@ -11,8 +11,8 @@ import torch
 
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import ImageProcessor, TextProcessor, load_processor
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
+from orthomerge.models.processors import load_processor
 from orthomerge.tuning.batches import Feed, epoch_order
 from orthomerge.tuning.store import Room, make_store
 

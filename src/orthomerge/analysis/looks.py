@@ -9,9 +9,8 @@ import numpy as np
 
 from orthomerge.alignment.aligners import find_aligner
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.inputs import pick
 from orthomerge.data.sampling import share, stratified
-from orthomerge.data.task import Examples
+from orthomerge.data.task import Examples, pick
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Labels, Split, Task

@@ -29,12 +29,11 @@ from orthomerge.models.writing import plain, versions
 from orthomerge.tuning.state import RunState
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Examples, Split
     from orthomerge.fitting.kinds import Fitted, Setting
     from orthomerge.fitting.layout import FlatEncoder
     from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model, Origin
 
 

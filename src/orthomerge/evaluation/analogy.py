@@ -23,10 +23,9 @@ from orthomerge.evaluation.span import scales
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.heads import head_of, logits_of
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.models.encoder import Encoder
     from orthomerge.models.features import Features
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model
 
 

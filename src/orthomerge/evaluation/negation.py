@@ -25,11 +25,10 @@ from orthomerge.evaluation.span import scales
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Split
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
 
 
 KEEP = 0.95

@@ -22,13 +22,12 @@ from orthomerge.models.heads import head_of
 from orthomerge.models.modules import Skeleton
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Split
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
     from orthomerge.models.features import Features
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model
     from orthomerge.models.processors import ProcessorSource
 

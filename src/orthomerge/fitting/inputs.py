@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.data.inputs import Lazy
+from orthomerge.data.task import Lazy
 from orthomerge.models.processing import batches
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Split, Task
-from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import PixelProcessor
 from orthomerge.suites.building import make_both, pretrained_vit
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.tuning.settings import Tuning

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from orthomerge.models.processing import load_processor
+from orthomerge.models.processors import load_processor
 from orthomerge.suites.building import copy_base, make_both, read_tasks
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.suites.table import SUITES

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import PixelProcessor
 from orthomerge.suites.building import make_both, pretrained_vit, read_tasks
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.suites.table import SUITES

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import ImageProcessor, TextProcessor, batches
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor, batches
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples
