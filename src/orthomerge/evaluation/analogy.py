@@ -19,13 +19,15 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.evaluation.metrics import Score, counted, predictions
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales
+from orthomerge.evaluation.span import arithmetic, scales, span_of
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
+    from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Extra, Head
+    from orthomerge.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,9 @@ class Form:
     a: str
     b: str
     c: str
+
+    def __str__(self) -> str:
+        return f"{self.a}:{self.b}::{self.c}"
 
     @classmethod
     def parse(cls, text: str) -> Form:
@@ -72,6 +77,46 @@ class Analogy:
     unscaled: Score
     edited: Score
     expert: Score | None
+
+
+@dataclass(frozen=True, eq=False)
+class Analogous:
+    """The search, and the model at the chosen coefficients; None if these are 0."""
+
+    search: Analogy
+    model: Model | None
+
+
+def solve_analogy(
+    experts: Experts,
+    form: Form,
+    task: str,
+    encoded: EncodedTasks,
+    *,
+    independent: bool = False,
+    grid: Sequence[float] = GRID,
+    dtype: str = "keep",
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Analogous:
+    """Make a model for a task from the analogy of three experts."""
+    corners = (coefficients(form, scale=scale, shift=shift) for scale, shift in ((1.0, 0.0), (0.0, 1.0)))
+    origin, *ends = (arithmetic(experts, corner, seed=seed) for corner in ({}, *corners))
+    search = search_analogy(
+        span_of(origin, *ends),
+        experts.heads[form.c],
+        encoded,
+        task=task,
+        grid=grid,
+        independent=independent,
+        title=str(form),
+        progress=progress,
+    )
+    best = search.best
+    if best.scale == best.shift == 0:
+        return Analogous(search, None)
+    chosen = coefficients(form, scale=best.scale, shift=best.shift)
+    return Analogous(search, arithmetic(experts, chosen, dtype=dtype, seed=seed))
 
 
 def coefficients(form: Form, *, scale: float, shift: float) -> dict[str, float]:

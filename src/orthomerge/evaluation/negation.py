@@ -21,14 +21,16 @@ from orthomerge.core.progress import SILENT, Progress
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales
+from orthomerge.evaluation.span import arithmetic, scales, span_of
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
+    from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Extra, Head
+    from orthomerge.models.model import Model
 
 
 KEEP = 0.95
@@ -66,6 +68,46 @@ class Negation:
 
     def _control(self, scores: Mapping[str, Score]) -> float:
         return fmean(scores[task].value for task in self.controls)
+
+
+@dataclass(frozen=True, eq=False)
+class Negated:
+    """The search along the task vector and, beside it, along a random vector of the same length.
+
+    `model`: the base minus the task vector at the chosen scale; None if that is 0.
+    """
+
+    search: Negation
+    random: Negation
+    model: Model | None
+
+
+def negate_task(
+    experts: Experts,
+    target: str,
+    encoded: EncodedTasks,
+    *,
+    probes: bool,
+    grid: Sequence[float] = GRID,
+    keep: float = KEEP,
+    dtype: str = "keep",
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Negated:
+    """Negate the task vector of a target, with all other tasks as control; `probes`: score with probes on the base's
+    features instead of the experts' heads.
+    """
+    span = span_of(arithmetic(experts, {}), arithmetic(experts, {target: -1.0}, seed=seed))
+    # Probes of tasks without an expert read the encoder as the target's head does.
+    heads: Mapping[str, Head | Extra] = {task: experts.heads.get(task, experts.heads[target]) for task in encoded.tasks}
+    if probes:
+        heads = base_heads(span, encoded, heads)
+    search, random = (
+        search_negation(line, heads, encoded, target=target, grid=grid, keep=keep, title=title, progress=progress)
+        for line, title in ((span, f"minus {target}"), (span.random(seed=seed), "random vector"))
+    )
+    model = arithmetic(experts, {target: -search.scale}, dtype=dtype, seed=seed) if search.scale else None
+    return Negated(search, random, model)
 
 
 def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:

@@ -8,7 +8,7 @@ A merge is linear in its `scale`, so those at the origin and at the end of every
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -94,13 +94,18 @@ class Span:
 
 def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: str = "float32", seed: int = 0) -> Model:
     """The base plus sum_t coefficient_t tau_t; experts that are not named only give their heads, as they are."""
-    for task in coefficients:
+    check_vectors(experts, coefficients)
+    scale = {task: coefficients.get(task, 0.0) for task in experts.tasks}
+    return merge_opened(experts, "task_arithmetic", {"scale": scale}, dtype=dtype, seed=seed)
+
+
+def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
+    """Refuse the task vector of a task that has no expert."""
+    for task in tasks:
         if task not in experts.tasks:
             raise RecipeError(
                 f"the task vector of {task!r} is wanted, but its expert was not given; {nearest(task, experts.tasks)}"
             )
-    scale = {task: coefficients.get(task, 0.0) for task in experts.tasks}
-    return merge_opened(experts, "task_arithmetic", {"scale": scale}, dtype=dtype, seed=seed)
 
 
 def span_of(origin: Model, *ends: Model) -> Span:

@@ -234,28 +234,28 @@ def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict
     files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob(f"*{_PICKLE}"))}
     for task in (task for task in tasks if task not in paths):
         ends = tuple(f"{joint}{name}{_PICKLE}" for name in _names(task) for joint in "_-/")
-        found = [
+        matches = [
             name
             for name in files
             if f"/{name}".casefold().endswith(ends)
             and any(fnmatchcase(name, pattern) for pattern in source.wanted)
             and not any(fnmatchcase(name, pattern) for pattern in source.unwanted)
         ]
-        if len(found) != 1:
-            what = f"several files of expert {task!r}, {some(found)}" if found else f"no file of expert {task!r}"
+        if len(matches) != 1:
+            what = f"several files of expert {task!r}, {some(matches)}" if matches else f"no file of expert {task!r}"
             raise CheckpointError(f"{TEXT_EXPERTS} has {what}, among {some(files) or 'none at all'}; {way_out}")
-        paths[task] = files[found[0]]
+        paths[task] = files[matches[0]]
     return {task: paths[task] for task in tasks}
 
 
 def _tables(root: Path, task: str) -> Path:
     """The folder of a task's tables, wherever it lies below `root`."""
     tests = [path for pattern in ("test.csv", "test.csv.gz") for path in sorted(root.rglob(pattern))]
-    found = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
-    if len(found) != 1:
-        what = f"several folders {some(found)}" if found else f"no folder called {' or '.join(_names(task))}"
+    folders = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
+    if len(folders) != 1:
+        what = f"several folders {some(folders)}" if folders else f"no folder called {' or '.join(_names(task))}"
         raise CheckpointError(f"{root} has {what} with train.csv and test.csv; give the folder of them with --data")
-    return found[0]
+    return folders[0]
 
 
 def _repository(
