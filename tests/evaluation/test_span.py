@@ -41,7 +41,7 @@ def test_features_of_a_point_are_those_of_the_merge(toy: Toy, plane: Span) -> No
 
 
 def test_a_span_moves_no_module_that_others_use(toy: Toy) -> None:
-    model = merge(toy.experts, "average")
+    model = merge(toy.experts, method="average")
     before = {key: tensor.clone() for key, tensor in loaded(model.encoder).module.state_dict().items()}
     span_of(arithmetic(toy.experts, {}), model).at(0.3)
     assert all(tensor.equal(before[key]) for key, tensor in loaded(model.encoder).module.state_dict().items())

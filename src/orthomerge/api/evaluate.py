@@ -93,16 +93,8 @@ def _references(
 
 def _subjects(models: Named, tasks: Iterable[str]) -> tuple[list[Subject], Model, Path | None]:
     """What is scored, each under a name of its own; the first model and the folder that it was loaded from."""
-    items: list[tuple[str | None, One]]
-    if isinstance(models, Mapping):
-        items = list(models.items())
-    else:
-        several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
-        items = [(None, model) for model in several]
-    if not items:
-        raise RecipeError("there is no model to score: give at least one")
     subjects, sources = list[Subject](), list[tuple[Model, Path | None]]()
-    for name, item in items:
+    for name, item in _listed(models):
         if isinstance(item, Subject):
             subject = item
             sources.append((next(iter(item.models.values())), None))
@@ -116,3 +108,16 @@ def _subjects(models: Named, tasks: Iterable[str]) -> tuple[list[Subject], Model
     if not isinstance(models, Mapping):
         subjects = told_apart(subjects, [folder.name if folder else "" for _, folder in sources])
     return subjects, *sources[0]
+
+
+def _listed(models: Named) -> list[tuple[str | None, One]]:
+    """Each model with the name that the caller gives it."""
+    items: list[tuple[str | None, One]]
+    if isinstance(models, Mapping):
+        items = list(models.items())
+    else:
+        several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
+        items = [(None, model) for model in several]
+    if not items:
+        raise RecipeError("there is no model to score: give at least one")
+    return items
