@@ -109,7 +109,8 @@ def test_a_small_build(tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch, 
     given: dict[str, Any] = {"folder": tmp_path, "data": None, "base": None, "device": "cpu", "say": said.append}
     suite = digits.build(name="digits", **given)
     assert said[0].startswith("pre-training")
-    assert any(line.startswith("parity: ") for line in said)
+    assert said[1].startswith("trained on all tasks")
+    assert [line.partition(":")[0] for line in said[2:]] == ["parity", "size", "trained on all tasks together"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "experts", "mtl"]  # nothing else is left
     assert suite.paths == {name: tmp_path / "experts" / name for name in ("parity", "size")}
     assert suite.mtl == {name: tmp_path / "mtl" / name for name in ("parity", "size")}

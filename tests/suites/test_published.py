@@ -368,24 +368,6 @@ def test_halves_by_hand(tmp_path: Path, berts: Path, cache: Path) -> None:
     assert head.layers == ("classifier",)  # as it is in these files
 
 
-def test_references_of_a_published_suite(tmp_path: Path, berts: Path, cache: Path) -> None:
-    states = write_bert_experts(berts, tmp_path / "suite" / "experts")
-    suite = build("bert-text5", tmp_path, data=write_tables(tmp_path / "tables"), base=str(berts / "base"))
-    references = suite.references()
-    assert list(references) == ["base", "expert"]
-    key = "encoder.layer.0.attention.self.query.weight"
-    untuned = tensor_of(references["base"].models["yelp"], key)
-    torch.testing.assert_close(untuned, bert(berts).state_dict()[key])
-    for task in TEXT5:
-        expert = tensor_of(references["expert"].models[task], key)
-        torch.testing.assert_close(expert, states[task][f"bert.{key}"])
-
-
-def tensor_of(model: Model, key: str) -> torch.Tensor:
-    runs = [block.reshape(-1) for name, block in model.weights.blocks() if name == key]
-    return torch.cat(runs).reshape(model.weights.specs[key].shape)
-
-
 def write_t5(folder: Path) -> Any:
     """A base as the hub's, decoder and all; its encoder."""
     with quiet():

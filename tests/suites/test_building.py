@@ -1,4 +1,4 @@
-"""Trainings of a suite: what is there is kept, and errors come through."""
+"""Building a suite: experts that are there are kept, and errors come through."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from orthomerge.core.errors import OutputError
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.models.processing import PixelProcessor
-from orthomerge.suites.building import experts_root, make_both, make_experts, pretrained_vit
+from orthomerge.suites.building import experts_root, make_experts, pretrained_vit
 from orthomerge.tuning.settings import Tuning
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TUNING = Tuning(epochs=2, batch=16, lr=1e-3, head_lr=1e-2, augment="shift", device="cpu")
-JOINT = replace(TUNING, epochs=1)
 PROCESSOR = PixelProcessor(8, channels=1)
 SHAPE: dict[str, Any] = {
     "hidden_size": 16,
@@ -67,19 +66,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_experts_and_the_joint_model(base: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    (tmp_path / "base").symlink_to(base)
-    options: dict[str, Any] = {"processor": PROCESSOR, "say": lines.append}
-    experts, mtl = make_both(TASKS, folder=tmp_path, settings=TUNING, joint=JOINT, **options)
-    assert experts == {name: tmp_path / "experts" / name for name in TASKS}
-    assert mtl == {name: tmp_path / "mtl" / name for name in TASKS}
-    assert len(files(tmp_path / "experts")) == 3 * len(TASKS)  # weights, config, marker
-    assert len(lines) == 4
-    assert lines[0].startswith("one: loss")
-    assert lines[3] == "trained on all tasks together"
 
 
 def test_what_is_there_is_kept_and_an_error_comes_through(base: Path, tmp_path: Path) -> None:
