@@ -241,6 +241,7 @@ def test_a_name_is_a_protocol_or_an_aligner() -> None:
         ({"aligner": "rigde"}, "unknown aligner 'rigde'; did you mean 'ridge'"),
         ({"name": "aligned-c", "options": {"epoch": 3}}, "protocol aligned-c: unknown option 'epoch'; did you mean"),
         ({"name": "current", "options": {"k": 3}}, "protocol current: unknown option 'k'"),
+        ({"name": "aligned-c", "options": {"seed": 3}}, "protocol aligned-c: the seed is that of the draw"),
     ],
 )
 def test_refused(options: dict[str, Any], message: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import find_row, made, with_plugins
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.evidence import Builder, Need
@@ -62,5 +63,10 @@ def find_protocol(name: str) -> Row:
 
 def make_protocol(name: str, options: Mapping[str, Any] | None = None) -> Builder:
     """A protocol from its name and options; an aligner becomes one."""
-    builder = made(find_protocol(name), options or {}, what="protocol")
-    return Aligned(builder) if hasattr(builder, "fit") else cast("Builder", builder)
+    options = options or {}
+    builder = made(find_protocol(name), options, what="protocol")
+    if not hasattr(builder, "fit"):
+        return cast("Builder", builder)
+    if "seed" in options:
+        raise RecipeError(f"protocol {name}: the seed is that of the draw of support inputs; leave 'seed' out")
+    return Aligned(builder)
