@@ -19,7 +19,7 @@ from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.families import accuracy_figure, family_figures, mean_interval
 from orthomerge.analysis.figures import Figure, Points, figure_key
 from orthomerge.analysis.geometry import geometry_figures
-from orthomerge.analysis.layers import LayerComparison, Samples
+from orthomerge.analysis.layers import layer_figures
 from orthomerge.analysis.looks import Looks, fitting_split, limited
 from orthomerge.analysis.masks import start_masking
 from orthomerge.analysis.points import LEAST, points_figure
@@ -110,7 +110,7 @@ def diagnose(
         encoded.features(model, name, fitting_split(task))
         encoded.features(model, name, "test")
     layers = _layers(setting)  # before any expert is run, so that the encoder is computed once
-    comparisons, points = _compare_tasks(setting, layers)
+    comparisons, points = _compare_tasks(setting)
     conflict, vector_figures = _compare_vectors(setting)
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
 
@@ -140,7 +140,7 @@ def diagnose(
         *points,
         *family_figures(readings, case.expert, fitted=f"{split} inputs (maps: at most {looks.maps} of a task)"),
         *geometry_figures({task: each.geometry for task, each in comparisons.items()}, fitted=split),
-        *(layers.figures() if layers else ()),
+        *layers,
         *vector_figures,
         None if search is None else scale_figure(search),
         shots_figure(records, method=recorded_name(records, model.title, model=model.digest)),
@@ -173,33 +173,31 @@ def _checked(model: Model, experts: Experts, tasks: Mapping[str, Task], looks: L
     return {name: limited(task, most=looks.limit, seed=looks.seed) for name, task in tasks.items()}
 
 
-def _layers(setting: _Setting) -> LayerComparison | None:
-    """The model's hidden states for CKA; None if they are not wanted or there are too few inputs."""
-    looks = setting.looks
-    if not looks.layers:
-        return None
-    samples = Samples.of(setting.tasks, most=looks.layers, seed=looks.seed)
-    if isinstance(samples, str):
-        setting.left_out["CKA"] = samples
-        return None
+def _layers(setting: _Setting) -> tuple[Figure, ...]:
+    """CKA layer by layer, if it is wanted and there are enough inputs."""
+    if not setting.looks.layers:
+        return ()
     setting.stage("encoding layer by layer")
-    return LayerComparison.of(setting.model, samples, how=setting.encoded.how)
+    encoded = setting.encoded
+    figures = layer_figures(setting.model, encoded.teachers, setting.tasks, looks=setting.looks, how=encoded.how)
+    if isinstance(figures, str):
+        setting.left_out["CKA"] = figures
+        return ()
+    return figures
 
 
-def _compare_tasks(setting: _Setting, layers: LayerComparison | None) -> tuple[dict[str, TaskComparison], list[Points]]:
-    """Task by task: everything that features show, t-SNE, and the expert's layers."""
+def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
+    """Everything that features show, task by task, and t-SNE."""
     comparisons: dict[str, TaskComparison] = {}
     points: list[Points] = []
-    encoded, looks = setting.encoded, setting.looks
+    encoded = setting.encoded
     for name, task in setting.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
-        if layers is not None:
-            layers.add(name, encoded.teacher(name))
         setting.stage(f"comparing features of {name}")
-        classifier = encoded.classifier(setting.model, name)
+        head, classifier = setting.head(name), encoded.classifier(setting.model, name)
         with single_threaded():
-            comparisons[name] = compare_task(support, test, head=setting.head(name), classifier=classifier, looks=looks)
-            if looks.points:
+            comparisons[name] = compare_task(support, test, head=head, classifier=classifier, looks=setting.looks)
+            if setting.looks.points:
                 points += _points(setting, name, test, comparisons[name])
         encoded.keep([setting.model])
     return comparisons, points
