@@ -10,7 +10,7 @@ from typing import Any
 
 from orthomerge.analysis.figures import Points
 from orthomerge.core.table import plain
-from orthomerge.report.drawings.style import class_colours
+from orthomerge.report.style import class_colours
 
 _STEPS = 4000  # places along the longer side
 _LONGEST = 600  # letters of a text
