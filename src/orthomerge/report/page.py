@@ -21,11 +21,10 @@ from orthomerge.core.table import Table
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.report.drawing import Drawn
-from orthomerge.report.facts import listed, merged_tables, numbers_of, size_of, time_of, versions_of
-from orthomerge.report.figure_data import figure_csv
+from orthomerge.report.facts import listed, merged_tables, numbers_of, size_of, time_of
+from orthomerge.report.figure_data import figure_csv, json_block, points_payload
 from orthomerge.report.inline import inline_svg
-from orthomerge.report.payload import json_block, points_payload
-from orthomerge.report.reading import Material
+from orthomerge.report.material import Material
 from orthomerge.report.story import Story
 from orthomerge.report.tables import Board, Row, legend
 
@@ -57,6 +56,7 @@ def page(
     style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
     shown_plates = [_plate(plate, f"f{number}-") for number, plate in enumerate(plates)]
     points = [plate.figure for plate in plates if isinstance(plate.figure, Points)]
+    memory = material.info.memory if material.info else None
     context = {
         "title": title,
         "version": VERSION,
@@ -76,10 +76,10 @@ def page(
         "absent": material.absent,
         "info": material.info,
         "stages": _stages(material),
-        "memory": size_of(material.info.memory) if material.info else "",
-        "versions": versions_of(material),
+        "memory": size_of(memory) if memory else "",
+        "versions": material.versions,
         "files": {name: _data_uri(text) for name, text in files.items()},
-        "suite": next((record.suite for record in material.records if record.suite), ""),
+        "suite": material.suite,
         "records": len(material.records),
         "floor": _floor(boards),
         "best": next(((board, row) for board in boards for row in board.rows if row.best), None),

@@ -22,8 +22,8 @@ from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import clear_partials, replacing
 from orthomerge.report.drawing import draw
 from orthomerge.report.figure_data import figure_csv
+from orthomerge.report.material import Material, read_material
 from orthomerge.report.page import Plate, encoded, page
-from orthomerge.report.reading import Material, read_material
 from orthomerge.report.story import story, story_bars
 from orthomerge.report.tables import Board, board_csv, board_table, boards, comparisons_csv
 
@@ -58,16 +58,11 @@ def report(
     say(f"drawing {len(figures)} figures")
     plates = [Plate(figure, draw(figure)) for figure in figures]
     tables = _tables(found, material)
-    heading = title or _title(material)
+    heading = title or f"{material.suite or material.name}: one model from many"
     text = page(material, title=heading, boards=found, told=told, plates=plates, files=tables)
     _write(out, files, text=text, plates=plates, tables=tables)
     keys = [figure.key for figure in figures]
     return Written(out, files, len(encoded(text)), keys, sorted({name.partition(".")[0] for name in tables}))
-
-
-def _title(material: Material) -> str:
-    suite = next((record.suite for record in material.records if record.suite), None)
-    return f"{suite or material.name}: one model from many"
 
 
 def _figures(material: Material, bars: Figure | None) -> list[Figure]:
