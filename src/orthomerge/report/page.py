@@ -44,7 +44,7 @@ def page(
     *,
     title: str,
     boards: Sequence[Board],
-    told: Story,
+    summary: Story,
     plates: Sequence[Plate],
     files: Mapping[str, str],
 ) -> str:
@@ -60,7 +60,7 @@ def page(
         "style": _safe(style),
         "head": _safe(head),
         "script": _safe(script),
-        "story": told,
+        "story": summary,
         "diagnosis": material.diagnosis,
         "notes": material.notes,
         "boards": boards,

@@ -51,13 +51,13 @@ def report(
     _check(out, files)
     material = read_material(run)
     rows = boards(material.records, material.comparisons)
-    told = story(rows, method=material.diagnosis.method if material.diagnosis else None)
-    figures = _figures(material, story_bars(told))
+    summary = story(rows, method=material.diagnosis.method if material.diagnosis else None)
+    figures = _figures(material, story_bars(summary))
     say(f"drawing {len(figures)} figures")
     plates = [Plate(figure, draw(figure)) for figure in figures]
     tables = _tables(rows, material)
     heading = title or f"{material.suite or material.name}: one model from many"
-    text = page(material, title=heading, boards=rows, told=told, plates=plates, files=tables)
+    text = page(material, title=heading, boards=rows, summary=summary, plates=plates, files=tables)
     _write(out, files, text=text, plates=plates, tables=tables)
     keys = [figure.key for figure in figures]
     return Written(out, files, len(encoded(text)), keys, sorted({name.partition(".")[0] for name in tables}))

@@ -50,18 +50,18 @@ def story(boards: Sequence[Board], *, method: str | None = None) -> Story:
     return Story(_sentence(steps, len(tasks)), tuple(steps), tasks)
 
 
-def story_bars(told: Story) -> Bars | None:
+def story_bars(summary: Story) -> Bars | None:
     """The steps by task; None of fewer than two."""
-    if len(told.steps) < 2:
+    if len(summary.steps) < 2:
         return None
     series = []
-    for step in told.steps:
-        scores = [step.row.line.scores.get(task) for task in told.tasks]
+    for step in summary.steps:
+        scores = [step.row.line.scores.get(task) for task in summary.tasks]
         values, low, high = (tuple(getattr(score, name, _NAN) for score in scores) for name in ("value", "low", "high"))
         series.append(Series(step.title.lower(), values, low, high))
-    merge = next((step.row.line.method for step in told.steps if step.kind != "expert"), "")
+    merge = next((step.row.line.method for step in summary.steps if step.kind != "expert"), "")
     caption = f"Accuracy on each task, with 95 % intervals over test inputs. The merge is {merge}."
-    return Bars("accuracy-by-task", "Task by task", caption, told.tasks, "accuracy, %", tuple(series))
+    return Bars("accuracy-by-task", "Task by task", caption, summary.tasks, "accuracy, %", tuple(series))
 
 
 def _mean(row: Row) -> float:
