@@ -119,7 +119,7 @@ def diagnose(
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
     case = _case(setting, comparisons, conflict, base, records, search=search, commands=commands)
     split = next(iter(splits.values()))
-    fitted = f"{split} inputs (maps: at most {looks.maps} of a task)"
+    fitted = f"{split} inputs (maps: at most {looks.maps} per task)"
     figures: list[Figure | None] = [
         accuracy_figure(_by_name({name: each.hits for name, each in comparisons.items()}), base),
         *points,

@@ -1,1 +1,1 @@
-"""Records, and what was found out about them, as tables, figures and one page. Nothing here ever sees a model."""
+"""Records and a diagnosis as tables, figures and one page; no model is needed."""
