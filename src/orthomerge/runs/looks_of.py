@@ -1,4 +1,4 @@
-"""How closely a recipe's section `diagnose` asks to look."""
+"""The options of a diagnosis from a recipe's section `diagnose`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orthomerge.runs.recipe import Recipe
 
 
 def looks_of(recipe: Recipe) -> Looks:
-    """The section's own aligner, else that of `align`, else auto; the rest as it says."""
+    """The section's own aligner, else that of `align`, else auto; everything else from the section."""
     section = _section(recipe)
     if section.scales and recipe.base is None:
         raise RecipeError("'scales' merges anew, which needs a base; give 'base', or leave 'scales' out")

@@ -1,11 +1,11 @@
-"""How every drawing looks. INK, SOFT, RULE and PAPER are roles: a page in the dark gives them other colours.
+"""Colours and settings of drawings. INK, SOFT, RULE and PAPER are roles: a dark page gives them other colours.
 
 The series' colours are Okabe and Ito's (2008), which people with any kind of colour vision can tell apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from orthomerge.core.table import plain
@@ -13,7 +13,7 @@ from orthomerge.core.table import plain
 INK, SOFT, RULE, PAPER = "#1f2328", "#636b74", "#dfe2e6", "#ffffff"
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#7f7f7f", "#9467bd", "#999933")
 STROKES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.4, 1.4, 1.4)))
-COLUMN, WIDE = 3.6, 7.2  # inches: one column, or the width of a page
+UNKNOWN = "#8c959f"  # of points without a known class
 _LONGEST = 28
 
 RC: Mapping[str, Any] = {
@@ -50,7 +50,7 @@ RC: Mapping[str, Any] = {
 
 
 def shown(label: str, *, most: int = _LONGEST) -> str:
-    """A label as it is drawn: on one line, not too long, and not one that matplotlib would hide."""
+    """A label on one line, not too long, and not one that matplotlib would hide."""
     text = plain(label)
     text = text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
     return f"\u200a{text}" if text.startswith("_") else text
@@ -64,26 +64,3 @@ def class_colours(count: int) -> list[str]:
     from matplotlib.colors import to_hex
 
     return [to_hex(colormaps["viridis"](0.08 + 0.84 * place / (count - 1))) for place in range(count)]
-
-
-def finish(axes: Any, *, grid: str | None = "y") -> None:
-    """Two spines, and rules behind what is drawn."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    if grid:
-        axes.grid(axis=grid)
-
-
-def legend_above(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """One line over the drawing, or several."""
-    drawn = [shown(name) for name in names]
-    room = 16 * drawing.get_figwidth()  # letters, the keys before them counted as six
-    drawing.legend(
-        handles,
-        drawn,
-        loc="outside upper left",
-        ncols=max(1, min(len(drawn), int(room / (max(map(len, drawn), default=0) + 6)))),
-        handlelength=1.8,
-        columnspacing=1.4,
-        borderaxespad=0.2,
-    )
