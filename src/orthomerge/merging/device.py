@@ -1,7 +1,7 @@
 """Blocks merged on an accelerator: for the methods that decompose matrices.
 
-The result is added to the base on the host, as always. Its last digits are the device's, so the bytes are not those of
-a merge on the CPU.
+The result is added to the base on the host, as always. Its last digits depend on the device, so the bytes are not those
+of a merge on the CPU.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def task_vectors(
     experts: Experts, vector: str | None = None, *, order: Mapping[str, Spec] | None = None
 ) -> TaskVectors:
-    """The experts' task vectors, lazy, in writing order; with an expression, the one that it stands for."""
+    """The task vectors of experts, lazy, in writing order; with an expression, the one vector that it evaluates to."""
     parts = experts.parts
     merged = [key for key in order or experts.specs if key in parts.merged]
     base = EncoderWeights(parts.base, {key: parts.base_split.names[key] for key in merged})
@@ -162,7 +162,7 @@ def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
 
 
 def check_tied(experts: Experts) -> None:
-    """Weights under two names must be the same under both; of two that differ, nobody can say which counts."""
+    """Refuse checkpoints in which weights under two names, which must be tied, differ."""
     parts = experts.parts
     splits = [(parts.base, parts.base_split), *((each.checkpoint, each.split) for each in parts.sources.values())]
     for source, split in splits:
