@@ -86,7 +86,7 @@ class _Knots:
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if len(site.shape) != 2:
-            return self.merger.merge(base.cpu(), deltas.cpu(), site=site)
+            return self.merger.merge(base.cpu(), deltas.cpu(), site=site).to(base.device)
         U, part = self.aligned.part(Block(site, base, deltas))
         if not U.shape[1]:
             return torch.zeros_like(base)

@@ -190,10 +190,14 @@ class TaskVector:
 
 @dataclass(frozen=True)
 class TaskVectors:
-    """Several task vectors over one base, streamed block by block in a fixed order."""
+    """Several task vectors over one base, streamed block by block in a fixed order.
+
+    `device`: of blocks and factors, for methods that decompose matrices. Results have the last digits of that device.
+    """
 
     vectors: Mapping[str, TaskVector]
     tile: int = TILE
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         if not self.vectors:
@@ -234,6 +238,8 @@ class TaskVectors:
         deltas = torch.empty((len(self.vectors), *base.shape), dtype=torch.float32)
         for row, vector in zip(deltas, self.vectors.values(), strict=True):
             row.copy_(vector.read(site.key, site.start, stop, base=base))
+        if self.device is not None:
+            base, deltas = base.to(self.device), deltas.to(self.device)
         if site.start == 0 and stop == prod(site.shape):
             return Block(site, base.reshape(site.shape), deltas.reshape(-1, *site.shape))
         return Block(site, base, deltas)
@@ -241,5 +247,5 @@ class TaskVectors:
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
         """The thin factors of each expert's delta of one matrix; None unless all are known."""
         pairs = [vector.factors(key) for vector in self.vectors.values()]
-        thin = tuple(pair for pair in pairs if pair is not None)
+        thin = tuple((left.to(self.device), right.to(self.device)) for left, right in filter(None, pairs))
         return thin if len(thin) == len(pairs) else None
