@@ -19,7 +19,7 @@ from orthomerge.core.schema import schema
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import Row, build_method
 from orthomerge.merging.stream import merge_blocks, prepare
-from orthomerge.merging.vectors import TILE, Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.merging.vectors import TILE, TaskVector, TaskVectors
 
 State = dict[str, torch.Tensor]
 
@@ -204,10 +204,7 @@ def _state(seed: int, scale: float) -> State:
 
 
 def _vectors(base: State, experts: Mapping[str, State], tile: int = TILE) -> TaskVectors:
-    weights = InMemory(base)
-    return TaskVectors(
-        {task: TaskVector(weights, ((1.0, Difference(InMemory(expert))),)) for task, expert in experts.items()}, tile
-    )
+    return TaskVectors({task: TaskVector.between(base, expert) for task, expert in experts.items()}, tile)
 
 
 def _reversed(state: State) -> State:
