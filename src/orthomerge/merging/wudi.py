@@ -24,16 +24,14 @@ weights as [in, out] under the names of linear weights; do not merge it with thi
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 
-from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.kinds import Scope, Site
-from orthomerge.merging.options import finite
+from orthomerge.merging.options import choices, finite
 from orthomerge.merging.polar import is_table, svd
-
-Rest = Literal["base", "mean"]
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # of Adam
 _NEGLIGIBLE = 1e-5  # share of ||tau_t|| below which a singular value adds 1e-10 to G: float32 cannot hold it
@@ -50,7 +48,7 @@ class Wudi:
     scale: float = 1.0
     steps: int = 300
     lr: float = 1e-5
-    rest: Rest = "base"
+    rest: Literal["base", "mean"] = "base"
 
     scope: ClassVar[Scope] = "matrix"
 
@@ -61,10 +59,7 @@ class Wudi:
             raise RecipeError(f"'lr' must be positive, got {self.lr}")
         if self.steps < 0:
             raise RecipeError(f"'steps' must be at least 0, got {self.steps}")
-        if self.rest not in get_args(Rest):
-            raise RecipeError(
-                f"'rest' must be 'base' or 'mean', got {self.rest!r}; {nearest(self.rest, get_args(Rest))}"
-            )
+        choices(self)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if base.ndim != 2 or is_table(site.key) or site.key.endswith(_BARE):
