@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table, write_result
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.open import open as open_experts
 from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.analogy import Analogy, Form, coefficients, search_analogy
@@ -30,7 +29,7 @@ from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.negation import Negation, base_heads, search_negation
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.span import Span, score_at, span_of
+from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.feature_cache import FeatureCache
@@ -182,7 +181,7 @@ def negations(setting: Setting, seeds: int) -> tuple[str, str]:
         line = _line(setting, target, frozen(setting, target, setting.heads[target]))
         found = _negation(setting, line, target, kind)
         random = [_negation(setting, line.random(seed=seed), target, kind) for seed in range(seeds)]
-        tuned = score_at(line, (-1.0,), setting.heads[target], setting.tasks, target, "test")
+        tuned = line.score((-1.0,), setting.tasks, target, "test", setting.heads[target])
         probed = [_new_probe(setting, line, target, scale) for scale in (0.0, found.scale)]
         base, edited = found.base[target], found.edited[target]
         drawn = fmean(result.edited[target].value for result in random)
@@ -227,9 +226,9 @@ def _negation(setting: Setting, line: Span, target: str, controls: Sequence[str]
 
 def _new_probe(setting: Setting, line: Span, task: str, scale: float) -> Score:
     tasks, old = setting.tasks, setting.heads[task]
-    features = line.features((scale,), tasks.tasks[task]["train"], task=task, head=old, how=tasks.how)
+    features = line.features((scale,), tasks, task, "train", old)
     head = fit_probe(features, tasks.tasks[task].labels).reading_as(old)
-    return score_at(line, (scale,), head, tasks, task, "test")
+    return line.score((scale,), tasks, task, "test", head)
 
 
 def _short(found: Negation) -> list[str]:

@@ -34,6 +34,7 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.linearised import linearise
 from orthomerge.models.model import Model
 from orthomerge.suites import digits, text8
+from orthomerge.suites.building import more_experts
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.suites.table import build_suite
 from orthomerge.tuning.settings import LINEARISED, Mode
@@ -212,16 +213,16 @@ def digits_study(*, folder: Path, say: Say) -> Study:
     suite = build_suite("digits", folder=folder, say=say)
 
     def experts(mode: Mode, seed: int) -> Mapping[str, Path]:
-        return digits.experts_of(mode, folder=folder, tasks=suite.tasks, say=say, seed=seed)
+        return more_experts(suite, replace(digits.TUNING, mode=mode, seed=seed), say=say)
 
     return Study(suite, experts, f"Seven tasks, one base. {WAYS}\n\n{CLAIM}{DIGITS}")
 
 
 def text8_study(*, folder: Path, data: Path, base: str | None, device: str, batch: int, say: Say) -> Study:
-    suite = text8.start(folder=folder, data=data, base=base)
+    suite = text8.start(folder=folder, data=data, base=base, say=say)
 
     def experts(mode: Mode, seed: int) -> Mapping[str, Path]:
-        return text8.experts_of(mode, folder=folder, tasks=suite.tasks, device=device, say=say, seed=seed)
+        return more_experts(suite, replace(text8.TUNING, mode=mode, seed=seed, device=device), say=say)
 
     bar = (
         "; the bar is that of the\ndigits suite. Unlike the seven of that suite these tasks are collections of their "

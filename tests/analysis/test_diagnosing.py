@@ -33,7 +33,7 @@ from orthomerge.merging.merged import MergedTensors
 from orthomerge.models.feature_cache import FeatureCache
 from orthomerge.models.model import Model
 from orthomerge.suites import digits
-from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.table import build_suite
 from orthomerge.tuning.settings import Tuning
 

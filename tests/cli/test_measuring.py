@@ -16,7 +16,7 @@ from orthomerge.cli.app import app
 from orthomerge.core.errors import OrthomergeError
 from orthomerge.evaluation.records import read_records
 from orthomerge.suites import digits
-from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Tuning
 

@@ -46,11 +46,11 @@ def experts(toy: Toy) -> Subject:
 
 
 def average(toy: Toy, **more: Any) -> Subject:
-    return replace(Subject.of(merge(toy.experts, "average"), toy.tasks), **more)
+    return replace(Subject.of(merge(toy.experts, method="average"), toy.tasks), **more)
 
 
 def total(toy: Toy, **more: Any) -> Subject:
-    return replace(Subject.of(merge(toy.experts, "task_arithmetic", scale=1.0), toy.tasks), **more)
+    return replace(Subject.of(merge(toy.experts, method="task_arithmetic", scale=1.0), toy.tasks), **more)
 
 
 def scored(

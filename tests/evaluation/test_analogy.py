@@ -13,12 +13,12 @@ from tests.evaluation.test_negation import by_hand, pairs_of, task_of, threshold
 from tests.evaluation.test_scale import Said
 
 from orthomerge.api.analogy import analogy
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Split
 from orthomerge.evaluation.analogy import Analogy, Form, Point, coefficients, search_analogy
 from orthomerge.evaluation.metrics import accuracy, predict, wilson
+from orthomerge.evaluation.span import arithmetic
 
 # `no` as long as the first weight is at most 0.5, `yes` as soon as the second is more.
 VAL = ([[1.0, 0.0], [0.0, 1.0]], [0, 1])

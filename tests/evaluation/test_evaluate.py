@@ -25,7 +25,6 @@ from tests.evaluation.making import (
 
 from orthomerge.api.export import export
 from orthomerge.core.errors import IncompatibleError, RecipeError
-from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Examples
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.metrics import UNSCORED
@@ -35,7 +34,6 @@ from orthomerge.evaluation.tables import lines
 from orthomerge.models import encoding, modules
 from orthomerge.models.extract import extract
 from orthomerge.models.feature_cache import FeatureCache
-from orthomerge.models.heads import head_of
 from orthomerge.models.load import quiet
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)
@@ -68,10 +66,11 @@ def test_every_test_example_is_counted(toy: Toy) -> None:
 def test_current_is_what_the_stock_model_says(toy: Toy, tmp_path: Path) -> None:
     subject = average(toy)
     subject.models["where"].save(tmp_path / "out")
-    scores = scored(toy, [experts(toy), subject])
+    scores = scored(toy, [experts(toy), subject], [CURRENT, EvaluationProtocol("aligned-c")])
     for task in toy.tasks:
         test = toy.tasks[task]["test"]
-        (expert,) = only(scores, method="expert", task=task)
+        expert, aligned = only(scores, method="expert", task=task)
+        assert aligned.record.value == pytest.approx(expert.record.value, abs=1.5 / COUNTS["test"])
         assert expert.predicted.equal(stock_predictions(toy.folder / task, test))
         export(tmp_path / "out", tmp_path / task, task=task)
         (merged,) = only(scores, method="average", task=task, protocol="current")
@@ -94,31 +93,6 @@ def test_a_saved_model_scores_like_the_one_in_memory(toy: Toy, tmp_path: Path) -
     one, other = (scored(toy, [each], PROTOCOLS[:3]) for each in (subject, saved))
     assert [item.record for item in one] == [item.record for item in other]
     assert all(left.predicted.equal(right.predicted) for left, right in zip(one, other, strict=True))
-
-
-def test_aligned_c_leaves_an_expert_as_it_is(toy: Toy) -> None:
-    scores = scored(toy, [experts(toy)], [CURRENT, EvaluationProtocol("aligned-c")])
-    for task in toy.tasks:
-        current, aligned = only(scores, task=task)
-        assert aligned.record.value == pytest.approx(current.record.value, abs=1.5 / COUNTS["test"])
-
-
-def test_knn_by_hand(toy: Toy) -> None:
-    tasks, subject = encoded(toy), average(toy)
-    (item,) = only(list(evaluate([subject], [PROTOCOLS[1]], tasks)), task="bright", seed=1)
-    train, test = (tasks.features(subject.models["bright"], "bright", split) for split in ("train", "test"))
-    labels = toy.tasks["bright"]["train"].labels
-    assert labels is not None
-    anchors = few_shot(labels, 2, seed=1)
-    distances = torch.stack(
-        [
-            torch.cdist(test.values.double(), train.values[[a for a in anchors if labels[a] == c]].double()).mean(1)
-            for c in range(3)
-        ],
-        1,
-    )
-    assert item.predicted.equal(distances.argmin(1))
-    assert item.record.extra_parameters == 6 * 16  # the anchors: inference needs them
 
 
 def test_what_a_record_says(toy: Toy) -> None:
@@ -150,13 +124,19 @@ def test_what_a_model_has_seen_stays_with_it(toy: Toy) -> None:
     assert {item.record.access for item in scores} == {"transductive"}
 
 
-def test_protocols_that_differ_in_options_or_support_alone(toy: Toy) -> None:
+def test_protocols_that_differ_in_options_support_or_access_alone(toy: Toy) -> None:
     protocols = [ALIGNED, replace(ALIGNED, options={"epochs": 3}), replace(ALIGNED, support="val")]
     scores = scored(toy, [average(toy)], protocols)
     said = [(item.record.options, item.record.support) for item in only(scores, protocol="aligned-c", task="where")]
     assert said == [({"epochs": 2}, "train"), ({"epochs": 3}, "train"), ({"epochs": 2}, "val")]
-    titles = [line.title for line in lines(item.record for item in scores)]
+    rows = lines(item.record for item in scores)
+    titles = [line.title for line in rows]
     assert titles == ["aligned-c, epochs=2", "aligned-c, epochs=3", "aligned-c, epochs=2, from val", "joint"]
+    assert all(set(line.values) == set(toy.tasks) for line in rows)
+    both = [
+        line for line in lines(item.record for item in scored(toy, [average(toy)], PROTOCOLS)) if line.shots is None
+    ]
+    assert [line.access for line in both if line.protocol == "aligned-c"] == ["inductive", "transductive"]
 
 
 def test_a_model_that_saw_the_test_inputs_keeps_its_protocols_apart(toy: Toy) -> None:
@@ -175,13 +155,11 @@ def test_the_same_protocol_twice(toy: Toy) -> None:
     assert scored(toy, [average(toy), total(toy)], apart)
     with pytest.raises(RecipeError, match="score 'task_arithmetic' in the same way: current"):
         scored(toy, [total(toy)], [CURRENT, EvaluationProtocol("current", seeds=2)])
-
-
-def test_access_classes_never_share_a_line(toy: Toy) -> None:
-    rows = lines(item.record for item in scored(toy, [average(toy)], PROTOCOLS))
-    assert all(set(line.values) == set(toy.tasks) for line in rows)
-    aligned = [line for line in rows if line.protocol == "aligned-c" and line.shots is None]
-    assert [line.access for line in aligned] == ["inductive", "transductive"]
+    ridge = EvaluationProtocol(aligner="ridge")
+    with pytest.raises(RecipeError, match="two protocols score 'average' in the same way"):
+        scored(toy, [average(toy)], [ridge, replace(ridge, seeds=2)])
+    ways = {item.record.way for item in scored(toy, [average(toy)], [ridge, replace(ridge, aligner="linear")])}
+    assert {way.aligner for way in ways} == {"ridge", "linear", None}
 
 
 def test_the_same_seed_gives_the_same_records(toy: Toy, tmp_path: Path) -> None:
@@ -205,44 +183,6 @@ def test_seeds_draw_other_shots(toy: Toy) -> None:
     scores = only(scored(toy, [average(toy)], [protocol]), protocol="knn", task="where")
     assert [item.record.seed for item in scores] == [0, 1, 2, 3, 4]
     assert len({tuple(item.predicted.tolist()) for item in scores}) > 1
-
-
-def test_joint_only_if_one_encoder_serves_all_tasks(toy: Toy) -> None:
-    single = Subject("single", {"bright": average(toy).models["bright"]})
-    scores = scored(toy, [experts(toy), average(toy), single])
-    joint = only(scores, protocol="joint")
-    assert [(item.record.method, item.record.task) for item in joint] == [("average", "bright"), ("average", "where")]
-    for item in joint:  # the task unknown cannot be easier than the task known
-        (known,) = only(scores, method="average", protocol="current", task=item.record.task)
-        assert item.record.value <= known.record.value
-        assert item.record.access == "data-free"
-
-
-def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:
-    """Multi-task training gives one encoder in a model per task."""
-    models = {task: average(toy).models[task] for task in reversed(toy.tasks)}
-    assert models["where"].encoder is not models["bright"].encoder
-    mtl = Subject("mtl", {task: model.with_heads({task: model.head(task)}) for task, model in models.items()})
-    scores = scored(toy, [mtl, average(toy)])
-    for task in toy.tasks:
-        (item,) = only(scores, method="mtl", protocol="joint", task=task)
-        (same,) = only(scores, method="average", protocol="joint", task=task)
-        assert item.predicted.equal(same.predicted)  # in one label space, whatever the order of the tasks
-        assert item.truth.equal(same.truth)
-
-
-def test_joint_with_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
-    """Every head reads every input in its own way."""
-    model = average(toy).models["where"]
-    heads = {"bright": replace(head_of(model.heads["bright"]), pooling="mean"), "where": model.heads["where"]}
-    mixed, tasks = model.with_heads(heads), encoded(toy)
-    joint = only(list(evaluate([Subject.of(mixed, toy.tasks)], [CURRENT], tasks)), protocol="joint")
-    for item in joint:
-        task = item.record.task
-        parts = [head(tasks.features(mixed, task, "test", reader=head_of(head)).values) for head in heads.values()]
-        assert item.predicted.equal(torch.cat(parts, 1).argmax(1))
-    (plain,) = only(scored(toy, [average(toy)]), protocol="joint", task="bright")
-    assert not plain.predicted.equal(next(item for item in joint if item.record.task == "bright").predicted)
 
 
 def test_protocols_for_some_models_only(toy: Toy) -> None:
@@ -329,13 +269,5 @@ def test_mistakes(toy: Toy) -> None:
     strange = Subject("average", {"wher": average(toy).models["where"]})
     with pytest.raises(RecipeError, match=r"has task 'wher', but there is no data of it; did you mean 'where'\?"):
         scored(toy, [strange])
-    with pytest.raises(RecipeError, match="'seeds' must be at least 1, got 0"):
-        EvaluationProtocol("knn", seeds=0)
-    with pytest.raises(RecipeError, match="'first' must not be negative, got -1"):
-        EvaluationProtocol("knn", first=-1)
-    with pytest.raises(RecipeError, match="must come from another split than the scored one, got 'test' for both"):
-        EvaluationProtocol("knn", support="test")
-    with pytest.raises(RecipeError, match="did you mean 'current'"):
-        scored(toy, [experts(toy)], [EvaluationProtocol("curent")])
     with pytest.raises(RecipeError, match="class 0 has 15 examples, fewer than 40 shots"):
         scored(toy, [experts(toy)], [replace(PROTOCOLS[1], shots=40)])

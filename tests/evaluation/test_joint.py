@@ -2,60 +2,88 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
+from dataclasses import replace
+from typing import Any
 
-from orthomerge.core.errors import IncompatibleError, RecipeError
+import numpy as np
+import torch
+from tests.analysis.making import Toy
+from tests.evaluation.making import CURRENT, average, encoded, experts, only, scored
+
+from orthomerge.data.task import Examples, Task
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.joint import joint_labels, joint_predictions
+from orthomerge.evaluation.subject import Subject
 from orthomerge.models.features import Features
-from orthomerge.models.heads import Head, Linear
+from orthomerge.models.heads import Head, Linear, head_of
 
 ONE = Head(Linear(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), ("left", "right"))
 TWO = Head(Linear(torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, -3.0]])), ("up", "level", "down"))
 HEADS = {"one": ONE, "two": TWO}
 
 
-def features(task: str, values: list[list[float]], labels: list[int] | None) -> Features:
-    return Features(torch.tensor(values), task, "test", None if labels is None else torch.tensor(labels))
+class Given(EncodedTasks):
+    """Features that no encoder had to compute, and heads of no model."""
+
+    def features(self, model: Any, task: str, split: Any, *, reader: Head | None = None) -> Features:
+        return Features(torch.tensor(self.tasks[task][split].inputs), task, split)
+
+    def classifier(self, model: Any, task: str) -> Head:
+        return HEADS[task]
 
 
-# Logits of `one`, then of `two`:
-#   (5, 1):    5 -5 |  3  0 -3   -> place 0 = left
-#   (-2, 1):  -2  2 |  3  0 -3   -> place 2 = up: right within `one`, but the wrong task
-#   (1, -2):   1 -1 | -6  0  6   -> place 4 = down
-#   (0.5, 0): .5 -.5|  0  0  0   -> place 0 = left: the wrong task for `two`
-FEATURES = {
-    "one": features("one", [[5.0, 1.0], [-2.0, 1.0]], [0, 1]),
-    "two": features("two", [[1.0, -2.0], [0.5, 0.0]], [2, 1]),
-}
+def features(name: str, inputs: list[list[float]], labels: list[int]) -> Task:
+    test = Examples(inputs, np.array(labels, dtype=np.int64), "test")
+    return Task(name, HEADS[name].labels, "text", {"test": test})
 
 
 def test_by_hand() -> None:
-    assert {task: places.tolist() for task, places in joint_predictions(FEATURES, HEADS).items()} == {
-        "one": [0, 2],
-        "two": [4, 0],
-    }
-    assert {task: places.tolist() for task, places in joint_labels(FEATURES, HEADS).items()} == {
-        "one": [0, 1],
-        "two": [4, 3],
-    }
+    # Logits of `one`, then of `two`:
+    #   (5, 1):    5 -5 |  3  0 -3   -> place 0 = left
+    #   (-2, 1):  -2  2 |  3  0 -3   -> place 2 = up: right within `one`, but the wrong task
+    #   (1, -2):   1 -1 | -6  0  6   -> place 4 = down
+    #   (0.5, 0): .5 -.5|  0  0  0   -> place 0 = left: the wrong task for `two`
+    one, two = features("one", [[5.0, 1.0], [-2.0, 1.0]], [0, 1]), features("two", [[1.0, -2.0], [0.5, 0.0]], [2, 1])
+    tasks, models = Given({"one": one, "two": two}), dict.fromkeys(HEADS)
+    predicted, truth = joint_predictions(tasks, models), joint_labels(tasks, models)  # type: ignore[arg-type]
+    assert {task: places.tolist() for task, places in predicted.items()} == {"one": [0, 2], "two": [4, 0]}
+    assert {task: places.tolist() for task, places in truth.items()} == {"one": [0, 1], "two": [4, 3]}
 
 
-def test_no_input_is_lost_between_blocks() -> None:
-    many = features("two", [[0.0, 1.0]] * 10_001, [0] * 10_001)
-    assert joint_predictions({"two": many}, HEADS)["two"].equal(joint_labels({"two": many}, HEADS)["two"])
+def test_joint_only_if_one_encoder_serves_all_tasks(toy: Toy) -> None:
+    single = Subject("single", {"bright": average(toy).models["bright"]})
+    scores = scored(toy, [experts(toy), average(toy), single])
+    joint = only(scores, protocol="joint")
+    assert [(item.record.method, item.record.task) for item in joint] == [("average", "bright"), ("average", "where")]
+    for item in joint:  # the task unknown cannot be easier than the task known
+        (known,) = only(scores, method="average", protocol="current", task=item.record.task)
+        assert item.record.value <= known.record.value
+        assert item.record.access == "data-free"
 
 
-def test_a_task_without_classifier() -> None:
-    with pytest.raises(IncompatibleError, match="there is no classifier for 'two'"):
-        joint_predictions(FEATURES, {"one": ONE})
+def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:
+    """Multi-task training gives one encoder in a model per task."""
+    models = {task: average(toy).models[task] for task in reversed(toy.tasks)}
+    assert models["where"].encoder is not models["bright"].encoder
+    mtl = Subject("mtl", {task: model.with_heads({task: model.head(task)}) for task, model in models.items()})
+    scores = scored(toy, [mtl, average(toy)])
+    for task in toy.tasks:
+        (item,) = only(scores, method="mtl", protocol="joint", task=task)
+        (same,) = only(scores, method="average", protocol="joint", task=task)
+        assert item.predicted.equal(same.predicted)  # in one label space, whatever the order of the tasks
+        assert item.truth.equal(same.truth)
 
 
-def test_no_task() -> None:
-    with pytest.raises(IncompatibleError, match="needs at least one task"):
-        joint_labels({}, HEADS)
-
-
-def test_no_labels() -> None:
-    with pytest.raises(RecipeError, match="needs labels of the scored inputs, but 'one' has none"):
-        joint_labels({"one": features("one", [[0.0, 0.0]], None)}, HEADS)
+def test_joint_with_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
+    """Every head reads every input in its own way."""
+    model = average(toy).models["where"]
+    heads = {"bright": replace(head_of(model.heads["bright"]), pooling="mean"), "where": model.heads["where"]}
+    mixed, tasks = model.with_heads(heads), encoded(toy)
+    joint = only(list(evaluate([Subject.of(mixed, toy.tasks)], [CURRENT], tasks)), protocol="joint")
+    for item in joint:
+        task = item.record.task
+        parts = [head(tasks.features(mixed, task, "test", reader=head_of(head)).values) for head in heads.values()]
+        assert item.predicted.equal(torch.cat(parts, 1).argmax(1))
+    (plain,) = only(scored(toy, [average(toy)]), protocol="joint", task="bright")
+    assert not plain.predicted.equal(next(item for item in joint if item.record.task == "bright").predicted)

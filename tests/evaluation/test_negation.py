@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -13,14 +13,13 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, without_labels
 from tests.evaluation.test_scale import Said
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.negate import negate
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predict, wilson
 from orthomerge.evaluation.negation import Negation, Point, base_heads, search_negation
-from orthomerge.evaluation.span import Span, span_of
+from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.generic import generic
@@ -54,7 +53,7 @@ def by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
     skeleton = Skeleton(Scaled(), {"weight": "weight"}, {"weight": Spec((2,), "F32")})
     tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
-    return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]))
+    return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]), processor=cast("Any", None))
 
 
 def pairs_of(*tasks: Task) -> EncodedTasks:
@@ -206,7 +205,7 @@ def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
     reader = {"where": replace(toy.experts.heads["where"], pooling="mean")}
     head = base_heads(span, tasks, reader)["where"]
     assert (head.labels, head.pooling) == (toy.tasks["where"].labels, "mean")
-    train = span.features((0.0,), toy.tasks["where"]["train"], task="where", head=head, how=toy.encoding)
+    train = span.features((0.0,), tasks, "where", "train", head)
     assert train.labels is not None
     assert accuracy(predict(head, train.values), train.labels) > 0.9
     with pytest.raises(RecipeError, match="train split of 'where' has no labels"):

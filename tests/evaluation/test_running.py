@@ -50,18 +50,13 @@ def test_records_read_back_are_those_that_were_made(run: tuple[Path, list[Record
 
 def test_predictions_are_those_that_were_counted(run: tuple[Path, list[Record]]) -> None:
     out, records = run
-    names = [record.predictions for record in records]
-    assert len(set(names)) == len(names)
+    assert len({record.predictions for record in records}) == len(records)
     for record in records:
-        assert record.predictions is not None
-        with np.load(out / record.predictions) as file:
+        with np.load(out / (record.predictions or "")) as file:
             predicted, truth = file["predicted"], file["truth"]
-        assert len(predicted) == len(truth) == COUNTS["test"]
-        first = 3 if (record.protocol, record.task) == ("joint", "where") else 0  # after the labels of `bright`
-        assert set(truth) == {first, first + 1, first + 2}
         kept = predicted != UNSCORED
-        assert record.examples == kept.sum()
-        assert record.value == (predicted[kept] == truth[kept]).sum() / kept.sum()
+        assert len(predicted) == len(truth) == COUNTS["test"]
+        assert (record.examples, record.value) == (kept.sum(), (predicted == truth)[kept].sum() / kept.sum())
 
 
 def test_one_table_for_each_access_class(run: tuple[Path, list[Record]]) -> None:

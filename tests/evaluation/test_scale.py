@@ -48,7 +48,7 @@ def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, criterion: Any)
     assert tuple(found.curve) == grid
     assert [line.partition(":")[0] for line in said.stages] == [f"scale {scale:g}" for scale in grid]
     for scale in grid:
-        model = merge(toy.experts, method, scale=scale)
+        model = merge(toy.experts, method=method, scale=scale)
         for task in toy.tasks:
             mine, expert = (predictions(toy, each, task) for each in (model, toy.experts.teacher(task)))
             truth = torch.tensor(toy.tasks[task]["val"].labels)
@@ -71,7 +71,7 @@ def test_options_of_the_method_count(toy: Toy) -> None:
 def test_every_method_with_a_scale_multiplies_its_vector_by_it(toy: Toy, method: str) -> None:
     states = {}
     for scale in (0.0, 0.5, 1.0):
-        states[scale] = merge(toy.experts, method, scale=scale).encoder.module().state_dict()
+        states[scale] = merge(toy.experts, method=method, scale=scale).encoder.module().state_dict()
     for key, tensor in states[0.5].items():
         torch.testing.assert_close(tensor, (states[0.0][key] + states[1.0][key]) / 2, atol=2e-6, rtol=1e-5)
 

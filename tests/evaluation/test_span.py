@@ -10,10 +10,9 @@ import torch
 from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, without_labels
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.span import Span, scales, score_at, span_of
+from orthomerge.evaluation.span import Span, arithmetic, scales, span_of
 from orthomerge.models.modules import loaded
 
 
@@ -35,16 +34,14 @@ def test_features_of_a_point_are_those_of_the_merge(toy: Toy, plane: Span) -> No
     """Each head reads the encoder in its own way."""
     head = replace(toy.experts.heads["bright"], pooling="mean")
     model = arithmetic(toy.experts, {"bright": 0.5}).with_heads({"bright": head})
-    moved = plane.features((0.5, 0.0), toy.tasks["bright"]["test"], task="bright", head=head, how=toy.encoding)
+    moved = plane.features((0.5, 0.0), encoded(toy), "bright", "test", head)
     torch.testing.assert_close(moved.values, encoded(toy).features(model, "bright", "test").values)
-    usual = plane.features(
-        (0.5, 0.0), toy.tasks["bright"]["test"], task="bright", head=toy.experts.heads["bright"], how=toy.encoding
-    )
+    usual = plane.features((0.5, 0.0), encoded(toy), "bright", "test", toy.experts.heads["bright"])
     assert not torch.allclose(moved.values, usual.values, atol=1e-2)
 
 
 def test_a_span_moves_no_module_that_others_use(toy: Toy) -> None:
-    model = merge(toy.experts, "average")
+    model = merge(toy.experts, method="average")
     before = {key: tensor.clone() for key, tensor in loaded(model.encoder).module.state_dict().items()}
     span_of(arithmetic(toy.experts, {}), model).at(0.3)
     assert all(tensor.equal(before[key]) for key, tensor in loaded(model.encoder).module.state_dict().items())
@@ -96,7 +93,7 @@ def test_a_grid() -> None:
 
 
 def test_an_accuracy_is_counted_with_its_interval(toy: Toy, plane: Span) -> None:
-    found = score_at(plane, (1.0, 0.0), toy.experts.heads["bright"], encoded(toy), "bright", "test")
+    found = plane.score((1.0, 0.0), encoded(toy), "bright", "test", toy.experts.heads["bright"])
     assert found.value > 0.8
     assert found.low < found.value < found.high
     assert found.examples == len(toy.tasks["bright"]["test"])

@@ -59,15 +59,6 @@ def test_mcnemar_over_seeds_goes_by_the_majority() -> None:
     assert mcnemar_hits(first, second) == mcnemar(3, 1)
 
 
-def test_mcnemar_of_nonsense() -> None:
-    with pytest.raises(RecipeError, match="counts must be at least 0, got -1 and 2"):
-        mcnemar(-1, 2)
-    with pytest.raises(IncompatibleError, match="McNemar pairs two lists of hits of one length, got 1 x 2 and 1 x 3"):
-        mcnemar_hits([True, False], [True, False, True])
-    with pytest.raises(IncompatibleError, match=r"hits must be booleans \[n\] or \[seeds, n\].* got int64 \(2,\)"):
-        mcnemar_hits(np.array([1, 0]), [True, False])
-
-
 def draw(generator: np.random.Generator, n: int, *, gain: float) -> tuple[Bools, Bools]:
     """Hits of two methods: 70 % both, 10 % + gain only the first, 10 % only the second."""
     kind = generator.choice(4, size=n, p=[0.7, 0.1 + gain, 0.1, 0.1 - gain])
@@ -158,19 +149,27 @@ def test_p_is_small_only_for_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "message"),
+    ("first", "second"),
     [
-        ({"a": [True]}, {"b": [True]}, "the same tasks, at least one; they differ in 'a', 'b'|'b', 'a'"),
-        ({}, {}, "they differ in nothing: there are none"),
-        ({"a": [True]}, {"a": [True, True]}, "hits on 'a' are not of the same inputs: 1 x 1 and 1 x 2"),
-        ({"a": [[True]] * 2}, {"a": [[True]] * 3}, "hits on 'a' are not of the same inputs: 2 x 1 and 3 x 1"),
-        ({"a": [[True]] * 2, "b": [[True]] * 3}, {"a": [True], "b": [True]}, r"the same seeds, got \[2, 3\] of them"),
-        ({"a": [1.0]}, {"a": [1.0]}, r"hits must be booleans .* got float64 \(1,\)"),
-        ({"a": np.zeros(0, dtype=bool)}, {"a": np.zeros(0, dtype=bool)}, r"at least one, got bool \(0,\)"),
+        ([True], [True, True]),
+        ([[True]] * 2, [[True]] * 3),
+        ([1.0], [1.0]),
+        (np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),
     ],
 )
-def test_hits_that_do_not_match(first: dict[str, Any], second: dict[str, Any], message: str) -> None:
+def test_hits_that_do_not_match(first: Any, second: Any) -> None:
+    message = r"hits must be booleans \[n\] or \[seeds, n\] of the same inputs, at least one, got .* and "
     with pytest.raises(IncompatibleError, match=message):
+        bootstrap({"a": first}, {"a": second})
+    with pytest.raises(IncompatibleError, match=message):
+        mcnemar_hits(first, second)
+
+
+@pytest.mark.parametrize(("first", "second"), [({"a": [True]}, {"b": [True]}), ({}, {})])
+def test_tasks_that_do_not_match(first: dict[str, Any], second: dict[str, Any]) -> None:
+    with pytest.raises(
+        IncompatibleError, match=r"the same tasks, at least one; they differ in ('a', 'b'|'b', 'a'|noth)"
+    ):
         bootstrap(first, second)
 
 

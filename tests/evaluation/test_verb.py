@@ -29,7 +29,7 @@ def by_method(scores: Scores, **wanted: Any) -> dict[str, list[Record]]:
 
 
 def test_models_in_memory_and_no_folder(toy: Toy) -> None:
-    merged = merge(toy.experts, "task_arithmetic", scale=1.0)
+    merged = merge(toy.experts, method="task_arithmetic", scale=1.0)
     aligned = align(merged, toy.tasks, aligner="ridge", encoding=toy.encoding)
     scores = evaluate([merged, aligned], toy.tasks, encoding=toy.encoding)
     records = by_method(scores, protocol="current")
@@ -50,7 +50,7 @@ def test_one_model_and_several_by_name(toy: Toy, tmp_path: Path) -> None:
     assert all(records == first for records in others)
     named = evaluate({"mine": model, "saved": tmp_path / "out"}, toy.tasks, encoding=toy.encoding)
     assert list(by_method(named)) == ["mine", "saved"]
-    mixed = evaluate([model, tmp_path / "out", merge(toy.experts, "ties")], toy.tasks, encoding=toy.encoding)
+    mixed = evaluate([model, tmp_path / "out", merge(toy.experts, method="ties")], toy.tasks, encoding=toy.encoding)
     assert list(by_method(mixed)) == ["average (average)", "average (out)", "ties"]
 
 
@@ -66,7 +66,7 @@ def test_protocols_and_aligners_by_name(toy: Toy) -> None:
 
 
 def test_references(toy: Toy) -> None:
-    model = merge(toy.experts, "average")
+    model = merge(toy.experts, method="average")
     scores = evaluate(model, toy.tasks, references=("expert", "base"), against="base", encoding=toy.encoding)
     assert list(by_method(scores)) == ["base", "expert", "average"]
     assert {item.reference for item in scores.comparisons} == {"base"}
@@ -80,7 +80,7 @@ def test_references(toy: Toy) -> None:
 
 
 def test_a_saved_model_opens_its_experts_again(toy: Toy, tmp_path: Path) -> None:
-    model = merge(toy.experts, "average")
+    model = merge(toy.experts, method="average")
     model.save(tmp_path / "out")
     options: dict[str, Any] = {"protocols": ("aligned-c",), "references": ("base",), "encoding": toy.encoding}
     saved = evaluate(tmp_path / "out", toy.tasks, **options)
@@ -98,10 +98,10 @@ def test_a_saved_model_opens_its_experts_again(toy: Toy, tmp_path: Path) -> None
 
 def test_only_some_tasks(toy: Toy) -> None:
     one = {"where": toy.tasks["where"]}
-    scores = evaluate(merge(toy.experts, "average"), one, references=("expert",), encoding=toy.encoding)
+    scores = evaluate(merge(toy.experts, method="average"), one, references=("expert",), encoding=toy.encoding)
     assert {record.task for record in scores.records} == {"where"}
     with pytest.raises(RecipeError, match=r"no task 'wher'; did you mean 'where'"):
-        evaluate(merge(toy.experts, "average"), {"wher": toy.tasks["where"]})
+        evaluate(merge(toy.experts, method="average"), {"wher": toy.tasks["where"]})
 
 
 def test_what_is_no_model(toy: Toy, tmp_path: Path) -> None:

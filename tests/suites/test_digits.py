@@ -11,7 +11,8 @@ import pytest
 
 from orthomerge.data.task import Task
 from orthomerge.suites import digits
-from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.building import more_experts
+from orthomerge.suites.digits import digit_tasks
 from orthomerge.tuning.settings import Tuning
 
 SIZES = {"train": 1168, "val": 180, "test": 449}
@@ -106,7 +107,7 @@ def test_a_small_build(tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch, 
     small(monkeypatch, tasks)
     said: list[str] = []
     given: dict[str, Any] = {"folder": tmp_path, "data": None, "base": None, "device": "cpu", "say": said.append}
-    suite = digits.build(**given)
+    suite = digits.build(name="digits", **given)
     assert said[0].startswith("pre-training")
     assert any(line.startswith("parity: ") for line in said)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "experts", "mtl"]  # nothing else is left
@@ -115,19 +116,15 @@ def test_a_small_build(tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch, 
     assert set(suite.references()) == {"base", "expert", "mtl"}
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     said.clear()
-    assert digits.build(**given).paths == suite.paths
+    assert digits.build(name="digits", **given).paths == suite.paths
     assert said == []
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
-    others = digits.experts_of("head_first", folder=tmp_path, tasks=dict(suite.tasks), say=said.append)
+    others = more_experts(suite, replace(digits.TUNING, mode="head_first"), say=said.append)
     assert others["size"] == tmp_path / "experts-head_first" / "size"
     assert len(said) == 2
-    options: dict[str, Any] = {"folder": tmp_path, "tasks": suite.tasks, "say": said.append}
-    reseeded = digits.experts_of("full", **options, seed=1)
+    reseeded = more_experts(suite, replace(digits.TUNING, seed=1), say=said.append)
     assert reseeded["size"] == tmp_path / "experts-1" / "size"
-    weights = [
-        (folder / "size" / "model.safetensors").read_bytes()
-        for folder in map(tmp_path.joinpath, ("experts", "experts-1"))
-    ]
+    weights = [(home["size"] / "model.safetensors").read_bytes() for home in (suite.paths, reseeded)]  # type: ignore[operator]
     assert weights[0] != weights[1]
-    assert digits.experts_of("full", **options) == suite.paths
+    assert more_experts(suite, digits.TUNING, say=said.append) == suite.paths
     assert len(said) == 4

@@ -94,9 +94,6 @@ def test_options_say_how_experts_are_opened(suite: Suite, toy: Toy, tmp_path: Pa
 
 
 def test_mistakes(suite: Suite) -> None:
-    assert suite.task("where").name == "where"
-    with pytest.raises(RecipeError, match=r"suite 'toy' has no task 'were'; did you mean 'where'\?"):
-        suite.task("were")
     with pytest.raises(RecipeError, match="did you mean 'ties'"):
         suite.merged("tiess")
     with pytest.raises(RecipeError, match="is fitted to inputs"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import CheckpointError, RecipeError
-from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.table import SUITES, build_suite, find_suite
 
 

@@ -24,7 +24,7 @@ from benchmarks.tangent import (
 
 from orthomerge.data.task import Examples, Task
 from orthomerge.suites import digits, text8
-from orthomerge.suites.digit_tasks import digit_tasks
+from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Mode, Tuning
 

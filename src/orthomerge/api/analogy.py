@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.api.arithmetic import arithmetic
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
-from orthomerge.evaluation.analogy import Analogy, Form, coefficients, search_analogy
+from orthomerge.evaluation.analogy import Analogous, Form, solve_analogy
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales, span_of
+from orthomerge.evaluation.span import check_vectors, scales
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
-    from orthomerge.models.model import Model
-
-
-@dataclass(frozen=True, eq=False)
-class Analogous:
-    """The search, and the model at the chosen coefficients; None if these are 0."""
-
-    search: Analogy
-    model: Model | None
 
 
 def analogy(
@@ -53,29 +42,10 @@ def analogy(
         raise RecipeError(
             f"the data is of the fourth task, and {task!r} is one of the three of the analogy; give it a new name"
         )
-    corners: tuple[dict[str, float], ...] = (
-        {},
-        coefficients(form, scale=1.0, shift=0.0),
-        coefficients(form, scale=0.0, shift=1.0),
-    )
-    origin, *ends = (arithmetic(experts, corner, seed=seed) for corner in corners)
-    head = experts.heads[form.c]
-    tasks = labelled_tasks({task: data}, {task: head.labels}, experts.family.modality)
+    check_vectors(experts, (form.a, form.b, form.c))
+    tasks = labelled_tasks({task: data}, {task: experts.heads[form.c].labels}, experts.family.modality)
     teachers = {task: experts.teacher(task)} if task in experts.tasks else {}
     encoded = EncodedTasks(tasks, teachers, encoding or Encoding())
-    title = of if isinstance(of, str) else f"{form.a}:{form.b}::{form.c}"
-    search = search_analogy(
-        span_of(origin, *ends),
-        head,
-        encoded,
-        task=task,
-        grid=grid,
-        independent=independent,
-        title=title,
-        progress=progress,
+    return solve_analogy(
+        experts, form, task, encoded, independent=independent, grid=grid, dtype=dtype, seed=seed, progress=progress
     )
-    best = search.best
-    if best.scale == best.shift == 0:
-        return Analogous(search, None)
-    chosen = coefficients(form, scale=best.scale, shift=best.shift)
-    return Analogous(search, arithmetic(experts, chosen, dtype=dtype, seed=seed))

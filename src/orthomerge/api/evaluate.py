@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -54,13 +54,13 @@ def evaluate(
         raise RecipeError("'protocols' is empty: name at least one, or leave it out")
     for protocol in chosen:
         protocol.builder()  # checks its options before any work
-    subjects, first = subjects_of(models, data)
+    subjects, first, folder = _subjects(models, data)
     labels = {task: model.head(task).labels for subject in reversed(subjects) for task, model in subject.models.items()}
-    tasks = labelled_tasks(data, labels, first.model.family.modality)
+    tasks = labelled_tasks(data, labels, first.family.modality)
     needed = any("expert" in protocol.needs for protocol in chosen)
     if not isinstance(experts, Experts) and not _are_models(experts) and (experts or needed or references):
         wanted = tuple(tasks) if needed or not experts else tuple(experts)
-        experts = reopen_experts(first.model, folder=first.folder, base=base, experts=experts, tasks=wanted)
+        experts = reopen_experts(first, folder=folder, base=base, experts=experts, tasks=wanted)
     teachers = _teachers(experts, tasks)
     subjects = [*_references(references, experts, teachers), *subjects]
     encoded = EncodedTasks(tasks, teachers, encoding or Encoding(), progress)
@@ -91,35 +91,33 @@ def _references(
         yield Subject("expert", teachers)
 
 
-@dataclass(frozen=True)
-class _First:
-    """The first model, and the folder that it was loaded from."""
+def _subjects(models: Named, tasks: Iterable[str]) -> tuple[list[Subject], Model, Path | None]:
+    """What is scored, each under a name of its own; the first model and the folder that it was loaded from."""
+    subjects, sources = list[Subject](), list[tuple[Model, Path | None]]()
+    for name, item in _listed(models):
+        if isinstance(item, Subject):
+            subject = item
+            sources.append((next(iter(item.models.values())), None))
+        else:
+            model, folder = resolve(item)
+            for task in tasks:
+                model.head(task)  # refuses a task that it does not have
+            subject = Subject.of(model, tasks)
+            sources.append((model, folder))
+        subjects.append(subject if name is None else replace(subject, name=name))
+    if not isinstance(models, Mapping):
+        subjects = told_apart(subjects, [folder.name if folder else "" for _, folder in sources])
+    return subjects, *sources[0]
 
-    model: Model
-    folder: Path | None
 
-
-def subjects_of(models: Named, tasks: Iterable[str]) -> tuple[list[Subject], _First]:
-    """What is scored, each under a name of its own, and the first model."""
+def _listed(models: Named) -> list[tuple[str | None, One]]:
+    """Each model with the name that the caller gives it."""
     items: list[tuple[str | None, One]]
     if isinstance(models, Mapping):
         items = list(models.items())
     else:
         several = models if isinstance(models, Sequence) and not isinstance(models, str) else [models]
         items = [(None, model) for model in several]
-    subjects, first, folders = list[Subject](), list[_First](), list[str]()
-    for name, item in items:
-        if isinstance(item, Subject):
-            subjects.append(item if name is None else replace(item, name=name))
-            first.append(_First(next(iter(item.models.values())), None))
-            folders.append("")
-            continue
-        model, folder = resolve(item)
-        for task in tasks:
-            model.head(task)
-        subjects.append(Subject.of(model, tasks, name=name))
-        first.append(_First(model, folder))
-        folders.append(folder.name if folder else "")
-    if not subjects:
+    if not items:
         raise RecipeError("there is no model to score: give at least one")
-    return (subjects if isinstance(models, Mapping) else told_apart(subjects, folders)), first[0]
+    return items

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from orthomerge.alignment.aligned_c import AlignedC, Recipe
 from orthomerge.alignment.aligner import Aligner
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
@@ -52,17 +51,3 @@ class Aligned:
             aligner = replace(aligner, seed=evidence.seed)
         classifier: Classifier = aligner.fit(FeaturePair(support, evidence.expert), evidence.head).classifier
         return classifier
-
-
-def aligned_c(
-    recipe: Recipe = "tuned",
-    epochs: int | None = None,
-    lr: float | None = None,
-    batch: int | None = None,
-    most: int | None = None,
-) -> Aligned:
-    """The protocol that is the aligner of the same name, with the seed of the draw.
-
-    `recipe` sets everything; `epochs`, `lr`, `batch` and `most` (steps) override it where they are given.
-    """
-    return Aligned(AlignedC(recipe, epochs, lr, batch, most))

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.evaluation.metrics import Score, counted, predictions
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales, score_at
+from orthomerge.evaluation.span import arithmetic, scales, span_of
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
+    from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Extra, Head
+    from orthomerge.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ class Form:
     a: str
     b: str
     c: str
+
+    def __str__(self) -> str:
+        return f"{self.a}:{self.b}::{self.c}"
 
     @classmethod
     def parse(cls, text: str) -> Form:
@@ -73,6 +79,46 @@ class Analogy:
     expert: Score | None
 
 
+@dataclass(frozen=True, eq=False)
+class Analogous:
+    """The search, and the model at the chosen coefficients; None if these are 0."""
+
+    search: Analogy
+    model: Model | None
+
+
+def solve_analogy(
+    experts: Experts,
+    form: Form,
+    task: str,
+    encoded: EncodedTasks,
+    *,
+    independent: bool = False,
+    grid: Sequence[float] = GRID,
+    dtype: str = "keep",
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Analogous:
+    """Make a model for a task from the analogy of three experts."""
+    corners = (coefficients(form, scale=scale, shift=shift) for scale, shift in ((1.0, 0.0), (0.0, 1.0)))
+    origin, *ends = (arithmetic(experts, corner, seed=seed) for corner in ({}, *corners))
+    search = search_analogy(
+        span_of(origin, *ends),
+        experts.heads[form.c],
+        encoded,
+        task=task,
+        grid=grid,
+        independent=independent,
+        title=str(form),
+        progress=progress,
+    )
+    best = search.best
+    if best.scale == best.shift == 0:
+        return Analogous(search, None)
+    chosen = coefficients(form, scale=best.scale, shift=best.shift)
+    return Analogous(search, arithmetic(experts, chosen, dtype=dtype, seed=seed))
+
+
 def coefficients(form: Form, *, scale: float, shift: float) -> dict[str, float]:
     """The coefficient of every task vector in scale * tau_C + shift * (tau_B - tau_A)."""
     total = dict.fromkeys((form.a, form.b, form.c), 0.0)  # two of the three may be one
@@ -89,7 +135,7 @@ def search_analogy(
     task: str,
     grid: Sequence[float] = GRID,
     independent: bool = False,
-    title: str = "",
+    title: str = "analogy",
     progress: Progress = SILENT,
 ) -> Analogy:
     """Walk the plane of tau_C and tau_B - tau_A along its diagonal, or over a square if the coefficients are
@@ -98,23 +144,21 @@ def search_analogy(
     Of equal points the nearest to the base is taken; (0, 0), the base, is always among them. `head` is that of C. If
     the task has a teacher, it is scored as the expert.
     """
-    numbers = scales(grid)
-    encoded.labels(task, "val")
-    truth = encoded.labels(task, "test")
-    pairs = [(scale, shift) for scale in numbers for shift in (numbers if independent else (scale,))]
+    grid = scales(grid)
+    for split in ("val", "test"):  # both before any work
+        encoded.labels(task, split)
     curve = []
-    for scale, shift in pairs:
-        point = Point(scale, shift, score_at(span, (scale, shift), head, encoded, task, "val").value)
+    for scale, shift in product(grid, grid) if independent else zip(grid, grid, strict=True):
+        point = Point(scale, shift, span.score((scale, shift), encoded, task, "val", head).value)
         curve.append(point)
-        text = f"scale {scale:g}, shift {shift:g}: {100 * point.accuracy:.1f}"
-        progress.stage(f"{title}: {text}" if title else text, None)
+        progress.stage(f"{title}: scale {scale:g}, shift {shift:g}: {100 * point.accuracy:.1f}", None)
     best = min(curve, key=lambda point: (-point.accuracy, point.scale + point.shift, point.scale))
     base, auxiliary, unscaled, edited = (
-        score_at(span, pair, head, encoded, task, "test")
+        span.score(pair, encoded, task, "test", head)
         for pair in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (best.scale, best.shift))
     )
     expert = None
     if task in encoded.teachers:
         kind = head_of(encoded.teachers[task].head(task)).kind
-        expert = counted(predictions(encoded.teacher_logits(task, "test"), kind), truth)
+        expert = counted(predictions(encoded.teacher_logits(task, "test"), kind), encoded.labels(task, "test"), kind)
     return Analogy(task, tuple(curve), best, base, auxiliary, unscaled, edited, expert)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evidence import answers, draws, extra_numbers
-from orthomerge.evaluation.joint import joint_features, joint_labels, joint_predictions
+from orthomerge.evaluation.joint import joint_labels, joint_predictions
 from orthomerge.evaluation.metrics import UNSCORED, counted
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.records import Record
@@ -101,10 +101,9 @@ def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterat
     """All labels in one space, the task unknown: is the merged model a general one?"""
     # In the order of the data, which makes the joint label space the same for all subjects.
     models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
-    heads = {task: encoded.classifier(model, task) for task, model in models.items()}
-    features, readers = joint_features(encoded, models, heads)
-    labels, extra = joint_labels(features, heads), sum(map(extra_numbers, heads.values()))
-    for task, predicted in joint_predictions(features, readers).items():
+    labels = joint_labels(encoded, models)
+    extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
+    for task, predicted in joint_predictions(encoded, models).items():
         record = _record(subject, task, predicted, labels[task], suite)
         yield Scored(replace(record, protocol="joint", extra_parameters=extra), predicted, labels[task])
 

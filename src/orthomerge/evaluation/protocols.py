@@ -12,12 +12,15 @@ from functools import cache
 from typing import Any, cast
 
 from orthomerge.core.rows import find_row, made, with_plugins
+from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.evidence import Builder, Need
 
 
 @dataclass(frozen=True)
 class Row:
-    """One protocol. `maker` is `module:Class`, imported when first used; `needs` repeats what the class declares."""
+    """One protocol. `maker`: `module:Class` of a builder or an aligner, imported when first used; `needs` repeats what
+    the class declares.
+    """
 
     name: str
     maker: str
@@ -26,22 +29,24 @@ class Row:
     needs: frozenset[Need] = frozenset()
 
 
-def _row(name: str, maker: str, title: str, reference: str, *needs: Need) -> tuple[str, Row]:
-    return name, Row(name, f"orthomerge.evaluation.{maker}", title, reference, frozenset(needs))
-
-
 _RETHINK = "Rethink the Evaluation Protocol of Model Merging on Classification Task (FT-Classifier)"
-_ALIGNED = "The expert's head, fitted to the expert's outputs"
 _ALAIN = "Alain and Bengio 2016, arXiv 1610.01644"
+_HERE = "orthomerge.evaluation"
+_LABELLED: frozenset[Need] = frozenset({"features", "labels"})
 
-PROTOCOLS: Mapping[str, Row] = dict(
-    (
-        _row("current", "aligned:Current", "The expert's head as it is", f"{_RETHINK}, Current Eval"),
-        _row("knn", "knn:Knn", "Smallest mean distance to a class", f"{_RETHINK}, Eq. 5", "features", "labels"),
-        _row("aligned-c", "aligned:aligned_c", _ALIGNED, f"{_RETHINK}, Eq. 8; MOMA, Eq. 12", "features", "expert"),
-        _row("probe", "probe:Probe", "Linear probe: the ceiling", _ALAIN, "features", "labels"),
-    )
+_ROWS = (
+    Row("current", f"{_HERE}.aligned:Current", "The expert's head as it is", f"{_RETHINK}, Current Eval"),
+    Row("knn", f"{_HERE}.knn:Knn", "Smallest mean distance to a class", f"{_RETHINK}, Eq. 5", _LABELLED),
+    Row(
+        "aligned-c",
+        "orthomerge.alignment.aligned_c:AlignedC",
+        "The expert's head, fitted to the expert's outputs",
+        f"{_RETHINK}, Eq. 8; MOMA, Eq. 12",
+        Aligned.needs,
+    ),
+    Row("probe", f"{_HERE}.probe:Probe", "Linear probe: the ceiling", _ALAIN, _LABELLED),
 )
+PROTOCOLS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 
 @cache
@@ -56,5 +61,6 @@ def find_protocol(name: str) -> Row:
 
 
 def make_protocol(name: str, options: Mapping[str, Any] | None = None) -> Builder:
-    """A protocol from its name and options."""
-    return cast("Builder", made(find_protocol(name), options or {}, what="protocol"))
+    """A protocol from its name and options; an aligner becomes one."""
+    builder = made(find_protocol(name), options or {}, what="protocol")
+    return Aligned(builder) if hasattr(builder, "fit") else cast("Builder", builder)

@@ -79,12 +79,12 @@ def _score(
 ) -> float:
     """Accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
     kind = head_of(head).kind
-    features = span.features((scale,), encoded.tasks[task]["val"], task=task, head=head, how=encoded.how)
+    features = span.features((scale,), encoded, task, "val", head)
     predicted = predict(head, features.values, kind)
     expert = predictions(encoded.teacher_logits(task, "val"), kind)
     if criterion == "agreement":
         return 100 * float((predicted == expert).float().mean())
     if features.labels is None:
         raise RecipeError(f"the val split of {task!r} has no labels; choose the scale by 'agreement' instead")
-    right, theirs = (head_kind(kind).right(chosen, features.labels).float().mean() for chosen in (predicted, expert))
-    return 100 * float(right) / max(float(theirs), 1e-9)
+    right, own = (head_kind(kind).right(chosen, features.labels).float().mean() for chosen in (predicted, expert))
+    return 100 * float(right) / max(float(own), 1e-9)

@@ -8,22 +8,23 @@ A merge is linear in its `scale`, so those at the origin and at the end of every
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.metrics import Score, counted, predict
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.extract import extract
 from orthomerge.models.heads import head_of
 from orthomerge.models.modules import Skeleton
 
 if TYPE_CHECKING:
-    from orthomerge.data.task import Examples, Split
+    from orthomerge.data.task import Split
     from orthomerge.evaluation.encoded import EncodedTasks
-    from orthomerge.models.encoding import Encoding
+    from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
     from orthomerge.models.features import Features
     from orthomerge.models.heads import Extra, Head
@@ -41,7 +42,7 @@ class Span:
     family: Family
     origin: Mapping[str, torch.Tensor]
     directions: tuple[Mapping[str, torch.Tensor], ...]
-    processor: ProcessorSource | None = None
+    processor: ProcessorSource
 
     def at(self, *coefficients: float) -> torch.nn.Module:
         """The module with the weights of one point: the same object every time, so use it before the next call."""
@@ -55,23 +56,29 @@ class Span:
         return self.skeleton.module
 
     def features(
-        self, coefficients: Sequence[float], examples: Examples, *, task: str, head: Head | Extra, how: Encoding
+        self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
     ) -> Features:
-        """Features of some examples at one point, as a head reads them; they are not cached."""
-        reader = head_of(head)
-        pooling = reader.pooling or self.family.default_pooling
-        processor = how.processor or self._processors().processor(reader.max_length)
+        """Features of one split at one point, as a head reads them; they are not cached."""
+        reader, how = head_of(head), encoded.how
         return extract(
             self.at(*coefficients),
             self.family,
-            pooling,
-            examples,
-            processor,
+            reader.pooling or self.family.default_pooling,
+            encoded.tasks[task][split],
+            how.processor or self.processor.processor(reader.max_length),
             task=task,
             batch=how.batch,
             device=how.device,
             autocast=how.precision,
         )
+
+    def score(
+        self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
+    ) -> Score:
+        """The score of a head at one point on one split."""
+        truth = encoded.labels(task, split)
+        kind, features = head_of(head).kind, self.features(coefficients, encoded, task, split, head)
+        return counted(predict(head, features.values, kind), truth, kind)
 
     def random(self, *, seed: int) -> Span:
         """The same origin, and directions drawn at random in which every tensor is as long as it was."""
@@ -84,10 +91,21 @@ class Span:
         directions = ({key: drawn(tensor) for key, tensor in direction.items()} for direction in self.directions)
         return replace(self, directions=tuple(directions))
 
-    def _processors(self) -> ProcessorSource:
-        if self.processor is None:
-            raise AssertionError("a span without a processor is read with that of an Encoding")
-        return self.processor
+
+def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: str = "float32", seed: int = 0) -> Model:
+    """The base plus sum_t coefficient_t tau_t; experts that are not named only give their heads, as they are."""
+    check_vectors(experts, coefficients)
+    scale = {task: coefficients.get(task, 0.0) for task in experts.tasks}
+    return merge_opened(experts, "task_arithmetic", {"scale": scale}, dtype=dtype, seed=seed)
+
+
+def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
+    """Refuse the task vector of a task that has no expert."""
+    for task in tasks:
+        if task not in experts.tasks:
+            raise RecipeError(
+                f"the task vector of {task!r} is wanted, but its expert was not given; {nearest(task, experts.tasks)}"
+            )
 
 
 def span_of(origin: Model, *ends: Model) -> Span:
@@ -118,12 +136,3 @@ def scales(grid: Sequence[float]) -> tuple[float, ...]:
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
             raise RecipeError(f"a grid must hold positive numbers, got {number!r}; 0 is tried in any case")
     return (0.0, *sorted({float(number) for number in grid}))
-
-
-def score_at(
-    span: Span, coefficients: Sequence[float], head: Head | Extra, encoded: EncodedTasks, task: str, split: Split
-) -> Score:
-    """The score of a head at one point on one split."""
-    truth = encoded.labels(task, split)
-    features = span.features(coefficients, encoded.tasks[task][split], task=task, head=head, how=encoded.how)
-    return counted(predict(head, features.values, head_of(head).kind), truth)

@@ -57,8 +57,6 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
     p = min(1, 2 P(X <= min)) with X ~ Binomial(n, 1/2), in whole numbers to the end.
     """
-    if first_only < 0 or second_only < 0:
-        raise RecipeError(f"counts must be at least 0, got {first_only} and {second_only}")
     n, fewer = first_only + second_only, min(first_only, second_only)
     term = total = 1
     for i in range(fewer):
@@ -72,11 +70,8 @@ def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
 
     Over several seeds an input counts for the method that got it right under more of them: the sign test.
     """
-    one, other = _hits(first), _hits(second)
-    if one.shape != other.shape:
-        raise IncompatibleError(f"McNemar pairs two lists of hits of one length, got {_sizes(one, other)}")
-    gaps = one.sum(0, dtype=np.int64) - other.sum(0, dtype=np.int64)
-    return mcnemar(int((gaps > 0).sum()), int((gaps < 0).sum()))
+    leads = _gaps(first, second).sum(0, dtype=np.int64)
+    return mcnemar(int((leads > 0).sum()), int((leads < 0).sum()))
 
 
 def bootstrap(
@@ -91,7 +86,12 @@ def bootstrap(
     """
     if resamples < 100:
         raise RecipeError(f"'resamples' must be at least 100, got {resamples}")
-    tables = _tables(first, second)
+    if first.keys() != second.keys() or not first:
+        raise IncompatibleError(
+            f"both methods must be scored on the same tasks, at least one; they differ in "
+            f"{some(first.keys() ^ second.keys()) or 'nothing: there are none'}"
+        )
+    tables = {task: _gaps(first[task], second[task]) for task in first}
     seeds = max(len(table) for table in tables.values())
     generator = np.random.default_rng(seed)
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds
@@ -172,33 +172,14 @@ def _variance(table: NDArray[np.int8]) -> float:
     return (float(gaps @ gaps) + 1 - float(gaps.sum()) ** 2 / n) / n**2
 
 
-def _tables(first: Mapping[str, ArrayLike], second: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.int8]]:
-    """Per task first minus second [seeds or 1, n]."""
-    if first.keys() != second.keys() or not first:
+def _gaps(first: ArrayLike, second: ArrayLike) -> NDArray[np.int8]:
+    """Hits of the first minus hits of the second [seeds or 1, n]."""
+    one, other = np.atleast_2d(np.asarray(first), np.asarray(second))
+    fits = one.ndim == other.ndim == 2 and one.shape[1] == other.shape[1] > 0 and len({1, len(one), len(other)}) < 3
+    if not fits or one.dtype != np.bool_ or other.dtype != np.bool_:
         raise IncompatibleError(
-            f"both methods must be scored on the same tasks, at least one; they differ in "
-            f"{some(first.keys() ^ second.keys()) or 'nothing: there are none'}"
+            "hits must be booleans [n] or [seeds, n] of the same inputs, at least one, "
+            f"got {one.dtype} {one.shape} and {other.dtype} {other.shape}"
         )
-    tables = {}
-    for task in first:
-        one, other = _hits(first[task]), _hits(second[task])
-        if one.shape[1] != other.shape[1] or len({1, len(one), len(other)}) > 2:
-            raise IncompatibleError(f"the hits on {task!r} are not of the same inputs: {_sizes(one, other)}")
-        tables[task] = one.astype(np.int8) - other.astype(np.int8)
-    rows = {len(table) for table in tables.values()} - {1}
-    if len(rows) > 1:
-        raise IncompatibleError(f"all tasks must have the same seeds, got {sorted(rows)} of them")
-    return tables
-
-
-def _hits(values: ArrayLike) -> NDArray[np.bool_]:
-    array = np.asarray(values)
-    if array.dtype != np.bool_ or array.ndim not in (1, 2) or not array.size:
-        raise IncompatibleError(
-            f"hits must be booleans [n] or [seeds, n], at least one, got {array.dtype} {array.shape}"
-        )
-    return np.atleast_2d(array)
-
-
-def _sizes(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> str:
-    return f"{one.shape[0]} x {one.shape[1]} and {other.shape[0]} x {other.shape[1]}"
+    gaps: NDArray[np.int8] = one.astype(np.int8) - other.astype(np.int8)
+    return gaps

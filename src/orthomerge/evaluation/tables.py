@@ -18,6 +18,7 @@ from statistics import mean, stdev
 
 from orthomerge.core.table import Cell, Table, number, span
 from orthomerge.data.task import Access
+from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.records import Record, Way
 
 TITLES: Mapping[Access, str] = {
@@ -28,18 +29,9 @@ TITLES: Mapping[Access, str] = {
 
 
 @dataclass(frozen=True)
-class TaskScore:
-    """One task in one row: accuracy in percent with its 95 % interval, averaged over seeds."""
-
-    value: float
-    low: float
-    high: float
-    examples: int
-
-
-@dataclass(frozen=True)
 class Line:
-    """One row: accuracies in percent by task, averaged over seeds, and their mean with its 95 % interval.
+    """One row: accuracies with their intervals by task, averaged over seeds, and their mean with its 95 % interval; all
+    in percent.
 
     `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `extra` how many numbers
     inference needs beyond encoder and heads.
@@ -47,7 +39,7 @@ class Line:
 
     method: str
     way: Way
-    scores: dict[str, TaskScore]
+    scores: dict[str, Score]
     mean: float
     low: float
     high: float
@@ -142,7 +134,7 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
         by_seed.setdefault(record.seed, []).append(100 * record.value)
     means = [mean(values) for values in by_seed.values()]
     scores = {
-        task: TaskScore(
+        task: Score(
             value=100 * mean(record.value for record in part),
             low=100 * mean(record.low for record in part),
             high=100 * mean(record.high for record in part),

@@ -1,37 +1,51 @@
-"""What building any suite comes down to: experts that are not there yet are fine-tuned, and all are found again."""
+"""Build a suite: a base of its own where none exists, and the experts that are not in its folder yet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError
+from orthomerge.data.reading import read_task
+from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.ownership import EXPERT, SUITE, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.files.removal import remove_empty, remove_tree
 from orthomerge.models.load import quiet
-from orthomerge.suites.training import Training, train_missing
+from orthomerge.models.processors import COMPANIONS
+from orthomerge.suites.suite import Say, Suite
+from orthomerge.tuning.finetune import finetune
+from orthomerge.tuning.multitask import finetune_jointly
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Task
     from orthomerge.models.processing import Processor
-    from orthomerge.suites.suite import Say
     from orthomerge.tuning.settings import Mode, Tuning
 
 
 def make_experts(
-    tasks: Mapping[str, Task],
-    *,
-    base: Path,
-    root: Path,
-    settings: Tuning,
-    processor: Processor,
-    say: Say,
+    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
 ) -> dict[str, Path]:
-    """One expert a task in `root`; those that are there already are kept."""
-    trainings = _experts(tasks, base=base, root=root, settings=settings, processor=processor)
-    train_missing(trainings, say=say)
+    """One expert per task in `root`; those that are there already are kept.
+
+    For `tau_jp` the other tasks' training inputs come along, unlabelled.
+    """
+    for name, task in tasks.items():
+        if _is_there(root / name):
+            continue
+        others = [other["train"].unlabelled() for key, other in tasks.items() if key != name]
+        metrics = finetune(
+            task,
+            base=base,
+            out=root / name,
+            settings=settings,
+            processor=processor,
+            others=others if settings.mode == "tau_jp" else (),
+            resume=False,  # a training takes minutes at most
+        )
+        say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
     return {name: root / name for name in tasks}
 
 
@@ -39,25 +53,35 @@ def make_jointly(
     tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
 ) -> dict[str, Path]:
     """One encoder for all tasks, with a head each."""
-    train_missing([Training(tasks, base, root, settings, processor, jointly=True)], say=say)
+    if not all(_is_there(root / name) for name in tasks):
+        finetune_jointly(
+            tasks, base=base, out_root=root, settings=settings, processor=processor, force=True, resume=False
+        )
+        say("trained on all tasks together")
     return {name: root / name for name in tasks}
 
 
 def make_both(
-    tasks: Mapping[str, Task],
-    *,
-    folder: Path,
-    settings: Tuning,
-    joint: Tuning,
-    processor: Processor,
-    say: Say,
+    tasks: Mapping[str, Task], *, folder: Path, settings: Tuning, joint: Tuning, processor: Processor, say: Say
 ) -> tuple[dict[str, Path], dict[str, Path]]:
     """Ordinary experts in FOLDER/experts and the joint model in FOLDER/mtl."""
     base, experts, mtl = (folder / name for name in ("base", "experts", "mtl"))
-    trainings = _experts(tasks, base=base, root=experts, settings=settings, processor=processor)
-    together = Training(tasks, base, mtl, joint, processor, jointly=True)
-    train_missing([*trainings, together], say=say)
-    return {name: experts / name for name in tasks}, {name: mtl / name for name in tasks}
+    return (
+        make_experts(tasks, base=base, root=experts, settings=settings, processor=processor, say=say),
+        make_jointly(tasks, base=base, root=mtl, settings=joint, processor=processor, say=say),
+    )
+
+
+def more_experts(suite: Suite, settings: Tuning, *, say: Say) -> dict[str, Path]:
+    """Experts of a suite fine-tuned in some other way or with another seed, beside the ordinary ones."""
+    return make_experts(
+        suite.tasks,
+        base=suite.base,
+        root=experts_root(suite.folder, settings.mode, settings.seed),
+        settings=settings,
+        processor=suite.processor,
+        say=say,
+    )
 
 
 def experts_root(folder: Path, mode: Mode, seed: int) -> Path:
@@ -66,21 +90,21 @@ def experts_root(folder: Path, mode: Mode, seed: int) -> Path:
     return folder / "-".join(parts)
 
 
-def _experts(
-    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor
-) -> list[Training]:
-    """One training a task; for `tau_jp` the other tasks' training inputs come along, unlabelled."""
-    return [
-        Training(
-            {name: task},
-            base,
-            root,
-            settings,
-            processor,
-            [other["train"].unlabelled() for key, other in tasks.items() if key != name and settings.mode == "tau_jp"],
-        )
-        for name, task in tasks.items()
-    ]
+def copy_base(target: Path, reference: str, say: Say) -> None:
+    """The base in the suite's own folder: weights, config, tokenizer, image processor."""
+    if _is_there(target):
+        return
+    say(f"base: {reference}")
+    source = open_checkpoint(reference)
+    if source.config is None:
+        raise CheckpointError(f"the base {reference} must be a folder with weights and a config.json")
+    index = "model.safetensors" if source.files[0].path.suffix == ".safetensors" else "pytorch_model.bin"
+    names = (*(file.path.name for file in source.files), f"{index}.index.json", "config.json", *COMPANIONS)
+    with publish(target, force=True, need=source.nbytes, inputs=[source.path], marker=SUITE) as partial:
+        for name in names:
+            if (source.path / name).is_file():
+                shutil.copyfile(source.path / name, partial / name)
+        write_marker(partial, SUITE)
 
 
 def pretrained_vit(
@@ -93,7 +117,7 @@ def pretrained_vit(
     say: Say,
 ) -> None:
     """A base of our own in FOLDER/base: a ViT trained on all training sets together, its heads thrown away."""
-    if (folder / "base" / "config.json").is_file():
+    if _is_there(folder / "base"):
         return
     start, joint = folder / "start", folder / "pretraining"
     with quiet():
@@ -119,13 +143,23 @@ def pretrained_vit(
     remove_empty(joint)
 
 
-def data_file(data: Path | None, *candidates: str) -> Path:
-    """The first of some files that is in the data folder."""
-    if data is None:
-        raise CheckpointError(
-            f"this suite reads its tasks from a folder; give it with --data (wanted: {candidates[0]})"
-        )
-    found = next((data / name for name in candidates if (data / name).is_file()), None)
-    if found is None:
-        raise CheckpointError(f"{data} has no {' or '.join(candidates)}; give the folder that holds the suite's data")
-    return found
+def read_tasks(names: Sequence[str], data: Path | None, *, kind: str, ends: Sequence[str]) -> dict[str, Task]:
+    """Tasks from a data folder: files of their names, with one of some ends, in the folder or its subfolder `kind`."""
+    tasks = {}
+    for name in names:
+        candidates = [f"{place}{name}{end}" for end in ends for place in ("", f"{kind}/")]
+        if data is None:
+            raise CheckpointError(
+                f"this suite reads its tasks from a folder; give it with --data (wanted: {candidates[0]})"
+            )
+        path = next((data / candidate for candidate in candidates if (data / candidate).is_file()), None)
+        if path is None:
+            raise CheckpointError(
+                f"{data} has no {' or '.join(candidates)}; give the folder that holds the suite's data"
+            )
+        tasks[name] = read_task(path, name=name, keep_empty=True)
+    return tasks
+
+
+def _is_there(folder: Path) -> bool:
+    return (folder / "config.json").is_file()

@@ -1,22 +1,23 @@
-"""`digits`: the embedded suite. Seven tasks, a ViT 64 wide and 4 deep, everything trained on a CPU in minutes."""
+"""`digits`: the embedded suite. Seven tasks with different label sets, made from scikit-learn's 1,797 digits of 8 x 8
+pixels; a ViT 64 wide and 4 deep, everything trained on a CPU in minutes.
+
+All tasks split the *same* images alike, so no test image of one task is a training image of another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from orthomerge.core.errors import RecipeError
+from orthomerge.data.task import Examples, Split, Task
 from orthomerge.models.processing import PixelProcessor
-from orthomerge.suites.building import experts_root, make_both, make_experts, pretrained_vit
-from orthomerge.suites.digit_tasks import digit_tasks
-from orthomerge.suites.suite import Suite
-from orthomerge.tuning.settings import Mode, Tuning
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Task
-    from orthomerge.suites.suite import Say
-
+from orthomerge.suites.building import make_both, pretrained_vit
+from orthomerge.suites.suite import Say, Suite
+from orthomerge.tuning.settings import Tuning
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
 TUNING = Tuning(epochs=16, batch=64, lr=6e-4, head_lr=1e-2, device="cpu")
@@ -32,22 +33,92 @@ _SHAPE = {
 _PRETRAINING = replace(TUNING, epochs=6, lr=1e-3, head_lr=1e-3)
 _JOINT = replace(TUNING, epochs=8)
 
+Images = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+# Images and digits to images and labels, with numbers drawn at random where an image is changed.
+Make = Callable[[Images, Numbers, np.random.Generator], tuple[Images, Numbers]]
 
-def build(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+_DIGITS = tuple(str(digit) for digit in range(10))
+_SHIFTS = ((0, 0), (0, -2), (0, 2), (-2, 0), (2, 0))  # rows, columns
+_SHARES: dict[Split, float] = {"train": 0.65, "val": 0.1, "test": 0.25}
+
+
+def build(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Make or find the suite; `data`, `base` and `device` do not matter: it is small and self-contained."""
     tasks = digit_tasks()
     pretrained_vit(tasks, folder=folder, shape=_SHAPE, settings=_PRETRAINING, processor=PROCESSOR, say=say)
     experts, mtl = make_both(tasks, folder=folder, settings=TUNING, joint=_JOINT, processor=PROCESSOR, say=say)
-    return Suite("digits", folder, tasks, PROCESSOR, experts, mtl)
+    return Suite(name, folder, tasks, PROCESSOR, experts, mtl)
 
 
-def experts_of(mode: Mode, *, folder: Path, tasks: Mapping[str, Task], say: Say, seed: int = 0) -> dict[str, Path]:
-    """Experts fine-tuned in some other way or with another seed, beside the ordinary ones."""
-    return make_experts(
-        tasks,
-        base=folder / "base",
-        root=experts_root(folder, mode, seed),
-        settings=replace(TUNING, mode=mode, seed=seed),
-        processor=PROCESSOR,
-        say=say,
-    )
+def digit_tasks() -> dict[str, Task]:
+    """The seven tasks by name."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise RecipeError("the digits suite needs scikit-learn: pip install 'orthomerge[suites]'") from error
+    bunch = load_digits()
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+    digits = bunch.target.astype(np.int64)
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(images))
+    tasks: dict[str, Task] = {}
+    for number, (name, (labels, make)) in enumerate(_TASKS.items()):
+        generator = np.random.Generator(np.random.PCG64([number, 7]))
+        inputs, targets = make(images, digits, generator)
+        splits: dict[str, Examples] = {}
+        start = 0
+        for split, part in _SHARES.items():
+            stop = len(images) if split == "test" else start + round(part * len(images))
+            places = order[start:stop]
+            splits[split] = Examples([inputs[place] for place in places], targets[places], split)
+            start = stop
+        tasks[name] = Task(name, labels, "image", splits)
+    return tasks
+
+
+def _digit(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return images, digits
+
+
+def _parity(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return images, digits % 2
+
+
+def _size(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return images, np.searchsorted([3, 6], digits, side="right").astype(np.int64)
+
+
+def _rotation(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    turns = generator.integers(0, 4, len(images))
+    return np.stack([np.rot90(image, turn) for image, turn in zip(images, turns, strict=True)]), turns
+
+
+def _mirrored(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    turned = generator.integers(0, 2, len(images))
+    return np.where(turned[:, None, None] == 1, images[:, :, ::-1], images), turned
+
+
+def _negative(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    return 255 - images, digits
+
+
+def _shift(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
+    ways = generator.integers(0, len(_SHIFTS), len(images))
+    moved = np.zeros_like(images)
+    for place, way in enumerate(ways):
+        down, right = _SHIFTS[way]
+        rows, columns = slice(max(down, 0), 8 + min(down, 0)), slice(max(right, 0), 8 + min(right, 0))
+        back = slice(max(-down, 0), 8 + min(-down, 0)), slice(max(-right, 0), 8 + min(-right, 0))
+        moved[place, rows, columns] = images[place][back]
+    return moved, ways
+
+
+_TASKS: dict[str, tuple[tuple[str, ...], Make]] = {
+    "digit": (_DIGITS, _digit),
+    "parity": (("even", "odd"), _parity),
+    "size": (("0-2", "3-5", "6-9"), _size),
+    "rotation": (("0", "90", "180", "270"), _rotation),
+    "mirrored": (("as written", "mirrored"), _mirrored),
+    "negative": (_DIGITS, _negative),
+    "shift": (("none", "left", "right", "up", "down"), _shift),
+}

@@ -9,7 +9,6 @@ What lies in FOLDER/experts, a folder TASK or a file TASK.pth, is used instead o
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -25,11 +24,10 @@ from orthomerge.data.rows import records
 from orthomerge.data.sampling import stratified
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.files.opening import locate, open_checkpoint
-from orthomerge.files.ownership import SUITE, write_marker
-from orthomerge.files.publish import publish
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.processing import TextProcessor
-from orthomerge.models.processors import COMPANIONS, load_processor
+from orthomerge.models.processors import load_processor
+from orthomerge.suites.building import copy_base
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES
@@ -46,6 +44,11 @@ CLIP_DATA_ELSEWHERE = {
     "stanford-cars": "tanganke/stanford_cars",
     "svhn": "ufldl-stanford/svhn:cropped_digits",
     "mnist": "ylecun/mnist",
+}
+_CLIP = {
+    "clip-vit-b32-8": "clip-vit-base-patch32",
+    "clip-vit-b16-8": "clip-vit-base-patch16",
+    "clip-vit-l14-8": "clip-vit-large-patch14",
 }
 TEXT_EXPERTS = TEXT_DATA = "kongfs/FT-Classifier-for-Model-Merging"  # a repository of models, and one of datasets
 TEXT_LABELS: dict[str, tuple[str, ...]] = {
@@ -67,47 +70,19 @@ _PICKLE = ".pth"
 _HEADS = ("classifier.0", "classifier")  # the layer alone in a Sequential, or on its own
 
 
-def clip_b32(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Eight vision tasks, CLIP ViT-B/32; nothing is trained, so `device` does not matter here and below."""
-    return _clip("clip-vit-b32-8", "clip-vit-base-patch32", folder=folder, data=data, base=base, say=say)
-
-
-def clip_b16(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Eight vision tasks, CLIP ViT-B/16."""
-    return _clip("clip-vit-b16-8", "clip-vit-base-patch16", folder=folder, data=data, base=base, say=say)
-
-
-def clip_l14(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Eight vision tasks, CLIP ViT-L/14."""
-    return _clip("clip-vit-l14-8", "clip-vit-large-patch14", folder=folder, data=data, base=base, say=say)
-
-
-def bert_text5(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Five text tasks, BERT."""
-    return _text("bert-text5", folder=folder, data=data, base=base, say=say)
-
-
-def t5_base_text5(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Five text tasks, the encoder of T5-base."""
-    return _text("t5-base-text5", folder=folder, data=data, base=base, say=say)
-
-
-def t5_large_text5(*, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Five text tasks, the encoder of T5-large."""
-    return _text("t5-large-text5", folder=folder, data=data, base=base, say=say)
-
-
-def _clip(suite: str, model: str, *, folder: Path, data: Path | None, base: str | None, say: Say) -> Suite:
-    _copy_base(folder / "base", base or CLIP_BASE.format(model=model), say)
+def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+    """Eight vision tasks and CLIP; nothing is trained, so `device` does not matter here and below."""
+    model = _CLIP[name]
+    copy_base(folder / "base", base or CLIP_BASE.format(model=model), say)
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
-    for name in SUITES[suite].tasks:
-        tasks[name] = _clip_task(name, data)
-        own = _own(folder, name)
-        path = str(own) if own else _pinned(CLIP_EXPERT.format(model=model, task=name))
-        experts[name] = Expert(path, head=HeadNames(classes=tasks[name].labels, templates=TEMPLATES[name]))
-        say(f"{name}: {path}, {len(tasks[name].labels)} classes")
-    return Suite(suite, folder, tasks, load_processor(folder / "base", modality="image"), experts)
+    for task in SUITES[name].tasks:
+        tasks[task] = _clip_task(task, data)
+        own = _own(folder, task)
+        path = str(own) if own else _pinned(CLIP_EXPERT.format(model=model, task=task))
+        experts[task] = Expert(path, head=HeadNames(classes=tasks[task].labels, templates=TEMPLATES[task]))
+        say(f"{task}: {path}, {len(tasks[task].labels)} classes")
+    return Suite(name, folder, tasks, load_processor(folder / "base", modality="image"), experts)
 
 
 def _clip_task(name: str, data: Path | None) -> Task:
@@ -117,11 +92,12 @@ def _clip_task(name: str, data: Path | None) -> Task:
             CLIP_DATA_ELSEWHERE.get(name, CLIP_DATA.format(task=name)), name=name, modality="image", text="image"
         )
     else:
-        names = (name, name.replace("-", "_"))
-        found = next((data / f"{n}{end}" for n in names for end in ("", ".npz") if (data / f"{n}{end}").exists()), None)
-        if found is None:
+        spellings = (name, name.replace("-", "_"))
+        paths = (data / f"{spelling}{end}" for spelling in spellings for end in ("", ".npz"))
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
             raise CheckpointError(f"{data} has no {name!r}: a folder of pictures or a dataset, or {name}.npz")
-        task = read_task(found, name=name, modality="image", text="image")
+        task = read_task(path, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
 
 
@@ -147,25 +123,26 @@ _TEXT = {
 }
 
 
-def _text(suite: str, *, folder: Path, data: Path | None, base: str | None, say: Say) -> Suite:
-    source = _TEXT[suite]
-    _copy_base(folder / "base", base or source.base, say)
+def text(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+    """Five text tasks, on BERT or the encoder of T5."""
+    source = _TEXT[name]
+    copy_base(folder / "base", base or source.base, say)
     root = data or _repository(TEXT_DATA, "dataset", ("*.csv", "*.csv.gz"), way_out="give its tables with --data")
-    paths = _state_dicts(source, SUITES[suite].tasks, folder)
+    paths = _state_dicts(source, SUITES[name].tasks, folder)
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
-    for name, path in paths.items():
-        labels = TEXT_LABELS[name]
-        tasks[name] = read_csv_task(_tables(root, name), name=name, labels=labels)
+    for task, path in paths.items():
+        labels = TEXT_LABELS[task]
+        tasks[task] = read_csv_task(_tables(root, task), name=task, labels=labels)
         keys = list(open_checkpoint(path))
         head = next((layer for layer in _HEADS if any(key.endswith(f"{layer}.weight") for key in keys)), _HEADS[0])
-        experts[name] = Expert(str(path), prefix=source.prefix, labels=labels, head=HeadNames(layers=(head,)))
-        say(f"{name}: {path.name}, {len(tasks[name]['test'])} test texts")
+        experts[task] = Expert(str(path), prefix=source.prefix, labels=labels, head=HeadNames(layers=(head,)))
+        say(f"{task}: {path.name}, {len(tasks[task]['test'])} test texts")
     processor: Processor = load_processor(folder / "base", modality="text", max_length=MAX_LENGTH)
     if source.halves and isinstance(processor, TextProcessor):
         processor = HalvesProcessor(processor)
     options = {"pooling": "mean", "family": source.family}
-    return Suite(suite, folder, tasks, processor, experts, options=options)
+    return Suite(name, folder, tasks, processor, experts, options=options)
 
 
 @dataclass(frozen=True)
@@ -231,23 +208,6 @@ def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> Examples:
     return Examples(texts, np.array(places, dtype=np.int64), split)
 
 
-def _copy_base(target: Path, reference: str, say: Say) -> None:
-    """The base in the suite's own folder: weights, config, tokenizer, image processor."""
-    if (target / "config.json").is_file():
-        return
-    say(f"base: {reference}")
-    source = open_checkpoint(reference)
-    if source.config is None:
-        raise CheckpointError(f"the base {reference} must be a folder with weights and a config.json")
-    index = "model.safetensors" if source.files[0].path.suffix == ".safetensors" else "pytorch_model.bin"
-    names = (*(file.path.name for file in source.files), f"{index}.index.json", "config.json", *COMPANIONS)
-    with publish(target, force=True, need=source.nbytes, inputs=[source.path], marker=SUITE) as partial:
-        for name in names:
-            if (source.path / name).is_file():
-                shutil.copyfile(source.path / name, partial / name)
-        write_marker(partial, SUITE)
-
-
 def _pinned(reference: str) -> str:
     """A path, or a hub id with the commit that it stands for now, fetched: later runs need no network for it."""
     path, revision = locate(reference)
@@ -274,28 +234,28 @@ def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict
     files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob(f"*{_PICKLE}"))}
     for task in (task for task in tasks if task not in paths):
         ends = tuple(f"{joint}{name}{_PICKLE}" for name in _names(task) for joint in "_-/")
-        found = [
+        matches = [
             name
             for name in files
             if f"/{name}".casefold().endswith(ends)
             and any(fnmatchcase(name, pattern) for pattern in source.wanted)
             and not any(fnmatchcase(name, pattern) for pattern in source.unwanted)
         ]
-        if len(found) != 1:
-            what = f"several files of expert {task!r}, {some(found)}" if found else f"no file of expert {task!r}"
+        if len(matches) != 1:
+            what = f"several files of expert {task!r}, {some(matches)}" if matches else f"no file of expert {task!r}"
             raise CheckpointError(f"{TEXT_EXPERTS} has {what}, among {some(files) or 'none at all'}; {way_out}")
-        paths[task] = files[found[0]]
+        paths[task] = files[matches[0]]
     return {task: paths[task] for task in tasks}
 
 
 def _tables(root: Path, task: str) -> Path:
     """The folder of a task's tables, wherever it lies below `root`."""
     tests = [path for pattern in ("test.csv", "test.csv.gz") for path in sorted(root.rglob(pattern))]
-    found = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
-    if len(found) != 1:
-        what = f"several folders {some(found)}" if found else f"no folder called {' or '.join(_names(task))}"
+    folders = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
+    if len(folders) != 1:
+        what = f"several folders {some(folders)}" if folders else f"no folder called {' or '.join(_names(task))}"
         raise CheckpointError(f"{root} has {what} with train.csv and test.csv; give the folder of them with --data")
-    return found[0]
+    return folders[0]
 
 
 def _repository(

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.fit import fit
-from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.subject import Subject
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
@@ -100,11 +99,6 @@ class Suite:
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
         """How the suite's inputs are encoded."""
         return Encoding(FeatureCache(self.folder / "features"), device, batch=batch, processor=self.processor)
-
-    def task(self, name: str) -> Task:
-        if name not in self.tasks:
-            raise RecipeError(f"suite {self.name!r} has no task {name!r}; {nearest(name, self.tasks)}")
-        return self.tasks[name]
 
     @cached_property
     def _experts(self) -> Experts:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """One suite. `maker` is `module:function`; `needs` says what a user must bring."""
+    """One suite. `maker`: `module:function`; `needs`: what a user must bring."""
 
     name: str
     maker: str
@@ -40,12 +40,12 @@ SUITES: Mapping[str, Row] = {
         Row("digits", "digits:build", "Seven tasks from scikit-learn's digits, a tiny ViT", _DIGITS, "nothing"),
         Row("text8", "text8:build", "Eight text tasks, all-MiniLM-L6-v2", _TEXT8, "--data with the eight tables"),
         Row("vision8", "vision8:build", "Eight image tasks, a small ViT", _VISION8, "--data with the eight arrays"),
-        Row("clip-vit-b32-8", "published:clip_b32", "The papers' eight vision tasks, CLIP ViT-B/32", _CLIP8, _HUB),
-        Row("clip-vit-b16-8", "published:clip_b16", "The papers' eight vision tasks, CLIP ViT-B/16", _CLIP8, _HUB),
-        Row("clip-vit-l14-8", "published:clip_l14", "The papers' eight vision tasks, CLIP ViT-L/14", _CLIP8, _HUB),
-        Row("bert-text5", "published:bert_text5", "The papers' five text tasks, BERT", _TEXT5, _HUB),
-        Row("t5-base-text5", "published:t5_base_text5", "The papers' five text tasks, T5-base", _TEXT5, _HUB),
-        Row("t5-large-text5", "published:t5_large_text5", "The papers' five text tasks, T5-large", _TEXT5, _HUB),
+        Row("clip-vit-b32-8", "published:clip", "The papers' eight vision tasks, CLIP ViT-B/32", _CLIP8, _HUB),
+        Row("clip-vit-b16-8", "published:clip", "The papers' eight vision tasks, CLIP ViT-B/16", _CLIP8, _HUB),
+        Row("clip-vit-l14-8", "published:clip", "The papers' eight vision tasks, CLIP ViT-L/14", _CLIP8, _HUB),
+        Row("bert-text5", "published:text", "The papers' five text tasks, BERT", _TEXT5, _HUB),
+        Row("t5-base-text5", "published:text", "The papers' five text tasks, T5-base", _TEXT5, _HUB),
+        Row("t5-large-text5", "published:text", "The papers' five text tasks, T5-large", _TEXT5, _HUB),
     )
 }
 
@@ -70,4 +70,4 @@ def build_suite(
     row = find_suite(name)
     module, _, function = row.maker.partition(":")
     build = getattr(import_module(f"orthomerge.suites.{module}"), function)
-    return cast("Suite", build(folder=folder, data=data, base=base, device=device, say=say))
+    return cast("Suite", build(name=name, folder=folder, data=data, base=base, device=device, say=say))

@@ -1,0 +1,251 @@
+"""Who sees what: evidence holds what the access allows and the protocol declares; shown labels are never scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.analysis.making import COUNTS, Toy
+from tests.evaluation.making import CURRENT, average, encoded, experts, only, scored
+
+from orthomerge.alignment.aligners import make_aligner
+from orthomerge.core.errors import RecipeError
+from orthomerge.data.sampling import few_shot
+from orthomerge.data.task import Split
+from orthomerge.evaluation.aligned import Aligned
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.evaluate import evaluate
+from orthomerge.evaluation.evidence import Builder, Draw, Evidence, Need, answers, gather
+from orthomerge.evaluation.metrics import UNSCORED
+from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import PROTOCOLS, make_protocol
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Classifier, head_of
+from orthomerge.models.model import Model
+
+
+@dataclass(frozen=True)
+class Spy:
+    """Keeps the evidence that it gets."""
+
+    needs: frozenset[Need]
+    evidence: list[Evidence] = field(default_factory=list)
+
+    def build(self, evidence: Evidence) -> Classifier:
+        self.evidence.append(evidence)
+        return evidence.head
+
+
+@dataclass(frozen=True)
+class Spied(EvaluationProtocol):
+    """A protocol whose builder is a spy."""
+
+    spy: Any = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        needs: frozenset[Need] = self.spy.needs
+        return needs
+
+    def builder(self) -> Builder:
+        builder: Builder = self.spy
+        return builder
+
+
+ACCESS: dict[str, Split] = {"inductive": "train", "transductive": "test"}
+NEEDS: list[frozenset[Need]] = [
+    frozenset(),
+    frozenset({"features"}),
+    frozenset({"features", "labels"}),
+    frozenset({"features", "expert"}),
+    frozenset({"features", "expert", "labels"}),
+]
+
+
+@pytest.mark.parametrize("access", ACCESS)
+@pytest.mark.parametrize("shots", [None, 0.5, 2])
+@pytest.mark.parametrize("needs", NEEDS, ids=lambda needs: "+".join(sorted(needs)) or "nothing")
+def test_evidence_is_what_was_declared(toy: Toy, needs: frozenset[Need], access: Any, shots: float | None) -> None:
+    tasks, model, task = encoded(toy), average(toy).models["where"], "where"
+    own = model.with_heads({**model.heads, task: replace(head_of(model.head(task)), normalise=True)})
+    protocol = Spied(shots=shots, seeds=2, access=access, spy=Spy(needs))
+    if "labels" in needs and (access, shots) == ("transductive", None):
+        with pytest.raises(RecipeError, match=r"needs labels cannot be scored .* of 37 inputs 0 would remain"):
+            list(answers(protocol, tasks, own, task))
+        return
+    results = list(answers(protocol, tasks, own, task))
+    assert [answer.seed for answer in results] == ([0, 1] if needs else [0])
+    split, teacher = ACCESS[access], tasks.teacher(task)
+    whole, labels = tasks.features(own, task, split), toy.tasks[task][split].labels
+    assert labels is not None
+    place = {tuple(row): number for number, row in enumerate(whole.values.tolist())}
+    assert len(place) == COUNTS[split]
+    for answer, evidence in zip(results, protocol.spy.evidence, strict=True):
+        assert len(answer.predicted) == COUNTS["test"]
+        assert evidence.seed == answer.seed
+        # The head is the model's, or the expert's if the expert is needed.
+        assert evidence.head is (teacher if "expert" in needs else own).head(task)
+        if not needs:
+            assert evidence.support is evidence.expert is None
+            continue
+        assert evidence.support is not None
+        rows = [place[tuple(row)] for row in evidence.support.values.tolist()]
+        few = few_shot(labels, 2, seed=answer.seed).tolist() if shots == 2 else None
+        assert len(set(rows)) == len(rows) == {None: len(whole), 0.5: round(len(whole) / 2), 2: 6}[shots]
+        assert few is None or sorted(rows) == sorted(few)
+        if "labels" in needs:
+            assert evidence.support.labels is not None
+            assert evidence.support.labels.tolist() == labels[rows].tolist()
+        else:
+            assert evidence.support.labels is None
+        if "expert" in needs:
+            assert evidence.expert is not None
+            assert evidence.expert.labels is None
+            assert evidence.expert.values.equal(tasks.features(teacher, task, split).values[rows])
+        else:
+            assert evidence.expert is None
+        # What was shown with its label is not scored, and all else is.
+        shown = sorted(rows) if "labels" in needs and access == "transductive" else []
+        assert (answer.predicted == UNSCORED).nonzero().flatten().tolist() == shown
+
+
+def seeded(name: str, options: dict[str, Any], seed: int) -> Any:
+    aligner: Any = make_aligner(name, options)
+    return replace(aligner, seed=seed) if "seed" in {each.name for each in fields(aligner)} else aligner
+
+
+def by_hand(
+    protocol: EvaluationProtocol, tasks: EncodedTasks, model: Model, task: str, split: Split
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Predictions of three shots without `gather`, and the support; by draw."""
+    expert, labels = tasks.teacher(task), tasks.tasks[task][split].labels
+    assert labels is not None
+    for seed in range(protocol.seeds):
+        rows = torch.as_tensor(few_shot(labels, 3, seed=seed))
+        merged, own = (tasks.features(each, task, split).take(rows) for each in (model, expert))
+        name, head = protocol.aligner or protocol.name, head_of(expert.head(task))
+        if name in ("current", "knn", "probe"):
+            evidence = Evidence(head_of(model.head(task)), merged, seed=seed)
+            classifier = make_protocol(name, protocol.options).build(evidence)
+        else:
+            pair = FeaturePair(merged.unlabelled(), own.unlabelled())
+            classifier = seeded(name, dict(protocol.options), seed).fit(pair, head).classifier
+        yield classifier(tasks.features(model, task, "test").values).argmax(1), rows
+
+
+CASES = [
+    EvaluationProtocol("current"),
+    EvaluationProtocol("knn"),
+    EvaluationProtocol("probe", {"steps": 5}),
+    EvaluationProtocol("aligned-c", {"epochs": 1, "batch": 4, "lr": 0.05}),
+    EvaluationProtocol(aligner="aligned-c", options={"epochs": 1, "batch": 4, "lr": 0.05}),
+    EvaluationProtocol(aligner="ridge"),
+    EvaluationProtocol(aligner="orthogonal", options={"kappa": 0.1}),
+    EvaluationProtocol(aligner="auto"),
+    EvaluationProtocol(aligner="surgery", options={"steps": 20, "rank": 4}),
+]
+
+
+def test_every_protocol_has_a_case() -> None:
+    assert {case.name for case in CASES} == set(PROTOCOLS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"aligner-{case.aligner}" if case.aligner else case.name)
+@pytest.mark.parametrize("access", ACCESS)
+def test_contract(toy: Toy, case: EvaluationProtocol, access: Any) -> None:
+    """A draw gives what fitting by hand gives, whatever else there is, and a record says how it was scored."""
+    protocol, split = replace(case, shots=3, seeds=2, access=access), ACCESS[access]
+    subject = average(toy)
+    for task, model in subject.models.items():
+        results = list(answers(protocol, encoded(toy), model, task))
+        assert [answer.seed for answer in results] == ([0, 1] if protocol.needs else [0])
+        for answer, (predicted, rows) in zip(
+            results, by_hand(protocol, encoded(toy), model, task, split), strict=False
+        ):
+            if access == "transductive" and "labels" in protocol.needs:
+                predicted[rows] = UNSCORED
+            assert answer.predicted.equal(predicted)
+            assert (answer.extra > 0) == (protocol.aligner == "surgery" or protocol.name == "knn")
+        # Inputs of the other splits make no difference, nor do other draws.
+        used = {name: part for name, part in toy.tasks[task].splits.items() if name in (split, "test")}
+        alone = encoded(toy, tasks={task: replace(toy.tasks[task], splits=used)})
+        (later,) = answers(replace(protocol, first=1, seeds=1), alone, model, task)
+        assert later.predicted.equal(results[-1].predicted)
+    for item in scored(toy, [subject], [protocol])[: 2 if protocol.needs else 1]:
+        record = item.record
+        assert (record.protocol, record.aligner, record.options) == (case.name, case.aligner, case.options)
+        expected = (3, split, access) if protocol.needs else (None, None, "data-free")
+        assert (record.shots, record.support, record.access) == expected
+
+
+def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
+    """Only what needs evidence sees the head behind it."""
+    from orthomerge.models.extras import SurgeryHead
+
+    model, tasks = average(toy).models["where"], encoded(toy)
+    head = head_of(model.head("where"))
+    extra = SurgeryHead(head, torch.zeros(4, head.width), torch.zeros(head.width, 4))
+    more = model.with_heads({**model.heads, "where": extra})
+    whole = gather(frozenset(), tasks, more, "where", "train", Draw(0))
+    assert id(whole.head) == id(extra)
+    assert gather(frozenset({"features"}), tasks, more, "where", "train", Draw(0)).head is head
+    (answer,) = answers(EvaluationProtocol(), tasks, more, "where")
+    assert answer.extra == 8 * head.width
+
+
+def test_the_expert_s_head_is_what_is_aligned(toy: Toy) -> None:
+    """An expert with an aligned head is itself, and aligning a merge wins back what it lost, whatever head it has."""
+    protocols = [CURRENT, *(EvaluationProtocol(aligner=name) for name in ("ridge", "auto"))]
+    model = average(toy).models["where"]
+    spoilt = model.with_heads({task: replace(head_of(head), normalise=True) for task, head in model.heads.items()})
+    subjects = [experts(toy), average(toy), average(toy, name="spoilt", models=dict.fromkeys(toy.tasks, spoilt))]
+    scores = list(evaluate(subjects, protocols, encoded(toy)))
+    for task in toy.tasks:
+        current, ridge, auto = only(scores, method="expert", task=task)
+        assert ridge.predicted.equal(current.predicted)
+        assert auto.predicted.equal(current.predicted)
+        (whole,), (changed,) = (only(scores, method=name, task=task, aligner="ridge") for name in ("average", "spoilt"))
+        assert whole.predicted.equal(changed.predicted)
+    unaligned, aligned = (
+        np.mean([item.record.value for item in only(scores, method="average", protocol="current", aligner=name)])
+        for name in (None, "ridge")
+    )
+    assert aligned > unaligned + 0.1
+
+
+def test_a_name_is_a_protocol_or_an_aligner() -> None:
+    ridge = EvaluationProtocol(aligner="ridge")
+    assert EvaluationProtocol.of("knn") == EvaluationProtocol("knn")
+    assert EvaluationProtocol.of("ridge") == ridge
+    assert EvaluationProtocol.of("aligned-c").aligner is None
+    assert EvaluationProtocol.of(replace(ridge, shots=3)).shots == 3
+    assert isinstance(replace(ridge, options={"strength": 0.1}).builder(), Aligned)
+    assert isinstance(EvaluationProtocol("aligned-c").builder(), Aligned)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "knn", "seeds": 0}, "'seeds' must be at least 1, got 0"),
+        ({"name": "knn", "first": -1}, "'first' must not be negative, got -1"),
+        ({"name": "knn", "support": "test"}, "must come from another split than the scored one, got 'test' for both"),
+        (
+            {"name": "knn", "aligner": "ridge"},
+            "aligner 'ridge' makes the head that is scored: its protocol is 'current'",
+        ),
+        ({"name": "curent"}, r"unknown protocol 'curent'; did you mean 'current'\?"),
+        ({"aligner": "rigde"}, "unknown aligner 'rigde'; did you mean 'ridge'"),
+        ({"name": "aligned-c", "options": {"epoch": 3}}, "protocol aligned-c: unknown option 'epoch'; did you mean"),
+        ({"name": "current", "options": {"k": 3}}, "protocol current: unknown option 'k'"),
+    ],
+)
+def test_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        EvaluationProtocol(**options).builder()
+    if options.keys() == {"name"}:
+        with pytest.raises(RecipeError, match=message):
+            EvaluationProtocol.of(options["name"])
