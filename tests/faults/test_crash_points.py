@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from tests.faults.injection import Ran
 from tests.faults.stand import STATE, Scenario, Stand, stand_for
-from tests.faults.tiny import write_experts
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
 MOST = {"merge": 11, "align": 6, "fit": 4}  # points a scenario in `make test`
@@ -31,11 +30,6 @@ SCENARIOS = (
     Scenario("fail", over=True, swaps=False), Scenario("torn", over=True, swaps=False), Scenario("full"),
     Scenario("signal"), Scenario("signal", over=True, swaps=False),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_experts(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(params=tuple(MOST))

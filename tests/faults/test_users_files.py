@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.aligning import contents
 from tests.faults.injection import What, injector, memory_folder
-from tests.faults.tiny import TASKS, commands, write_experts
+from tests.faults.tiny import TASKS, commands
 from tests.report.making import small_run, write_run
 from typer.testing import CliRunner
 
@@ -21,11 +21,6 @@ from orthomerge.runs.recipe import Recipe
 from orthomerge.tuning.state import RunState
 
 MINE, TASK = "years of work", next(iter(TASKS))
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_experts(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
