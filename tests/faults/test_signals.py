@@ -53,7 +53,7 @@ def test_an_evaluation_that_is_interrupted(experts: Path, recipe: Recipe) -> Non
                 (root / "tmp").mkdir(parents=True)
                 calls = process.run(words).calls
                 before = contents(root / "run")
-                for k in range(1, len(calls) + 1, 1 if ALL else 9):
+                for k in range(1, len(calls) + 1, 1 if ALL else 23):
                     if not older:
                         shutil.rmtree(root / "run", ignore_errors=True)
                     number = (signal.SIGINT, signal.SIGTERM)[k % 2]
