@@ -208,16 +208,6 @@ def renamed(name: str) -> Damage:
     return header(lambda found: found.update({name: found.pop(f"bert.{QUERY}")}))
 
 
-def text(old: str, new: str) -> Damage:
-    """The header as text, one word replaced."""
-
-    def damage(world: World) -> None:
-        found, data = parts_of(world.weights("two"))
-        join(world.weights("two"), json.dumps(found).encode().replace(old.encode(), new.encode(), 1), data)
-
-    return damage
-
-
 def named_twice(world: World) -> None:
     found, data = parts_of(world.weights("two"))
     again = json.dumps({f"bert.{QUERY}": found[f"bert.{QUERY}"]})[1:]
