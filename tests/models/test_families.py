@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.config import encoder_config
 from orthomerge.models.encoder import Encoder
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.heads import Head, Linear
+from orthomerge.models.stock import encoder_config
 from orthomerge.models.tensors import MemoryTensors
 
 if TYPE_CHECKING:

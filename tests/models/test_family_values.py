@@ -13,11 +13,11 @@ import torch
 from tests.models.making import TASKS, live_models, open_models, same_tensors, stock, tensors_of, write_models
 
 import orthomerge as om
-from orthomerge.models.config import KNOWN
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.load import quiet
 from orthomerge.models.modules import Skeleton
 from orthomerge.models.saved import verify_folder
+from orthomerge.models.stock import KNOWN
 
 WITHOUT_STOCK_CLASS = {"clip", "t5_encoder"}
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.models.extract import extract
-from orthomerge.models.pooling import cls
+from orthomerge.models.family import cls
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples

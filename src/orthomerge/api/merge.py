@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.api.open import Named, opening_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.checks import check_merge
 from orthomerge.merging.chosen import chosen_method, origin_of
 from orthomerge.merging.merged import MergedTensors
 from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.opening import Named, opening_of
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

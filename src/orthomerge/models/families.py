@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
 
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.models.family import Family, HeadLayout
-from orthomerge.models.names import (
-    deberta_names,
-    dinov2_names,
-    modern_layer_norm,
-    vit_names,
+from orthomerge.models.family import (
+    Batch,
+    Family,
+    HeadLayout,
+    cls,
+    cls_mean,
+    eos,
+    mean,
+    patches,
+    pooler,
+    projection,
+    shifted_decoder,
 )
-from orthomerge.models.open_clip import vision_names
-from orthomerge.models.pooling import cls, cls_mean, eos, mean, patches, pooler, projection, shifted_decoder
+from orthomerge.models.heads import Activation
+from orthomerge.models.names import deberta_names, dinov2_names, modern_layer_norm, vision_names, vit_names
+
+if TYPE_CHECKING:
+    import torch
 
 # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one layer.
 _BERT = Family(
@@ -275,3 +285,35 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
         return fitting["clip_classifier" if linear else "clip"]
     decoder = any("decoder." in name for name in names)
     return fitting["t5" if decoder and not linear else "t5_encoder"]
+
+
+def generic(prefix: str, head_layers: Sequence[str] = (), activation: Activation | None = None) -> Family:
+    """A module that keeps its encoder under `prefix` and its head in one or two linear layers."""
+    layers = tuple(head_layers)
+    if len(layers) > 2:
+        raise RecipeError(f"a head has one or two layers, got {len(layers)}: {', '.join(layers)}")
+    if activation is not None and activation not in get_args(Activation):
+        raise RecipeError(f"unknown activation {activation!r}; {nearest(activation, get_args(Activation))}")
+    if (len(layers) == 2) != (activation is not None):
+        raise RecipeError(
+            f"a head of two layers needs an activation between them, and only such a head has one; "
+            f"got {len(layers)} layers and activation {activation or 'none'}"
+        )
+    return Family(
+        name="generic",
+        title="any module",
+        model_types=(),
+        modality="other",
+        encoder_class="",
+        prefix=prefix if not prefix or prefix.endswith(".") else f"{prefix}.",
+        head=HeadLayout(layers, activation) if layers else None,
+        poolings={"output": _output},
+    )
+
+
+def _output(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    import torch
+
+    if not isinstance(output, torch.Tensor):
+        raise RecipeError(f"a generic encoder must return its features as one tensor, got {type(output).__name__}")
+    return output

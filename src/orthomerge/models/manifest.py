@@ -14,10 +14,9 @@ from orthomerge.core.errors import CheckpointError, nearest, some
 from orthomerge.files.documents import read_json
 from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.ownership import MANIFEST
-from orthomerge.models.families import FAMILIES
+from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
-from orthomerge.models.generic import generic
 from orthomerge.models.heads import Activation
 from orthomerge.models.kinds import KINDS
 from orthomerge.models.model import Access

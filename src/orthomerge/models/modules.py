@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
-from orthomerge.models.config import KNOWN
 from orthomerge.models.load import quiet
+from orthomerge.models.stock import KNOWN
 from orthomerge.models.tensors import ContentHash, Tensors
 
 if TYPE_CHECKING:
