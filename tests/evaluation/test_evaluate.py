@@ -35,7 +35,7 @@ from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import lines
 from orthomerge.models import encoding, modules
 from orthomerge.models.extract import extract
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import head_of
 from orthomerge.models.load import quiet
 

@@ -155,7 +155,7 @@ class Model:
 
         One input gives a dict by task, a list of inputs a list of such dicts in the same order.
         """
-        from orthomerge.models.predicting import predict
+        from orthomerge.models.encoding import predict
 
         return predict(self, inputs, tasks=tasks, device=device, batch_size=batch_size)
 

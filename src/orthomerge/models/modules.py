@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -48,11 +47,15 @@ def stock_config(family: Family, config: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent."""
+    """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent.
+
+    `architecture`: the same for modules that can hold each other's weights.
+    """
 
     module: torch.nn.Module
     names: Mapping[str, str]
     specs: Mapping[str, Spec]
+    architecture: str = ""
 
     @classmethod
     def build(
@@ -73,7 +76,7 @@ class Skeleton:
         tags = {key: torch.full(spec.shape, float(_FIRST + place)) for place, (key, spec) in enumerate(specs.items())}
         module = _load(family, stock_config(family, config), tags, options)
         names = _places(family, module, tags)
-        return cls(module.to(_widest(specs)).eval(), names, specs)
+        return cls(module.to(_widest(specs)).eval(), names, specs, _architecture(family, config, specs))
 
     def fill(self, tensors: Tensors, *, content: ContentHash | None = None) -> None:
         """Copy a stream of tensors into the module; `content` is fed what passes by."""
@@ -100,32 +103,34 @@ def loaded(encoder: Encoder) -> Skeleton:
 
     The last two are kept, and refilled where the next encoder has the same architecture.
     """
-    for key, (skeleton, owner) in _kept.items():
-        if owner() is encoder:
-            _kept.move_to_end(key)
-            return skeleton
-    specs = dict(encoder.tensors.specs)
-    architecture = _architecture(encoder.family, encoder.config, specs)
-    skeleton = _free(architecture) or Skeleton.build(encoder.family, encoder.config, specs)
-    skeleton.module.to("cpu")
-    content = None if encoder.knows_digest else ContentHash(specs, encoder.family.prefix)
-    skeleton.fill(encoder.tensors, content=content)
-    if content is not None:
-        encoder.remember(content.digest())
-    _kept[architecture, id(skeleton)] = (skeleton, weakref.ref(encoder))
+    skeleton = next((skeleton for skeleton, owner in _kept if owner() is encoder), None)
+    if skeleton is None:
+        specs = dict(encoder.tensors.specs)
+        skeleton = unshared(encoder.family, encoder.config, specs)
+        skeleton.module.to("cpu")
+        content = None if encoder.knows_digest else ContentHash(specs, encoder.family.prefix)
+        skeleton.fill(encoder.tensors, content=content)
+        if content is not None:
+            encoder.remember(content.digest())
+    _kept[:] = [each for each in _kept if each[0] is not skeleton]
+    _kept.append((skeleton, weakref.ref(encoder)))
     return skeleton
 
 
 def finished(encoder: Encoder) -> None:
     """Let the module of an encoder be refilled for the next one of its architecture."""
-    for key, (skeleton, owner) in list(_kept.items()):
-        if owner() is encoder:
-            _kept[key] = (skeleton, _nobody)
+    _kept[:] = [(skeleton, _nobody if owner() is encoder else owner) for skeleton, owner in _kept]
 
 
 def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
-    """A module with any weights that nobody else will see."""
-    return _free(_architecture(family, config, specs)) or Skeleton.build(family, config, specs)
+    """A module with any weights that nobody else will see: one that may be refilled, else a new one."""
+    free = [skeleton for skeleton, owner in _kept if owner() is None]
+    if len(_kept) - len(free) >= _MOST_KEPT:
+        free.append(next(skeleton for skeleton, owner in _kept if owner() is not None))
+    _kept[:] = [each for each in _kept if each[0] not in free]
+    architecture = _architecture(family, config, specs)
+    same = next((skeleton for skeleton in free if skeleton.architecture == architecture), None)
+    return same or Skeleton.build(family, config, specs)
 
 
 def release() -> None:
@@ -133,23 +138,11 @@ def release() -> None:
     _kept.clear()
 
 
-_Kept = OrderedDict[tuple[str, int], "tuple[Skeleton, Callable[[], Encoder | None]]"]
-_kept: _Kept = OrderedDict()
+_kept: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with whose weights they hold; the last used is last
 
 
 def _nobody() -> Encoder | None:
     return None
-
-
-def _free(architecture: str) -> Skeleton | None:
-    """A module of an architecture that may be refilled; there is one only when enough are kept."""
-    gone = [key for key, (_, owner) in _kept.items() if owner() is None]
-    if len(_kept) - len(gone) >= _MOST_KEPT:
-        gone.append(next(key for key in _kept if key not in gone))
-    free = [_kept.pop(key)[0] for key in gone if key[0] == architecture]
-    for key in gone:
-        _kept.pop(key, None)
-    return free[0] if free else None
 
 
 def _architecture(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> str:
@@ -189,8 +182,8 @@ def _load(family: Family, config: Any, tags: Mapping[str, torch.Tensor], options
                 f"the weights do not fit {family.encoder_class}: {what} {some(sorted(keys))}; "
                 "no weight is ever initialised at random"
             )
-    found: torch.nn.Module = module
-    return found
+    built: torch.nn.Module = module
+    return built
 
 
 def _places(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,9 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeErr
 from orthomerge.core.schema import build
 from orthomerge.files.documents import read_json
 from orthomerge.files.hashing import algorithm_of
-from orthomerge.files.links import contained
+from orthomerge.files.links import contained, leaves
 from orthomerge.files.paths import RawFile
 from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.licences import licence_of
 from orthomerge.models.opening import Live, Opening, as_live, reference
 from orthomerge.models.tensors import content_digest
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 
 _MOST_BYTES = 64 << 20
+_CARD = "README.md"
+_MOST_CARD, _LONGEST_LICENCE = 64 << 10, 100  # characters
+_HEADER = re.compile(r"\ufeff?\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_LICENCE = re.compile(r"^(license|license_name):(.*(?:\n[ \t]*- .*)*)", re.MULTILINE)
 _SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to be worth much to anybody else
 
 
@@ -105,6 +109,32 @@ def short_hashes(examples: Examples) -> tuple[str, ...]:
     return tuple(hashlib.sha256(_input_bytes(item)).hexdigest()[:_SHORT] for item in examples.inputs)
 
 
+def licence_of(path: Path, *, reference: str = "", revision: str | None = None) -> str | None:
+    """What the header of the model card in a folder says, as text; None where it says nothing, or cannot be read.
+
+    A model of the hub is fetched without its card, which is asked for here; if there is no answer, it is unknown.
+    """
+    if not path.is_dir():  # a bare file: what lies beside it need not be of it
+        return None
+    card = path / _CARD
+    if not card.is_file() and revision is not None:
+        card = _fetched_card(reference.partition("@")[0], revision) or card
+    elif leaves(card, path):
+        return None
+    try:
+        with card.open(encoding="utf-8", errors="replace") as file:
+            header = _HEADER.match(file.read(_MOST_CARD))
+    except OSError:
+        return None
+    # Two plain keys: a whole YAML document could be a bomb.
+    fields = {name: re.split(r"[,\n]", value) for name, value in _LICENCE.findall(header[1] if header else "")}
+    names, (own_name, *_) = fields.get("license", []), fields.get("license_name", [""])
+    licence = ", ".join(filter(None, (name.strip(" \t\r-[]'\"") for name in names)))
+    if licence == "other" and own_name.strip():
+        licence = f"other ({own_name.strip()})"
+    return "".join(char for char in licence if char.isprintable())[:_LONGEST_LICENCE] or None
+
+
 def reopen_experts(
     model: Model,
     *,
@@ -154,6 +184,17 @@ def _input(source: Checkpoint | Adapter, name: str, experts: Experts, task: str)
     files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
     licence = licence_of(source.path, reference=name, revision=revision)
     return {"name": name if revision else Path(name).name, "revision": revision, "license": licence, "files": files}
+
+
+def _fetched_card(name: str, revision: str) -> Path | None:
+    try:
+        from huggingface_hub import constants, hf_hub_download
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        return Path(hf_hub_download(name, _CARD, revision=revision))
+    except Exception:  # noqa: BLE001 - whatever it is: a card is no reason for a merge to fail
+        return None
 
 
 def _without_path(expert: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.subject import Subject
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.opening import Expert, Opening
 
 if TYPE_CHECKING:
