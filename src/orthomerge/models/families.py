@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.models.family import (
@@ -26,33 +26,33 @@ from orthomerge.models.names import deberta_names, dinov2_names, modern_layer_no
 if TYPE_CHECKING:
     import torch
 
+
+def _stock(names: tuple[str, str, str], *, task: Literal["Sequence", "Image"] = "Sequence", **fields: Any) -> Family:
+    """A family of which transformers has an encoder, and a classifier that keeps it under the family's name.
+
+    `names`: of the family, its title, and the start of the names of its classes.
+    """
+    name, title, stem = names
+    classes = {"encoder_class": f"{stem}Model", "architecture": f"{stem}For{task}Classification"}
+    usual = {"modality": "text" if task == "Sequence" else "image", "model_types": (name,), "prefix": f"{name}."}
+    return Family(name=name, title=title, **{**classes, **usual, **fields})
+
+
 # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one layer.
-_BERT = Family(
-    name="bert",
-    title="BERT",
-    model_types=("bert",),
-    modality="text",
-    encoder_class="BertModel",
-    prefix="bert.",
+_BERT = _stock(
+    ("bert", "BERT", "Bert"),
     head=HeadLayout(("classifier",)),
     poolings={"pooler": pooler, "cls": cls, "mean": mean},
-    architecture="BertForSequenceClassification",
     optional=("pooler.*", "embeddings.position_ids"),
     foreign=("cls.*",),
     adapt=modern_layer_norm,
 )
 
 # Liu et al. 2019, arXiv 1907.11692. The bare first token goes into a head of two layers; the pooler is unused.
-_ROBERTA = Family(
-    name="roberta",
-    title="RoBERTa",
-    model_types=("roberta",),
-    modality="text",
-    encoder_class="RobertaModel",
-    prefix="roberta.",
+_ROBERTA = _stock(
+    ("roberta", "RoBERTa", "Roberta"),
     head=HeadLayout(("classifier.dense", "classifier.out_proj"), "tanh"),
     poolings={"cls": cls, "mean": mean},
-    architecture="RobertaForSequenceClassification",
     encoder_options={"add_pooling_layer": False},
     optional=("pooler.*", "embeddings.position_ids"),
     foreign=("lm_head.*",),
@@ -80,48 +80,32 @@ _CAMEMBERT = replace(
 )
 
 # Sanh et al. 2019, arXiv 1910.01108. The first token goes into a head of two layers with ReLU between.
-_DISTILBERT = Family(
-    name="distilbert",
-    title="DistilBERT",
-    model_types=("distilbert",),
-    modality="text",
-    encoder_class="DistilBertModel",
-    prefix="distilbert.",
+_DISTILBERT = _stock(
+    ("distilbert", "DistilBERT", "DistilBert"),
     head=HeadLayout(("pre_classifier", "classifier"), "relu"),
     poolings={"cls": cls, "mean": mean},
-    architecture="DistilBertForSequenceClassification",
     optional=("embeddings.position_ids",),
     foreign=("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
     adapt=modern_layer_norm,
 )
 
 # Clark et al. 2020, arXiv 2003.10555. The first token goes into a head of two layers with GELU between; no pooler.
-_ELECTRA = Family(
-    name="electra",
-    title="ELECTRA",
-    model_types=("electra",),
-    modality="text",
-    encoder_class="ElectraModel",
-    prefix="electra.",
+_ELECTRA = _stock(
+    ("electra", "ELECTRA", "Electra"),
     head=HeadLayout(("classifier.dense", "classifier.out_proj"), "gelu"),
     poolings={"cls": cls, "mean": mean},
-    architecture="ElectraForSequenceClassification",
     optional=("embeddings.position_ids",),
     foreign=("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
     adapt=modern_layer_norm,
 )
 
 # He et al. 2021, arXiv 2006.03654 and 2111.09543. The first token goes through `pooler.dense`, part of the head here.
-_DEBERTA_V2 = Family(
-    name="deberta_v2",
-    title="DeBERTa-v2 / v3",
+_DEBERTA_V2 = _stock(
+    ("deberta_v2", "DeBERTa-v2 / v3", "DebertaV2"),
     model_types=("deberta-v2",),
-    modality="text",
-    encoder_class="DebertaV2Model",
     prefix="deberta.",
     head=HeadLayout(("pooler.dense", "classifier"), "gelu"),
     poolings={"cls": cls, "mean": mean},
-    architecture="DebertaV2ForSequenceClassification",
     # Old files keep absolute positions even where the model (position_biased_input: false) does not use them.
     optional=("embeddings.position_embeddings.*", "embeddings.position_ids"),
     foreign=("cls.*", "lm_predictions.*", "mask_predictions.*"),
@@ -163,16 +147,11 @@ _T5_ENCODER = Family(
 )
 
 # Dosovitskiy et al. 2021, arXiv 2010.11929. The [CLS] token after the last norm goes into one linear layer.
-_VIT = Family(
-    name="vit",
-    title="ViT",
-    model_types=("vit",),
-    modality="image",
-    encoder_class="ViTModel",
-    prefix="vit.",
+_VIT = _stock(
+    ("vit", "ViT", "ViT"),
+    task="Image",
     head=HeadLayout(("classifier",)),
     poolings={"cls": cls, "mean": patches(1)},
-    architecture="ViTForImageClassification",
     encoder_options={"add_pooling_layer": False},
     optional=("pooler.*", "embeddings.mask_token"),
     foreign=("decoder.*",),
@@ -180,16 +159,11 @@ _VIT = Family(
 )
 
 # Touvron et al. 2021, arXiv 2012.12877. ViT with a distillation token, which its plain classifier does not read.
-_DEIT = Family(
-    name="deit",
-    title="DeiT",
-    model_types=("deit",),
-    modality="image",
-    encoder_class="DeiTModel",
-    prefix="deit.",
+_DEIT = _stock(
+    ("deit", "DeiT", "DeiT"),
+    task="Image",
     head=HeadLayout(("classifier",)),
     poolings={"cls": cls, "mean": patches(2)},
-    architecture="DeiTForImageClassification",
     encoder_options={"add_pooling_layer": False},
     optional=("pooler.*", "embeddings.mask_token"),
     # The distilled models have two heads, averaged by a class of its own: no head that an expert could have.
@@ -198,16 +172,11 @@ _DEIT = Family(
 )
 
 # Oquab et al. 2023, arXiv 2304.07193. [CLS] and the mean of the patches, side by side (2d features), go into one layer.
-_DINOV2 = Family(
-    name="dinov2",
-    title="DINOv2",
-    model_types=("dinov2",),
-    modality="image",
-    encoder_class="Dinov2Model",
-    prefix="dinov2.",
+_DINOV2 = _stock(
+    ("dinov2", "DINOv2", "Dinov2"),
+    task="Image",
     head=HeadLayout(("classifier",)),
     poolings={"cls_mean": cls_mean, "cls": cls, "mean": patches(1)},
-    architecture="Dinov2ForImageClassification",
     optional=("embeddings.mask_token",),
     adapt=dinov2_names,
 )
