@@ -84,7 +84,7 @@ def test_encoder_pooling_and_head_give_the_stock_logits(
     model = build(found.architecture, name)
     batch = batch_for(found, model.config)
     encoder, tensors = split_off(save(model, tmp_path / "whole"), found, account)
-    assert set(tensors) == set(found.head.names())
+    assert set(tensors) == set(found.head.parts().values())
     head = make_head(found.head, tensors)
     with torch.no_grad():
         features = found.features(encoder, batch, found.default_pooling)

@@ -73,7 +73,12 @@ def test_generic() -> None:
     found = generic("backbone", ["head.dense", "head.out"], "relu")
     assert found.prefix == "backbone."
     assert found.head is not None
-    assert found.head.names() == ("head.dense.weight", "head.dense.bias", "head.out.weight", "head.out.bias")
+    assert found.head.parts() == {
+        "hidden.weight": "head.dense.weight",
+        "hidden.bias": "head.dense.bias",
+        "weight": "head.out.weight",
+        "bias": "head.out.bias",
+    }
     assert generic("net.").prefix == "net."
     assert generic("").prefix == ""
     assert generic("").head is None

@@ -241,9 +241,9 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
     """
     fitting = {row.name: row for row in FAMILIES.values() if model_type in row.model_types}
     if not fitting:
-        known = sorted({kind for row in FAMILIES.values() for kind in row.model_types})
+        model_types = sorted({kind for row in FAMILIES.values() for kind in row.model_types})
         raise RecipeError(
-            f"unknown model type {model_type!r} ({nearest(model_type, known)}); for any other model write "
+            f"unknown model type {model_type!r} ({nearest(model_type, model_types)}); for any other model write "
             "`family: generic` in the recipe, with its `encoder_prefix` and the `head` of each expert"
         )
     if len(fitting) == 1:

@@ -40,8 +40,11 @@ class HeadLayout:
     activation: Activation | None = None
     normalise: bool = False
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"{layer}.{part}" for layer in self.layers for part in ("weight", "bias"))
+    def parts(self) -> dict[str, str]:
+        """Part of a head (`weight`, `hidden.bias`, ...) -> name of its tensor, first layer first."""
+        prefixes = ("hidden.", "")[-len(self.layers) :]
+        layers = zip(prefixes, self.layers, strict=True)
+        return {f"{part}{piece}": f"{layer}.{piece}" for part, layer in layers for piece in ("weight", "bias")}
 
 
 @dataclass(frozen=True)

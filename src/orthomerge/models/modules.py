@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
 from orthomerge.models.load import quiet
+from orthomerge.models.split import matches
 from orthomerge.models.stock import KNOWN
 from orthomerge.models.tensors import ContentHash, Tensors
 
@@ -174,7 +175,7 @@ def _load(family: Family, config: Any, tags: Mapping[str, torch.Tensor], options
     problems = {
         "it lacks": info["missing_keys"],
         "its config gives other shapes to": mismatched,
-        "the model has no place for": {key for key in info["unexpected_keys"] if not _matches(key, optional)},
+        "the model has no place for": {key for key in info["unexpected_keys"] if not matches(key, optional)},
     }
     for what, keys in problems.items():
         if keys:
@@ -212,7 +213,3 @@ def _widest(specs: Mapping[str, Spec]) -> torch.dtype:
 
     dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
-
-
-def _matches(key: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in patterns)

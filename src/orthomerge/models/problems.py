@@ -217,8 +217,8 @@ def _head(where: str, expert: Source, specs: Mapping[str, Spec], family: Family,
     first = head.get("hidden.weight", head["weight"])
     widths = _widths(base, family) if family.encoder_class else set()
     if widths and (width := specs[first].shape[1]) not in widths:
-        made = " or ".join(map(str, sorted(widths)))
-        yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {made}", _SAME_BASE)
+        sizes = " or ".join(map(str, sorted(widths)))
+        yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {sizes}", _SAME_BASE)
     rows = specs[head["weight"]].shape[0]
     kind = (expert.checkpoint.config or {}).get("problem_type") if isinstance(expert.checkpoint, Checkpoint) else None
     if rows == 1 or kind in ("regression", "multi_label_classification"):

@@ -167,8 +167,8 @@ def check_parts(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, act
 def verify_folder(folder: Path) -> list[str]:
     """Compute every hash of an output folder again; what is wrong, in words (empty: all is well)."""
     files = read_manifest(folder, any_name=True)["files"]
-    found = {name: file_problem(folder, name, expected) for name, expected in files.items()}
-    problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in found.items() if what]
+    wrong = {name: file_problem(folder, name, expected) for name, expected in files.items()}
+    problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in wrong.items() if what]
     for file in sorted(file for file in folder.rglob("*") if file.is_symlink() or file.is_file()):
         name = file.relative_to(folder).as_posix()
         if name in files or name in (MANIFEST, LOCAL):

@@ -50,8 +50,6 @@ KNOWN = frozenset(
         "use_swiglu_ffn", "vocab_size",
     }
 )  # fmt: skip
-# Number of layers -> what stands before `weight` and `bias` of each, first to last.
-PARTS = {1: ("",), 2: ("hidden.", "")}
 
 
 def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -102,12 +100,7 @@ def head_names(family: Family, head: Head) -> dict[str, str]:
     layout = family.head
     if layout is None or len(layout.layers) != (2 if head.hidden is not None else 1):
         return {part: part for part in parts}
-    return {
-        prefix + piece: f"{layer}.{piece}"
-        for layer, prefix in zip(layout.layers, PARTS[len(layout.layers)], strict=True)
-        for piece in ("weight", "bias")
-        if prefix + piece in parts
-    }
+    return {part: name for part, name in layout.parts().items() if part in parts}
 
 
 def named_tensors(family: Family, head: Head) -> dict[str, torch.Tensor]:

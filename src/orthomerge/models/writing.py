@@ -223,10 +223,10 @@ def _inputs(model: Model) -> list[Path]:
     return [*(source.path for source in opened if not source.in_memory), *places, *folder]
 
 
-def _finish(folder: Path, manifest: dict[str, Any], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The last two files: card, and manifest with the table of all others; `known` rows are not hashed again."""
+def _finish(folder: Path, manifest: dict[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The last two files: card, and manifest with the table of all others; files in `rows` are not hashed again."""
     write_bytes(folder / README, model_card(manifest).encode())
-    manifest = {**manifest, "files": file_table(folder, known)}
+    manifest = {**manifest, "files": file_table(folder, rows)}
     write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -262,7 +262,7 @@ def _keep(path: Path, target: Path) -> None:
         shutil.copy2(path, target, follow_symlinks=False)
 
 
-def file_table(folder: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Size and hash of every file; those of a link are of what it leads to, which is a file of the same folder."""
     table: dict[str, Mapping[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
@@ -271,9 +271,9 @@ def file_table(folder: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str
             continue
         if path.is_symlink():
             target = (path.parent / path.readlink()).resolve().relative_to(folder.resolve()).as_posix()
-            table[name] = {**(known.get(target) or table.get(target) or _row(path)), "link": target}
+            table[name] = {**(rows.get(target) or table.get(target) or _row(path)), "link": target}
         else:
-            table[name] = known.get(name) or _row(path)
+            table[name] = rows.get(name) or _row(path)
     return table
 
 
