@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.encoder import Encoder
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.heads import Head, Linear
+from orthomerge.models.modules import Encoder
 from orthomerge.models.stock import encoder_config
 from orthomerge.models.tensors import MemoryTensors
 

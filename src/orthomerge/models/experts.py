@@ -11,8 +11,8 @@ from orthomerge.core.errors import OrthomergeError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.files.lora import Adapter, AdapterSource
 from orthomerge.files.opening import open_checkpoint, open_expert
-from orthomerge.models.encoder import Encoder
 from orthomerge.models.model import Model, Origin
+from orthomerge.models.modules import Encoder
 from orthomerge.models.opening import live_checkpoint
 from orthomerge.models.problems import Problem, base_problems, code_problems, source_problems
 from orthomerge.models.processors import ProcessorSource
@@ -21,9 +21,11 @@ from orthomerge.models.sources import (
     Source,
     choose_family,
     head_layout,
+    linearised_experts,
     merged_and_copied,
     model_config,
     read_head,
+    shared_checkpoints,
     specs_of,
     stored_labels,
     with_stock_names,
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
 
 Value = TypeVar("Value")
-_LINEARISED = ("linearised", "tau_jp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +186,7 @@ class _Opener:
             if source is not None:
                 opened[task] = source
         base = self._open_base(opened)
-        self.notes += _given_twice({**opened, **({"the base": base} if base and self.opening.base else {})})
+        self.notes += shared_checkpoints({**opened, **({"the base": base} if base and self.opening.base else {})})
         if base is None:
             return None
         for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
@@ -193,7 +194,7 @@ class _Opener:
         family = self._attempt("family", lambda: choose_family(self.opening, base, opened))
         if family is None:
             return None
-        if linear := _linearised(opened):
+        if linear := linearised_experts(opened):
             self.notes.append(
                 f"{some(linear)}: linearised, so what was trained is a linear model; evaluate, export and align read "
                 "the merge as the ordinary network, orthomerge.models.linearised.linearise as the linear one"
@@ -288,17 +289,3 @@ class _Opener:
         tuning = notes.get("tuning")
         length = tuning.get("max_length") if isinstance(tuning, dict) else None
         return pooling, length if family.modality == "text" and type(length) is int and length > 0 else None
-
-
-def _given_twice(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
-    """Experts that are one and the same file: fine for a model of several heads, else a slip of the pen."""
-    tasks: dict[str, list[str]] = {}
-    for task, source in opened.items():
-        tasks.setdefault(str(source.path), []).append(task)
-    return [f"{some(same)} are one model, {path}" for path, same in tasks.items() if len(same) > 1]
-
-
-def _linearised(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
-    """The experts that say of themselves that they are tangent models."""
-    notes = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
-    return [task for task, note in notes.items() if isinstance(note, dict) and note.get("mode") in _LINEARISED]

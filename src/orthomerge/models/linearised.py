@@ -24,9 +24,9 @@ from torch.func import functional_call, jvp
 from orthomerge.core.errors import IncompatibleError, nearest
 
 if TYPE_CHECKING:
-    from orthomerge.models.encoder import Encoder
     from orthomerge.models.family import Family
     from orthomerge.models.model import Model
+    from orthomerge.models.modules import Encoder
 
 
 class LinearisedEncoder(nn.Module):

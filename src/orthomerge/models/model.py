@@ -15,11 +15,11 @@ from orthomerge.core.errors import RecipeError, nearest
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.models.encoder import Encoder, Mode
     from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
     from orthomerge.models.heads import Extra, Head
     from orthomerge.models.kinds import Prediction
+    from orthomerge.models.modules import Encoder, Mode
     from orthomerge.models.multihead import MultiHead
     from orthomerge.models.processors import ProcessorSource
     from orthomerge.models.tensors import Tensors

@@ -14,10 +14,10 @@ from orthomerge.files.links import contained, is_plain_name, leaves
 from orthomerge.files.ownership import LOCAL, MANIFEST
 from orthomerge.files.paths import RawFile
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.encoder import Encoder
 from orthomerge.models.heads import Head
 from orthomerge.models.manifest import EXTRA, HEAD, manifest_family, read_manifest
 from orthomerge.models.model import Model, Origin
+from orthomerge.models.modules import Encoder
 from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.reopening import read_local
 from orthomerge.models.tensors import ContentHash, FileTensors

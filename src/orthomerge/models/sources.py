@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import torch
 
 
+_LINEARISED = ("linearised", "tau_jp")
+
+
 @dataclass(frozen=True)
 class Source:
     """One expert, opened and split. `labels` are in the order of the head's rows."""
@@ -127,6 +130,20 @@ def merged_and_copied(
         held |= reference.keys()  # an adapter leaves the rest as it is: zero deltas, which count as such in a trim
     merged = {key: spec for key, spec in reference.items() if is_float(spec.dtype) and key in held}
     return merged, {key: spec for key, spec in reference.items() if key not in merged}
+
+
+def shared_checkpoints(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
+    """Experts that are one and the same file: fine for a model of several heads, else a slip of the pen."""
+    tasks: dict[str, list[str]] = {}
+    for task, source in opened.items():
+        tasks.setdefault(str(source.path), []).append(task)
+    return [f"{some(same)} are one model, {path}" for path, same in tasks.items() if len(same) > 1]
+
+
+def linearised_experts(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
+    """The experts that say of themselves that they are tangent models."""
+    notes = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
+    return [task for task, note in notes.items() if isinstance(note, dict) and note.get("mode") in _LINEARISED]
 
 
 def read_head(base: Checkpoint, source: Source) -> Head:
