@@ -1170,7 +1170,7 @@ DATA = (
         51,
         "inputs that end early or change their number",
         (
-            Held("tests/data/test_processing.py::test_what_is_wrong_with_batches"),
+            Held("tests/models/test_processing.py::test_what_is_wrong_with_batches"),
             Held("tests/evaluation/test_metrics.py::test_a_classifier_that_loses_inputs"),
         ),
     ),

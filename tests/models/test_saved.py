@@ -273,6 +273,8 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "no family": (drop("family"), r"has no 'family'"),
     "family is a number": (put("family", value=3), r"'family' must be a string, got 3"),
     "no pooling": (drop("heads", "two", "pooling"), r"has no 'heads\.two\.pooling'"),
+    "no activation": (drop("heads", "two", "activation"), r"has no 'heads\.two\.activation'"),
+    "no length": (drop("heads", "two", "max_length"), r"has no 'heads\.two\.max_length'"),
     "pooling is null": (put("heads", "two", "pooling", value=None), r"pooling' must be a string, got NoneType"),
     "encoder is a string": (put("encoder", value="x"), r"'encoder' must be an object, got 'x'"),
     "no prefix": (drop("encoder", "prefix"), r"has no 'encoder\.prefix'"),

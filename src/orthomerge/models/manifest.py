@@ -59,8 +59,8 @@ _HEAD_SHAPE = {
     "pooling": _STRING,
     "normalise": _BOOL,
     "names": {"*": _STRING},
-    "activation?": _one_of((None, *get_args(Activation))),
-    "max_length?": _LENGTH,
+    "activation": _one_of((None, *get_args(Activation))),
+    "max_length": _LENGTH,
     "extra?": _Kind("null or a string", lambda value: value is None or isinstance(value, str)),
 }
 _SHAPE = {
