@@ -31,9 +31,9 @@ from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.loop import Loop
 from orthomerge.fitting.mask import Mask
+from orthomerge.models.family import cls, mean
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.load import quiet
-from orthomerge.models.pooling import cls, mean
 
 TASKS, CLASSES, LENGTH = 8, 10, 128
 BARS = {"plain": 1.25, "straightforward": 4.0}

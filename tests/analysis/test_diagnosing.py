@@ -30,7 +30,7 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.merging.merged import MergedTensors
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.model import Model
 from orthomerge.suites import digits
 from orthomerge.suites.digits import digit_tasks

@@ -33,7 +33,7 @@ from orthomerge.merging.methods import FITTED
 from orthomerge.models import modules
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
 from orthomerge.tuning.state import RunState

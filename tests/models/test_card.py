@@ -21,8 +21,8 @@ from orthomerge.evaluation.records import Record
 from orthomerge.files.hub import fetch
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.card import model_card
-from orthomerge.models.licences import licence_of
 from orthomerge.models.manifest import read_manifest
+from orthomerge.models.reopening import licence_of
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.writing import rewrite_card
 from orthomerge.runs.card import evaluation_of
@@ -120,7 +120,7 @@ def test_data_used(out: Path, tmp_path: Path) -> None:
         ("---\nlicense: other\nlicense_name: mine\n---\n", "other (mine)"),
         ('---\nwidget: a & b *\nlicense: "mit"\n---\n', "mit"),
         ("---\nlicense: mit\n", None),
-        ("---\nlicense: 3\n---\n", None),
+        ("---\nlicense:\n- mit\n- apache-2.0\ntags: [x]\n---\n", "mit, apache-2.0"),
         ("---\n- license\n---\n", None),
         ("---\na: b: c\n---\n", None),
         ("---\ntags: [x]\n---\n", None),

@@ -22,8 +22,8 @@ from orthomerge.analysis.looks import Looks, sample
 from orthomerge.data.task import Examples
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.extract import extract
+from orthomerge.models.family import cls
 from orthomerge.models.heads import Head, head_of
-from orthomerge.models.pooling import cls
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Task

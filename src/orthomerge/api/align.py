@@ -20,8 +20,7 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
 from orthomerge.models.model import Model
-from orthomerge.models.reopening import reopen_experts
-from orthomerge.models.seen import short_hashes
+from orthomerge.models.reopening import reopen_experts, short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.merging.merged import DTYPE_NAMES, copied_tensor
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.extract import device_of
-from orthomerge.models.seen import short_hashes
+from orthomerge.models.reopening import short_hashes
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 from orthomerge.tuning.state import RunState

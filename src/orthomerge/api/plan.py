@@ -12,8 +12,9 @@ from orthomerge.files.publish import check_room, check_target
 from orthomerge.merging.merged import DTYPE_NAMES
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import MEMORY
-from orthomerge.models.experts import Experts, Parts, open_experts
+from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.problems import Problem
+from orthomerge.models.sources import Parts
 from orthomerge.runs.recipe import Recipe
 
 

@@ -20,7 +20,7 @@ from orthomerge.runs.recipe import Recipe, load_recipe_mapping, parse_value
 
 if TYPE_CHECKING:
     from orthomerge.api.plan import Plan
-    from orthomerge.models.experts import Parts
+    from orthomerge.models.sources import Parts
 
 AUTO = "auto"  # a scale that is chosen on validation data
 # Names of glibc's malloc.h.

@@ -18,12 +18,12 @@ from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
 from orthomerge.models.extract import device_of
 from orthomerge.models.split import TIED
-from orthomerge.models.tensors import in_writing_order
-from orthomerge.models.weights import EncoderWeights
+from orthomerge.models.tensors import EncoderWeights, in_writing_order
 
 if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
-    from orthomerge.models.experts import Experts, Source
+    from orthomerge.models.experts import Experts
+    from orthomerge.models.sources import Source
 
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}

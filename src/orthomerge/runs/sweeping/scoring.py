@@ -26,7 +26,7 @@ from orthomerge.files.run_folder import claim
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.model import Model
-from orthomerge.models.writing import record_of
+from orthomerge.models.reopening import record_of
 from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sweeping.cells import Variant, readouts_of, sweep_of
 from orthomerge.runs.sweeping.choosing import Failure
