@@ -129,7 +129,7 @@ def stand_for(name: str, experts: Path) -> Iterator[Stand]:
         with injector(
             root,
             warm=[[*older, "--out", str(folder / "older")]],
-            settings={"orthomerge.fitting.loop:_BETWEEN": 0.0},  # a fit keeps its state at every look
+            settings={"orthomerge.fitting.fit:_BETWEEN": 0.0},  # a fit keeps its state at every look
         ) as process:
             found = Stand(name, process, words, folder / "older", {})
             ran = found.run(Scenario("count"))

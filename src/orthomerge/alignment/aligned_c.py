@@ -33,10 +33,11 @@ import torch
 from torch.nn.functional import normalize
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one, require_finite
+from orthomerge.alignment.descent import Adam, require_finite
 from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.problem import Problem
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, Linear

@@ -25,11 +25,12 @@ from dataclasses import dataclass
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, not_negative
+from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.orth_m import excess
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
+from orthomerge.core.checks import not_negative
 from orthomerge.models.extract import device_of
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head

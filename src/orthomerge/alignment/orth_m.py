@@ -21,10 +21,11 @@ import torch
 
 from orthomerge.alignment.aligned_m import losses, train_matrix
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, not_negative
+from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
+from orthomerge.core.checks import not_negative
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 

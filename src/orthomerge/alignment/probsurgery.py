@@ -24,8 +24,9 @@ import torch
 
 from orthomerge.alignment import surgery
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one, not_negative
+from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.surgery import Module, SurgeryHead
+from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 

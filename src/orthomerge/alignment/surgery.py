@@ -23,8 +23,9 @@ from dataclasses import dataclass
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one
+from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.problem import Problem
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import CheckpointError
 from orthomerge.models.extract import device_of
 from orthomerge.models.features import FeaturePair

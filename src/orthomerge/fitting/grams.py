@@ -23,7 +23,7 @@ from orthomerge.core.errors import IncompatibleError, NumericalError
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 Layers = Mapping[str, Sequence[nn.Linear]]
@@ -39,20 +39,20 @@ class _Enough(Exception):  # noqa: N818 - no error: everything was seen
 def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
     """The modules of every linear weight, by the weight's name."""
     names = {id(parameter): name for name, parameter in encoder.named_parameters()}
-    found: dict[str, tuple[nn.Linear, ...]] = {}
+    layers: dict[str, tuple[nn.Linear, ...]] = {}
     others: set[str] = set()
     for module in encoder.modules():
         if isinstance(module, nn.Linear):
             name = names[id(module.weight)]
-            found[name] = (*found.get(name, ()), module)
+            layers[name] = (*layers.get(name, ()), module)
         else:
             others |= {names[id(parameter)] for parameter in module.parameters(recurse=False)}
-    return {name: modules for name, modules in found.items() if name not in others}
+    return {name: modules for name, modules in layers.items() if name not in others}
 
 
 @contextmanager
 def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
-    """Inside, `see` is told of every layer that is called and what it reads."""
+    """Inside, every call of a layer calls `see` with the layer's name and input."""
     handles = [
         module.register_forward_pre_hook(partial(_tell, see, name), with_kwargs=True)
         for name, modules in layers.items()
@@ -68,15 +68,15 @@ def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterat
 @torch.no_grad()
 def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
     """The layers in the order in which a forward pass calls them, as often as it does."""
-    found: list[str] = []
+    calls: list[str] = []
     first = inputs.targets[setting.tasks[0]].rows[:1]
-    with watching(linear_layers(setting.encoder.module), lambda name, _: found.append(name)):
-        setting.encoder.features(inputs.batch(first))
-    if not found:
+    with watching(linear_layers(setting.encoder.module), lambda name, _: calls.append(name)):
+        setting.encoder.features(inputs.pool.batch(first))
+    if not calls:
         raise IncompatibleError(
             "the encoder calls no nn.Linear, so there is nothing to solve for; merge it with 'average' or 'fisher'"
         )
-    return tuple(found)
+    return tuple(calls)
 
 
 @torch.no_grad()

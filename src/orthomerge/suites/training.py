@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.tuning.finetune import finetune
-from orthomerge.tuning.multitask import finetune_jointly
+from orthomerge.tuning.finetune import finetune, finetune_jointly
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples, Task
