@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint format types unit golden bench walk memory every features align tangent arithmetic digits text8 vision8 fitted moma gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
+.PHONY: help install demo test lint format types unit golden bench walk lowest memory every features align tangent arithmetic digits text8 vision8 fitted moma gpumerge gallery parity docs fuzz crash soak lock audit sbom release clean
 
 help:           ## list the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/'
@@ -20,8 +20,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## the whole story on seven small tasks: experts, merges, aligned heads (minutes, on a CPU)
-	$(BIN)/python examples/demo.py
+# The demo installs no development tools; where .venv has them already, it uses that.
+DEMO := $(if $(wildcard $(STAMP)),$(VENV),.venv-demo)
+.venv-demo/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-demo
+	$(subst $(BIN),.venv-demo/bin,$(PIP)) torch==2.13.0
+	$(subst $(BIN),.venv-demo/bin,$(PIP)) --editable '.[suites,report]'
+	@touch $@
+
+demo: $(DEMO)/.installed  ## the whole story on seven small tasks: experts, merges, aligned heads (minutes, on a CPU)
+	$(DEMO)/bin/python examples/demo.py
 
 test: lint types unit  ## everything that CI runs: lint, types, tests
 
@@ -48,6 +56,13 @@ bench: $(STAMP)  ## CPU time and memory beside mergekit (6 minutes; installs it 
 
 walk: $(STAMP)  ## what every command reads, hashes and writes, counted on tiny inputs (a minute)
 	$(BIN)/python tools/walk.py --project .
+
+lowest: $(STAMP)  ## the tests with the oldest versions that pyproject.toml allows, torch apart (installs them in .venv-lowest)
+	$(PYTHON) -m venv .venv-lowest
+	$(BIN)/python tools/lowest.py > .venv-lowest/constraints.txt
+	$(subst $(BIN),.venv-lowest/bin,$(subst constraints.txt,.venv-lowest/constraints.txt,$(PIP))) torch==2.13.0
+	$(subst $(BIN),.venv-lowest/bin,$(subst constraints.txt,.venv-lowest/constraints.txt,$(PIP))) --editable '.[dev]'
+	OMP_NUM_THREADS=1 .venv-lowest/bin/pytest -n 2 --dist worksteal
 
 memory: $(STAMP)  ## memory of merging a synthetic 4 GB model (half an hour, 16 GB of disk)
 	$(BIN)/python benchmarks/memory.py
@@ -134,4 +149,4 @@ release: $(STAMP) $(UV)  ## dist/ as it is published: source, wheel, bill of mat
 	cd dist && sha256sum * > SHA256SUMS
 
 clean:          ## remove environments and caches
-	rm -rf $(VENV) .venv-mergekit .venv-audit .venv-uv uv.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-demo .venv-lowest .venv-mergekit .venv-audit .venv-uv uv.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

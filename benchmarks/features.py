@@ -32,8 +32,8 @@ from orthomerge.models.extract import Precision, device_of, extract
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
 from orthomerge.models.load import quiet
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import Processor, batches, load_processor
+from orthomerge.models.processing import PixelProcessor, Processor, batches
+from orthomerge.models.processors import load_processor
 
 BAR = 1.10
 BATCH = 64
@@ -42,7 +42,7 @@ Inputs a second, best of the runs, which alternate (two of what the bar is not a
 pooling on batches that lie ready on the device, in the order in which `extract` takes them, one after the other;
 nothing is kept. *ready*: `extract` on the same batches, made before (it moves, checks, brings back and
 collects). *raw*: `extract` from texts or images, tokenizer or resizing included. *preparing*: that part alone, without
-a model. *unsorted*: raw, with `by_length` off. A ratio is the time of `extract` over that of the bare model; the bar,
+a model. A ratio is the time of `extract` over that of the bare model; the bar,
 on the same batches and so for *ready*, is {BAR}. Random weights, batches of {BATCH}; texts of 5 to 125 words (most of
 them short), images 32 x 32."""
 
@@ -147,11 +147,9 @@ def measure(case: Case, device: torch.device, precision: Precision, runs: int, c
     made = list(batches(examples, processor, BATCH, order=order))
     there = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in made]
 
-    def ours(given: Processor, *, by_length: bool = True) -> Callable[[], object]:
+    def ours(given: Processor) -> Callable[[], object]:
         options: dict[str, Any] = {"batch": BATCH, "device": str(device), "autocast": precision}
-        return lambda: extract(
-            encoder, family, case.pooling, examples, given, task=case.name, by_length=by_length, **options
-        )
+        return lambda: extract(encoder, family, case.pooling, examples, given, task=case.name, **options)
 
     ways: dict[str, Callable[[], object]] = {
         "bare": lambda: bare(encoder, family, case, there, precision),
@@ -159,8 +157,6 @@ def measure(case: Case, device: torch.device, precision: Precision, runs: int, c
         "raw": ours(processor),
         "preparing": lambda: [None for _ in batches(examples, processor, BATCH, order=order)],
     }
-    if processor.modality == "text":
-        ways["unsorted"] = ours(processor, by_length=False)
     for name in _COMPARED:  # to warm up
         ways[name]()
     found: dict[str, list[float]] = {name: [] for name in ways}
@@ -178,7 +174,7 @@ def row(name: str, precision: str, count: int, times: Mapping[str, float]) -> tu
     return [name, precision, str(count), *speeds, f"{ready:.3f}", f"{raw:.3f}", verdict], ready <= BAR
 
 
-_WAYS = ("bare", "ready", "raw", "preparing", "unsorted")
+_WAYS = ("bare", "ready", "raw", "preparing")
 _COMPARED, _FEW = _WAYS[:2], 2  # what the bar is about; runs of all others
 
 

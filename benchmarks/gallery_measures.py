@@ -15,11 +15,9 @@ from statistics import fmean
 from typing import Any
 
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.embedding import chosen_inputs
-from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points
-from orthomerge.analysis.fits import fit_figures
-from orthomerge.analysis.looks import Looks
-from orthomerge.analysis.naming import keyed
+from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points, figure_key
+from orthomerge.analysis.looks import Looks, sample
+from orthomerge.analysis.recorded import fit_figures
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.scale import search_scale
 from orthomerge.core.errors import RecipeError
@@ -120,7 +118,7 @@ def expected_keys(suite: str, tasks: Sequence[str], parts: Sequence[str] = PARTS
     by_part = {
         "diagnosis": [
             "accuracy",
-            *(keyed("tsne", task, among=tuple(tasks)) for task in shown),
+            *(figure_key("tsne", task, among=tuple(tasks)) for task in shown),
             *(f"families-{name}" for name in ("accuracy", "distance", "kl", "by-task")),
             "cosine", "coefficient", "cosine-by-task", "cka-layers", "cka-experts",
             "vector-norms", "vector-cosines", "sign-conflicts", "vector-ranks",
@@ -188,7 +186,7 @@ def _limited(task: Task, most: int) -> Task:
     kept = dict(task.splits)
     for split in ("train", "val"):
         if split in kept:
-            kept[split] = kept[split].take(chosen_inputs(kept[split].labels, len(kept[split]), most=most, seed=0))
+            kept[split] = sample(kept[split], most=most, seed=0)
     return replace(task, splits=kept)
 
 

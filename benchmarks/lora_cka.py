@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.analysis.updates import update_cka
+from orthomerge.analysis.cka import update_cka
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.vectors import TaskVectors
 from orthomerge.suites.suite import Suite

@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, table, write_result
 
-from orthomerge.api.merge import merge_opened
 from orthomerge.data.task import Split, Task
-from orthomerge.evaluation.compare import Difference, bootstrap
-from orthomerge.evaluation.metrics import hits, normalised_accuracy, predict
+from orthomerge.evaluation.metrics import hits, predict
+from orthomerge.evaluation.statistics import Difference, bootstrap
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.linearised import linearise
 from orthomerge.models.model import Model
@@ -106,7 +106,8 @@ class Study:
             merged[scale] = {task: self._right(model, task, "test") for task in opened.tasks}
             if scale:
                 on_val = {task: self._right(model, task, "val") for task in opened.tasks}
-                val[scale] = normalised_accuracy(accuracies(on_val), accuracies(alone["val"]))
+                own = accuracies(alone["val"])
+                val[scale] = fmean(value / own[task] for task, value in accuracies(on_val).items())
         return Outcome(alone["test"], merged, val)
 
     def _right(self, model: Model, task: str, split: Split) -> NDArray[np.bool_]:
@@ -165,7 +166,7 @@ def compared(first: Sequence[Hits], second: Sequence[Hits]) -> Difference:
     def stacked(runs: Sequence[Hits]) -> dict[str, NDArray[np.bool_]]:
         return {task: np.stack([run[task] for run in runs]) for task in runs[0]}
 
-    return bootstrap(stacked(first), stacked(second))
+    return bootstrap(stacked(first), stacked(second))[0]
 
 
 def told(what: str, gap: Difference) -> str:

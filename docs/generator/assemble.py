@@ -35,7 +35,7 @@ _PARTS = {
     ),
     "Evidence": ("guarantees", "findings", "gallery", "benchmarks/index"),
     "Reference": ("reference/recipe", "reference/cli"),
-    "Project": ("changelog", "contributing", "adr/index"),
+    "Project": ("changelog", "architecture", "contributing", "adr/index"),
 }
 # The pages under which a table's rows stand.
 _HOMES = {"methods": "methods", "fitted": "fitting", "aligners": "alignment", "protocols": "evaluation"}

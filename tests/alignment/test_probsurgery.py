@@ -7,10 +7,11 @@ import torch
 from tests.alignment.toys import HEADS, by_autograd, head_of, pair_of, random
 from torch.distributions import Normal, kl_divergence
 
-from orthomerge.alignment.aligner import Extra
-from orthomerge.alignment.probsurgery import ProbSurgery, rebuild
-from orthomerge.alignment.surgery import SurgeryHead, first_layer
+from orthomerge.alignment.probsurgery import ProbSurgery
+from orthomerge.alignment.surgery import first_layer
 from orthomerge.core.errors import CheckpointError
+from orthomerge.models.extras import SurgeryHead, rebuild_surgery
+from orthomerge.models.heads import Extra
 
 
 def module(found: object) -> SurgeryHead:
@@ -63,7 +64,7 @@ def test_what_it_costs_and_rebuilding() -> None:
     made: Extra = module(ProbSurgery(steps=3).fit(pair_of(f, random(9, 6, seed=1)), head).classifier)
     assert made.kind == "probsurgery"
     assert {name: tensor.shape for name, tensor in made.extra_tensors().items()} == {"down": (128, 6), "up": (6, 128)}
-    again = rebuild(head, made.extra_tensors())
+    again = rebuild_surgery(head, made.extra_tensors(), kind="probsurgery")
     assert again.kind == "probsurgery"
     assert torch.equal(again(f), made(f))
     assert torch.equal(made(f), made(f)), "nothing is drawn any more"
@@ -71,4 +72,4 @@ def test_what_it_costs_and_rebuilding() -> None:
 
 def test_tensors_that_are_no_module() -> None:
     with pytest.raises(CheckpointError, match="a probsurgery module must hold 'down' and 'up'"):
-        rebuild(head_of("plain"), {})
+        rebuild_surgery(head_of("plain"), {}, kind="probsurgery")

@@ -8,9 +8,10 @@ import pytest
 import torch
 from tests.alignment.toys import HEADS, by_autograd, head_of, linear_head, pair_of, random
 
-from orthomerge.alignment.aligner import Extra
-from orthomerge.alignment.surgery import Surgery, SurgeryHead, first_layer, rebuild
+from orthomerge.alignment.surgery import Surgery, first_layer
 from orthomerge.core.errors import CheckpointError
+from orthomerge.models.extras import SurgeryHead, rebuild_surgery
+from orthomerge.models.heads import Extra
 
 
 def module(found: object) -> SurgeryHead:
@@ -79,7 +80,7 @@ def test_the_first_layer_starts_as_torchs_linear() -> None:
 def test_rebuilding() -> None:
     head, f = head_of("hidden"), random(9, 6)
     made = module(Surgery(steps=5).fit(pair_of(f, random(9, 6, seed=1)), head).classifier)
-    again = rebuild(head, made.extra_tensors())
+    again = rebuild_surgery(head, made.extra_tensors())
     assert again.kind == "surgery"
     assert torch.equal(again(f), made(f))
 
@@ -98,4 +99,4 @@ def test_rebuilding() -> None:
 )
 def test_tensors_that_are_no_module(tensors: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        rebuild(head_of("plain"), tensors)
+        rebuild_surgery(head_of("plain"), tensors)

@@ -16,7 +16,7 @@ from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.feature_cache import FeatureCache
 from orthomerge.models.load import quiet
-from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import PixelProcessor
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
 COUNTS: dict[Split, int] = {"train": 45, "val": 32, "test": 37}  # the last batch is never full

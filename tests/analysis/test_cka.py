@@ -1,4 +1,4 @@
-"""CKA: blind to rotation, shift and scale; by hand; and without bias where inputs are few."""
+"""CKA: invariant to rotation, shift and scale; by hand; unbiased; and of updates, which KnOTS cannot change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.alignment.toys import random, rotation
 
-from orthomerge.analysis.cka import cka_matrix, layer_figure, linear_cka, pair_figure
+from orthomerge.analysis.cka import cka_matrix, linear_cka, update_cka
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 BOTH = pytest.mark.parametrize("unbiased", [False, True])
@@ -71,20 +71,52 @@ def test_what_cannot_be_compared_is_refused() -> None:
         linear_cka(random(5, 2), random(6, 2))
     with pytest.raises(NumericalError, match="NaN or infinite"):
         linear_cka(torch.full((5, 2), math.inf), random(5, 2))
-    with pytest.raises(RecipeError, match="CKA of no views"):
-        cka_matrix([])
 
 
 def test_all_pairs() -> None:
     found = cka_matrix([random(20, 3, seed=seed) for seed in range(3)])
     assert [found[i][i] for i in range(3)] == pytest.approx([1, 1, 1])
     assert found[0][2] == found[2][0]
-    figure = pair_figure(("a", "b", "c"), found, inputs=20)
-    assert figure.rows == figure.columns == ("a", "b", "c")
 
 
-def test_layers_by_task() -> None:
-    figure = layer_figure({"a": {"layer 0": 0.5, "features": 0.4}, "b": {"layer 0": 0.3}}, inputs=512, pooling="cls")
-    assert figure.rows == ("layer 0", "features")
-    assert figure.values[0] == (0.5, 0.3)
-    assert math.isnan(figure.values[1][1])
+def updates(experts: int = 3, rank: int = 2, *, shared: float = 0.0) -> torch.Tensor:
+    """Random updates of low rank [T, 12, 9], a part of which all experts have."""
+    generator = torch.Generator().manual_seed(0)
+
+    def product() -> torch.Tensor:
+        return torch.randn(12, rank, generator=generator) @ torch.randn(rank, 9, generator=generator)
+
+    common = product()
+    return torch.stack([shared * common + product() for _ in range(experts)])
+
+
+def test_two_experts_by_hand() -> None:
+    one, other = updates(2)
+    X = torch.randn(50, 9, generator=torch.Generator().manual_seed(1))
+    expected = linear_cka(X @ one.T, X @ other.T, unbiased=True)
+    assert update_cka(torch.stack([one, other]), inputs=X) == pytest.approx(expected)
+    assert update_cka(torch.stack([one, other])) == pytest.approx(linear_cka(one.T, other.T, unbiased=True))
+
+
+def test_the_joint_basis_changes_no_cka() -> None:
+    X = torch.randn(60, 9, generator=torch.Generator().manual_seed(2))
+    for inputs in (None, X):
+        before = update_cka(updates(), inputs=inputs)
+        assert update_cka(updates(), inputs=inputs, view="parts") == pytest.approx(before, abs=1e-5)
+        assert abs(update_cka(updates(), inputs=inputs, view="directions") - before) > 1e-3
+
+
+def test_what_experts_share_shows() -> None:
+    alone, alike = update_cka(updates()), update_cka(updates(shared=5.0))
+    assert alone < 0.5 < 0.9 < alike
+    same = updates(1).expand(3, -1, -1)
+    assert update_cka(same) == pytest.approx(1)
+
+
+def test_an_expert_without_an_update_is_left_out() -> None:
+    some = updates()
+    some[2] = 0
+    assert update_cka(some) == pytest.approx(update_cka(some[:2]))
+    assert math.isnan(update_cka(torch.zeros(3, 12, 9)))
+    with pytest.raises(RecipeError, match=r"at least two experts, got \(1, 12, 9\)"):
+        update_cka(updates(1))

@@ -1,4 +1,4 @@
-"""Cosine, coefficient and Procrustes distance: 1, 1 and 0 of identical features, and what rotations leave alone."""
+"""Cosine, coefficient and Procrustes distance: 1, 1 and 0 of identical features; densities that integrate to 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ import torch
 from tests.alignment.toys import random, rotation
 
 from orthomerge.analysis.figures import Bars, Lines
-from orthomerge.analysis.geometry import Geometry, coefficient, cosine, geometry_figures, measure, procrustes_distance
+from orthomerge.analysis.geometry import (
+    Geometry,
+    bandwidth,
+    coefficient,
+    cosine,
+    density,
+    geometry_figures,
+    procrustes_distance,
+    span,
+)
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 
@@ -50,7 +59,7 @@ def test_what_has_no_direction() -> None:
 
 
 def test_one_input_can_be_measured_and_drawn() -> None:
-    found = measure(random(1, 4), random(1, 4, seed=1))
+    found = Geometry.of(random(1, 4), random(1, 4, seed=1))
     figures = geometry_figures({"a": dict.fromkeys(("none", "orthogonal", "linear"), found)}, fitted="train")
     assert [figure.key for figure in figures] == ["cosine", "coefficient", "cosine-by-task"]
 
@@ -68,8 +77,6 @@ def test_bad_features_are_refused() -> None:
         cosine(random(0, 2), random(0, 2))
     with pytest.raises(RecipeError, match="at least 2 rows, got 1"):
         procrustes_distance(random(1, 2), random(1, 2))
-    with pytest.raises(RecipeError, match="geometry of no task"):
-        geometry_figures({}, fitted="train")
 
 
 def test_every_task_counts_alike_in_a_density() -> None:
@@ -88,3 +95,38 @@ def test_every_task_counts_alike_in_a_density() -> None:
     assert "fitted on train inputs" in lines.caption
     assert bars.series[0].values == (0.2, 0.8)
     assert below == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 500])
+def test_it_integrates_to_one(count: int) -> None:
+    values = np.random.default_rng(count).normal(3.0, 0.7, count)
+    grid = span(values, points=4001)
+    assert np.trapezoid(density(values, grid, width=bandwidth(values)), grid) == pytest.approx(1, abs=1e-3)
+
+
+def test_nothing_goes_beyond_an_end_and_nothing_is_lost_there() -> None:
+    values = 1 - np.random.default_rng(0).exponential(0.02, 500)
+    grid = span(values, points=4001, ends=(-1.0, 1.0))
+    assert grid[-1] == 1.0
+    assert np.trapezoid(density(values, grid, width=bandwidth(values), ends=(-1.0, 1.0)), grid) == pytest.approx(
+        1, abs=1e-3
+    )
+    assert density(values, np.array([1.001, -1.001]), width=0.1, ends=(-1.0, 1.0)).tolist() == [0.0, 0.0]
+
+
+def test_one_value_is_the_kernel() -> None:
+    assert density(np.array([2.0]), np.array([2.0, 2.5]), width=0.5) == pytest.approx(
+        [1 / (0.5 * math.sqrt(2 * math.pi)), math.exp(-0.5) / (0.5 * math.sqrt(2 * math.pi))]
+    )
+
+
+def test_equal_values_are_a_narrow_peak() -> None:
+    values = np.ones(50)
+    assert bandwidth(values) == 1e-3
+    grid = span(values)
+    assert np.trapezoid(density(values, grid, width=bandwidth(values)), grid) == pytest.approx(1, abs=1e-3)
+
+
+def test_the_width_by_hand() -> None:
+    values = np.arange(1.0, 10.0)  # deviation sqrt(60 / 9), quarters 3 and 7
+    assert bandwidth(values) == pytest.approx(0.9 * min(math.sqrt(60 / 9), 4 / 1.34) * 9**-0.2)

@@ -11,10 +11,13 @@ import torch
 from orthomerge.analysis.layers import layer_states
 from orthomerge.api.merge import merge
 from orthomerge.data.task import Examples
+from orthomerge.models.encoding import Encoding
 from orthomerge.models.families import family
 from orthomerge.models.model import Model
 
 TEXTS = Examples(["a good film", "bad", "it was not very good", "not a film", "very bad it was"], None, "test")
+
+CPU = Encoding(device="cpu", batch=2)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def bert(berts: Path) -> Model:
 def test_bert(bert: Model, pooling: str) -> None:
     encoder, family = bert.encoder.runner(pooling)
     processor = bert.processor.processor()
-    states = layer_states(encoder, family, pooling, TEXTS, processor, task="toy", batch=2, device="cpu")
+    states = layer_states(encoder, family, pooling, TEXTS, processor, task="toy", how=CPU)
     assert list(states) == ["embeddings", "layer 0", "layer 1", "features"]
     assert {tuple(part.shape) for part in states.values()} == {(5, 32)}
     with torch.no_grad():
@@ -41,7 +44,7 @@ def test_padding_does_not_count(bert: Model) -> None:
     encoder, family = bert.encoder.runner("mean")
     processor = bert.processor.processor()
     together, alone = (
-        layer_states(encoder, family, "mean", TEXTS, processor, task="toy", batch=batch, device="cpu")
+        layer_states(encoder, family, "mean", TEXTS, processor, task="toy", how=Encoding(device="cpu", batch=batch))
         for batch in (5, 1)
     )
     for name in together:
@@ -51,16 +54,14 @@ def test_padding_does_not_count(bert: Model) -> None:
 def test_clip_is_read_before_its_projection() -> None:
     from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
 
-    from orthomerge.models.pixels import PixelProcessor
+    from orthomerge.models.processing import PixelProcessor
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
     config = CLIPVisionConfig(**sizes, image_size=8, patch_size=4, projection_dim=6)
     encoder = CLIPVisionModelWithProjection(config)
     images = Examples(list(np.random.default_rng(0).integers(0, 255, (4, 8, 8), dtype=np.uint8)), None, "test")
-    states = layer_states(
-        encoder, family("clip"), "projection", images, PixelProcessor(size=8), task="toy", device="cpu"
-    )
+    states = layer_states(encoder, family("clip"), "projection", images, PixelProcessor(size=8), task="toy", how=CPU)
     assert list(states) == ["embeddings", "layer 0", "layer 1", "layer 2", "features"]
     assert [part.shape[1] for part in states.values()] == [16, 16, 16, 16, 6]
 
@@ -85,7 +86,7 @@ def test_t5_is_read_in_its_decoder(tmp_path: Path) -> None:
             return ""
 
     texts = Examples(["a", "bb", "ccc"], None, "test")
-    states = layer_states(T5Model(config), family("t5"), "eos", texts, Ids(), task="toy", device="cpu")  # type: ignore[arg-type]
+    states = layer_states(T5Model(config), family("t5"), "eos", texts, Ids(), task="toy", how=CPU)  # type: ignore[arg-type]
     assert list(states) == ["embeddings", "layer 0", "layer 1", "features"]
     torch.testing.assert_close(states["layer 1"], states["features"])
     assert not states["features"][0].allclose(states["features"][1])
@@ -93,7 +94,7 @@ def test_t5_is_read_in_its_decoder(tmp_path: Path) -> None:
 
 def test_a_module_of_somebodys_own_has_features_only() -> None:
     from orthomerge.models.generic import generic
-    from orthomerge.models.pixels import PixelProcessor
+    from orthomerge.models.processing import PixelProcessor
 
     class Flat(torch.nn.Module):
         def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
@@ -101,5 +102,5 @@ def test_a_module_of_somebodys_own_has_features_only() -> None:
 
     images = Examples(list(np.zeros((3, 2, 2), dtype=np.uint8)), None, "test")
     processor = PixelProcessor(size=2, channels=1)
-    states = layer_states(Flat(), generic(""), "output", images, processor, task="toy", device="cpu")
+    states = layer_states(Flat(), generic(""), "output", images, processor, task="toy", how=CPU)
     assert {name: tuple(part.shape) for name, part in states.items()} == {"features": (3, 4)}

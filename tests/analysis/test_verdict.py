@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from tests.alignment.toys import linear_head, random, rotation
 
+from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading
-from orthomerge.analysis.look import Look, look
+from orthomerge.analysis.looks import Looks
 from orthomerge.analysis.recovery import difference, recovery
 from orthomerge.analysis.verdict import Case, Witness, verdict
-from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
 
@@ -43,13 +44,12 @@ def planted(change: torch.Tensor, *, count: int = 600, seed: int = 0) -> tuple[F
     return pair("train", seed), pair("test", seed + 1), head
 
 
-def looked(change: torch.Tensor, *, count: int = 600, **more: Any) -> Look:
+def looked(change: torch.Tensor, *, count: int = 600, **more: Any) -> TaskComparison:
     seen, test, head = planted(change, count=count)
-    given: dict[str, Any] = {"aligner": "auto", "most": 4096, "probe": True, "seed": 0, **more}
-    return look(seen, test, head=head, classifier=head, **given)
+    return compare_task(seen, test, head=head, classifier=head, looks=Looks(**more))
 
 
-def case_of(found: Look, **more: Any) -> Case:
+def case_of(found: TaskComparison, **more: Any) -> Case:
     hits = {name: {"toy": found.hits[name]} for name in ("expert", "merged", "aligned")}
     readings = {name: {"toy": reading} for name, reading in found.readings.items()}
     given: dict[str, Any] = {"per_class": found.fitted / CLASSES, "commands": COMMANDS, **more}
@@ -205,22 +205,14 @@ def test_numbers_are_numbers_and_the_same_every_time() -> None:
     assert all(math.isfinite(value) for finding in findings for value in finding.numbers.values())
 
 
-def test_cases_that_do_not_fit_together() -> None:
-    expert, merged, aligned = ({"toy": each} for each in shares(0.9, 0.5, 0.6))
-    with pytest.raises(RecipeError, match="at least one task"):
-        Case("ties", "auto", {}, {}, {}, {}, per_class=1)
-    with pytest.raises(IncompatibleError, match="on the same tasks"):
-        Case("ties", "auto", expert, merged, {"other": aligned["toy"]}, {}, per_class=1)
-
-
 def test_recovery_by_hand() -> None:
     expert, merged, aligned = ({"toy": each} for each in shares(0.9, 0.5, 0.8))
     found = recovery(expert, merged, aligned)
     assert (found.lost.value, found.won.value, found.left.value) == pytest.approx((40, 30, 10))
     assert found.share is not None
-    assert found.share.value == pytest.approx(0.75)
-    assert found.share.low < 0.75 < found.share.high
-    assert found.share.high - found.share.low < 0.15
+    assert found.share.value == pytest.approx(75)
+    assert found.share.low < 75 < found.share.high
+    assert found.share.high - found.share.low < 15
     assert recovery(expert, expert, expert).share is None
 
 
@@ -233,8 +225,8 @@ def test_two_that_never_differ_still_have_an_interval() -> None:
 
 def test_few_inputs_one_class_and_constant_features() -> None:
     seen, test, head = planted(torch.eye(D), count=1)
-    given: dict[str, Any] = {"head": head, "classifier": head, "aligner": "auto", "most": 10, "probe": True, "seed": 0}
-    found = look(seen, test, **given)
+    given: dict[str, Any] = {"head": head, "classifier": head, "looks": Looks(maps=10)}
+    found = compare_task(seen, test, **given)
     assert found.hits["aligned"].shape == (1,)
     assert math.isnan(found.readings["none"].distance)
     verdict(case_of(found))
@@ -244,7 +236,7 @@ def test_few_inputs_one_class_and_constant_features() -> None:
         return FeaturePair(flat, pair.expert)
 
     seen, test, head = planted(torch.eye(D), count=60)
-    found = look(constant(seen), constant(test), **given)
+    found = compare_task(constant(seen), constant(test), **given)
     assert found.hits["aligned"].mean() <= 0.5
     verdict(case_of(found))
 
@@ -257,18 +249,18 @@ def test_an_aligner_that_is_no_head() -> None:
 
 def test_bad_features_and_missing_labels_are_refused() -> None:
     seen, test, head = planted(torch.eye(D), count=20)
-    given: dict[str, Any] = {"head": head, "classifier": head, "aligner": "auto", "most": 10, "probe": False, "seed": 0}
+    given: dict[str, Any] = {"head": head, "classifier": head, "looks": Looks(maps=10, probe=False)}
     bad = FeaturePair(Features(torch.full((20, D), math.nan), "toy", "train"), seen.expert)
     with pytest.raises(NumericalError, match="merged features of 'toy' are NaN"):
-        look(bad, test, **given)
+        compare_task(bad, test, **given)
     with pytest.raises(RecipeError, match="test split of 'toy' has no labels"):
-        look(seen, FeaturePair(test.merged.unlabelled(), test.expert), **given)
+        compare_task(seen, FeaturePair(test.merged.unlabelled(), test.expert), **given)
 
 
 def test_a_head_of_its_own_is_told_apart() -> None:
     seen, test, head = planted(rotation(D), count=200)
-    given: dict[str, Any] = {"aligner": "ridge", "most": 50, "probe": False, "seed": 0}
-    found = look(seen, test, head=head, classifier=linear_head(random(CLASSES, D)), **given)
+    looks = Looks(aligner="ridge", maps=50, probe=False)
+    found = compare_task(seen, test, head=head, classifier=linear_head(random(CLASSES, D)), looks=looks)
     assert list(found.readings)[-2:] == ["as it is", "aligner ridge"]
     assert (found.mapped, found.fitted) == (50, 200)
     assert isinstance(found.readings["none"], Reading)

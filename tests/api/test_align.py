@@ -23,7 +23,6 @@ from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
-from orthomerge.alignment.surgery import SurgeryHead
 from orthomerge.api.plan import plan
 from orthomerge.api.recipes import write
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError, RecipeError
@@ -32,7 +31,7 @@ from orthomerge.data.reading import read_inputs, read_task
 from orthomerge.data.task import Examples, Modality, Task
 from orthomerge.files.ownership import LOCAL
 from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.extras import rebuilt
+from orthomerge.models.extras import SurgeryHead, rebuilt
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head, Linear, head_of
 from orthomerge.models.load import quiet

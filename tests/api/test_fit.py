@@ -17,7 +17,7 @@ from tests.aligning import HEADS, write_tables
 from orthomerge.api.align import align
 from orthomerge.api.fit import fit
 from orthomerge.api.load import load
-from orthomerge.api.merge import merge, merge_opened
+from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_named
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
@@ -29,6 +29,7 @@ from orthomerge.fitting.fit import setting_of
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.realign import Realign
 from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
 from orthomerge.models import modules
 from orthomerge.models.encoding import Encoding

@@ -1,228 +1,150 @@
-"""Contracts that every row of the method table keeps, whatever it computes."""
+"""Every row of the method table keeps the contracts, and the contracts notice when a method does not."""
 
-from typing import Any, cast
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from orthomerge.core.errors import RecipeError
-from orthomerge.core.schema import schema
-from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
-from orthomerge.merging.methods import METHODS, find_method, make_method, method_maker
-from orthomerge.merging.stream import merge_blocks, prepare
-from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.merging.kinds import Scope, Site
+from orthomerge.merging.methods import FITTED, METHODS, Row
+from orthomerge.testing import check_method
 
-State = dict[str, torch.Tensor]
-
-# Options under which one expert must come out as it went in.
-FAITHFUL: dict[str, dict[str, Any]] = {
-    "average": {},
-    "task_arithmetic": {"scale": 1.0},
-    "ties": {"density": 1.0, "scale": 1.0},
-    "ties_sum": {"density": 1.0, "scale": 1.0},
-    "ties_per_tensor": {"density": 1.0, "scale": 1.0},
-    "ties@mergekit": {"density": 1.0},
-    "ties@peft": {"density": 1.0},
-    "ties@fusionbench": {"density": 1.0, "scale": 1.0},
-    "dare": {"drop": 0.0, "scale": 1.0},
-    "dare_ties": {"drop": 0.0, "density": 1.0, "scale": 1.0},
-    "dare@mergekit": {"density": 1.0},
-    "dare_ties@mergekit": {"density": 1.0},
-    "dare@peft": {"density": 1.0},
-    "dare_ties@peft": {"density": 1.0},
-    "breadcrumbs": {"density": 1.0, "gamma": 0.0, "scale": 1.0},
-    "magmax": {"scale": 1.0},
-    "consensus": {"agree": 1, "scale": 1.0},
-    "tsv_m": {"scale": 1.0},
-    "knots": {"merger": "ties", "density": 1.0, "scale": 1.0},
-    "wudi": {"rest": "mean"},
-}
-# Why the others cannot: the definition says otherwise.
-UNFAITHFUL = {
-    "model_stock": "needs two experts: their angle decides",
-    "slerp": "needs two experts: it goes from one to the other",
-    "iso_c": "makes all singular values equal, for one expert too",
-    "iso_cts": "makes all singular values equal, for one expert too",
-}
-# Options for all other contracts: few steps; of the mergers within KnOTS the one that surveys and draws.
-QUICK: dict[str, dict[str, Any]] = {"wudi": {"steps": 5}, "knots": {"merger": "dare_ties"}}
+# Options beside the defaults under which the contracts hold too.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("average", {"weights": [1, 2, 3]}),
+    ("ties", {"density": 1.0}),
+    ("ties@mergekit", {"density": 0.4, "weights": [0.5, 0.2, 0.9]}),
+    ("ties@peft", {"density": 0.3, "weights": [0.5, -0.2, 0.9]}),
+    ("ties@fusionbench", {"merge": "mean"}),
+    ("ties@fusionbench", {"merge": "max"}),
+    ("dare", {"drop": 0.3, "scale": [0.1, 0.2, 0.3]}),
+    ("dare@mergekit", {"density": 0.6, "normalize": True}),
+    ("dare_ties@mergekit", {"density": 0.6, "weights": [0.5, 0.2, 0.9], "normalize": True}),
+    ("breadcrumbs", {"density": 0.5, "gamma": 0.1, "scale": [0.1, 0.2, 0.3]}),
+    ("slerp", {"t": 0.3}),
+    ("consensus", {"threshold": [0.2, 0.4, 0.6]}),
+    ("wudi", {"rest": "mean"}),
+    ("knots", {"merger": "dare_ties@peft"}),
+]
 
 
-def state(seed: int, scale: float) -> State:
-    """Names and shapes of all kinds: matrices, a table, vectors, a convolution, a scalar, nothing at all."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {
-        "embeddings.word.weight": (23, 8),
-        "layer.0.weight": (12, 8),
-        "layer.0.bias": (12,),
-        "layer.1.weight": (8, 12),
-        "patch.weight": (4, 3, 2, 2),
-        "scale": (),
-        "empty": (0, 4),
-    }
-    return {key: scale * torch.randn(shape, generator=generator) for key, shape in shapes.items()}
+@pytest.mark.parametrize("name", METHODS)
+def test_contracts_of_every_row(name: str) -> None:
+    assert METHODS[name].name == name
+    check_method(METHODS[name])
 
 
-def experts_of(base: State, count: int, *, scale: float = 0.1) -> dict[str, State]:
-    names = ("ann", "bob", "eve")[:count]
-    return {
-        name: {key: base[key] + delta for key, delta in state(seed, scale).items()}
-        for seed, name in enumerate(names, start=1)
-    }
+@pytest.mark.parametrize(("name", "options"), VARIANTS)
+def test_contracts_under_other_options(name: str, options: dict[str, Any]) -> None:
+    check_method(METHODS[name], options)
 
 
-def vectors_of(base: State, experts: dict[str, State], *, tile: int = 1 << 18) -> TaskVectors:
-    weights = InMemory(base)
-    return TaskVectors(
-        {name: TaskVector(weights, ((1.0, Difference(InMemory(expert))),)) for name, expert in experts.items()},
-        tile=tile,
-    )
+@dataclass(frozen=True)
+class Mean:
+    """A sound method; those below break one contract each."""
+
+    scale: float = 1.0
+    seed: int = 0
+
+    scope: ClassVar[Scope] = "element"
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        total = sum(delta * (1 + 0.1 * self.seed) for delta in deltas)
+        return self.scale / len(deltas) * torch.as_tensor(total)
 
 
-def merged(method: TensorMethod | SurveyMethod, vectors: TaskVectors, *, workers: int = 1) -> State:
-    def finish(block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
-        assert weights.dtype == torch.float32
-        assert weights.shape == block.base.shape
-        return block.site.key, weights.reshape(-1)
+@dataclass(frozen=True)
+class Seedless(Mean):
+    """The seed changes nothing."""
 
-    parts: dict[str, list[torch.Tensor]] = {key: [] for key in vectors.shapes}
-    for key, block in merge_blocks(vectors, prepare(method, vectors), finish, workers=workers):
-        parts[key].append(block)
-    return {key: torch.cat(parts[key] or [torch.empty(0)]).reshape(shape) for key, shape in vectors.shapes.items()}
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        return self.scale * deltas.sum(0) / len(deltas)
 
 
-def make(name: str, count: int, seed: int = 0, **options: Any) -> TensorMethod | SurveyMethod:
-    made = make_method(name, {**QUICK.get(name, {}), **options}, tasks=("ann", "bob", "eve")[:count], seed=seed)
-    return cast("TensorMethod | SurveyMethod", made)
+@dataclass(frozen=True)
+class Writing(Mean):
+    """Writes into the deltas."""
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        return super().merge(base, deltas.mul_(1.5), site=site).div_(1.5)
 
 
-def count_for(name: str) -> int:
-    most = METHODS[name].experts[1]
-    return min(3, most or 3)
+@dataclass(frozen=True)
+class Blockwise(Mean):
+    """Depends on the size of the blocks."""
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        return super().merge(base, deltas, site=site) * (1.0 if deltas[0].numel() > 8 or len(deltas) == 1 else 0.9)
 
 
-def same(one: State, other: State) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+@dataclass(frozen=True)
+class Unsteady(Mean):
+    """Gives something else each time."""
+
+    calls: ClassVar[Iterator[int]] = count(1)
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        return super().merge(base, deltas, site=site) * (1 + 1e-7 * next(self.calls) * (len(deltas) > 1))
 
 
-every_method = pytest.mark.parametrize("name", METHODS)
+@dataclass(frozen=True)
+class Normalised(Mean):
+    """Divides by the spread of the experts, which identical experts do not have."""
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        result = super().merge(base, deltas, site=site)
+        spread = (deltas - deltas[:1]).abs().amax(0)
+        return result if len(deltas) == 1 or not deltas.any() else result / spread
 
 
-def test_the_lists_above_cover_the_table() -> None:
-    assert FAITHFUL.keys() | UNFAITHFUL.keys() == METHODS.keys()
-    assert not FAITHFUL.keys() & UNFAITHFUL.keys()
+@dataclass(frozen=True)
+class Shifted(Mean):
+    """Changes the base where no expert has."""
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        return super().merge(base, deltas, site=site) + 1e-3 * (len(deltas) > 1)
 
 
-@pytest.mark.parametrize("name", FAITHFUL)
-def test_one_expert_at_scale_one_is_that_expert(name: str) -> None:
-    base = state(0, 1.0)
-    experts = experts_of(base, 1)
-    result = merged(make(name, 1, **FAITHFUL[name]), vectors_of(base, experts))
-    for key, tensor in experts["ann"].items():
-        torch.testing.assert_close(result[key], tensor, rtol=1e-5, atol=1e-6)
+@dataclass(frozen=True)
+class Wide(Mean):
+    """Answers in float64."""
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        return super().merge(base, deltas, site=site).double()
 
 
-@every_method
-def test_zero_deltas_give_the_base(name: str) -> None:
-    base = state(0, 1.0)
-    count = count_for(name)
-    experts = {task: dict(base) for task in ("ann", "bob", "eve")[:count]}
-    result = merged(make(name, count), vectors_of(base, experts))
-    if name == "slerp":  # goes over the weights themselves, in floating point
-        for key, tensor in base.items():
-            torch.testing.assert_close(result[key], tensor, rtol=1e-6, atol=1e-6)
-    else:
-        assert same(result, base)
+def row_of(maker: Callable[..., Any], **more: Any) -> Row:
+    row = Row("mine", f"{__name__}:{maker.__name__}", "Mine", "Me 2026", faithful={"scale": 1.0})
+    return replace(row, **more)
 
 
-@every_method
-def test_inputs_are_not_changed(name: str) -> None:
-    base = state(0, 1.0)
-    count = count_for(name)
-    vectors = vectors_of(base, experts_of(base, count))
-    method = prepare(make(name, count), vectors)
-    for block in vectors.blocks(scope=method.scope):
-        before = block.base.clone(), block.deltas.clone()
-        result = method.merge(block.base, block.deltas, site=block.site)
-        assert torch.equal(block.base, before[0])
-        assert torch.equal(block.deltas, before[1])
-        assert result.shape == block.base.shape
+def test_a_row_of_somebody_else() -> None:
+    check_method(row_of(Mean))
+    check_method(row_of(Mean, faithful="it is not asked to"), {"scale": 0.5})
 
 
-@every_method
-@pytest.mark.parametrize("tile", [1, 8, 24, 100])
-def test_streamed_equals_whole_to_the_byte(name: str, tile: int) -> None:
-    base = state(0, 1.0)
-    count = count_for(name)
-    experts = experts_of(base, count)
-    method = make(name, count)
-    assert same(merged(method, vectors_of(base, experts, tile=tile)), merged(method, vectors_of(base, experts)))
-
-
-@every_method
-def test_the_number_of_workers_does_not_matter(name: str) -> None:
-    base = state(0, 1.0)
-    count = count_for(name)
-    experts = experts_of(base, count)
-    method = make(name, count)
-    one = merged(method, vectors_of(base, experts, tile=16), workers=1)
-    assert same(one, merged(method, vectors_of(base, experts, tile=16), workers=4))
-    torch.set_num_threads(2)
-    assert same(one, merged(method, vectors_of(base, experts, tile=16), workers=2))
-
-
-@every_method
-def test_the_order_of_tensors_does_not_matter(name: str) -> None:
-    base = state(0, 1.0)
-    count = count_for(name)
-    experts = experts_of(base, count)
-    method = make(name, count)
-
-    def turned(tensors: State) -> State:
-        return dict(reversed(tensors.items()))
-
-    first = merged(method, vectors_of(base, experts))
-    second = merged(method, vectors_of(turned(base), {task: turned(expert) for task, expert in experts.items()}))
-    assert same(first, {key: second[key] for key in first})
-
-
-@every_method
-def test_the_seed_decides(name: str) -> None:
-    base = state(0, 1.0)
-    count = count_for(name)
-    experts = experts_of(base, count)
-
-    def run(seed: int) -> State:
-        return merged(make(name, count, seed), vectors_of(base, experts))
-
-    assert same(run(0), run(0))
-    options: dict[str, Any] = {
-        option: field.default for option, (_, field) in schema(method_maker(find_method(name))).items()
-    }
-    if "seed" in options and (options.get("density") or 0.5) < 1:  # at density 1 nothing is drawn
-        assert not same(run(0), run(1))
-
-
-@every_method
-def test_results_are_finite_for_identical_experts(name: str) -> None:
-    base = state(0, 1.0)
-    count = count_for(name)
-    expert = experts_of(base, 1)["ann"]
-    result = merged(make(name, count), vectors_of(base, dict.fromkeys(("ann", "bob", "eve")[:count], expert)))
-    assert all(torch.isfinite(tensor).all() for tensor in result.values())
-
-
-@every_method
-def test_an_unknown_option_is_refused_and_the_nearest_offered(name: str) -> None:
-    with pytest.raises(RecipeError, match=r"unknown option 'scael'"):
-        make(name, count_for(name), scael=1.0)
-
-
-@every_method
-def test_rows_are_complete(name: str) -> None:
-    row = METHODS[name]
-    maker = method_maker(row)
-    assert row.name == name
-    assert row.title
-    assert row.reference
-    assert maker.__doc__
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (row_of(Mean, title=""), "must not be empty"),
+        (row_of(Mean, faithful=None), "'faithful' must be options"),
+        (row_of(Mean, faithful={"scale": 0.5}), r"with options \{'scale': 0.5\}: a single expert must come back"),
+        (FITTED["moma"], "only methods without inputs"),
+        (row_of(Seedless), "another seed must change the result"),
+        (row_of(Writing), "must not write into its inputs"),
+        (row_of(Blockwise), "blocks of 1 elements must give the same bits"),
+        (row_of(Unsteady), "must give the same bits"),
+        (row_of(Normalised), "identical experts must give finite weights"),
+        (row_of(Shifted), "experts that are the base must give the base"),
+        (row_of(Wide), "must be float32, got torch.float64"),
+    ],
+    ids=lambda value: value.maker.rpartition(":")[2] if isinstance(value, Row) else "",
+)
+def test_broken_contracts_are_noticed(row: Row, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_method(row)

@@ -19,7 +19,7 @@ from orthomerge.evaluation.probe import fit_probe
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.features import Features
 from orthomerge.models.load import quiet
-from orthomerge.models.processing import load_processor
+from orthomerge.models.processors import load_processor
 
 # The labels are those of the experts. `other` has those of `two` the wrong way round: any change is for the better.
 LABELS = {"two": ("bad", "good"), "three": ("film", "it", "not"), "other": ("good", "bad")}

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.data.inputs import Lazy
 from orthomerge.data.reading import may_be_read, names_dataset, read_inputs, read_task
-from orthomerge.data.task import Examples, Task
+from orthomerge.data.task import Examples, Lazy, Task
 
 Write = Callable[[Path, Sequence[dict[str, Any]]], Path]
 NAMES = ("zebra", "ape")

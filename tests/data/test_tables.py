@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orthomerge.core.errors import CheckpointError, RecipeError
-from orthomerge.data import lines, parquet
+from orthomerge.data import rows as module
 from orthomerge.data.reading import read_task
 
 Row = dict[str, Any]
@@ -218,17 +218,17 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 def test_a_json_list(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "x", "label": 0}]')
-    with pytest.raises(CheckpointError, match=r"must hold one JSON object a line, got a list; .*jq"):
+    with pytest.raises(CheckpointError, match=r"must hold one JSON object per line, got a list; .*jq"):
         read_task(tmp_path / "a.json")
 
 
 def test_lines_and_files_are_bounded(tmp_path: Path, rows: Rows, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.jsonl.gz", rows())
     with monkeypatch.context() as patch:
-        patch.setattr(lines, "_LONGEST_LINE", 30)
+        patch.setattr(module, "_LONGEST_LINE", 30)
         with pytest.raises(CheckpointError, match=r"line 1: a line may have 30 bytes"):
             read_task(path)
-    monkeypatch.setattr(lines, "_MOST_BYTES", 200)
+    monkeypatch.setattr(module, "_MOST_BYTES", 200)
     with pytest.raises(CheckpointError, match=r"line 3: .* and all of them 200"):
         read_task(path)
 
@@ -265,7 +265,7 @@ def test_damaged_parquet(tmp_path: Path, write: Write, rows: Rows, monkeypatch: 
     with pytest.raises(CheckpointError, match=r"a.parquet cannot be read as parquet"):
         read_task(path)
     (tmp_path / "b.parquet.gz").write_bytes(gzip.compress(whole))
-    monkeypatch.setattr(parquet, "_MOST_UNPACKED", 99)
+    monkeypatch.setattr(module, "_MOST_PARQUET", 99)
     with pytest.raises(CheckpointError, match=r"unpacks to more than 99 bytes"):
         read_task(tmp_path / "b.parquet.gz")
 

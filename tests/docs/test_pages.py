@@ -72,7 +72,7 @@ def test_commands_are_as_they_are_called(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_in_running_text_are_there(page: Path) -> None:
     groups = {path[0] for path, _ in command_tree(app)} | {"COMMAND"}
-    for code in inline(page):
+    for code in inline(page) if page.name != "CHANGELOG.md" else ():  # a changelog names what is gone
         words = code.split()
         if words[0] == "make" and len(words) > 1:
             _check_target(words[1])

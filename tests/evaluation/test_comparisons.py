@@ -13,10 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.evaluation.compare import bootstrap, holm, mcnemar
-from orthomerge.evaluation.comparisons import Comparison, compare_run, comparison_tables, read_comparisons
+from orthomerge.evaluation.comparisons import Comparison, comparison_tables
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.records import Record, read_records, write_records
+from orthomerge.evaluation.running import compare_run, read_comparisons
+from orthomerge.evaluation.statistics import bootstrap, holm, mcnemar
 
 N = 400
 CURRENT: dict[str, Any] = {"protocol": "current", "access": "data-free"}
@@ -85,7 +86,7 @@ def test_by_hand(tmp_path: Path) -> None:
     assert low.tasks["a"].estimate == -0.25
     assert low.difference.estimate == pytest.approx(-(0.25 + 0.025) / 2)
     both = [{"a": right((0, stop)), "b": right((0, other))} for stop, other in ((200, 290), (300, 300))]
-    assert low.difference == bootstrap(both[0], both[1])
+    assert low.difference == bootstrap(both[0], both[1])[0]
     assert low.adjusted == pytest.approx(2 * low.difference.p)  # the smaller of two
     assert (low.verdict, low.comparable) == ("worse", False)
     assert (level.verdict, level.comparable) == ("comparable", True)
@@ -146,7 +147,7 @@ def test_seeds_are_paired(tmp_path: Path) -> None:
     add(tmp_path, "other", {"a": list(second)}, **KNN)
     (found,) = compare_run(tmp_path)
     assert found.seeds == 3  # those that both have
-    assert found.difference == bootstrap({"a": second[:3]}, {"a": first})
+    assert found.difference == bootstrap({"a": second[:3]}, {"a": first})[0]
     gaps = second[:3].sum(0, dtype=int) - first.sum(0, dtype=int)
     assert found.tasks["a"].p == mcnemar(int((gaps > 0).sum()), int((gaps < 0).sum()))
 

@@ -27,7 +27,6 @@ from orthomerge.api.export import export
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Examples
-from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocol import EvaluationProtocol
@@ -55,7 +54,7 @@ def test_every_test_example_is_counted(toy: Toy) -> None:
     scores = list(evaluate([experts(toy), average(toy)], PROTOCOLS, encoded(toy), suite="toy"))
     assert len(scores) == 2 * 2 * (1 + 2 + 2 + 1 + 1 + 1 + 1) + 2
     for item in scores:
-        record, labels = item.record, labels_in(toy.tasks, item.record.task, "test")
+        record, labels = item.record, encoded(toy).labels(item.record.task, "test")
         assert item.truth.equal(labels + (3 if (record.protocol, record.task) == ("joint", "where") else 0))
         kept = item.predicted != UNSCORED
         # Only labelled support from the test split itself is not scored: 3 shots of 3 classes.

@@ -13,8 +13,7 @@ from tests.evaluation.making import average, encoded
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Split
-from orthomerge.evaluation.evidence import Builder, Evidence, Need
-from orthomerge.evaluation.gather import Draw, answers, gather
+from orthomerge.evaluation.evidence import Builder, Draw, Evidence, Need, answers, gather
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.protocols import PROTOCOLS
@@ -38,6 +37,11 @@ class Spied(EvaluationProtocol):
     """A protocol whose builder is a spy."""
 
     spy: Any = None
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        needs: frozenset[Need] = self.spy.needs
+        return needs
 
     def builder(self) -> Builder:
         builder: Builder = self.spy
@@ -120,7 +124,7 @@ def test_every_protocol_under_every_access(toy: Toy, name: str, access: Any) -> 
 
 def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     """Only what needs evidence sees the head behind it."""
-    from orthomerge.alignment.surgery import SurgeryHead
+    from orthomerge.models.extras import SurgeryHead
 
     model, tasks = average(toy).models["where"], encoded(toy)
     head = head_of(model.head("where"))

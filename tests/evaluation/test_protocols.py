@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
+from orthomerge.core.rows import maker_of
 from orthomerge.evaluation import knn, protocols
-from orthomerge.evaluation.aligned import aligned_c
-from orthomerge.evaluation.current import Current
+from orthomerge.evaluation.aligned import Current, aligned_c
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.knn import Knn
 from orthomerge.evaluation.metrics import accuracy, predict, predictions
 from orthomerge.evaluation.probe import Probe
-from orthomerge.evaluation.protocols import PROTOCOLS, Row, find_protocol, make_protocol, protocol_maker
+from orthomerge.evaluation.protocols import PROTOCOLS, Row, find_protocol, make_protocol
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
 
@@ -175,7 +175,7 @@ class TestTable:
         row = find_protocol(name)
         protocol = make_protocol(name)
         assert row.name == name
-        assert protocol_maker(row)() == protocol
+        assert maker_of(row)() == protocol
         assert row.needs == protocol.needs
         assert row.title
         assert row.reference

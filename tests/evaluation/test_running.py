@@ -15,11 +15,10 @@ from tests.evaluation.making import CURRENT, PROTOCOLS, average, encoded, expert
 
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.core.version import VERSION
-from orthomerge.evaluation.comparisons import compare_run
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.records import Record, read_records
-from orthomerge.evaluation.running import Run, read_run
+from orthomerge.evaluation.running import Run, compare_run, read_run
 from orthomerge.evaluation.scores import Scores, score
 from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import TITLES

@@ -13,7 +13,6 @@ from tests.evaluation.making import encoded, without_labels
 from orthomerge.api.arithmetic import arithmetic
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.span import Span, scales, score_at, span_of
 from orthomerge.models.modules import loaded
 
@@ -104,9 +103,9 @@ def test_an_accuracy_is_counted_with_its_interval(toy: Toy, plane: Span) -> None
 
 
 def test_data_and_labels_that_are_missing(toy: Toy) -> None:
-    tasks = without_labels(toy, "val")
-    assert len(labels_in(tasks, "where", "test")) == len(toy.tasks["where"]["test"])
+    tasks = encoded(toy, tasks=without_labels(toy, "val"))
+    assert len(tasks.labels("where", "test")) == len(toy.tasks["where"]["test"])
     with pytest.raises(RecipeError, match="val split of 'where' has no labels; accuracy needs them"):
-        labels_in(tasks, "where", "val")
+        tasks.labels("where", "val")
     with pytest.raises(RecipeError, match="no data of 'wher'; did you mean 'where'"):
-        labels_in(tasks, "wher", "val")
+        tasks.labels("wher", "val")

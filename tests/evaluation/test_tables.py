@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orthomerge.evaluation.records import Access, Record
+from orthomerge.data.task import Access
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.tables import accuracy_tables, lines
 
 

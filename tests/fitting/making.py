@@ -23,8 +23,7 @@ from orthomerge.merging.vectors import TaskVector, TaskVectors
 from orthomerge.models.families import family
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.load import quiet
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import Processor
+from orthomerge.models.processing import PixelProcessor, Processor
 
 if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod

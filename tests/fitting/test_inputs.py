@@ -11,13 +11,11 @@ import pytest
 import torch
 from tests.fitting.making import CLASSES, Kind, Words, make_setting
 
-from orthomerge.data.inputs import Lazy
-from orthomerge.data.task import Examples
+from orthomerge.data.task import Examples, Lazy
 from orthomerge.fitting import inputs as module
 from orthomerge.fitting.inputs import Inputs, Targets, encoded, prepare
-from orthomerge.models.pixels import PixelProcessor
 from orthomerge.models.prepared import Part
-from orthomerge.models.processing import Processor
+from orthomerge.models.processing import PixelProcessor, Processor
 
 COUNTS = {"one": 5, "two": 3, "three": 7}
 CPU = torch.device("cpu")

@@ -9,8 +9,7 @@ from tests.fitting.making import Kind, Words, make_setting, shared_setting
 
 from orthomerge.core.seeds import derive
 from orthomerge.fitting.mixtures import mixtures, with_mixtures
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import Processor
+from orthomerge.models.processing import PixelProcessor, Processor
 
 TEXTS = ["a b c d e f g h", "one two three", "x", "", "long " * 30]
 

@@ -74,7 +74,7 @@ def vectors(adapted: tuple[Any, Path]) -> TaskVectors:
 
 
 def ours(method: str, options: dict[str, Any], vectors: TaskVectors) -> dict[str, torch.Tensor]:
-    made: Any = prepare(make_method(method, options, tasks=TASKS), vectors)  # type: ignore[arg-type]
+    made: Any = prepare(make_method(method, options, tasks=TASKS), vectors)
     return {
         block.site.key: made.merge(block.base, block.deltas, site=block.site)
         for block in vectors.blocks(scope=made.scope)

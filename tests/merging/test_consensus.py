@@ -48,8 +48,3 @@ def test_more_agreement_than_experts_is_refused(vectors_of: Make, merged: Merge)
 def test_agreement_of_nobody_is_refused() -> None:
     with pytest.raises(RecipeError, match="'agree' must be at least 1, got 0"):
         Consensus(agree=0)
-
-
-def test_the_threshold_is_finite() -> None:
-    with pytest.raises(RecipeError, match="'threshold' must be a finite number, got nan"):
-        Consensus(threshold=float("nan"))

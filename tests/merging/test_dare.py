@@ -68,13 +68,6 @@ def test_nothing_is_read_before_the_merge_when_norms_and_thresholds_are_not_need
     method.survey(vectors)
 
 
-@pytest.mark.parametrize("method", [dare, dare_ties])
-@pytest.mark.parametrize("drop", [1.0, -0.1])
-def test_drop_is_a_share_below_one(method: Callable[..., object], drop: float) -> None:
-    with pytest.raises(RecipeError, match=r"'drop' must be in \[0, 1\), got"):
-        method(drop=drop)
-
-
 def test_choices_that_exclude_each_other_or_do_not_exist_are_refused() -> None:
     wrong: Any = "yes"
     with pytest.raises(RecipeError, match="'elect' must be no, weighted or unweighted, got 'yes'"):

@@ -13,7 +13,7 @@ from tests.faults.tiny import write_experts
 from orthomerge.api.load import load
 from orthomerge.api.recipes import write
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
-from orthomerge.merging.device import OnDevice, SeenThere
+from orthomerge.merging.device import MethodOnDevice, VectorsOnDevice
 from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.polar import from_gram, svd
@@ -53,8 +53,8 @@ def test_the_same_merge(name: str, device: str) -> None:
     method: Any = make_method(name.split(maxsplit=1)[0], options, tasks=TASKS)
     given, there = vectors(), torch.device(device)
     here = merged(prepare(method, given), given)
-    for seen in (SeenThere(given, there), given):
-        found = merged(OnDevice(prepare(method, seen), there), given)
+    for seen in (VectorsOnDevice(given, there), given):
+        found = merged(MethodOnDevice(prepare(method, seen), there), given)
         assert all(value.is_cpu and value.dtype == torch.float32 for value in found.values())
         for key, value in here.items():
             torch.testing.assert_close(found[key], value, rtol=0, atol=0 if device == "cpu" else 1e-5)
@@ -62,8 +62,8 @@ def test_the_same_merge(name: str, device: str) -> None:
 
 def test_factors_come_along() -> None:
     given = vectors()
-    assert SeenThere(given, torch.device("cpu")).factors("wide.weight") is None
-    assert SeenThere(given, torch.device("cpu")).shapes == given.shapes
+    assert VectorsOnDevice(given, torch.device("cpu")).factors("wide.weight") is None
+    assert VectorsOnDevice(given, torch.device("cpu")).shapes == given.shapes
 
 
 @pytest.mark.parametrize("top", [None, 3])

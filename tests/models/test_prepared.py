@@ -11,9 +11,9 @@ import torch
 
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples
-from orthomerge.models.pixels import PixelProcessor
 from orthomerge.models.prepared import Part, Pool
-from orthomerge.models.processing import ImageProcessor, TextProcessor, load_processor
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
+from orthomerge.models.processors import load_processor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

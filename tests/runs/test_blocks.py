@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from orthomerge.analysis.looks_of import looks_of
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.protocols_of import protocols_of
 from orthomerge.runs.blocks import Diagnose, Evaluate, Reading, Report
 from orthomerge.runs.line import stages_of
+from orthomerge.runs.looks_of import looks_of
+from orthomerge.runs.protocols_of import protocols_of
 from orthomerge.runs.recipe import Recipe, read_recipe
 
 

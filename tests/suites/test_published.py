@@ -500,7 +500,7 @@ def test_a_csv_task(tmp_path: Path) -> None:
         ("1,x\n2,t,\n1,t,x\n", "2 bad rows: line 1 has no text in its third column; line 2 has no text"),
         ("1,t,x\n1,t,y\n", r"train.csv has no examples of some of the 2 labels of 'small'"),
         ("\n", r"train.csv is empty"),
-        ('1,t,"x"y\n', "is not a sound csv file in UTF-8: ',' expected after '\"'"),
+        ('1,t,"x"y\n', "is not valid: ',' expected after '\"'"),
     ],
 )
 def test_bad_csv_files(text: str, message: str, tmp_path: Path) -> None:
@@ -511,5 +511,5 @@ def test_bad_csv_files(text: str, message: str, tmp_path: Path) -> None:
 def test_a_csv_file_that_is_not_utf_8(tmp_path: Path) -> None:
     write_csv(tmp_path, "1,t,x\n2,t,y\n")
     (tmp_path / "test.csv").write_bytes(b"1,t,caf\xe9\n")
-    with pytest.raises(CheckpointError, match=r"test.csv is not a sound csv file in UTF-8"):
+    with pytest.raises(CheckpointError, match=r"test.csv line 1 is not UTF-8"):
         read_csv_task(tmp_path, name="small", labels=LABELS)

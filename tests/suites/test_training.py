@@ -12,7 +12,7 @@ import torch
 
 from orthomerge.core.errors import OutputError
 from orthomerge.data.task import Examples, Split, Task
-from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import PixelProcessor
 from orthomerge.suites.building import experts_root, make_both, make_experts, pretrained_vit
 from orthomerge.tuning.settings import Tuning
 

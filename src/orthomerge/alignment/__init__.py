@@ -1,1 +1,1 @@
-"""Aligners: from features of the merged encoder and of the expert to a head that fits the merged ones."""
+"""Aligners: features of two encoders and a head in, a head out."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import torch
-
     from orthomerge.models.features import FeaturePair
     from orthomerge.models.heads import Classifier, Head
 
@@ -32,20 +30,3 @@ class Aligner(Protocol):
     """One small class a method; its fields are its options. `head` is the expert's own, never changed."""
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment: ...
-
-
-class Extra(Protocol):
-    """What a stock checkpoint cannot hold: a head behind a module, whose tensors are kept beside the model."""
-
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-
-    @property
-    def head(self) -> Head: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    def __call__(self, features: torch.Tensor) -> torch.Tensor: ...
-
-    def extra_tensors(self) -> dict[str, torch.Tensor]: ...

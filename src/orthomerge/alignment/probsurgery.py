@@ -17,26 +17,20 @@ five times its steps, so what the noise itself brings shows only beside Surgery 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from orthomerge.alignment import surgery
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.descent import Adam
-from orthomerge.alignment.surgery import Module, SurgeryHead
+from orthomerge.alignment.surgery import Module
 from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 
 _KIND = "probsurgery"
 _AHEAD = 50  # steps for which noise is drawn at once
-
-
-def rebuild(head: Head, tensors: Mapping[str, torch.Tensor]) -> SurgeryHead:
-    """The classifier from a head and the tensors that were kept beside the model."""
-    return surgery.rebuild(head, tensors, kind=_KIND)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from orthomerge.models.heads import Classifier, Head
 from orthomerge.models.writing import plain
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Alignment, Extra
+    from orthomerge.alignment.aligner import Alignment
+    from orthomerge.models.heads import Extra
 
 
 _ROWS = 256  # inputs on which rounding is measured

@@ -17,7 +17,7 @@ rounds. Unlabelled inputs are what the caller gives, not the test set.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,44 +26,10 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.descent import Adam
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.checks import at_least_one
-from orthomerge.core.errors import CheckpointError
 from orthomerge.models.extract import device_of
+from orthomerge.models.extras import SurgeryHead
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
-
-
-@dataclass(frozen=True, eq=False)
-class SurgeryHead:
-    """The expert's head behind f - U relu(D f): `down` is D [r, d], `up` is U [d, r]."""
-
-    head: Head
-    down: torch.Tensor
-    up: torch.Tensor
-    kind: str = "surgery"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        return self.head.labels
-
-    def __call__(self, features: torch.Tensor) -> torch.Tensor:
-        return self.head(features - (features @ self.down.T).relu() @ self.up.T)
-
-    def extra_tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor beyond the head's, by name."""
-        return {"down": self.down, "up": self.up}
-
-
-def rebuild(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: str = "surgery") -> SurgeryHead:
-    """The classifier from a head and the tensors that were kept beside the model."""
-    if set(tensors) != {"down", "up"}:
-        raise CheckpointError(f"a {kind} module must hold 'down' and 'up', got {sorted(tensors)}; align again")
-    down, up = tensors["down"], tensors["up"]
-    if down.ndim != 2 or down.shape[1] != head.width or up.shape != down.shape[::-1]:
-        raise CheckpointError(
-            f"a {kind} module before a head of width {head.width} must have 'down' [r, {head.width}] and 'up' "
-            f"[{head.width}, r], got {tuple(down.shape)} and {tuple(up.shape)}; align again"
-        )
-    return SurgeryHead(head, down, up, kind)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The geometry of the misalignment, and a verdict in words."""

@@ -1,59 +1,89 @@
-"""From a model, its experts and data to a diagnosis: what a merge lost, where, and what of it can be recovered.
+"""From a model, its experts and data to a diagnosis: what a merge lost, where, and how much of it can be recovered.
 
-Maps and aligners are fitted on the train split (val where there is none) and measured on test inputs. Every sample of
+Maps and aligners are fitted to the train split (val if there is none) and measured on test inputs. Every sample of
 inputs is drawn from one seed and listed in the facts. What cannot be measured is left out, and the facts say why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from orthomerge.alignment.aligners import find_aligner
-from orthomerge.analysis.compared import Compared, fitting_split
-from orthomerge.analysis.conflict import Conflict, conflict_figures, survey
+from orthomerge.analysis.compare import TaskComparison, compare_task
+from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.embedding import LEAST
-from orthomerge.analysis.encoders import LayerComparison, draw_samples
-from orthomerge.analysis.families import family_figures
-from orthomerge.analysis.figures import Figure, Points
-from orthomerge.analysis.fits import fit_figures
+from orthomerge.analysis.families import accuracy_figure, family_figures, mean_interval
+from orthomerge.analysis.figures import Figure, Points, figure_key
 from orthomerge.analysis.geometry import geometry_figures
-from orthomerge.analysis.look import Look, look
-from orthomerge.analysis.looks import Looks
-from orthomerge.analysis.masks import masking_figure, start_masking
-from orthomerge.analysis.naming import keyed
-from orthomerge.analysis.overview import accuracy_figure
-from orthomerge.analysis.points import points_of
-from orthomerge.analysis.sensitivity import scale_figure, shots_figure
-from orthomerge.analysis.verdict import Case, verdict
-from orthomerge.analysis.witnesses import probe_witnesses, recorded_name, recorded_witnesses
+from orthomerge.analysis.layers import LayerComparison, Samples
+from orthomerge.analysis.looks import Looks, fitting_split, limited
+from orthomerge.analysis.masks import start_masking
+from orthomerge.analysis.points import LEAST, points_figure
+from orthomerge.analysis.recorded import (
+    fit_figures,
+    recorded_base,
+    recorded_name,
+    recorded_witnesses,
+    scale_figure,
+    shots_figure,
+)
+from orthomerge.analysis.recovery import Hits
+from orthomerge.analysis.verdict import Case, Witness, verdict
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.version import VERSION
+from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import hits, predict
-from orthomerge.evaluation.tables import lines
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.stream import single_threaded
 from orthomerge.merging.vectors import TaskVectors
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split, Task
     from orthomerge.evaluation.records import Record
     from orthomerge.evaluation.scale import ScaleSearch
     from orthomerge.models.experts import Experts
+    from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
 
-
 Value = TypeVar("Value")
-Hits = NDArray[np.bool_]
 _IMAGES = 2 << 20  # characters of pictures in a diagnosis
+
+
+@dataclass(frozen=True, eq=False)
+class _Setting:
+    """A model beside its experts on some tasks; `left_out`: what could not be measured, and why."""
+
+    model: Model
+    experts: Experts
+    encoded: EncodedTasks
+    looks: Looks
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        return self.encoded.tasks
+
+    def head(self, task: str) -> Head:
+        """The expert's head."""
+        return head_of(self.encoded.classifier(self.encoded.teacher(task), task))
+
+    def pair(self, task: str, split: Split) -> FeaturePair:
+        """Features of one split by the model and by the expert."""
+        encoded = self.encoded
+        expert = encoded.teacher(task)
+        return FeaturePair(encoded.features(self.model, task, split), encoded.features(expert, task, split))
+
+    def stage(self, title: str) -> None:
+        """Report what is done next."""
+        self.encoded.progress.stage(title, None)
 
 
 def diagnose(
@@ -70,140 +100,23 @@ def diagnose(
 ) -> Diagnosis:
     """Compare a model with its experts; nothing is written. `tasks`: with labels in the order of the heads.
 
-    `records`: what a run has measured. `search`: scores by scale. `commands`: command lines by kind, see `Case`.
+    `records`: scores of a run. `search`: scores by scale. `commands`: command lines by kind, see `Case`.
     """
-    compared = Compared.of(model, experts, tasks, looks=looks or Looks(), how=how or Encoding(), progress=progress)
-    layers = _layers(compared)  # before any expert is run, so that the encoder is computed once
-    by_task, points = _looked(compared, layers)
-    conflict, weights = _weights(compared)
-    return _diagnosis(
-        compared,
-        by_task,
-        points,
-        weights=(*(layers.figures() if layers else ()), *weights),
-        conflict=conflict,
-        records=records,
-        search=search,
-        commands=commands,
-    )
+    looks = looks or Looks()
+    tasks = _checked(model, experts, tasks, looks)
+    encoded = EncodedTasks(tasks, {task: experts.teacher(task) for task in tasks}, how or Encoding(), progress)
+    setting = _Setting(model, experts, encoded, looks)
+    for name, task in tasks.items():
+        encoded.features(model, name, fitting_split(task))
+        encoded.features(model, name, "test")
+    layers = _layers(setting)  # before any expert is run, so that the encoder is computed once
+    comparisons, points = _compare_tasks(setting, layers)
+    conflict, vector_figures = _compare_vectors(setting)
+    base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
 
-
-def _layers(compared: Compared) -> LayerComparison | None:
-    """The model's hidden states for CKA; None if they are not wanted or there are too few inputs."""
-    looks = compared.looks
-    if not looks.layers:
-        return None
-    samples = draw_samples(compared.tasks, most=looks.layers, seed=looks.seed)
-    if isinstance(samples, str):
-        compared.left_out["CKA"] = samples
-        return None
-    compared.progress.stage("encoding layer by layer", None)
-    return LayerComparison.of(compared.model, samples, how=compared.encoded.how)
-
-
-def _looked(compared: Compared, layers: LayerComparison | None) -> tuple[dict[str, Look], list[Points]]:
-    """Task by task: everything that features show, t-SNE, and the expert's layers."""
-    by_task: dict[str, Look] = {}
-    points: list[Points] = []
-    encoded = compared.encoded
-    for task in compared.tasks:
-        fitted_on, test = compared.pair(task, fitting_split(compared.tasks[task])), compared.pair(task, "test")
-        if layers is not None:
-            layers.add(task, encoded.teacher(task))
-        compared.progress.stage(f"comparing features of {task}", None)
-        with single_threaded():
-            by_task[task] = _look(compared, task, fitted_on, test)
-            if compared.looks.points:
-                points += _points(compared, task, test, by_task[task])
-        encoded.keep([compared.model])
-    return by_task, points
-
-
-def _look(compared: Compared, task: str, fitted_on: FeaturePair, test: FeaturePair) -> Look:
-    encoded, looks = compared.encoded, compared.looks
-    return look(
-        fitted_on,
-        test,
-        head=compared.expert_head(task),
-        classifier=encoded.classifier(compared.model, task),
-        aligner=looks.aligner,
-        most=looks.maps,
-        probe=looks.probe,
-        seed=looks.seed,
-    )
-
-
-def _points(compared: Compared, task: str, test: FeaturePair, measured: Look) -> list[Points]:
-    if len(test.merged) < LEAST:
-        compared.left_out[f"t-SNE of {task}"] = f"{len(test.merged)} test inputs are fewer than {LEAST}"
-        return []
-    tasks = compared.tasks
-    points = points_of(
-        tasks[task],
-        test,
-        measured,
-        key=keyed("tsne", task, among=tuple(tasks)),
-        head=compared.expert_head(task),
-        most=compared.looks.points,
-        bytes_of_images=_IMAGES // len(tasks),
-        seed=compared.looks.seed,
-    )
-    if tasks[task].modality == "image" and not points.images:
-        compared.left_out[f"pictures of {task}"] = "too many or too large to be kept small"
-    return [points]
-
-
-def _weights(compared: Compared) -> tuple[Conflict | None, tuple[Figure, ...]]:
-    """What task vectors show and, for a masked merge, the mask."""
-    model, experts = compared.model, compared.experts
-    if not experts.has_base:
-        compared.left_out["task vectors"] = "the base was not given"
-        return None, ()
-    compared.progress.stage("comparing task vectors", None)
-    vectors = task_vectors(experts, order=model.weights.specs)
-    conflict = survey(TaskVectors({task: vectors.vectors[task] for task in compared.tasks}))
-    figures: tuple[Figure, ...] = conflict_figures(conflict)
-    if "fit" in model.origin.facts:
-        masking = start_masking(model.origin.facts, model.tasks, model.weights, vectors)
-        if isinstance(masking, str):
-            compared.left_out["masking rate"] = masking
-        else:
-            figures = (*figures, masking_figure(masking))
-    return conflict, figures
-
-
-def _base(compared: Compared, records: Sequence[Record]) -> dict[str, Hits] | float | None:
-    """The base with the experts' heads: hits, or mean accuracy in percent as recorded."""
-    experts, encoded = compared.experts, compared.encoded
-    if not experts.has_base:
-        current = (line for line in lines(records) if line.method == "base" and line.title == "current")
-        return next((line.mean for line in current if set(line.values) == set(compared.tasks)), None)
-    base = experts.base.with_heads(experts.heads)
-    right = {}
-    for task in compared.tasks:
-        features = encoded.features(base, task, "test")
-        assert features.labels is not None  # noqa: S101 - for mypy: nothing without labels gets so far
-        right[task] = hits(predict(encoded.classifier(base, task), features.values), features.labels).numpy()
-        encoded.keep([])
-    return right
-
-
-def _diagnosis(
-    compared: Compared,
-    by_task: Mapping[str, Look],
-    points: Sequence[Points],
-    *,
-    weights: Sequence[Figure],
-    conflict: Conflict | None,
-    records: Sequence[Record],
-    search: ScaleSearch | None,
-    commands: Mapping[str, str] | None,
-) -> Diagnosis:
-    """Verdict and figures from everything that was measured."""
-    model, looks, tasks = compared.model, compared.looks, tuple(compared.tasks)
-    readings, right = _by_name(by_task, lambda one: one.readings), _by_name(by_task, lambda one: one.hits)
-    base = _base(compared, records)
-    split = fitting_split(compared.tasks[tasks[0]])
+    readings = _by_name({task: each.readings for task, each in comparisons.items()})
+    right = _by_name({task: each.hits for task, each in comparisons.items()})
+    split = fitting_split(next(iter(tasks.values())))
     case = Case(
         model.title,
         looks.aligner,
@@ -211,11 +124,11 @@ def _diagnosis(
         right["merged"],
         right["aligned"],
         readings,
-        per_class=min(one.fitted / len(compared.tasks[task].labels) for task, one in by_task.items()),
+        per_class=min(each.fitted / len(tasks[task].labels) for task, each in comparisons.items()),
         base=base,
         free=not find_aligner(looks.aligner).extra,
         access=model.origin.access,
-        witnesses=(*recorded_witnesses(records, tasks, model=model.digest), *probe_witnesses(by_task)),
+        witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
         conflict=conflict,
         scales={} if search is None else search.means,
         scale=_scale(model),
@@ -223,38 +136,141 @@ def _diagnosis(
         seed=looks.seed,
     )
     figures: list[Figure | None] = [
-        accuracy_figure({**right, **({"base": base} if isinstance(base, dict) else {})}),
+        accuracy_figure({**right, "base": base} if isinstance(base, dict) else right),
         *points,
         *family_figures(readings, case.expert, fitted=f"{split} inputs (maps: at most {looks.maps} of a task)"),
-        *geometry_figures({task: one.geometry for task, one in by_task.items()}, fitted=split),
-        *weights,
+        *geometry_figures({task: each.geometry for task, each in comparisons.items()}, fitted=split),
+        *(layers.figures() if layers else ()),
+        *vector_figures,
         None if search is None else scale_figure(search),
         shots_figure(records, method=recorded_name(records, model.title, model=model.digest)),
         *fit_figures(model.origin.facts),
     ]
-    drawn = tuple(figure for figure in figures if figure is not None)
-    return Diagnosis(model.title, tasks, verdict(case), drawn, _facts(compared, by_task, split))
-
-
-def _facts(compared: Compared, by_task: Mapping[str, Look], split: Split) -> dict[str, Any]:
-    return {
-        **asdict(compared.looks),
+    facts = {
+        **asdict(looks),
         "fitted_on": split,
-        "inputs": {task: {"aligner": one.fitted, "maps": one.mapped} for task, one in by_task.items()},
-        "access": compared.model.origin.access,
-        "left_out": compared.left_out,
+        "inputs": {task: {"aligner": each.fitted, "maps": each.mapped} for task, each in comparisons.items()},
+        "access": model.origin.access,
+        "left_out": setting.left_out,
         "versions": {"orthomerge": VERSION, "torch": torch.__version__},
     }
+    drawn = tuple(figure for figure in figures if figure is not None)
+    return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
 
 
-def _by_name(by_task: Mapping[str, Look], part: Callable[[Look], Mapping[str, Value]]) -> dict[str, dict[str, Value]]:
-    """What every task has, by its name and then by task."""
-    first = next(iter(by_task.values()))
-    names = [name for name in part(first) if all(name in part(one) for one in by_task.values())]
-    return {name: {task: part(one)[name] for task, one in by_task.items()} for name in names}
+def _checked(model: Model, experts: Experts, tasks: Mapping[str, Task], looks: Looks) -> dict[str, Task]:
+    """The tasks with as many inputs to fit to as are wanted; an error if one cannot be diagnosed."""
+    if not tasks:
+        raise RecipeError("there is no task to compare the model and its experts on: give the data of at least one")
+    for task in tasks:
+        model.head(task)
+        if task not in experts.tasks:
+            raise RecipeError(
+                f"the expert of {task!r} is needed and not among those given; {nearest(task, experts.tasks)}"
+            )
+    for each in tasks.values():
+        fitting_split(each)
+    return {name: limited(task, most=looks.limit, seed=looks.seed) for name, task in tasks.items()}
 
 
-def _scale(model: Model) -> object:
-    """Where the merge lies on the curve over scales, which is that of task arithmetic."""
+def _layers(setting: _Setting) -> LayerComparison | None:
+    """The model's hidden states for CKA; None if they are not wanted or there are too few inputs."""
+    looks = setting.looks
+    if not looks.layers:
+        return None
+    samples = Samples.of(setting.tasks, most=looks.layers, seed=looks.seed)
+    if isinstance(samples, str):
+        setting.left_out["CKA"] = samples
+        return None
+    setting.stage("encoding layer by layer")
+    return LayerComparison.of(setting.model, samples, how=setting.encoded.how)
+
+
+def _compare_tasks(setting: _Setting, layers: LayerComparison | None) -> tuple[dict[str, TaskComparison], list[Points]]:
+    """Task by task: everything that features show, t-SNE, and the expert's layers."""
+    comparisons: dict[str, TaskComparison] = {}
+    points: list[Points] = []
+    encoded, looks = setting.encoded, setting.looks
+    for name, task in setting.tasks.items():
+        support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
+        if layers is not None:
+            layers.add(name, encoded.teacher(name))
+        setting.stage(f"comparing features of {name}")
+        classifier = encoded.classifier(setting.model, name)
+        with single_threaded():
+            comparisons[name] = compare_task(support, test, head=setting.head(name), classifier=classifier, looks=looks)
+            if looks.points:
+                points += _points(setting, name, test, comparisons[name])
+        encoded.keep([setting.model])
+    return comparisons, points
+
+
+def _points(setting: _Setting, name: str, test: FeaturePair, comparison: TaskComparison) -> list[Points]:
+    if len(test.merged) < LEAST:
+        setting.left_out[f"t-SNE of {name}"] = f"{len(test.merged)} test inputs are fewer than {LEAST}"
+        return []
+    tasks = setting.tasks
+    figure = points_figure(
+        tasks[name],
+        test,
+        comparison,
+        key=figure_key("tsne", name, among=tuple(tasks)),
+        head=setting.head(name),
+        most=setting.looks.points,
+        image_bytes=_IMAGES // len(tasks),
+        seed=setting.looks.seed,
+    )
+    if tasks[name].modality == "image" and not figure.images:
+        setting.left_out[f"pictures of {name}"] = "too many or too large to be kept small"
+    return [figure]
+
+
+def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, ...]]:
+    """Conflicts of the task vectors and, of a masked merge, the mask."""
+    model, experts = setting.model, setting.experts
+    if not experts.has_base:
+        setting.left_out["task vectors"] = "the base was not given"
+        return None, ()
+    setting.stage("comparing task vectors")
+    vectors = task_vectors(experts, order=model.weights.specs)
+    conflict = Conflict.of(TaskVectors({task: vectors.vectors[task] for task in setting.tasks}))
+    if "fit" not in model.origin.facts:
+        return conflict, conflict.figures()
+    masking = start_masking(model.origin.facts, model.tasks, model.weights, vectors)
+    if isinstance(masking, str):
+        setting.left_out["masking rate"] = masking
+        return conflict, conflict.figures()
+    return conflict, (*conflict.figures(), masking.figure())
+
+
+def _base(setting: _Setting) -> dict[str, Hits]:
+    """Hits of the base with the experts' heads."""
+    encoded = setting.encoded
+    base = setting.experts.base.with_heads(setting.experts.heads)
+    right = {}
+    for task in setting.tasks:
+        predicted = predict(encoded.classifier(base, task), encoded.features(base, task, "test").values)
+        right[task] = hits(predicted, encoded.labels(task, "test")).numpy()
+        encoded.keep([])
+    return right
+
+
+def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
+    """The probe of every task; none if a task has none."""
+    if not all("probe" in each.hits for each in comparisons.values()):
+        return ()
+    name = f"linear probe, {min(each.probed for each in comparisons.values())} inputs"
+    return (Witness(name, *mean_interval([each.hits["probe"] for each in comparisons.values()])),)
+
+
+def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Value]]:
+    """Values by name and task instead of by task and name; only names that every task has."""
+    names = [name for name in next(iter(by_task.values())) if all(name in each for each in by_task.values())]
+    return {name: {task: each[name] for task, each in by_task.items()} for name in names}
+
+
+def _scale(model: Model) -> float | None:
+    """The merge's place on the curve over scales, which is that of task arithmetic."""
     method = model.origin.facts["method"]
-    return method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
+    scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
+    return float(scale) if isinstance(scale, int | float) else None

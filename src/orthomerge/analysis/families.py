@@ -1,10 +1,16 @@
-"""How near each family of maps brings merged features to the expert's, and what the expert's head then makes of them.
+"""How close each family of maps brings merged features to the expert's, and what the expert's head then predicts.
 
-MOMA, arXiv 2412.13526 v3, Table 1 and Figure 4. Differs from the paper, which shows the training loss: maps are fitted
-on other inputs than they are measured on, so a family that only fits noise does not look good.
+MOMA, arXiv 2412.13526 v3, Eq. 7, Table 1 and Figure 4. The best map of a family is found by the aligner of that name.
+An aligner folds its map into the first linear map of a head: where that is the identity, the result is the map itself,
+and its strength was chosen by the distance of held-out features.
 
-Letters: H, T [n, d] what the head reads of merged encoder and expert; G a map; z, z_T [n, C] logits. Distance is
-mean |G(h) - t| / mean |t - mean t|: 1 is as far off as always guessing the mean. KL is mean KL(softmax z_T, softmax z).
+Differs from the paper: squared distances, a prior at the identity, closed forms; see `alignment`. As in its Table 1
+the affine map alone has a shift; `rigid`, the orthogonal map with one, is ours. The paper shows the training loss; here
+maps are measured on other inputs than they are fitted to, so a family that only fits noise does not look good.
+
+Letters: H, T [n, d] what the head reads of merged encoder and expert; G(h) = A h + c a map; z, z_T [n, C] logits.
+Distance is mean |G(h) - t| / mean |t - mean t|: 1 is as far as always guessing the mean. KL is
+mean KL(softmax z_T, softmax z).
 """
 
 from __future__ import annotations
@@ -12,129 +18,169 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from orthomerge.alignment.folding import logits_from
-from orthomerge.analysis.checking import matched
+from orthomerge.alignment.aligners import make_aligner
+from orthomerge.alignment.folding import first_map, logits_from
+from orthomerge.alignment.problem import Problem
 from orthomerge.analysis.figures import Bars, Heat, Series
-from orthomerge.analysis.maps import Map
-from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.analysis.recovery import Hits
 from orthomerge.evaluation.metrics import hits, predictions, wilson
-from orthomerge.models.heads import SINGLE_LABEL, Head
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import SINGLE_LABEL, Head, Linear
 from orthomerge.models.kinds import head_kind
 
-Hits = NDArray[np.bool_]
+FAMILIES = ("none", "scaling", "orthogonal", "similarity", "rigid", "invertible", "linear", "affine")
+_ALIGNERS = {"rigid": "orthogonal"}
+_SHIFTED = ("rigid", "affine")
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """A [d, d], and c [d] where there is one; None stands for the identity."""
+
+    A: torch.Tensor | None = None
+    c: torch.Tensor | None = None
+
+    def __call__(self, H: torch.Tensor) -> torch.Tensor:
+        """G of every row, in float64."""
+        mapped = H.double() if self.A is None else H.double() @ self.A.T
+        return mapped if self.c is None else mapped + self.c
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One way of reading a task's test inputs. `distance` is NaN where there is a head and no map of features."""
+    """One way of classifying a task's test inputs. `distance`: NaN of a head that involves no map of features."""
 
     distance: float
     kl: float
     hits: Hits
 
-    @property
-    def accuracy(self) -> float:
-        return float(self.hits.mean())
+
+def fit_maps(H: torch.Tensor, T: torch.Tensor, *, task: str) -> dict[str, Map]:
+    """The best map of every family, fitted to all rows; one row alone leaves everything as it is."""
+    problems = {biased: _problem(H, T, task, biased=biased) for biased in (False, True)}
+    maps = {"none": Map()}
+    for family in FAMILIES[1:]:
+        aligner: Any = make_aligner(_ALIGNERS.get(family, family))
+        first = first_map(aligner.align(problems[family in _SHIFTED]).classifier)
+        maps[family] = Map(first.weight.double(), first.bias)
+    return maps
+
+
+def _problem(H: torch.Tensor, T: torch.Tensor, task: str, *, biased: bool) -> Problem:
+    """The alignment problem of a head whose first map is the identity."""
+    pair = FeaturePair(Features(H.double(), task, "train"), Features(T.double(), task, "train"))
+    d = H.shape[1]
+    identity = Linear(torch.eye(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64) if biased else None)
+    blank = Linear(torch.zeros(1, d, dtype=torch.float64))
+    return Problem.of(pair, Head(blank, ("",), identity, "tanh"))
 
 
 def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
-    """See the module; NaN where the expert's features are all the same."""
-    mapped, T = matched(mapped, T, what="mapped and expert features")
+    """See the module; NaN if the expert's features are all the same."""
     spread = float((T - T.mean(0)).norm(dim=1).mean())
     return float((mapped - T).norm(dim=1).mean()) / spread if spread > 0 else math.nan
 
 
 def divergence(z: torch.Tensor, z_T: torch.Tensor, *, kind: str = SINGLE_LABEL) -> float:
     """Mean divergence from the expert's outputs to ours; of a softmax KL, in nats."""
-    z, z_T = matched(z, z_T, what="our logits and the expert's")
-    return max(0.0, float(head_kind(kind).divergence(z, z_T).mean()))
+    return max(0.0, float(head_kind(kind).divergence(z.double(), z_T.double()).mean()))
 
 
 def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
-    """Mapped features under the expert's head."""
+    """Classify mapped features with the expert's head."""
     mapped = G(H)
     reading = read_logits(logits_from(head, mapped), logits_from(head, T), truth=truth, kind=head.kind)
     return Reading(relative_distance(mapped, T), reading.kl, reading.hits)
 
 
 def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, truth: torch.Tensor, kind: str = SINGLE_LABEL) -> Reading:
-    """What a classifier says, beside what the expert says. `kind`: of both heads."""
+    """The outputs of a classifier compared with the expert's and with the labels. `kind`: of both heads."""
     return Reading(math.nan, divergence(z, z_T, kind=kind), hits(predictions(z, kind), truth).numpy())
 
 
 def family_figures(
-    found: Mapping[str, Mapping[str, Reading]], experts: Mapping[str, Hits], *, fitted: str
+    readings: Mapping[str, Mapping[str, Reading]], experts: Mapping[str, Hits], *, fitted: str
 ) -> tuple[Bars | Heat, ...]:
-    """From readings by family and task: accuracy, distance and KL in the mean of tasks, and accuracy by task.
+    """Accuracy, distance and KL in the mean of tasks, and accuracy by task, from readings by family and task.
 
-    `fitted`: what maps and heads were fitted on, in words.
+    `experts`: hits by task, in the same order. `fitted`: what maps and heads were fitted to, in words.
     """
-    if not found:
-        raise RecipeError("no family of maps was read; give at least one")
-    tasks = tuple(experts)
-    for family, by_task in found.items():
-        if tuple(by_task) != tasks:
-            raise IncompatibleError(f"{family!r} was not read on the tasks of the experts, in their order")
     held_out = f"Fitted on {fitted}, measured on test inputs."
-    rows = {family: [reading.hits for reading in by_task.values()] for family, by_task in found.items()}
-    rows["expert"] = list(experts.values())
-    means = [mean_interval(parts) for parts in rows.values()]
-    middle, low, high = (tuple(column) for column in zip(*means, strict=True))
-    mapped = {family: _mean([reading.distance for reading in by.values()]) for family, by in found.items()}
-    mapped = {family: value for family, value in mapped.items() if not math.isnan(value)}
-    kls = {family: _mean([reading.kl for reading in by.values()]) for family, by in found.items()}
+    parts = {family: [reading.hits for reading in by_task.values()] for family, by_task in readings.items()}
+    parts["expert"] = list(experts.values())
+    distances = {family: _mean([one.distance for one in by_task.values()]) for family, by_task in readings.items()}
     return (
         Bars(
             "families-accuracy",
             "Accuracy under each family of maps",
             f"Merged features are mapped, then read by the expert's head; mean of tasks, 95 % interval. {held_out}",
-            tuple(rows),
+            tuple(parts),
             "accuracy, %",
-            (Series("mean of tasks", middle, low, high),),
+            (_intervals("mean of tasks", list(parts.values())),),
         ),
         _bars(
             "families-distance",
             "Distance to the expert's features",
             f"Mean distance, as a share of how far the expert's features lie from their mean. {held_out}",
             "relative distance",
-            mapped,
+            {family: distance for family, distance in distances.items() if not math.isnan(distance)},
         ),
         _bars(
             "families-kl",
             "Divergence from the expert's outputs",
             f"Mean KL from the expert's class probabilities; lower is nearer. {held_out}",
             "KL, nats",
-            kls,
+            {family: _mean([one.kl for one in by_task.values()]) for family, by_task in readings.items()},
         ),
         Heat(
             "families-by-task",
             "Accuracy under each family, by task",
             f"As above, task by task. {held_out}",
-            tuple(rows),
-            tasks,
-            tuple(tuple(round(100 * float(part.mean()), 2) for part in parts) for parts in rows.values()),
+            tuple(parts),
+            tuple(experts),
+            tuple(tuple(round(100 * float(part.mean()), 2) for part in row) for row in parts.values()),
             "accuracy, %",
         ),
     )
+
+
+def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]]) -> Bars:
+    """Accuracy by task and in the mean, from hits by classifier and task."""
+    tasks = tuple(next(iter(hits.values())))
+    rows = {name: [[part] for part in by_task.values()] + [list(by_task.values())] for name, by_task in hits.items()}
+    return Bars(
+        "accuracy",
+        "Accuracy by task",
+        "On test inputs, with 95 % intervals. Aligned: heads fitted to unlabelled inputs of another split; a probe saw "
+        "their labels too.",
+        (*tasks, "mean"),
+        "accuracy, %",
+        tuple(_intervals(name, groups) for name, groups in rows.items()),
+    )
+
+
+def mean_interval(parts: Sequence[Hits]) -> tuple[float, float, float]:
+    """Mean accuracy in percent with its interval, combined from the tasks' Wilson intervals as in the tables."""
+    ends = [(float(part.mean()), *wilson(int(part.sum()), len(part))) for part in parts]
+    middle = _mean([value for value, _, _ in ends])
+    low = math.hypot(*(value - low for value, low, _ in ends)) / len(ends)
+    high = math.hypot(*(high - value for value, _, high in ends)) / len(ends)
+    return 100 * middle, 100 * max(0.0, middle - low), 100 * min(1.0, middle + high)
+
+
+def _intervals(name: str, groups: Sequence[Sequence[Hits]]) -> Series:
+    """A mean accuracy per group of tasks."""
+    values, low, high = zip(*map(mean_interval, groups), strict=True)
+    return Series(name, values, low, high)
 
 
 def _bars(key: str, title: str, caption: str, unit: str, values: Mapping[str, float]) -> Bars:
     return Bars(key, title, caption, tuple(values), unit, (Series("mean of tasks", tuple(values.values())),))
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def mean_interval(parts: Sequence[Hits]) -> tuple[float, float, float]:
-    """Percent, with the tasks' Wilson intervals put together as in the tables."""
-    ends = [(float(part.mean()), *wilson(int(part.sum()), len(part))) for part in parts]
-    middle = _mean([value for value, _, _ in ends])
-    low = math.hypot(*(value - low for value, low, _ in ends)) / len(ends)
-    high = math.hypot(*(high - value for value, _, high in ends)) / len(ends)
-    return 100 * middle, 100 * max(0.0, middle - low), 100 * min(1.0, middle + high)

@@ -1,18 +1,20 @@
-"""Figures as data: what is drawn, in words and numbers; who draws it knows nothing of where it came from.
+"""Figures as plain data: captions, names and numbers, without any drawing.
 
-Every kind can be drawn by matplotlib, shown on a page and written as CSV (`report`), and goes into JSON and back whole.
+Every kind can be drawn by matplotlib, shown on a page and written as CSV (`report`), and survives JSON unchanged.
 `key` names its files: lower-case letters, digits and dashes, unique within a diagnosis. Missing values are NaN.
 Texts, labels and names may come from anywhere: they are never markup.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x; `low` and `high` are the edges of a band, where there is one."""
+    """y over x; `low` and `high`: the edges of a band, if it has one."""
 
     name: str
     x: tuple[float, ...]
@@ -36,7 +38,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Heat:
-    """A number for every row and column: CKA, cosines, coefficients by layer. `diverging`: zero is the middle."""
+    """A number per row and column: CKA, cosines, coefficients by layer. `diverging`: zero is the middle."""
 
     key: str
     title: str
@@ -50,7 +52,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Series:
-    """A value for every group of `Bars`, with its interval where there is one."""
+    """A value per group of `Bars`, with its interval if it has one."""
 
     name: str
     values: tuple[float, ...]
@@ -100,3 +102,15 @@ class Points:
 
 
 Figure = Lines | Heat | Bars | Points
+
+
+def figure_key(what: str, name: str, *, among: Sequence[str]) -> str:
+    """The key `what-name`; unlike that of any other of the names `among`."""
+    slug = _slug(name)
+    if slug and sum(_slug(other) == slug for other in among) < 2:
+        return f"{what}-{slug}"
+    return f"{what}-{slug or 'task'}-{list(among).index(name) + 1}"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""Direction and length of merged features beside the expert's, input by input: cosine and coefficient.
+"""Direction and length of merged features relative to the expert's, per input: cosine and coefficient.
 
 MOMA, arXiv 2412.13526 v3, Section 3.4 and Figures 5 and 7, after Zhou et al. 2024 (cross-task linearity):
 
@@ -6,12 +6,16 @@ MOMA, arXiv 2412.13526 v3, Section 3.4 and Figures 5 and 7, after Zhou et al. 20
 
 Letters: u [n, d] merged features, raw or mapped, v [n, d] the expert's of the same inputs. A coefficient of 1 says that
 u is as long as v along v. The paper does not say which of the two is v; Zhou et al. divide by the reference, as here.
-
 A vector of zeros has no direction: NaN.
+
+Densities are Gaussian kernel estimates whose width is Silverman's (1986, Eq. 3.31),
+h = 0.9 min(deviation, quartile range / 1.34) n^(-1/5); what a kernel puts beyond an end of the range is reflected at it
+(Section 2.10).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,64 +23,65 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orthomerge.analysis.checking import matched
-from orthomerge.analysis.density import bandwidth, density, span
+from orthomerge.analysis._checks import paired
 from orthomerge.analysis.figures import Bars, Curve, Lines, Series
-from orthomerge.core.errors import RecipeError
 
-SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}
-_HELD_OUT = "Maps were fitted on {fitted} inputs, and measured on test inputs that they have not seen."
+SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}  # families of maps, and their names in figures
+_GRID_POINTS = 161
+_REACH = 4.0  # kernel widths between the outermost value and the end of the grid
+_LEAST_WIDTH = 1e-3  # of a kernel: equal values are a narrow peak, not an infinite one
+
+Values = NDArray[np.float64]
+Ends = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Cosine and coefficient of every test input [n]."""
 
-    cosine: NDArray[np.float64]
-    coefficient: NDArray[np.float64]
+    cosine: Values
+    coefficient: Values
+
+    @classmethod
+    def of(cls, merged: torch.Tensor, expert: torch.Tensor) -> Geometry:
+        """Measure merged features, raw or mapped, against the expert's."""
+        return cls(cosine(merged, expert).numpy(), coefficient(merged, expert).numpy())
 
 
 def cosine(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The cosine of every row, [n] in float64."""
-    u, v = matched(u, v, what="two sets of features")
-    found: torch.Tensor = (u * v).sum(1) / (u.norm(dim=1) * v.norm(dim=1))
-    return found
+    u, v = paired(u, v, what="two sets of features")
+    norms: torch.Tensor = u.norm(dim=1) * v.norm(dim=1)
+    return (u * v).sum(1) / norms
 
 
 def coefficient(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """The coefficient of every row, [n] in float64."""
-    u, v = matched(u, v, what="two sets of features")
+    u, v = paired(u, v, what="two sets of features")
     return (u * v).sum(1) / v.square().sum(1)
 
 
 def procrustes_distance(u: torch.Tensor, v: torch.Tensor) -> float:
-    """How far two sets of features are apart once shift, scale and rotation are taken off: 0 to 1.
+    """Distance of two sets of features without shift, scale and rotation: 0 to 1.
 
     1 - (sum of the singular values of u^T v)^2, both centred and of norm 1 (Gower 1975). NaN where one is constant.
     """
-    u, v = matched(u, v, what="two sets of features", least=2, same_width=False)
+    u, v = paired(u, v, what="two sets of features", least=2, same_width=False)
     u, v = u - u.mean(0), v - v.mean(0)
     sizes = float(u.norm() * v.norm())
     if sizes == 0:
-        return float("nan")
+        return math.nan
     return max(0.0, 1.0 - float(torch.linalg.svdvals(u.T @ v).sum() / sizes) ** 2)
 
 
-def measure(merged: torch.Tensor, expert: torch.Tensor) -> Geometry:
-    """Of merged features, raw or mapped, and the expert's."""
-    return Geometry(cosine(merged, expert).numpy(), coefficient(merged, expert).numpy())
+def geometry_figures(measured: Mapping[str, Mapping[str, Geometry]], *, fitted: str) -> tuple[Lines | Bars, ...]:
+    """Densities over all tasks, each with the same weight, and medians by task, from measures by task and family.
 
-
-def geometry_figures(found: Mapping[str, Mapping[str, Geometry]], *, fitted: str) -> tuple[Lines | Bars, ...]:
-    """From measures by task and family: densities over all tasks, each counting alike, and medians by task.
-
-    `fitted`: the split that maps were fitted on.
+    `fitted`: the split that maps were fitted to.
     """
-    if not found:
-        raise RecipeError("the geometry of no task cannot be drawn; give at least one")
-    held_out = _HELD_OUT.format(fitted=fitted)
-    cosines = {kind: {task: _kept(by[kind].cosine) for task, by in found.items()} for kind in SHOWN}
-    lengths = {kind: {task: _kept(by[kind].coefficient) for task, by in found.items()} for kind in SHOWN}
+    held_out = f"Maps were fitted on {fitted} inputs, and measured on test inputs that they have not seen."
+    cosines = {kind: {task: _finite(by[kind].cosine) for task, by in measured.items()} for kind in SHOWN}
+    lengths = {kind: {task: _finite(by[kind].coefficient) for task, by in measured.items()} for kind in SHOWN}
     return (
         Lines(
             "cosine",
@@ -94,41 +99,67 @@ def geometry_figures(found: Mapping[str, Mapping[str, Geometry]], *, fitted: str
             "density",
             _curves(lengths),
         ),
-        _medians(cosines, held_out),
+        Bars(
+            "cosine-by-task",
+            "Direction by task",
+            f"Median cosine between merged and expert features; bars reach from quarter to quarter. {held_out}",
+            tuple(measured),
+            "cosine",
+            tuple(_quartiles(SHOWN[kind], by_task) for kind, by_task in cosines.items()),
+        ),
     )
 
 
-def _kept(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _finite(values: Values) -> Values:
     return values[np.isfinite(values)]
 
 
-def _curves(
-    values: Mapping[str, Mapping[str, NDArray[np.float64]]], *, ends: tuple[float, float] | None = None
-) -> tuple[Curve, ...]:
-    """A density of every family: the mean of the tasks' densities."""
+def _curves(values: Mapping[str, Mapping[str, Values]], *, ends: Ends | None = None) -> tuple[Curve, ...]:
+    """The density of every family: the mean of the tasks' densities."""
     curves = []
     for kind, by_task in values.items():
         parts = [part for part in by_task.values() if len(part)]
         if parts:
             grid = span(*parts, ends=ends)
             step = float(grid[1] - grid[0])  # a narrower peak would fall between two points
-            height = np.mean(
-                [density(part, grid, width=max(bandwidth(part), step), ends=ends) for part in parts], axis=0
-            )
-            curves.append(Curve(SHOWN[kind], _short(grid), _short(height)))
+            heights = [density(part, grid, width=max(bandwidth(part), step), ends=ends) for part in parts]
+            curves.append(Curve(SHOWN[kind], _short(grid), _short(np.mean(heights, axis=0))))
     return tuple(curves)
 
 
-def _medians(values: Mapping[str, Mapping[str, NDArray[np.float64]]], held_out: str) -> Bars:
-    series = []
-    for kind, by_task in values.items():
-        quarters = [np.quantile(part, [0.25, 0.5, 0.75]) if len(part) else [np.nan] * 3 for part in by_task.values()]
-        low, middle, high = (_short(column) for column in np.array(quarters).T)
-        series.append(Series(SHOWN[kind], middle, low, high))
-    tasks = tuple(next(iter(values.values())))
-    caption = f"Median cosine between merged and expert features; bars reach from quarter to quarter. {held_out}"
-    return Bars("cosine-by-task", "Direction by task", caption, tasks, "cosine", tuple(series))
+def _quartiles(name: str, by_task: Mapping[str, Values]) -> Series:
+    quarters = [np.quantile(part, [0.25, 0.5, 0.75]) if len(part) else [np.nan] * 3 for part in by_task.values()]
+    low, median, high = map(_short, np.array(quarters).T)
+    return Series(name, median, low, high)
 
 
-def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
+def bandwidth(values: Values) -> float:
+    """The width h of a kernel."""
+    low, high = np.quantile(values, [0.25, 0.75])
+    sizes = [size for size in (float(values.std()), float(high - low) / 1.34) if size > 0]
+    return max(0.9 * min(sizes, default=0.0) * math.pow(len(values), -0.2), _LEAST_WIDTH)
+
+
+def density(values: Values, grid: Values, *, width: float, ends: Ends | None = None) -> Values:
+    """1/(n h) sum_i phi((g - v_i) / h) of values v [n] at the points g of a grid [k]; `width`: h."""
+    if ends is not None:
+        low, high = ends
+        folded = sum(density(values, points, width=width) for points in (grid, 2 * low - grid, 2 * high - grid))
+        return np.where((low <= grid) & (grid <= high), folded, 0.0)
+    sums = [float(np.exp(-0.5 * ((point - values) / width) ** 2).sum()) for point in grid]
+    return np.array(sums) / (len(values) * width * math.sqrt(2 * math.pi))
+
+
+def span(*parts: Values, points: int = _GRID_POINTS, ends: Ends | None = None) -> Values:
+    """A grid that covers the densities of all parts, within `ends`."""
+    low = min(float(part.min()) - _REACH * bandwidth(part) for part in parts)
+    high = max(float(part.max()) + _REACH * bandwidth(part) for part in parts)
+    margin = _REACH * (high - low) / points  # room for kernels as wide as a step of the grid
+    low, high = low - margin, high + margin
+    if ends is not None:
+        low, high = max(low, ends[0]), min(high, ends[1])
+    return np.linspace(low, high, points)
+
+
+def _short(values: Values) -> tuple[float, ...]:
     return tuple(float(f"{value:.6g}") for value in values)

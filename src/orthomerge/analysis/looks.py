@@ -1,19 +1,27 @@
-"""How closely a diagnosis looks."""
+"""Options of a diagnosis, and the samples of inputs that they lead to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from orthomerge.alignment.aligners import find_aligner
 from orthomerge.core.errors import RecipeError
+from orthomerge.data.sampling import share, stratified
+from orthomerge.data.task import Examples, pick
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Labels, Split, Task
 
 
 @dataclass(frozen=True)
 class Looks:
-    """How closely to look. `points`: inputs per task for t-SNE; `layers`: for CKA; `maps`: that maps are fitted to.
+    """Inputs per task: `points` for t-SNE, `layers` for CKA, `maps` that maps are fitted to, `limit` for any fit.
 
-    0 points or layers leave these figures out. `probe`: also classify the merged features with labels, as a second
-    witness. `limit`: at most so many inputs per task are used for any fit; all if it is None.
+    0 points or layers leave these figures out; a limit of None is no limit. `probe`: also fit a classifier to the
+    merged features with labels, as a second witness.
     """
 
     aligner: str = "auto"
@@ -28,3 +36,39 @@ class Looks:
         find_aligner(self.aligner)
         if min(self.points, self.layers, self.seed) < 0 or min(self.maps, 1 if self.limit is None else self.limit) < 1:
             raise RecipeError("'points', 'layers' and 'seed' must be at least 0, 'maps' and 'limit' at least 1")
+
+
+def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) -> Labels:
+    """Places of at most `most` of `count` inputs; where labels are known, classes keep their shares."""
+    if count <= most:
+        return np.arange(count, dtype=np.int64)
+    if labels is None or len(np.unique(labels)) < 2:
+        return share(count, most / count, seed=seed)
+    return stratified(labels, most, seed=seed)
+
+
+def sample(examples: Examples, *, most: int, seed: int) -> Examples:
+    """At most `most` of the examples; images that are opened lazily stay so."""
+    places = chosen_inputs(examples.labels, len(examples), most=most, seed=seed)
+    labels = None if examples.labels is None else examples.labels[places]
+    return Examples(pick(examples.inputs, places), labels, examples.split)
+
+
+def fitting_split(task: Task) -> Split:
+    """The split that maps and heads are fitted to, which is never the one they are measured on."""
+    splits: tuple[Split, ...] = ("train", "val")
+    for split in splits:
+        if len(task.splits.get(split, ())):
+            return split
+    raise RecipeError(
+        f"a diagnosis fits maps to inputs that it does not measure them on, and {task.name!r} has a test split alone; "
+        "give a train or val split too (no labels are needed)"
+    )
+
+
+def limited(task: Task, *, most: int | None, seed: int) -> Task:
+    """The task with at most `most` inputs to fit to."""
+    if most is None:
+        return task
+    split = fitting_split(task)
+    return replace(task, splits={**task.splits, split: sample(task[split], most=most, seed=seed)})

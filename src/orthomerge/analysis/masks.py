@@ -1,7 +1,7 @@
-"""How much of a merge's vector a trained mask lets through, layer by layer.
+"""How much of a merge's vector a trained mask removes, layer by layer.
 
 MOMA, arXiv 2412.13526 v3, Section 4 and Figure 8: theta = theta_b + M * delta, delta the vector of the merge it started
-from. The mask is not stored, but the weights tell it: M = (theta - theta_b) / delta wherever delta is not zero.
+from. The mask is not stored but follows from the weights: M = (theta - theta_b) / delta wherever delta is not zero.
 An element is masked where M is less than half of the most that it could be (`cap`).
 
 Letters: theta, theta_b, delta, M [k], one run of elements.
@@ -9,7 +9,7 @@ Letters: theta, theta_b, delta, M [k], one run of elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,7 +20,7 @@ import torch
 
 from orthomerge.analysis.conflict import in_order, layer_of
 from orthomerge.analysis.figures import Bars, Series
-from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks, prepare
@@ -28,7 +28,6 @@ from orthomerge.merging.vectors import TaskVectors
 
 if TYPE_CHECKING:
     from orthomerge.models.tensors import Tensors
-
 
 _Run = tuple[str, torch.Tensor, torch.Tensor]
 
@@ -40,49 +39,44 @@ class Masking:
     total: float
     layers: dict[str, float]
 
+    @classmethod
+    def of(cls, counts: Iterable[tuple[str, int, int]]) -> Masking:
+        """From names of tensors with counts of `masked`."""
+        off: dict[str, int] = {}
+        changed: dict[str, int] = {}
+        for name, masked_count, count in counts:
+            layer = layer_of(name)
+            off[layer] = off.get(layer, 0) + masked_count
+            changed[layer] = changed.get(layer, 0) + count
+        if not sum(changed.values()):
+            raise RecipeError("a mask over a vector of zeros masks nothing; it has no rate")
+        rates = {layer: off[layer] / changed[layer] for layer in in_order(changed) if changed[layer]}
+        return cls(sum(off.values()) / sum(changed.values()), rates)
+
+    def figure(self) -> Bars:
+        """The rates by layer in percent."""
+        return Bars(
+            "masking",
+            "How much the mask takes away",
+            "Share of the merged vector's elements that the mask makes less than half of; "
+            f"{100 * self.total:.1f} % in all.",
+            tuple(self.layers),
+            "%",
+            (Series("masked", tuple(100 * rate for rate in self.layers.values())),),
+        )
+
 
 def masked(theta: torch.Tensor, base: torch.Tensor, delta: torch.Tensor, *, cap: float = 1.0) -> tuple[int, int]:
-    """How many elements are masked, of how many that the merge had changed."""
-    if not theta.shape == base.shape == delta.shape:
-        raise IncompatibleError(
-            f"weights, base and vector must be of one shape, got {list(theta.shape)}, {list(base.shape)} and "
-            f"{list(delta.shape)}"
-        )
-    live = delta != 0
-    M = (theta.double() - base.double())[live] / delta.double()[live]
-    return int((cap / 2 > M).sum()), int(live.sum())
-
-
-def masking_rates(parts: Iterable[tuple[str, int, int]]) -> Masking:
-    """From tensors' names with what `masked` says of them, or of runs of them."""
-    off: dict[str, int] = {}
-    of: dict[str, int] = {}
-    for name, count, live in parts:
-        layer = layer_of(name)
-        off[layer] = off.get(layer, 0) + count
-        of[layer] = of.get(layer, 0) + live
-    if not sum(of.values()):
-        raise RecipeError("a mask over a vector of zeros masks nothing; there is no rate to tell")
-    rates = {layer: off[layer] / of[layer] for layer in in_order(of) if of[layer]}
-    return Masking(sum(off.values()) / sum(of.values()), rates)
-
-
-def masking_figure(found: Masking) -> Bars:
-    return Bars(
-        "masking",
-        "How much the mask takes away",
-        "Share of the merged vector's elements that the mask makes less than half of; "
-        f"{100 * found.total:.1f} % in all.",
-        tuple(found.layers),
-        "%",
-        (Series("masked", tuple(100 * rate for rate in found.layers.values())),),
-    )
+    """How many elements are masked, of how many that the start had changed."""
+    changed = delta != 0
+    M = (theta.double() - base.double())[changed] / delta.double()[changed]
+    return int((cap / 2 > M).sum()), int(changed.sum())
 
 
 def start_masking(
     facts: Mapping[str, Any], tasks: Sequence[str], merged: Tensors, vectors: TaskVectors
 ) -> Masking | str:
-    """The masking rates of a model that `moma` made, its start merged again; or why there are none, in words.
+    """The masking of a model fitted by `moma`, whose start is merged again; a text says why there is none.
 
     `facts` and `tasks`: of the model. `vectors` must stream in the order of `merged`.
     """
@@ -93,10 +87,10 @@ def start_masking(
     if tuple(tasks) != vectors.tasks:
         return "the start can be merged again only from all experts, in the order of the merge"
     options = parameters.get("options", {})
-    made = make_method(parameters["start"], options, tasks=vectors.tasks, seed=facts["seed"])
-    start = cast("TensorMethod | SurveyMethod", made)  # moma takes no other
-    with closing(merge_blocks(vectors, prepare(start, vectors), _run)) as runs:
-        return masking_rates(_counts(merged, vectors, runs, cap=float(parameters.get("cap", 1.0))))
+    start = make_method(parameters["start"], options, tasks=vectors.tasks, seed=facts["seed"])
+    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma takes no other
+    with closing(merge_blocks(vectors, tensor_method, _run)) as runs:
+        return Masking.of(_counts(merged, runs, vectors.shapes, cap=float(parameters.get("cap", 1.0))))
 
 
 def _run(block: Block, weights: torch.Tensor) -> _Run:
@@ -105,21 +99,15 @@ def _run(block: Block, weights: torch.Tensor) -> _Run:
 
 
 def _counts(
-    merged: Tensors, vectors: TaskVectors, runs: Iterator[_Run], *, cap: float
+    merged: Tensors, runs: Iterator[_Run], names: Collection[str], *, cap: float
 ) -> Iterator[tuple[str, int, int]]:
-    """What `masked` says of each run, both streams side by side."""
-    shapes = vectors.shapes
-    for key, theta in _whole_tensors(merged):
-        start = 0
-        while key in shapes and start < len(theta):
+    """The counts of each run, the model and its start streamed side by side."""
+    for key, blocks in groupby(merged.blocks(), key=itemgetter(0)):
+        theta = torch.cat([block.reshape(-1) for _, block in blocks])
+        place = 0
+        while key in names and place < len(theta):
             name, base, delta = next(runs)
             if name != key:
                 raise AssertionError(f"the model streams {key!r} where its start streams {name!r}")
-            yield key, *masked(theta[start : start + len(base)].float(), base, delta, cap=cap)
-            start += len(base)
-
-
-def _whole_tensors(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in order, flat."""
-    for key, blocks in groupby(tensors.blocks(), key=itemgetter(0)):
-        yield key, torch.cat([block.reshape(-1) for _, block in blocks])
+            yield key, *masked(theta[place : place + len(base)].float(), base, delta, cap=cap)
+            place += len(base)

@@ -1,43 +1,79 @@
-"""The points of one task: three views of some test inputs, with what each input is."""
+"""One task's test inputs in the plane, as the expert sees them, the merged encoder, and the merged encoder aligned.
+
+van der Maaten and Hinton 2008 (t-SNE); MOMA, arXiv 2412.13526 v3, Figures 1, 2, 9 and 10. Each view is embedded alone,
+then rotated or mirrored onto the expert's by a Procrustes map of the plane, which changes no distance.
+
+An aligner changes a head, not features. `moved` shows what that does: merged features, changed as little as possible so
+that the expert's head predicts from them what the aligned head predicts from the merged ones,
+
+    x' = x + W^+ (z'(x) - z(x)).
+
+Letters: X [n, d] what a head reads; W [m, d] the head's first linear map, z and z' what it and the aligned one give.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import base64
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from orthomerge.alignment.folding import read_by
-from orthomerge.analysis.embedding import chosen_inputs, embed, moved, turned, view_of
-from orthomerge.analysis.figures import Points
-from orthomerge.analysis.thumbnails import short_text, thumbnails
+from orthomerge.alignment.folding import first_map, read_by
+from orthomerge.alignment.rigid import polar_factor
+from orthomerge.analysis._checks import checked
+from orthomerge.analysis.figures import Points, View
+from orthomerge.analysis.looks import chosen_inputs
+from orthomerge.core.errors import RecipeError
+from orthomerge.models.heads import Classifier, Head
 
 if TYPE_CHECKING:
-    from orthomerge.analysis.look import Look
+    from orthomerge.analysis.compare import TaskComparison
     from orthomerge.data.task import Task
     from orthomerge.models.features import FeaturePair
-    from orthomerge.models.heads import Head
+
+LEAST = 5  # inputs that t-SNE needs
+_PERPLEXITY = 30.0
+_FLAT = 1e-12
+_FAINT = 1e-2  # singular values of W, as a share of the largest, that are not inverted
+_LONGEST = 200  # characters of a text
+_SIZES = ((32, 64), (24, 32), (16, 16))  # of a picture: pixels per side at most, and colours
+
+Plane = NDArray[np.float64]  # [n, 2]
 
 
-def points_of(
-    task: Task, test: FeaturePair, found: Look, *, key: str, head: Head, most: int, bytes_of_images: int, seed: int
+def points_figure(
+    task: Task,
+    test: FeaturePair,
+    comparison: TaskComparison,
+    *,
+    key: str,
+    head: Head,
+    most: int,
+    image_bytes: int,
+    seed: int,
 ) -> Points:
-    """At most `most` of the task's test inputs; `key` names the figure."""
+    """Three views of at most `most` of the task's test inputs; `head`: the expert's."""
     examples = task["test"]
     places = chosen_inputs(examples.labels, len(examples), most=most, seed=seed)
     rows = torch.from_numpy(places)
-    merged, expert = test.merged.take(rows).values, test.expert.take(rows).values
-    accuracies = {name: float(hits.mean()) for name, hits in found.hits.items()}
-
-    origin = embed(read_by(head, expert), seed=seed)
-    seen = {"merged": read_by(head, merged), "aligned": moved(found.aligned, merged, head=head)}
-    placed = {name: turned(embed(X, seed=seed), origin) for name, X in seen.items() if X is not None}
-    views = tuple(
-        view_of(name, points, found.predicted[name][rows], accuracy=accuracies[name])
-        for name, points in {"expert": origin, **placed}.items()
-    )
+    merged = test.merged.take(rows).values
+    X = {
+        "expert": read_by(head, test.expert.take(rows).values),
+        "merged": read_by(head, merged),
+        "aligned": moved(comparison.aligned, merged, head=head),
+    }
+    planes = {name: embed(values, seed=seed) for name, values in X.items() if values is not None}
+    views = []
+    for name, points in planes.items():
+        x, y = rotated(points, onto=planes["expert"]).T if name != "expert" else points.T
+        title = f"{name} ({100 * float(comparison.hits[name].mean()):.1f} %)"
+        views.append(View(name, title, _short(x), _short(y), tuple(comparison.predicted[name][rows].tolist())))
     chosen = [examples.inputs[int(place)] for place in places]
     some = f"{len(places)} of {len(examples)} test inputs" if len(places) < len(examples) else "all test inputs"
-    truth = (-1,) * len(places) if examples.labels is None else tuple(int(label) for label in examples.labels[places])
     return Points(
         key,
         f"{task.name}: what the encoders see",
@@ -45,8 +81,94 @@ def points_of(
         "Aligned: features moved as little as the aligned head asks for. Accuracy is that on all test inputs.",
         task.name,
         task.labels,
-        truth,
-        views,
+        (-1,) * len(places) if examples.labels is None else tuple(examples.labels[places].tolist()),
+        tuple(views),
         texts=tuple(map(short_text, chosen)) if task.modality == "text" else (),
-        images=thumbnails(chosen, most=bytes_of_images) if task.modality == "image" else (),
+        images=thumbnails(chosen, most=image_bytes) if task.modality == "image" else (),
     )
+
+
+def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
+    """t-SNE of features [n, d], centred; features that are all the same fall on one point."""
+    X = checked(X, what="features for t-SNE", least=LEAST)
+    centred = X - X.mean(0)
+    if float(centred.square().sum()) <= _FLAT * float(X.square().sum()):
+        return np.zeros((len(X), 2))
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError as error:
+        raise RecipeError("t-SNE needs scikit-learn: pip install 'orthomerge[suites]'") from error
+    perplexity = min(_PERPLEXITY, (len(X) - 1) / 3)
+    tsne = TSNE(n_components=2, init="pca", learning_rate="auto", perplexity=perplexity, random_state=seed, n_jobs=1)
+    points = tsne.fit_transform(centred.float().numpy()).astype(np.float64)
+    placed: Plane = points - points.mean(0)
+    return placed
+
+
+def rotated(points: Plane, *, onto: Plane) -> Plane:
+    """Points rotated or mirrored so that they lie as near to others as possible."""
+    A = polar_factor(torch.from_numpy(onto.T @ points), task="the plane")
+    turned: Plane = points @ A.T.numpy()
+    return turned
+
+
+def moved(classifier: Classifier, values: torch.Tensor, *, head: Head) -> torch.Tensor | None:
+    """The x' of every row of features, as the head reads them.
+
+    None where it is not defined: for a classifier that is no head, beside a head with a hidden layer.
+    """
+    X, first = read_by(head, values), first_map(head)
+    if isinstance(classifier, Head):
+        change = _first_outputs(classifier, values) - _first_outputs(head, values)
+    elif head.hidden is None:
+        change = classifier(values).double() - head(values).double()
+    else:
+        return None
+    back: torch.Tensor = torch.linalg.pinv(first.weight.double(), rtol=_FAINT)
+    return X + change @ back.T
+
+
+def _first_outputs(head: Head, values: torch.Tensor) -> torch.Tensor:
+    first = first_map(head)
+    outputs = read_by(head, values) @ first.weight.double().T
+    return outputs if first.bias is None else outputs + first.bias.double()
+
+
+def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(round(float(value), 3) for value in values)
+
+
+def short_text(text: str) -> str:
+    """The beginning of a text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def thumbnails(images: Sequence[Any], *, most: int) -> tuple[str, ...]:
+    """Every image as a data URI, all of them within `most` characters; none if that is impossible."""
+    for side, colours in _SIZES:
+        uris, length = [], 0
+        for image in images:
+            uris.append(_uri(image, side, colours))
+            length += len(uris[-1])
+            if length > most:
+                break
+        else:
+            return tuple(uris)
+    return ()
+
+
+def _uri(image: Any, side: int, colours: int) -> str:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise RecipeError("showing pictures needs Pillow: pip install 'orthomerge[models]'") from error
+    pixels = np.asarray(image)
+    picture = Image.fromarray(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels)
+    if max(picture.size) > side:
+        picture.thumbnail((side, side))
+    if picture.mode != "L":
+        picture = picture.convert("RGB").quantize(colours)
+    file = BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,11 +1,11 @@
-"""What a merge lost, what an aligner wins back of it, and what is left, each with a 95 % interval.
+"""What a merge loses, what an aligner recovers of it, and what remains, each with a 95 % interval.
 
     lost = expert - merged,    won = aligned - merged,    left = expert - aligned = lost - won,    share = won / lost
 
-in points of mean accuracy over tasks. Test inputs are resampled within each task, all three readings of an input
-together, so the intervals are paired. A share of a loss that may be zero is no number: it is left out.
+in points of mean accuracy over tasks. Test inputs are resampled within each task, the three predictions of an input
+together, so the intervals are paired. The share of a loss that may be zero is undefined and left out.
 
-Letters: hits [n] of every task, booleans; R resamples.
+Letters: hits [n] of every task, booleans.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from orthomerge.evaluation.compare import bootstrap
+from orthomerge.evaluation.statistics import bootstrap
 
 Hits = NDArray[np.bool_]
 _RESAMPLES = 10_000
@@ -26,7 +26,7 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its 95 % interval."""
+    """A number with its 95 % interval."""
 
     value: float
     low: float
@@ -34,17 +34,32 @@ class Estimate:
 
     @property
     def above(self) -> bool:
-        """Whether it is surely more than zero."""
+        """Whether the whole interval is above zero."""
         return self.low > 0
 
     @property
     def below(self) -> bool:
+        """Whether the whole interval is below zero."""
         return self.high < 0
+
+    def __neg__(self) -> Estimate:
+        return Estimate(-self.value, -self.high, -self.low)
+
+    def __str__(self) -> str:
+        return f"{_rounded(self.value, 1)} points ({self.interval()})"
+
+    def interval(self, digits: int = 1) -> str:
+        """The interval in words."""
+        return f"{_rounded(self.low, digits)} to {_rounded(self.high, digits)}"
+
+    def numbers(self, name: str) -> dict[str, float]:
+        """Value and interval under names, as a finding lists them."""
+        return {name: self.value, f"{name}, low": self.low, f"{name}, high": self.high}
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """In points; `share` (0 to 1, or beyond) is None where the loss is within its own noise."""
+    """In points; `share` in percent, None if the loss may be zero."""
 
     lost: Estimate
     won: Estimate
@@ -55,18 +70,17 @@ class Recovery:
 def difference(first: Mapping[str, Hits], second: Mapping[str, Hits], *, seed: int = 0) -> Estimate:
     """Mean accuracy of the first minus that of the second, in points.
 
-    Where the two hardly ever differ a bootstrap sees no spread: the interval is then Agresti and Min's.
+    Where the two hardly ever differ a bootstrap has no spread: the interval is then Agresti and Min's.
     """
-    found = bootstrap(first, second, resamples=_RESAMPLES, seed=seed)
-    low = min(found.low, found.estimate - _Z * found.error)
-    high = max(found.high, found.estimate + _Z * found.error)
-    return Estimate(100 * found.estimate, 100 * low, 100 * high)
+    gap, _ = bootstrap(first, second, resamples=_RESAMPLES, seed=seed)
+    low, high = min(gap.low, gap.estimate - _Z * gap.error), max(gap.high, gap.estimate + _Z * gap.error)
+    return Estimate(100 * gap.estimate, 100 * low, 100 * high)
 
 
 def recovery(
     expert: Mapping[str, Hits], merged: Mapping[str, Hits], aligned: Mapping[str, Hits], *, seed: int = 0
 ) -> Recovery:
-    """From the hits of the expert, of the merge as it is, and of the merge through an aligner."""
+    """Compare the hits of the expert, of the merge as it is, and of the merge with an aligned head."""
     lost = difference(expert, merged, seed=seed)
     won, left = difference(aligned, merged, seed=seed), difference(expert, aligned, seed=seed)
     return Recovery(lost, won, left, _share(expert, merged, aligned, seed=seed) if lost.above else None)
@@ -75,17 +89,16 @@ def recovery(
 def _share(
     expert: Mapping[str, Hits], merged: Mapping[str, Hits], aligned: Mapping[str, Hits], *, seed: int
 ) -> Estimate:
-    """The share over resamples in which there is a loss."""
+    """The share in percent; its interval is over the resamples that have a loss."""
     generator = np.random.default_rng(seed)
+    patterns = np.arange(8)  # of which of the three are right; inputs with the same pattern are interchangeable
+    e, m, a = patterns & 1, (patterns >> 1) & 1, patterns >> 2
     lost, won = np.zeros(_RESAMPLES), np.zeros(_RESAMPLES)
     point_lost = point_won = 0.0
     for task in expert:
         rows = np.stack([expert[task], merged[task], aligned[task]]).astype(np.int64)
         n = rows.shape[1]
-        # An input counts by which of the three were right: eight kinds of inputs, whose numbers are drawn.
         counts = np.bincount(rows[0] + 2 * rows[1] + 4 * rows[2], minlength=8)
-        kinds = np.arange(8)
-        e, m, a = kinds & 1, (kinds >> 1) & 1, kinds >> 2
         drawn = generator.multinomial(n, counts / n, size=_RESAMPLES) / n
         lost += drawn @ (e - m)
         won += drawn @ (a - m)
@@ -93,4 +106,9 @@ def _share(
         point_won += float(counts @ (a - m)) / n
     some = lost > 0
     low, high = np.quantile(won[some] / lost[some], [0.025, 0.975])
-    return Estimate(point_won / point_lost, float(low), float(high))
+    return Estimate(100 * (point_won / point_lost), 100 * float(low), 100 * float(high))
+
+
+def _rounded(value: float, digits: int) -> str:
+    """Round, without -0."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from orthomerge.api.merge import merge_opened
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.merging.merge import merge_opened
 
 if TYPE_CHECKING:
     from orthomerge.models.experts import Experts

@@ -8,7 +8,7 @@ from typing import Any
 from orthomerge.alignment.aligners import chosen_aligner
 from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError, nearest
 from orthomerge.data.reading import may_be_read
-from orthomerge.merging.checks import merge_problems
+from orthomerge.merging.merge import merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.problems import Problem
@@ -75,8 +75,8 @@ def _evaluate(recipe: Recipe) -> Iterator[Problem]:
     """What is wrong with a recipe's sections `evaluate` and `diagnose`; inputs are not read."""
     if recipe.evaluate is None:
         return
-    from orthomerge.analysis.looks_of import looks_of
-    from orthomerge.evaluation.protocols_of import protocols_of
+    from orthomerge.runs.looks_of import looks_of
+    from orthomerge.runs.protocols_of import protocols_of
 
     yield from _raised("evaluate", lambda: protocols_of(recipe))
     yield from _raised("diagnose", lambda: looks_of(recipe))

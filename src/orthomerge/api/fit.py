@@ -11,8 +11,7 @@ from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.threads import fixed_threads
 from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.fitting.fit import State, fit_model
-from orthomerge.merging.checks import check_merge
-from orthomerge.merging.chosen import chosen_method, origin_of
+from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.extract import device_of
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.open import Named, opening_of
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.checks import check_merge
-from orthomerge.merging.chosen import chosen_method, origin_of
-from orthomerge.merging.merged import MergedTensors
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.experts import Experts, open_experts
 
 if TYPE_CHECKING:
@@ -55,22 +52,3 @@ def merge(
         where = device or "auto"
         return fit(experts, method, data, options, dtype=dtype, seed=seed, device=where, split=split, limit=limit)
     return merge_opened(experts, method, options, dtype=dtype, seed=seed, device=device or "cpu", vector=vector)
-
-
-def merge_opened(
-    experts: Experts,
-    method: Any,
-    options: Mapping[str, Any],
-    *,
-    dtype: str = "keep",
-    seed: int = 0,
-    device: str = "cpu",
-    vector: str | None = None,
-) -> Model:
-    """A merge without inputs, by a method's name and options or by an object that is a method."""
-    name, chosen, used = chosen_method(experts, method, options, seed=seed, vector=vector)
-    check_merge(experts, name, device=device, vector=vector)
-    if hasattr(chosen, "fit"):
-        raise RecipeError(f"{name!r} is fitted to inputs: give them as 'data' (--data TASK=PATH for every expert)")
-    tensors = MergedTensors(experts, chosen, None if dtype == "keep" else dtype, vector, device)
-    return experts.model(tensors, experts.heads, origin_of(experts, name, used, seed=seed, vector=vector))

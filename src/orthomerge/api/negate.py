@@ -19,9 +19,8 @@ from orthomerge.evaluation.span import scales, span_of
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.checks import check_recipe
-from orthomerge.api.merge import merge_opened
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.files.publish import check_target
 from orthomerge.files.run_state import clear_state, state_folder
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.writing import write_model
 from orthomerge.runs.recipe import Recipe
 

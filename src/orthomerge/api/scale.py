@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from orthomerge.api.merge import merge_opened
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
@@ -14,6 +13,7 @@ from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID, Criterion, ScaleSearch
 from orthomerge.evaluation.scale import search_scale as search
 from orthomerge.evaluation.span import span_of
+from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import find_method, method_maker
 from orthomerge.models.encoding import Encoding
 

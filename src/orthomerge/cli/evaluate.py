@@ -183,9 +183,9 @@ def _protocols(
     names: list[str], aligners: list[str], shots: list[str], seeds: int, access: list[str]
 ) -> list[EvaluationProtocol]:
     from orthomerge.alignment.aligners import find_aligner
+    from orthomerge.data.task import Access
     from orthomerge.evaluation.protocol import EvaluationProtocol
     from orthomerge.evaluation.protocols import find_protocol
-    from orthomerge.evaluation.records import Access
 
     counts = [_shots(text) for text in shots]
     for kind in access:

@@ -77,7 +77,7 @@ def finetune(
 ) -> None:
     from orthomerge.data.reading import read_task
     from orthomerge.files.opening import locate
-    from orthomerge.models.processing import load_processor
+    from orthomerge.models.processors import load_processor
     from orthomerge.tuning.finetune import finetune as run
     from orthomerge.tuning.settings import Tuning
 

@@ -29,13 +29,13 @@ Row = TypeVar("Row", bound=Named)
 
 def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Mapping[str, Row]:
     """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
-    found = dict(rows)
+    every = dict(rows)
     for entry in entry_points(group=group):
         row = entry.load()
-        if not isinstance(row, kind) or row.name in found:
+        if not isinstance(row, kind) or row.name in every:
             raise RecipeError(f"the plug-in {entry.value!r} must be a Row with a name of its own; update or remove it")
-        found[row.name] = row
-    return found
+        every[row.name] = row
+    return every
 
 
 def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:

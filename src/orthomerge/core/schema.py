@@ -22,15 +22,15 @@ def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
     """What a dataclass or function makes of a mapping of its options; `where` names the place in messages."""
     if not isinstance(data, Mapping):
         raise RecipeError(f"{where} must be a mapping of options, got {_shown(data)}")
-    known = schema(maker)
+    options = schema(maker)
     for key in data:
-        if key not in known:
-            raise RecipeError(f"{where}: unknown option {str(key)!r}; {nearest(str(key), known)}")
-    for name, (_, option) in known.items():
+        if key not in options:
+            raise RecipeError(f"{where}: unknown option {str(key)!r}; {nearest(str(key), options)}")
+    for name, (_, option) in options.items():
         if name not in data and option.default is MISSING and option.default_factory is MISSING:
             raise RecipeError(f"{where}: {name!r} is missing")
     values = {
-        name: _convert(data[name], kind, f"{where}: {name!r}") for name, (kind, _) in known.items() if name in data
+        name: _convert(data[name], kind, f"{where}: {name!r}") for name, (kind, _) in options.items() if name in data
     }
     return maker(**values)
 
@@ -44,8 +44,8 @@ def schema(maker: Callable[..., Any]) -> dict[str, tuple[Any, Field[Any]]]:
 
 
 def _field(parameter: Parameter) -> Field[Any]:
-    made: Field[Any] = field() if parameter.default is Parameter.empty else field(default=parameter.default)
-    return made
+    option: Field[Any] = field() if parameter.default is Parameter.empty else field(default=parameter.default)
+    return option
 
 
 def describe(kind: Any) -> str:

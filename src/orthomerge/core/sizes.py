@@ -23,9 +23,9 @@ _UNITS = {
 def parse_size(size: str | int) -> int:
     """Bytes from `5GB`, `100MiB` or a plain number."""
     text = str(size) if isinstance(size, str) or abs(size) < _MOST_SIZE else "a very large number"
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = found.group(2).upper() if found else "?"
-    count = float(found.group(1)) * _UNITS.get(unit, 0) if found else 0
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match.group(2).upper() if match else "?"
+    count = float(match.group(1)) * _UNITS.get(unit, 0) if match else 0
     if not 1 <= count < _MOST_SIZE:
         known = ", ".join(filter(None, _UNITS))
         raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {text!r:.60}; known units: {known}")

@@ -20,11 +20,11 @@ def fixed_threads() -> Iterator[None]:
     """
     import torch
 
-    given = os.environ.get(THREADS, "1")
-    if not given.isdecimal() or not int(given):
-        raise RecipeError(f"{THREADS} must be a number of threads, got {given!r}")
+    number = os.environ.get(THREADS, "1")
+    if not number.isdecimal() or not int(number):
+        raise RecipeError(f"{THREADS} must be a number of threads, got {number!r}")
     before = torch.get_num_threads()
-    torch.set_num_threads(int(given))
+    torch.set_num_threads(int(number))
     try:
         yield
     finally:

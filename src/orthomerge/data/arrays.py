@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.data.memory import free_memory
-from orthomerge.data.raw import Key, Part, Raw, split_named
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Split
-
+from orthomerge.data.raw import Key, Raw, by_split, split_named
 
 _MOST_BYTES = 16 << 30  # unpacked: more does not fit in memory anyway
-_NAME = re.compile(r"([xy])_(.+)")
+_NAME = re.compile(r"[xy]_.+")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -37,7 +34,12 @@ def read_arrays(path: Path) -> Raw:
 
 
 def _check_size(path: Path, size: int) -> None:
-    most = min(_MOST_BYTES, free_memory())
+    """Refuse what does not fit into the memory that is free, where the system says how much that is."""
+    most = _MOST_BYTES
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = next(line for line in lines if line.startswith("MemAvailable:"))
+        most = min(most, 1024 * int(free.split()[1]))
     if size > most:
         raise CheckpointError(
             f"{path} unpacks to {size} bytes, but at most {most} are read on this machine; give a smaller file, or "
@@ -46,30 +48,25 @@ def _check_size(path: Path, size: int) -> None:
 
 
 def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
-    names = _names(path, load("label_names")) if "label_names" in files else {}
-    arrays: dict[Split, dict[str, str]] = {}
-    for file in files:
-        found = _NAME.fullmatch(file)
-        if found is None:
-            continue
-        split = split_named(found[2])
-        if split is None or found[1] in arrays.get(split, {}):
-            raise CheckpointError(f"{path}: array {file!r} must be of split train, val or test, and the only one of it")
-        arrays.setdefault(split, {})[found[1]] = file
-    parts: dict[Split, Part] = {}
-    first: dict[Key, str] = {}
-    for split, pair in arrays.items():
-        if "x" not in pair or ("y" not in pair and split == "train"):
-            raise CheckpointError(f"{path}: the {split} split needs both x_{split} and y_{split}, got {list(pair)}")
-        images = _images(path, pair["x"], load(pair["x"]))
-        keys = None if "y" not in pair else _keys(path, pair["y"], load(pair["y"]), len(images))
-        for place, key in enumerate(keys or ()):
-            if key not in first:
-                first[key] = f"{path}: {pair['y']}[{place}]"
-        parts[split] = Part(images, keys)
-    if not parts:
+    raw = Raw(str(path), "image")
+    if "label_names" in files:
+        raw.names = _names(path, load("label_names"))
+    arrays = [file for file in files if _NAME.fullmatch(file)]
+    for file in arrays:
+        if split_named(file[2:]) is None:
+            raise CheckpointError(f"{path}: array {file!r} must be of split train, val or test")
+    inputs, labels = (by_split((file[2:] for file in arrays if file[0] == kind), f"{path}: {kind}_") for kind in "xy")
+    for split in {**inputs, **labels}:
+        if split not in inputs or (split == "train" and split not in labels):
+            lacking = "x" if split not in inputs else "y"
+            raise CheckpointError(f"{path}: the {split} split needs x_{split} and y_{split}, but {lacking} is missing")
+        images = _images(path, f"x_{inputs[split]}", load(f"x_{inputs[split]}"))
+        name = f"y_{labels.get(split)}"
+        keys = _keys(path, name, load(name), len(images)) if split in labels else None
+        raw.add(split, images, keys, (f"{path}: {name}[{number}]" for number in count()))
+    if not raw.parts:
         raise CheckpointError(f"{path} must hold x_train, y_train, x_test and y_test, got {', '.join(files)}")
-    return Raw(str(path), "image", parts, names, first)
+    return raw
 
 
 def _images(path: Path, name: str, values: Array) -> list[Array]:

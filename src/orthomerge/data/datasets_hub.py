@@ -1,25 +1,26 @@
 """Datasets of Hugging Face's `datasets`: of the hub, as `org/name[:config][@revision]`, or saved to disk.
 
 Splits that are not called train, val(idation) or test are no part of a task. A split whose labels are all -1, as the
-hub marks labels that are not public, has none. Pictures are decoded here when looked at, not by `datasets`.
+hub marks labels that are not public, has none. Pictures are decoded here when they are used, not by `datasets`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
 from orthomerge.data.images import decode
-from orthomerge.data.inputs import Lazy
-from orthomerge.data.raw import Key, Part, Problems, Raw, split_named
+from orthomerge.data.raw import BadRowError, Key, Problems, Raw, by_split, check_key, check_text
+from orthomerge.data.task import Lazy, Split
 from orthomerge.files.hub import is_hub_id
 
 if TYPE_CHECKING:
     from orthomerge.data.tables import Columns
-    from orthomerge.data.task import Split
 
 
 _UNKNOWN = -1
@@ -40,10 +41,10 @@ def read_saved(folder: Path, columns: Columns) -> Raw:
     """What `save_to_disk` wrote."""
     library = _library(str(folder))
     try:
-        found = library.load_from_disk(str(folder))
+        data = library.load_from_disk(str(folder))
     except Exception as error:  # arrow's errors, those of the file system, and its own
-        raise CheckpointError(f"cannot load the dataset {folder}: {_said(error)}") from error
-    return _raw(library, found, str(folder), columns)
+        raise CheckpointError(f"cannot load the dataset {folder}: {_summary(error)}") from error
+    return _raw(library, data, str(folder), columns)
 
 
 def read_hub(reference: str, columns: Columns) -> Raw:
@@ -51,90 +52,64 @@ def read_hub(reference: str, columns: Columns) -> Raw:
     library = _library(f"{reference!r}, which is no path that exists and must be a hub id,")
     name, config, revision = _parsed(reference)
     try:
-        found = library.load_dataset(name, name=config, revision=revision)
+        data = library.load_dataset(name, name=config, revision=revision)
     except Exception as error:  # as many kinds as there are ways for a hub to be out of reach
         raise CheckpointError(
-            f"cannot load the dataset {reference!r}: {_said(error)}; it is no path that exists: check the spelling, "
+            f"cannot load the dataset {reference!r}: {_summary(error)}; it is no path that exists: check the spelling, "
             "the network and, if it is gated, `hf auth login`"
         ) from error
-    return _raw(library, found, reference, columns)
+    return _raw(library, data, reference, columns)
 
 
-def _raw(library: Any, found: Any, where: str, columns: Columns) -> Raw:
-    parts: dict[Split, Part] = {}
-    names: dict[Key, str] = {}
-    first: dict[Key, str] = {}
-    images = False
-    for split, dataset in _splits(found, where).items():
-        origin = f"{where} ({split})"
-        column, images = _input_column(library, dataset.features, columns.text, origin)
-        if not len(dataset):
-            raise CheckpointError(f"{origin} is empty")
-        if columns.label not in dataset.features:
-            raise RecipeError(
-                f"{origin} has no column {columns.label!r}; {nearest(columns.label, dataset.features)}; say which with "
-                "`label`"
-            )
-        feature = dataset.features[columns.label]
-        if isinstance(feature, library.ClassLabel) and feature.names:
-            names.update(enumerate(feature.names))
-        keys = _keys(list(dataset[columns.label]), columns.label, split, origin)
-        for place, key in enumerate(keys or ()):
-            if key not in first:
-                first[key] = f"{origin} row {place + 1}"
-        inputs = (
-            _pictures(library, dataset, column, origin)
-            if images
-            else _texts(list(dataset[column]), column, origin, keep_empty=columns.keep_empty)
-        )
-        parts[split] = Part(inputs, keys)
-    return Raw(where, "image" if images else "text", parts, names, first)
-
-
-def _splits(found: Any, where: str) -> dict[Split, Any]:
-    given = found if isinstance(found, Mapping) else {str(getattr(found, "split", None) or "train"): found}
-    splits: dict[Split, Any] = {}
-    for word, dataset in given.items():
-        split = split_named(str(word))
-        if split in splits:
-            raise CheckpointError(f"{where} has two {split} splits")
-        if split:
-            splits[split] = dataset.with_format(None)
+def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
+    datasets = data if isinstance(data, Mapping) else {str(getattr(data, "split", None) or "train"): data}
+    splits = by_split(map(str, datasets), where)
     if not splits:
-        raise CheckpointError(f"{where} has no split called train, val or test, got {some(given)}")
-    return splits
+        raise CheckpointError(f"{where} has no split called train, val or test, got {some(datasets)}")
+    raw = Raw(where, "text")
+    for split, word in splits.items():
+        _add(raw, library, datasets[word].with_format(None), split, columns)
+    return raw
 
 
-def _input_column(library: Any, features: Mapping[str, Any], asked: str, origin: str) -> tuple[str, bool]:
-    """The column of inputs and whether it holds pictures: the one asked for, or else the only one with pictures."""
+def _add(raw: Raw, library: Any, dataset: Any, split: Split, columns: Columns) -> None:
+    origin, features = f"{raw.where} ({split})", dataset.features
     pictures = [name for name, feature in features.items() if isinstance(feature, library.Image)]
-    if asked in features:
-        return asked, asked in pictures
-    if len(pictures) == 1:
-        return pictures[0], True
-    raise RecipeError(f"{origin} has no column {asked!r}; {nearest(asked, features)}; say which with `text`")
+    column = pictures[0] if columns.text not in features and len(pictures) == 1 else columns.text
+    if not len(dataset):
+        raise CheckpointError(f"{origin} is empty")
+    for option, name in (("text", column), ("label", columns.label)):
+        if name not in features:
+            raise RecipeError(f"{origin} has no column {name!r}; {nearest(name, features)}; say which with `{option}`")
+    if isinstance(features[columns.label], library.ClassLabel):
+        raw.names.update(enumerate(features[columns.label].names or ()))
+    labels: list[Key] = list(dataset[columns.label])
+    hidden = split != "train" and all(label == _UNKNOWN for label in labels)
+    keys = None if hidden else labels
+    _check(origin, keys or (), partial(_check_key, column=columns.label))
+    if column in pictures:
+        raw.modality = "image"
+        inputs: Sequence[Any] = _pictures(library, dataset, column, origin)
+    else:
+        inputs = list(dataset[column])
+        _check(origin, inputs, partial(check_text, column=column, keep_empty=columns.keep_empty))
+    raw.add(split, inputs, keys, (f"{origin} row {number}" for number in count(1)))
 
 
-def _keys(values: list[Any], column: str, split: Split, origin: str) -> list[Key] | None:
-    if split != "train" and all(value == _UNKNOWN for value in values):
-        return None
+def _check(origin: str, values: Iterable[Any], check: Callable[[Any], object]) -> None:
     problems = Problems(origin)
-    for place, value in enumerate(values, 1):
-        if isinstance(value, bool) or not isinstance(value, int | str) or value in (_UNKNOWN, ""):
-            problems.add(f"row {place} has no label as {column!r} but {value!r}")
+    for number, value in enumerate(values, 1):
+        try:
+            check(value)
+        except BadRowError as error:
+            problems.add(f"row {number} {error}")
     problems.check()
-    return values
 
 
-def _texts(values: list[Any], column: str, origin: str, *, keep_empty: bool) -> Sequence[str]:
-    problems = Problems(origin)
-    for place, value in enumerate(values, 1):
-        if not isinstance(value, str):
-            problems.add(f"row {place} has no text as {column!r} but {type(value).__name__}")
-        elif not value.strip() and not keep_empty:
-            problems.add(f"row {place} has an empty {column!r}")
-    problems.check()
-    return values
+def _check_key(value: object, column: str) -> None:
+    if value == _UNKNOWN:
+        raise BadRowError(f"has no label as {column!r} but {_UNKNOWN}")
+    check_key(value, column)
 
 
 def _pictures(library: Any, dataset: Any, column: str, origin: str) -> Lazy:
@@ -164,6 +139,6 @@ def _library(what: str) -> Any:
         raise RecipeError(f"reading {what} needs Hugging Face's datasets: pip install datasets") from error
 
 
-def _said(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"

@@ -6,16 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
+from orthomerge.data.raw import Key, Raw
 from orthomerge.data.task import Examples, Task
-
-if TYPE_CHECKING:
-    from orthomerge.data.raw import Key, Raw
-
 
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
@@ -34,11 +30,11 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
             )
         return task
     places = _places(task.labels, labels)
-    lacking = sorted(set(range(len(labels))) - set(places), key=lambda place: labels[place])
+    lacking = sorted(name for place, name in enumerate(labels) if place not in places)
     unknown = [name for name, place in zip(task.labels, places, strict=True) if place is None]
     if lacking or unknown:
         differences = [f"only the task has {some(unknown)}"] * bool(unknown)
-        differences += [f"only the expert has {some(labels[place] for place in lacking)}"] * bool(lacking)
+        differences += [f"only the expert has {some(lacking)}"] * bool(lacking)
         raise IncompatibleError(
             f"the labels of task {task.name!r} are not those of its expert: {'; '.join(differences)}; "
             "give the task the expert's names with `labels`, in the order of the task's ids"
@@ -57,26 +53,21 @@ def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], 
     In the order of the ids; of the names where there are no ids. A column of whole numbers is ids, written as text or
     not. With `wanted`, in that order: by name, or as positions where the source has ids only.
     """
-    seen = {key for part in raw.parts.values() if part.keys is not None for key in part.keys}
-    keys = _in_order(seen | set(raw.names), raw)
-    if raw.names:
-        for key in keys:
-            if key not in raw.names:
-                raise CheckpointError(
-                    f"{raw.first[key]}: label {key!r} has no name; named are {some(raw.names.values())}"
-                )
-    names = [raw.names.get(key, str(key)) for key in keys]
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            other = keys[names.index(name)]
-            raise CheckpointError(f"{raw.where}: labels {other!r} and {keys[place]!r} are both called {name!r}")
+    keys = _in_order({*raw.names, *(key for part in raw.parts.values() for key in part.keys or ())}, raw)
+    by_name: dict[str, Key] = {}
+    for key in keys:
+        name = raw.names.get(key, str(key))
+        if raw.names and key not in raw.names:
+            raise CheckpointError(f"{raw.first[key]}: label {key!r} has no name; named are {some(raw.names.values())}")
+        if by_name.setdefault(name, key) != key:
+            raise CheckpointError(f"{raw.where}: labels {by_name[name]!r} and {key!r} are both called {name!r}")
     if wanted is not None:
         if not wanted or len(set(wanted)) < len(wanted):
             raise RecipeError(f"'labels' must be distinct names, got {some(wanted) or 'none'}")
-        return wanted, _as_wanted(raw, keys, names, wanted)
+        return wanted, _as_wanted(raw, by_name, wanted)
     if not raw.names:
         _check_gaps(raw, keys)
-    return tuple(names), {key: place for place, key in enumerate(keys)}
+    return tuple(by_name), {key: place for place, key in enumerate(keys)}
 
 
 def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
@@ -98,17 +89,18 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
     return sorted(keys, key=str)
 
 
-def _as_wanted(raw: Raw, keys: list[Key], names: list[str], wanted: tuple[str, ...]) -> dict[Key, int]:
-    places = _places(names, wanted)
-    found = {key: place for key, place in zip(keys, places, strict=True) if place is not None}
-    if len(found) == len(keys):
-        return found
-    if not raw.names and all(_is_place(key, len(wanted)) for key in keys):
-        return {key: int(key) for key in keys}
-    strange = next(key for key in keys if key not in found and not (not raw.names and _is_place(key, len(wanted))))
-    name = raw.names.get(strange, str(strange))
+def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> dict[Key, int]:
+    places = dict(zip(by_name, _places(tuple(by_name), wanted), strict=True))
+    if None not in places.values():
+        return {key: place for name, key in by_name.items() if (place := places[name]) is not None}
+    positions = {key for key in by_name.values() if not raw.names and _is_place(key, len(wanted))}
+    if len(positions) == len(by_name):
+        return {key: int(key) for key in positions}
+    unknown = [name for name in by_name if places[name] is None]
+    strange = next((name for name in unknown if by_name[name] not in positions), unknown[0])
     raise CheckpointError(
-        f"{_first(raw, strange)}: label {name!r} is not one of the {len(wanted)} labels; {nearest(name, wanted)}"
+        f"{_first(raw, by_name[strange])}: label {strange!r} is not one of the {len(wanted)} labels; "
+        f"{nearest(strange, wanted)}"
     )
 
 
@@ -119,8 +111,7 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
     numbers = [int(key) for key in keys]
     if numbers[0] < 0:
         raise CheckpointError(f"{_first(raw, keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
-    start = 1 if numbers[0] == 1 else 0
-    missing = next((place for place, number in enumerate(numbers, start) if place != number), None)
+    missing = next((place for place, number in enumerate(numbers, int(numbers[0] == 1)) if place != number), None)
     if missing is not None:
         raise CheckpointError(
             f"{raw.where} has labels from {numbers[0]} to {numbers[-1]} but none that is {missing}; a class without "

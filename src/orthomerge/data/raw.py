@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from orthomerge.core.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError, OrthomergeError
+from orthomerge.data.task import Modality, Split
 
-if TYPE_CHECKING:
-    from orthomerge.data.task import Modality, Split
-
-
-# A label as a source writes it: an id or a name.
-Key = int | str
+Key = int | str  # a label as a source writes it: an id or a name
 
 _SPLITS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -29,6 +25,20 @@ def split_named(word: str) -> Split | None:
     return _SPLITS.get(word.strip().casefold())
 
 
+def by_split(
+    words: Iterable[str], where: object, *, error: type[OrthomergeError] = CheckpointError
+) -> dict[Split, str]:
+    """The word that stands for each split; other words are left out, two for one split are refused."""
+    splits: dict[Split, str] = {}
+    for word in words:
+        split = split_named(word)
+        if split in splits:
+            raise error(f"{where}: {splits[split]!r} and {word!r} are both the {split} split; keep one of them")
+        if split:
+            splits[split] = word
+    return splits
+
+
 @dataclass(frozen=True)
 class Part:
     """One split; `keys` is None where it has no labels."""
@@ -37,19 +47,29 @@ class Part:
     keys: Sequence[Key] | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Raw:
     """A source as it is. `names`: what it calls its labels, if it says; `first`: where each label occurs first."""
 
     where: str
     modality: Modality
-    parts: Mapping[Split, Part]
-    names: Mapping[Key, str]
-    first: Mapping[Key, str]
+    parts: dict[Split, Part] = field(default_factory=dict)
+    names: dict[Key, str] = field(default_factory=dict)
+    first: dict[Key, str] = field(default_factory=dict)
+
+    def add(self, split: Split, inputs: Sequence[Any], keys: Sequence[Key] | None, places: Iterable[str]) -> None:
+        """Add a split; `places` says where the label of each input is written."""
+        self.parts[split] = Part(inputs, keys)
+        for key, place in zip(keys or (), places, strict=False):
+            self.first.setdefault(key, place)
+
+
+class BadRowError(Exception):
+    """What is wrong with a row, in words that follow its place."""
 
 
 class Problems:
-    """What is wrong with a source, row by row: three are told, the others counted."""
+    """What is wrong with a source, row by row: the first three are listed, the others counted."""
 
     def __init__(self, where: object) -> None:
         self.where = where
@@ -68,3 +88,25 @@ class Problems:
             rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows"
             rest = f"; and {more} more" if more else ""
             raise CheckpointError(f"{self.where} has {rows}: {'; '.join(self.shown)}{rest}; {_WAY_OUT}")
+
+
+def check_text(value: object, column: str, *, keep_empty: bool) -> str:
+    """The text of a row."""
+    if not isinstance(value, str):
+        raise BadRowError(f"has no text as {column!r} but {shown(value)}")
+    if not value.strip() and not keep_empty:
+        raise BadRowError(f"has an empty {column!r}")
+    return value
+
+
+def check_key(value: object, column: str) -> Key:
+    """The label of a row."""
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise BadRowError(f"has no whole number or name as {column!r} but {shown(value)}")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,35 +1,28 @@
-"""Reading a task, whatever it is stored as: one function that looks at the source and asks the reader of its format."""
+"""Reading a task, whatever it is stored as: look at the source and call the reader of its format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.arrays import read_arrays
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
-from orthomerge.data.folders import read_folder
-from orthomerge.data.inputs import pick
+from orthomerge.data.images import read_folder
 from orthomerge.data.labels import match_labels, resolve
-from orthomerge.data.raw import split_named
+from orthomerge.data.raw import Key, Part, Raw, by_split, split_named
+from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.sampling import share, stratified
-from orthomerge.data.tables import KINDS, Columns, kind_of, read_files, read_one, split_files
-from orthomerge.data.task import Examples, Task
-
-if TYPE_CHECKING:
-    from orthomerge.data.raw import Key, Part, Raw
-    from orthomerge.data.task import Modality, Split
-
+from orthomerge.data.tables import Columns, read_files, read_one, split_files
+from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000
-_SEED = 0
 _WAY_OUT = (
-    f"a task is a table ({', '.join(KINDS)}, each also .gz) or one a split (train.csv, val.csv, test.csv), an .npz, "
+    f"a task is a table ({', '.join(KINDS)}, each also .gz) or one per split (train.csv, val.csv, test.csv), an .npz, "
     "folders of pictures (split/class/*.png), or a dataset of Hugging Face"
 )
 
@@ -47,11 +40,11 @@ def read_task(
     keep_empty: bool = False,
     unlabelled: tuple[str, ...] | None = None,
 ) -> Task:
-    """A task from a file, a folder, a file a split, or a hub id `org/name[:config][@revision]`.
+    """A task from a file, a folder, a file per split, or a hub id `org/name[:config][@revision]`.
 
     `text`, `label`, `split`: columns of a table (`text` is also the column of pictures of a dataset). `labels`: names
     in the order wanted. `validation`: the share of train that becomes val where there is none (at most 5000 examples,
-    every class by its share, always the same ones); 0 for no val. A split that is missing is missed when asked for.
+    every class by its share, always the same ones); 0 for no val. A missing split is an error only when it is accessed.
     `unlabelled`: what the labels are called where a table has no column of them; without, such a table is refused.
     """
     if not 0 <= validation < 1:
@@ -59,13 +52,17 @@ def read_task(
     raw = _read(source, Columns(text, label, split, keep_empty, labelled=unlabelled is None))
     if modality is not None and modality != raw.modality:
         raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")
-    bare = unlabelled is not None and all(part.keys is None for part in raw.parts.values())
-    names, places = (unlabelled, {}) if unlabelled is not None and bare else resolve(raw, labels)
+    places: dict[Key, int] = {}
+    if unlabelled is not None and all(part.keys is None for part in raw.parts.values()):
+        names = unlabelled
+    else:
+        names, places = resolve(raw, labels)
     splits = {which: _examples(part, which, places) for which, part in raw.parts.items()}
-    if "train" in splits and splits["train"].labels is not None:
-        _check_classes(splits["train"], names, raw)
+    train = splits.get("train")
+    if train is not None and train.labels is not None:
+        _check_classes(train.labels, names, raw)
         if "val" not in splits and validation:
-            splits |= _carved(splits["train"], validation)
+            splits |= _split_off(train, train.labels, validation)
     order: tuple[Split, ...] = ("train", "val", "test")
     return Task(
         name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
@@ -83,17 +80,30 @@ def read_inputs(
 ) -> Task:
     """The inputs of one split of a task as a task of their own, without labels; `source` need not have any.
 
-    If it does, they must have the names of `labels`: data of another task would have others. `limit`: at most so many
-    inputs, drawn by `seed` whatever their labels are.
+    If it does, they must have the names of `labels`: data of another task would have others. `limit`: the largest
+    number of inputs, drawn by `seed` whatever their labels are.
     """
     if limit is not None and limit < 1:
         raise RecipeError(f"'limit' must be at least 1, got {limit}")
-    found = source if isinstance(source, Task) else read_task(source, unlabelled=labels)
-    match_labels(replace(found, name=name), labels)
-    inputs = found[split].inputs
+    task = source if isinstance(source, Task) else read_task(source, unlabelled=labels)
+    match_labels(replace(task, name=name), labels)
+    inputs = task[split].inputs
     if limit is not None and limit < len(inputs):
         inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
-    return Task(name, labels, found.modality, {split: Examples(inputs, None, split)})
+    return Task(name, labels, task.modality, {split: Examples(inputs, None, split)})
+
+
+def may_be_read(source: str) -> bool:
+    """Whether there is such a path, or the text has the form of a dataset's name; nothing is opened."""
+    try:
+        return Path(source).expanduser().exists() or names_dataset(source)
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, a user without home, a null byte
+        return False
+
+
+def names_dataset(source: str) -> bool:
+    """Whether a text has the form of a dataset's name, and not that of a file."""
+    return is_dataset_id(source) and kind_of(Path(source))[1] not in (*KINDS, ".npz", ".gz")
 
 
 def _read(source: Source, columns: Columns) -> Raw:
@@ -114,28 +124,11 @@ def _read(source: Source, columns: Columns) -> Raw:
     raise CheckpointError(f"{path} does not exist; {_WAY_OUT}")
 
 
-def may_be_read(source: str) -> bool:
-    """Whether there is such a path, or the text has the form of a dataset's name; nothing is opened."""
-    try:
-        return Path(source).expanduser().exists() or names_dataset(source)
-    except (OSError, RuntimeError, ValueError):  # a name that is too long, a user without home, a null byte
-        return False
-
-
-def names_dataset(source: str) -> bool:
-    """Whether a text has the form of a dataset's name, and not that of a file."""
-    return is_dataset_id(source) and kind_of(Path(source))[1] not in (*KINDS, ".npz", ".gz")
-
-
 def _read_mapping(source: Mapping[str, str | Path], columns: Columns) -> Raw:
-    files: dict[Split, list[Path]] = {}
-    for word, path in source.items():
-        split = split_named(word)
-        if split is None or split in files:
-            raise RecipeError(f"files must be given for train, val and test, each once, got {some(source)}")
-        files[split] = [Path(path).expanduser()]
-    if not files:
-        raise RecipeError("files must be given for train, val and test, got none")
+    splits = by_split(source, "files must be given for train, val and test, each once", error=RecipeError)
+    if not source or len(splits) < len(source):
+        raise RecipeError(f"files must be given for train, val and test, each once, got {some(source) or 'none'}")
+    files = {split: [Path(source[word]).expanduser()] for split, word in splits.items()}
     return read_files(files, columns, where=str(next(iter(files.values()))[0].parent))
 
 
@@ -150,31 +143,24 @@ def _read_directory(folder: Path, columns: Columns) -> Raw:
 
 
 def _examples(part: Part, split: Split, places: Mapping[Key, int]) -> Examples:
-    if part.keys is None:
-        return Examples(part.inputs, None, split)
-    return Examples(part.inputs, np.array([places[key] for key in part.keys], dtype=np.int64), split)
+    labels = None if part.keys is None else np.array([places[key] for key in part.keys], dtype=np.int64)
+    return Examples(part.inputs, labels, split)
 
 
-def _check_classes(train: Examples, names: tuple[str, ...], raw: Raw) -> None:
-    assert train.labels is not None  # noqa: S101 - for mypy: no reader gives a train split without labels
-    empty = [
-        name for name, size in zip(names, np.bincount(train.labels, minlength=len(names)), strict=True) if not size
-    ]
+def _check_classes(labels: Labels, names: tuple[str, ...], raw: Raw) -> None:
+    sizes = np.bincount(labels, minlength=len(names))
+    empty = [name for name, size in zip(names, sizes, strict=True) if not size]
     if empty:
         raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
 
 
-def _carved(train: Examples, ratio: float) -> dict[Split, Examples]:
+def _split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
     """Train without a few examples, and these as val; nothing if there are too few to take any."""
-    assert train.labels is not None  # noqa: S101 - as above
-    places = stratified(train.labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=_SEED)
+    places = stratified(labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=0)
     if not len(places):
         return {}
     rest = np.setdiff1d(np.arange(len(train)), places)
-    return {
-        "train": replace(train, inputs=pick(train.inputs, rest), labels=train.labels[rest]),
-        "val": Examples(pick(train.inputs, places), train.labels[places], "val"),
-    }
+    return {"train": train.take(rest), "val": replace(train.take(places), split="val")}
 
 
 def _name(source: Source) -> str:

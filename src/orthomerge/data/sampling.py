@@ -1,4 +1,4 @@
-"""Choosing some of the examples: by class, by share, by fold. The same seed always gives the same places.
+"""Choosing some of the examples: by class, or by share. The same seed always gives the same places.
 
 For one seed a larger choice contains the smaller ones, so that curves over the number of shots compare like with like.
 Places are sorted; nothing depends on global random state.
@@ -6,24 +6,17 @@ Places are sorted; nothing depends on global random state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from orthomerge.core.errors import RecipeError
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Labels
+from orthomerge.data.task import Labels
 
 
-def few_shot(labels: Labels, shots: int, *, seed: int, classes: int | None = None, allow_fewer: bool = False) -> Labels:
-    """Places of `shots` examples of every class.
-
-    `classes`: how many there are, where the last might be missing. `allow_fewer`: take all of a class that has fewer.
-    """
+def few_shot(labels: Labels, shots: int, *, seed: int, allow_fewer: bool = False) -> Labels:
+    """Places of `shots` examples of every class. `allow_fewer`: take all of a class that has fewer."""
     if shots < 1:
         raise RecipeError(f"the number of shots must be at least 1, got {shots}")
-    sizes = np.bincount(labels, minlength=classes or 0)
+    sizes = np.bincount(labels)
     short = np.flatnonzero(sizes < shots)
     if short.size and not allow_fewer:
         raise RecipeError(
@@ -38,13 +31,6 @@ def share(count: int, ratio: float, *, seed: int) -> Labels:
     if count < 1 or not 0 < ratio <= 1:
         raise RecipeError(f"a share must be above 0 and at most 1 of at least one example, got {ratio} of {count}")
     return np.sort(_generator(seed).permutation(count)[: max(1, round(ratio * count))])
-
-
-def folds(count: int, k: int, *, seed: int) -> list[Labels]:
-    """The places of `count` examples in k folds, whose sizes differ by one at most; every place is in exactly one."""
-    if not 2 <= k <= count:
-        raise RecipeError(f"{count} examples can be cut into 2 to {count} folds, got {k}")
-    return [np.sort(fold) for fold in np.array_split(_generator(seed).permutation(count), k)]
 
 
 def stratified(labels: Labels, count: int, *, seed: int) -> Labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,30 @@ from orthomerge.core.errors import RecipeError, nearest, some
 
 Split = Literal["train", "val", "test"]
 Modality = Literal["text", "image"]
+# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
+Access = Literal["data-free", "inductive", "transductive"]
 Labels = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Lazy(Sequence[Any]):
+    """A sequence whose item i is `load(keys[i])`, loaded again at every access."""
+
+    keys: Sequence[Any]
+    load: Callable[[Any], Any]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, place: Any) -> Any:
+        return Lazy(self.keys[place], self.load) if isinstance(place, slice) else self.load(self.keys[place])
+
+
+def pick(inputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
+    """The inputs at some places, in that order; lazy ones stay lazy."""
+    if isinstance(inputs, Lazy):
+        return Lazy([inputs.keys[place] for place in places], inputs.load)
+    return [inputs[place] for place in places]
 
 
 @dataclass(frozen=True)
@@ -35,12 +58,12 @@ class Examples:
         return len(self.inputs)
 
     def take(self, places: Sequence[int] | Labels) -> Examples:
-        """Some of the examples, in the order given."""
+        """Some of the examples, in the order of `places`."""
         labels = None if self.labels is None else self.labels[np.asarray(places, dtype=np.int64)]
-        return Examples([self.inputs[int(place)] for place in places], labels, self.split)
+        return Examples(pick(self.inputs, map(int, places)), labels, self.split)
 
     def unlabelled(self) -> Examples:
-        """The same inputs with the labels gone, for everything that must not see them."""
+        """The same inputs without labels, for everything that must not see them."""
         return Examples(self.inputs, None, self.split)
 
     def digest(self) -> str:
@@ -67,12 +90,8 @@ class Task:
         if len(set(self.labels)) < len(self.labels) or not self.labels:
             raise RecipeError(f"task {self.name!r} must have distinct labels, got {some(self.labels)}")
         for split, examples in self.splits.items():
-            wrong = (
-                examples.labels is not None
-                and len(examples)
-                and not (int(examples.labels.min()) >= 0 and int(examples.labels.max()) < len(self.labels))
-            )
-            if wrong:
+            numbers = examples.labels
+            if numbers is not None and len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(self.labels):
                 raise RecipeError(f"the {split} split of {self.name!r} has labels outside 0..{len(self.labels) - 1}")
 
     def __getitem__(self, split: str) -> Examples:

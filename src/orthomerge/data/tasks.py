@@ -23,15 +23,14 @@ def unlabelled_tasks(
     """
     _check_names(data, labels)
     tasks = {}
-    for task, source in data.items():
-        given = _bare(task, source, labels[task], modality, split) if isinstance(source, list) else source
-        tasks[task] = read_inputs(given, name=task, labels=labels[task], split=split, limit=limit, seed=seed)
+    for name, source in data.items():
+        task = _task_of(name, source, labels[name], modality, split) if isinstance(source, list) else source
+        tasks[name] = read_inputs(task, name=name, labels=labels[name], split=split, limit=limit, seed=seed)
     _check_modality(tasks, modality)
     return tasks
 
 
-def _bare(name: str, inputs: list[Any], labels: tuple[str, ...], modality: str, split: Split) -> Task:
-    """A list of texts or pictures as a task."""
+def _task_of(name: str, inputs: list[Any], labels: tuple[str, ...], modality: str, split: Split) -> Task:
     return Task(name, labels, cast("Modality", modality), {split: Examples(inputs, None, split)})
 
 
@@ -39,8 +38,8 @@ def labelled_tasks(data: Mapping[str, Any], labels: Labels, modality: str) -> di
     """All splits by task, labels in the order of the heads."""
     _check_names(data, labels)
     tasks = {
-        task: match_labels(replace(source if isinstance(source, Task) else read_task(source), name=task), labels[task])
-        for task, source in data.items()
+        name: match_labels(replace(source if isinstance(source, Task) else read_task(source), name=name), labels[name])
+        for name, source in data.items()
     }
     _check_modality(tasks, modality)
     return tasks

@@ -1,0 +1,1 @@
+"""Protocols, records, paired statistics, scale search, task negation and analogy."""

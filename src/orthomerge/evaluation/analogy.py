@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predictions
 from orthomerge.evaluation.scale import GRID
 from orthomerge.evaluation.span import scales, score_at
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ def search_analogy(
     the task has a teacher, it is scored as the expert.
     """
     numbers = scales(grid)
-    labels_in(encoded.tasks, task, "val")
-    truth = labels_in(encoded.tasks, task, "test")
+    encoded.labels(task, "val")
+    truth = encoded.labels(task, "test")
     pairs = [(scale, shift) for scale in numbers for shift in (numbers if independent else (scale,))]
     curve = []
     for scale, shift in pairs:

@@ -1,7 +1,7 @@
 """Every method of a run against one of them, from the predictions that the run kept: no model is needed.
 
-Methods are compared where they were read in the same way (protocol, options, shots, access, support), on the tasks,
-seeds and inputs that both were scored on. One way of reading with its methods is a *family*, over which Holm's
+Methods are compared where they were scored under the same protocol (with options, shots, access, support), on the
+tasks, seeds and inputs that both were scored on. One protocol with its methods is a *family*, over which Holm's
 correction runs. The reference is the method with the best mean unless another is named; since the best was chosen on
 these very inputs, its lead is flattered a little.
 
@@ -11,25 +11,22 @@ them, so that test is about these seeds; the interval of the mean is about other
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest
-from orthomerge.core.schema import build
+from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.core.table import Table
-from orthomerge.evaluation.compare import Difference, Equivalence, bootstrap_by_task, holm, mcnemar_hits, tost
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.records import Record, Way, read_document, read_records
+from orthomerge.evaluation.records import Record, Way
+from orthomerge.evaluation.statistics import Difference, Equivalence, bootstrap, holm, mcnemar_hits, tost
 
 MARGIN = 0.01  # below one point either way two methods may be called comparable
 _ALPHA = 0.05
-_RECORDS = "records.jsonl"
+_COLUMNS = ("method", "verdict", "difference", "95 %", "p", "better on", "worse on")
 
 Bools = NDArray[np.bool_]
 
@@ -90,22 +87,7 @@ class Predictions:
 
 _Row = Mapping[str, Mapping[int, Record]]  # one method: task, seed
 _Read = Callable[[Record], Predictions]
-
-
-def compare_run(
-    folder: Path, *, against: str | None = None, margin: float = MARGIN, resamples: int = 10_000, seed: int = 0
-) -> list[Comparison]:
-    """All comparisons of a run folder. `against`: the reference wherever it was scored; elsewhere it is the best."""
-    records = read_records(folder / _RECORDS)
-    return compare_records(
-        records,
-        lambda record: _read(folder, record),
-        against=against,
-        margin=margin,
-        resamples=resamples,
-        seed=seed,
-        where=str(folder),
-    )
+_Hits = dict[str, tuple[Bools, Bools]]  # by task [seeds, n], of a method and of the reference
 
 
 def compare_records(
@@ -114,30 +96,23 @@ def compare_records(
     *,
     against: str | None = None,
     margin: float = MARGIN,
-    resamples: int = 10_000,
-    seed: int = 0,
     where: str = "the run",
 ) -> list[Comparison]:
-    """All comparisons between records; `read` gives the predictions behind one. `where`: for messages."""
-    if against is not None and against not in (known := {record.method for record in records}):
-        raise RecipeError(f"{where} has no method {against!r} to compare with; {nearest(against, known)}")
+    """All comparisons between records; `read` gives the predictions behind one.
+
+    `against`: the reference wherever it was scored; elsewhere it is the best. `where`: for messages.
+    """
+    methods = {record.method for record in records}
+    if against is not None and against not in methods:
+        raise RecipeError(f"{where} has no method {against!r} to compare with; {nearest(against, methods)}")
     comparisons: list[Comparison] = []
     for way, rows in _families(records):
-        if len(rows) > 1:
-            reference = against if against in rows else _best(rows)
-            pairs = {
-                name: _paired(read, row, rows[reference], where) for name, row in rows.items() if name != reference
-            }
-            comparisons += _compared(way, reference, pairs, margin=margin, resamples=resamples, seed=seed)
+        reference = against if against in rows else max(rows, key=lambda name: _rank(rows[name]))
+        hits = {
+            name: _paired_hits(read, row, rows[reference], where) for name, row in rows.items() if name != reference
+        }
+        comparisons += _compared(way, reference, {name: tasks for name, tasks in hits.items() if tasks}, margin)
     return comparisons
-
-
-def read_comparisons(path: Path) -> list[Comparison]:
-    """The comparisons that a run wrote."""
-    items = read_document(path, fix="; compare the run again")
-    if not isinstance(items, list):
-        raise CheckpointError(f"{path} must be a list of comparisons, got {type(items).__name__}; compare again")
-    return [build(Comparison, item, where=f"{path} item {number}") for number, item in enumerate(items, 1)]
 
 
 def comparison_tables(comparisons: Iterable[Comparison]) -> list[Table]:
@@ -145,11 +120,10 @@ def comparison_tables(comparisons: Iterable[Comparison]) -> list[Table]:
     families: dict[tuple[Way, str, tuple[str, ...]], list[Comparison]] = {}
     for item in comparisons:
         families.setdefault((item.way, item.reference, tuple(item.tasks)), []).append(item)
-    columns = ("method", "verdict", "difference", "95 %", "p", "better on", "worse on")
     return [
         Table.of(
             f"Against {reference}: {way.title} ({way.access})",
-            columns,
+            _COLUMNS,
             map(_cells, items),
             left=2,
             note=f"Points, paired by input, on {', '.join(tasks)}. Comparable: the difference is less than "
@@ -174,10 +148,10 @@ def _cells(item: Comparison) -> tuple[str, ...]:
 
 
 def _families(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
-    """Rows by way of reading. A joint label space of other tasks is another way."""
+    """Rows by protocol. A joint label space of other tasks is another family."""
     rows: dict[tuple[Way, str], dict[str, dict[int, Record]]] = {}
     for record in records:
-        if record.metric != "accuracy":
+        if not record.headline:
             continue
         seeds = rows.setdefault((record.way, record.method), {}).setdefault(record.task, {})
         if record.seed in seeds:
@@ -193,22 +167,17 @@ def _families(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
     return [(way, family) for (way, _), family in families.items()]
 
 
-def _best(rows: Mapping[str, _Row]) -> str:
-    """The best mean among the methods that were scored on the most tasks."""
-
-    def rank(name: str) -> tuple[int, float]:
-        row = rows[name]
-        return len(row), mean(mean(record.value for record in seeds.values()) for seeds in row.values())
-
-    return max(rows, key=rank)
+def _rank(row: _Row) -> tuple[int, float]:
+    """The best method is the one with the best mean among those that were scored on the most tasks."""
+    return len(row), mean(mean(record.value for record in seeds.values()) for seeds in row.values())
 
 
-def _paired(read: _Read, first: _Row, second: _Row, where: str) -> dict[str, tuple[Bools, Bools]]:
-    """Hits [seeds, n] of both, by task: only the seeds and the inputs that both were scored on under every seed."""
+def _paired_hits(read: _Read, first: _Row, second: _Row, where: str) -> _Hits:
+    """Hits of both by task: only the seeds and the inputs that both were scored on under every seed."""
     shared = [task for task in first if task in second]
     kept = [set(first[task]) & set(second[task]) for task in shared]
     seeds = sorted(set.intersection(*kept)) if kept else []
-    found = {}
+    paired: _Hits = {}
     for task in shared if seeds else ():
         pair = [[read(row[task][seed]) for seed in seeds] for row in (first, second)]
         truths = [answers.truth for side in pair for answers in side]
@@ -218,109 +187,50 @@ def _paired(read: _Read, first: _Row, second: _Row, where: str) -> dict[str, tup
         scored = np.logical_and.reduce([answers.scored for side in pair for answers in side])
         if scored.any():
             one, other = (np.stack([answers.hits[scored] for answers in side]) for side in pair)
-            found[task] = (one, other)
-    return found
+            paired[task] = (one, other)
+    return paired
 
 
-def _compared(
-    way: Way,
-    reference: str,
-    pairs: Mapping[str, Mapping[str, tuple[Bools, Bools]]],
-    *,
-    margin: float,
-    resamples: int,
-    seed: int,
-) -> list[Comparison]:
-    """One family. A method that shares no task with the reference cannot be compared with it."""
-    pairs = {name: tasks for name, tasks in pairs.items() if tasks}
-    means, gaps = {}, {}
+def _compared(way: Way, reference: str, hits: Mapping[str, _Hits], margin: float) -> list[Comparison]:
+    """One family: the tests of all methods, corrected together."""
+    bootstraps = {}
     tests: dict[tuple[str, str], float] = {}
-    for name, tasks in pairs.items():
-        sides = ({task: pair[side] for task, pair in tasks.items()} for side in (0, 1))
-        means[name], gaps[name] = bootstrap_by_task(*sides, resamples=resamples, seed=seed)
-        tests |= {(name, task): mcnemar_hits(*pair) for task, pair in tasks.items()}
-    overall, singly = holm({name: gap.p for name, gap in means.items()}), holm(tests)
-    return [
-        _comparison(
-            name,
-            reference,
-            way,
-            difference=means[name],
-            adjusted=overall[name],
-            margin=margin,
-            seeds=max(len(one) for one, _ in tasks.values()),
-            tasks={
-                task: TaskDifference(
-                    gaps[name][task].estimate,
-                    gaps[name][task].low,
-                    gaps[name][task].high,
-                    tests[name, task],
-                    singly[name, task],
-                    one.shape[1],
-                )
-                for task, (one, _) in tasks.items()
-            },
+    for name, pairs in hits.items():
+        first, second = ({task: pair[side] for task, pair in pairs.items()} for side in (0, 1))
+        bootstraps[name] = bootstrap(first, second)
+        tests |= {(name, task): mcnemar_hits(*pair) for task, pair in pairs.items()}
+    adjusted, singly = holm({name: overall.p for name, (overall, _) in bootstraps.items()}), holm(tests)
+    comparisons = []
+    for name, (difference, by_task) in bootstraps.items():
+        tasks = {
+            task: TaskDifference(
+                gap.estimate, gap.low, gap.high, tests[name, task], singly[name, task], hits[name][task][0].shape[1]
+            )
+            for task, gap in by_task.items()
+        }
+        equivalence = tost(difference, margin=margin, alpha=_ALPHA)
+        apart = [task for task, gap in tasks.items() if gap.adjusted < _ALPHA]
+        comparisons.append(
+            Comparison(
+                name,
+                reference,
+                way,
+                seeds=max(len(one) for one, _ in hits[name].values()),
+                difference=difference,
+                adjusted=adjusted[name],
+                equivalence=equivalence,
+                comparable=equivalence.comparable,
+                tasks=tasks,
+                better=tuple(task for task in apart if tasks[task].estimate > 0),
+                worse=tuple(task for task in apart if tasks[task].estimate < 0),
+                verdict=_verdict(difference, adjusted[name], comparable=equivalence.comparable),
+            )
         )
-        for name, tasks in pairs.items()
-    ]
+    return comparisons
 
 
-def _comparison(
-    method: str,
-    reference: str,
-    way: Way,
-    *,
-    difference: Difference,
-    adjusted: float,
-    margin: float,
-    seeds: int,
-    tasks: dict[str, TaskDifference],
-) -> Comparison:
-    equivalence = tost(difference, margin=margin, alpha=_ALPHA)
-    told = [task for task, gap in tasks.items() if gap.adjusted < _ALPHA]
+def _verdict(difference: Difference, adjusted: float, *, comparable: bool) -> str:
     apart = "" if adjusted >= _ALPHA else "better" if difference.estimate > 0 else "worse"
-    if equivalence.comparable:
-        verdict = f"{apart}, but comparable" if apart else "comparable"
-    else:
-        verdict = apart or "undecided"
-    return Comparison(
-        method,
-        reference,
-        way,
-        seeds,
-        difference,
-        adjusted,
-        equivalence,
-        equivalence.comparable,
-        tasks,
-        better=tuple(task for task in told if tasks[task].estimate > 0),
-        worse=tuple(task for task in told if tasks[task].estimate < 0),
-        verdict=verdict,
-    )
-
-
-def _read(folder: Path, record: Record) -> Predictions:
-    """The predictions behind a record, which must be those that it was counted from."""
-    whose = f"{record.method!r} on {record.task!r}"
-    if record.predictions is None:
-        raise CheckpointError(f"{folder / _RECORDS} keeps no predictions of {whose}; evaluate again")
-    path = folder / record.predictions
-    try:
-        with path.open("rb") as handle, np.load(handle) as file:
-            if "truth" not in file:
-                raise CheckpointError(f"{path} does not hold the truth; evaluate again with this version")
-            predicted, truth = (np.asarray(file[name], dtype=np.int32) for name in ("predicted", "truth"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}; evaluate again") from error
-    except (ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; evaluate again") from error
-    if predicted.ndim != 1 or predicted.shape != truth.shape:
-        raise CheckpointError(f"{path} is damaged: {predicted.shape} predictions, {truth.shape} labels; evaluate again")
-    answers = Predictions(predicted, truth)
-    count, hits = int(answers.scored.sum()), int(answers.hits.sum())
-    if count != record.examples or hits != round(record.value * count):
-        raise IncompatibleError(
-            f"{path} holds {hits} hits of {count} inputs, but {_RECORDS} says {record.value:.4f} of "
-            f"{record.examples}; the folder was written over in part: evaluate again"
-        )
-    return answers
+    if comparable:
+        return f"{apart}, but comparable" if apart else "comparable"
+    return apart or "undecided"

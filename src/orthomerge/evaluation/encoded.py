@@ -16,10 +16,9 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.heads import head_of, logits_of
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.models.encoder import Encoder
     from orthomerge.models.features import Features
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model
 
 
@@ -51,6 +50,15 @@ class EncodedTasks:
             self._features[key] = encode(model, examples, task=task, head=head, how=self.how)
         return self._features[key]
 
+    def labels(self, task: str, split: Split) -> torch.Tensor:
+        """The labels [n] of one split of a task, without which it cannot be scored."""
+        if task not in self.tasks:
+            raise RecipeError(f"there is no data of {task!r}; {nearest(task, self.tasks)}")
+        labels = self.tasks[task][split].labels
+        if labels is None:
+            raise RecipeError(f"the {split} split of {task!r} has no labels; accuracy needs them: give labelled data")
+        return torch.tensor(labels, dtype=torch.int64)
+
     def keep(self, models: Collection[Model]) -> None:
         """Let go of all features in memory but those of some models; all are in the cache."""
         encoders = {model.encoder for model in models}
@@ -79,13 +87,3 @@ class EncodedTasks:
         """The expert's logits on one split of its task."""
         expert = self.teacher(task)
         return logits_of(self.classifier(expert, task), self.features(expert, task, split).values)
-
-
-def labels_in(tasks: Mapping[str, Task], task: str, split: Split) -> torch.Tensor:
-    """The labels [n] of one split of a task, without which it cannot be scored."""
-    if task not in tasks:
-        raise RecipeError(f"there is no data of {task!r}; {nearest(task, tasks)}")
-    labels = tasks[task][split].labels
-    if labels is None:
-        raise RecipeError(f"the {split} split of {task!r} has no labels; accuracy needs them: give labelled data")
-    return torch.tensor(labels, dtype=torch.int64)

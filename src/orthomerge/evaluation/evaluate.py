@@ -9,10 +9,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.evaluation.encoded import EncodedTasks, labels_in
-from orthomerge.evaluation.gather import answers, draws, extra_numbers
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.evidence import answers, draws, extra_numbers
 from orthomerge.evaluation.joint import joint_features, joint_labels, joint_predictions
-from orthomerge.evaluation.metrics import scored, wilson
+from orthomerge.evaluation.metrics import UNSCORED, counted
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.subject import Subject
@@ -21,8 +21,6 @@ from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.model import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +46,13 @@ def evaluate(
     for subject in subjects:
         encoded.keep(list(subject.models.values()))
         chosen = [protocol for protocol in protocols if protocol.scores(subject.name)]
-        _encode(encoded, subject, chosen)
+        # All that will be read, so that a merge is computed once and before any expert is loaded.
+        splits = dict.fromkeys(("test", *(protocol.split for protocol in chosen if protocol.needs)))
         for task, model in subject.models.items():
-            truth = labels_in(encoded.tasks, task, "test")
+            for split in splits:
+                encoded.features(model, task, split)
+        for task, model in subject.models.items():
+            truth = encoded.labels(task, "test")
             for protocol in chosen:
                 for answer in answers(protocol, encoded, model, task):
                     record = protocol.annotate(_record(subject, task, answer.predicted, truth, suite))
@@ -58,14 +60,6 @@ def evaluate(
                     yield Scored(record, answer.predicted, truth)
         if len(subject.models) > 1 and len({model.digest for model in subject.models.values()}) == 1:
             yield from _joint(encoded, subject, suite)
-
-
-def _encode(encoded: EncodedTasks, subject: Subject, protocols: Sequence[EvaluationProtocol]) -> None:
-    """All that will be read of a subject, so that a merge is computed once and before any expert is loaded."""
-    splits = dict.fromkeys(("test", *(protocol.split for protocol in protocols if protocol.needs)))
-    for task, model in subject.models.items():
-        for split in splits:
-            encoded.features(model, task, split)
 
 
 def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
@@ -79,7 +73,7 @@ def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
                 raise RecipeError(
                     f"{subject.name!r} has task {task!r}, but there is no data of it; {nearest(task, encoded.tasks)}"
                 )
-            labels_in(encoded.tasks, task, "test")
+            encoded.labels(task, "test")
 
 
 def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
@@ -96,10 +90,10 @@ def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[Evaluation
 
 def _check_draws(encoded: EncodedTasks, subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
     """Whether there are enough support inputs, before anything is encoded."""
-    for protocol in (protocol for protocol in protocols if protocol.needs):
-        scored_tasks = {task for subject in subjects if protocol.scores(subject.name) for task in subject.models}
+    for protocol in protocols:
+        tasks = {task for subject in subjects if protocol.scores(subject.name) for task in subject.models}
         for task in encoded.tasks:
-            if task in scored_tasks:
+            if task in tasks:
                 next(draws(protocol, encoded.tasks[task]))
 
 
@@ -115,21 +109,17 @@ def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterat
         yield Scored(replace(record, protocol="joint", extra_parameters=extra), predicted, labels[task])
 
 
-def _record(subject: Subject, task: str, predicted: torch.Tensor, labels: torch.Tensor, suite: str | None) -> Record:
-    model: Model = subject.models[task]
-    kind = head_kind(head_of(model.head(task)).kind)
-    chosen, truth = scored(predicted, labels)
-    hits = int(kind.right(chosen, truth).sum())
-    low, high = wilson(hits, len(truth))
+def _record(subject: Subject, task: str, predicted: torch.Tensor, truth: torch.Tensor, suite: str | None) -> Record:
+    """A record that does not say yet how the model was scored."""
+    model = subject.models[task]
+    kind, kept = head_of(model.head(task)).kind, predicted != UNSCORED
+    score = counted(predicted[kept], truth[kept], kind)
     return Record(
         task=task,
         method=subject.name,
         protocol="",
-        metric=kind.metric,
-        value=hits / len(truth),
-        low=low,
-        high=high,
-        examples=len(truth),
+        metric=head_kind(kind).metric,
+        **vars(score),
         access=subject.access,
         parameters=dict(subject.parameters),
         suite=suite,

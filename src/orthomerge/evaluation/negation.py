@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
 from orthomerge.evaluation.scale import GRID
@@ -26,11 +25,10 @@ from orthomerge.evaluation.span import scales, score_at
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Split
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
 
 
 KEEP = 0.95
@@ -76,7 +74,7 @@ def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | E
     """
     origin, heads = [0.0 for _ in span.directions], {}
     for task, reader in readers.items():
-        labels_in(encoded.tasks, task, "train")
+        encoded.labels(task, "train")
         data, head = encoded.tasks[task], head_of(reader)
         features = span.features(origin, data["train"], task=task, head=head, how=encoded.how)
         heads[task] = fit_probe(features, data.labels).reading_as(head)
@@ -106,7 +104,7 @@ def search_negation(
         raise RecipeError(f"negation needs the head of {target!r}, which is to be forgotten, and of a control task")
     for task in heads:
         for split in ("val", "test"):  # all of them before any work
-            labels_in(encoded.tasks, task, split)
+            encoded.labels(task, split)
     curve = []
     for scale in numbers:
         scores = _scores(span, scale, heads, encoded, "val")
@@ -131,7 +129,7 @@ def _scores(
 def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score], controls: Sequence[str]) -> None:
     """What the base cannot do, no edit can harm: such a control keeps nothing."""
     for task in controls:
-        truth = labels_in(encoded.tasks, task, "val")
+        truth = encoded.labels(task, "val")
         usual = int(truth.bincount().max()) / len(truth)
         if scores[task].value <= usual:
             raise RecipeError(

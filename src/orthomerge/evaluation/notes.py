@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import torch
 
-from orthomerge.core.errors import CheckpointError
 from orthomerge.data.task import Split, Task
-from orthomerge.evaluation.compare import contamination
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import accuracy, predictions
-from orthomerge.evaluation.records import read_document
 
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
+_SUSPICIOUS = 0.05  # gap between accuracy on test and on validation data
 
 
 def contamination_notes(encoded: EncodedTasks) -> list[str]:
     """Test inputs that are training inputs too, and experts that are suspiciously better on test than on val."""
-    notes = [note for name, task in encoded.tasks.items() if (note := _shared(name, task)) is not None]
+    notes = [_shared(name, task) for name, task in encoded.tasks.items()]
     for task, expert in encoded.teachers.items():
         encoded.keep([expert])
-        scores = {split: score for split in ("test", "val") if (score := _score(encoded, task, split)) is not None}
-        if len(scores) == 2 and (warning := contamination(scores["test"], scores["val"], task=task)):
-            notes.append(warning)
-    return notes
+        test, val = (_accuracy(encoded, task, split) for split in ("test", "val"))
+        if test is not None and val is not None:
+            notes.append(contamination(test, val, task=task))
+    return [note for note in notes if note is not None]
 
 
-def read_notes(path: Path) -> list[str]:
-    """The notes that a run wrote."""
-    notes = read_document(path, fix="; evaluate again")
-    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
-    return notes
+def contamination(test: float, val: float, *, task: str) -> str | None:
+    """A warning if an expert is suspiciously better on test than on validation data."""
+    gap = test - val
+    if gap <= _SUSPICIOUS:
+        return None
+    return (
+        f"the expert of {task!r} scores {100 * test:.1f} on test but {100 * val:.1f} on validation data, "
+        f"{100 * gap:.1f} points less (more than {100 * _SUSPICIOUS:g}): it may have been trained on the test inputs"
+    )
 
 
 def _shared(name: str, task: Task) -> str | None:
@@ -58,10 +56,9 @@ def _identity(item: object) -> str | tuple[tuple[int, ...], bytes]:
     return array.shape, array.tobytes()
 
 
-def _score(encoded: EncodedTasks, task: str, split: Split) -> float | None:
+def _accuracy(encoded: EncodedTasks, task: str, split: Split) -> float | None:
     """The expert's accuracy; None if the split has no labels."""
-    splits = encoded.tasks[task].splits if task in encoded.tasks else {}
-    labels = splits[split].labels if split in splits else None
-    if labels is None or not len(labels):
+    examples = encoded.tasks[task].splits.get(split) if task in encoded.tasks else None
+    if examples is None or examples.labels is None or not len(examples):
         return None
-    return accuracy(predictions(encoded.teacher_logits(task, split)), torch.tensor(labels, dtype=torch.int64))
+    return accuracy(predictions(encoded.teacher_logits(task, split)), encoded.labels(task, split))

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from orthomerge.alignment.aligners import aligners
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.task import Split
+from orthomerge.data.task import Access, Split
 from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.evidence import Builder, Need
 from orthomerge.evaluation.protocols import find_protocol, make_protocol, protocols
-from orthomerge.evaluation.records import Access, Record
+from orthomerge.evaluation.records import Record
 
 Shots = int | float | None  # per class; a share of the split if below 1; None: all of it
 _WIDTH: dict[Access, int] = {"data-free": 0, "inductive": 1, "transductive": 2}
@@ -67,7 +67,7 @@ class EvaluationProtocol:
     @property
     def needs(self) -> frozenset[Need]:
         """What evidence it looks at."""
-        return find_protocol(self.name).needs if self.aligner is None else Aligned.needs
+        return Aligned.needs if self.aligner is not None else find_protocol(self.name).needs
 
     @property
     def split(self) -> Split:
@@ -85,13 +85,12 @@ class EvaluationProtocol:
         return self.models is None or subject in self.models
 
     def annotate(self, record: Record) -> Record:
-        """A record that says how it was scored; a protocol that needs nothing says less."""
+        """The record, which says how it was scored; a protocol that needs nothing says less."""
+        record = replace(record, protocol=self.name, options=dict(self.options))
         if not self.needs:
-            return replace(record, protocol=self.name, options=dict(self.options))
+            return record
         return replace(
             record,
-            protocol=self.name,
-            options=dict(self.options),
             # A score has seen the most that any step before it has seen.
             access=max(record.access, self.access, key=_WIDTH.__getitem__),
             shots=self.shots,

@@ -6,12 +6,12 @@ space is no row: it is a way to score any of these (`joint.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from orthomerge.core.rows import find_row, made, maker_of, with_plugins
+from orthomerge.core.rows import find_row, made, with_plugins
 from orthomerge.evaluation.evidence import Builder, Need
 
 
@@ -26,35 +26,20 @@ class Row:
     needs: frozenset[Need] = frozenset()
 
 
-_HERE = "orthomerge.evaluation"
-
-
 def _row(name: str, maker: str, title: str, reference: str, *needs: Need) -> tuple[str, Row]:
-    return name, Row(name, f"{_HERE}.{maker}", title, reference, frozenset(needs))
+    return name, Row(name, f"orthomerge.evaluation.{maker}", title, reference, frozenset(needs))
 
 
 _RETHINK = "Rethink the Evaluation Protocol of Model Merging on Classification Task (FT-Classifier)"
+_ALIGNED = "The expert's head, fitted to the expert's outputs"
+_ALAIN = "Alain and Bengio 2016, arXiv 1610.01644"
 
 PROTOCOLS: Mapping[str, Row] = dict(
     (
-        _row("current", "current:Current", "The expert's head as it is", f"{_RETHINK}, Current Eval"),
+        _row("current", "aligned:Current", "The expert's head as it is", f"{_RETHINK}, Current Eval"),
         _row("knn", "knn:Knn", "Smallest mean distance to a class", f"{_RETHINK}, Eq. 5", "features", "labels"),
-        _row(
-            "aligned-c",
-            "aligned:aligned_c",
-            "The expert's head, fitted to the expert's outputs",
-            f"{_RETHINK}, Eq. 8; MOMA, Eq. 12",
-            "features",
-            "expert",
-        ),
-        _row(
-            "probe",
-            "probe:Probe",
-            "Linear probe: the ceiling",
-            "Alain and Bengio 2016, arXiv 1610.01644",
-            "features",
-            "labels",
-        ),
+        _row("aligned-c", "aligned:aligned_c", _ALIGNED, f"{_RETHINK}, Eq. 8; MOMA, Eq. 12", "features", "expert"),
+        _row("probe", "probe:Probe", "Linear probe: the ceiling", _ALAIN, "features", "labels"),
     )
 )
 
@@ -70,11 +55,6 @@ def find_protocol(name: str) -> Row:
     return find_row(protocols(), name, what="protocol")
 
 
-def protocol_maker(row: Row) -> Callable[..., Any]:
-    """The dataclass or function behind a row; what it takes are the options."""
-    return maker_of(row)
-
-
-def make_protocol(name: str, parameters: Mapping[str, Any] | None = None) -> Builder:
+def make_protocol(name: str, options: Mapping[str, Any] | None = None) -> Builder:
     """A protocol from its name and options."""
-    return cast("Builder", made(find_protocol(name), parameters or {}, what="protocol"))
+    return cast("Builder", made(find_protocol(name), options or {}, what="protocol"))

@@ -6,34 +6,34 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.core.schema import build
+from orthomerge.data.task import Access, Split
 from orthomerge.files.replacing import replace_file
+from orthomerge.models.kinds import KINDS
 
-# Which inputs a method saw before it was scored: none; some that are not scored (train or val); the scored inputs.
-Access = Literal["data-free", "inductive", "transductive"]
-Support = Literal["train", "val", "test"]  # the split that the support came from
-_USUAL: dict[Access, Support | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
+_HEADLINES = frozenset(kind.metric for kind in KINDS.values())
+_USUAL: dict[Access, Split | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a model was read: what records must share to stand in one row, or to be compared with each other."""
+    """How a model was scored: what records must share to stand in one row, or to be compared with each other."""
 
     protocol: str
     options: tuple[tuple[str, str], ...]
     shots: int | float | None
     access: Access
-    support: Support | None
+    support: Split | None
     aligner: str | None
 
     @property
     def title(self) -> str:
         """In words, without what a table's title says."""
-        read = self.protocol if self.aligner is None else f"aligner {self.aligner}"
-        parts = [read, *(f"{name}={value}" for name, value in self.options)]
+        name = self.protocol if self.aligner is None else f"aligner {self.aligner}"
+        parts = [name, *(f"{option}={value}" for option, value in self.options)]
         if self.shots is not None:
             parts.append(f"{self.shots:g}/class" if self.shots >= 1 else f"{self.shots:.0%}")
         if self.support not in (None, _USUAL[self.access]):
@@ -45,7 +45,7 @@ class Way:
 class Record:
     """One value of one metric.
 
-    `method` is the merge (or `expert`, `base`, `mtl`), `protocol` with its `options` how it was read, `support` where
+    `method` is the merge (or `expert`, `base`, `mtl`), `protocol` with its `options` how it was scored, `support` where
     the inputs for that came from and `shots` how many of each class (None: all, or none needed), `low` and `high` the
     95 % interval, `examples` how many were scored, `extra_parameters` what inference needs beyond encoder and heads.
     """
@@ -62,7 +62,7 @@ class Record:
     split: str = "test"
     seed: int = 0
     shots: int | float | None = None
-    support: Support | None = None
+    support: Split | None = None
     options: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
     aligner: str | None = None
@@ -73,7 +73,13 @@ class Record:
     inputs: dict[str, str] = field(default_factory=dict)
 
     @property
+    def headline(self) -> bool:
+        """Whether the metric is the one that tables and comparisons are about."""
+        return self.metric in _HEADLINES
+
+    @property
     def way(self) -> Way:
+        """How the model was scored."""
         options = tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(self.options.items()))
         return Way(self.protocol, options, self.shots, self.access, self.support, self.aligner)
 
@@ -101,7 +107,7 @@ def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError,
 
 def read_records(path: Path) -> list[Record]:
     """Read JSON lines back; a line that is no record is an error that names it."""
-    found = []
+    records = []
     try:
         # Not `splitlines`: JSON keeps some of the other line ends that Unicode has as they are.
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -111,7 +117,7 @@ def read_records(path: Path) -> list[Record]:
         raise CheckpointError(f"{path} is not UTF-8: {error}") from error
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
-            found.append(build(Record, json.loads(line), where=f"{path} line {number}"))
+            records.append(build(Record, json.loads(line), where=f"{path} line {number}"))
         except json.JSONDecodeError as error:
             raise RecipeError(f"{path} line {number} is not JSON: {error}") from error
-    return found
+    return records

@@ -1,7 +1,7 @@
 """A run folder: records as JSON lines, every prediction, and what can be said of them.
 
 RUN/orthomerge-run.json    which files are ours: no other is replaced or removed
-RUN/records.jsonl          one line a measurement
+RUN/records.jsonl          one line per score
 RUN/predictions/*.npz      what was predicted for every test input, and the truth, in the same label space
 RUN/comparisons.json       each method against a reference, from the predictions
 RUN/notes.json             what would make a reader doubt the numbers
@@ -13,18 +13,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
-from orthomerge.core.errors import OutputError
+from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
+from orthomerge.core.schema import build
 from orthomerge.core.table import Table, markdown_escape
-from orthomerge.evaluation.comparisons import Comparison, Predictions, comparison_tables, read_comparisons
-from orthomerge.evaluation.notes import read_notes
-from orthomerge.evaluation.records import Record, read_records, write_records, write_whole
+from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records, comparison_tables
+from orthomerge.evaluation.records import Record, read_document, read_records, write_records, write_whole
 from orthomerge.evaluation.tables import accuracy_tables
 from orthomerge.files.publish import check_room
 from orthomerge.files.removal import remove_file
@@ -113,15 +115,64 @@ def drop_stale(out: Path, records: Iterable[Record]) -> None:
 def read_run(folder: Path) -> Run:
     """A run folder, read back."""
     notes = read_notes(folder / "notes.json")
-    return Run(read_records(folder / "records.jsonl"), read_comparisons(folder / "comparisons.json"), notes)
+    return Run(read_records(folder / RECORDS), read_comparisons(folder / "comparisons.json"), notes)
+
+
+def read_comparisons(path: Path) -> list[Comparison]:
+    """The comparisons that a run wrote."""
+    items = read_document(path, fix="; compare the run again")
+    if not isinstance(items, list):
+        raise CheckpointError(f"{path} must be a list of comparisons, got {type(items).__name__}; compare again")
+    return [build(Comparison, item, where=f"{path} item {number}") for number, item in enumerate(items, 1)]
+
+
+def read_notes(path: Path) -> list[str]:
+    """The notes that a run wrote."""
+    notes = read_document(path, fix="; evaluate again")
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
+    return notes
+
+
+def compare_run(folder: Path, *, against: str | None = None, margin: float = MARGIN) -> list[Comparison]:
+    """All comparisons of a run folder, from its predictions; see `compare_records`."""
+    records, read = read_records(folder / RECORDS), partial(read_predictions, folder)
+    return compare_records(records, read, against=against, margin=margin, where=str(folder))
+
+
+def read_predictions(folder: Path, record: Record) -> Predictions:
+    """The predictions behind a record, which must be those that it was counted from."""
+    if record.predictions is None:
+        whose = f"{record.method!r} on {record.task!r}"
+        raise CheckpointError(f"{folder / RECORDS} keeps no predictions of {whose}; evaluate again")
+    path = folder / record.predictions
+    try:
+        with path.open("rb") as handle, np.load(handle) as file:
+            if "truth" not in file:
+                raise CheckpointError(f"{path} does not hold the truth; evaluate again with this version")
+            predicted, truth = (np.asarray(file[name], dtype=np.int32) for name in ("predicted", "truth"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}; evaluate again") from error
+    except (ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; evaluate again") from error
+    if predicted.ndim != 1 or predicted.shape != truth.shape:
+        raise CheckpointError(f"{path} is damaged: {predicted.shape} predictions, {truth.shape} labels; evaluate again")
+    predictions = Predictions(predicted, truth)
+    count, hits = int(predictions.scored.sum()), int(predictions.hits.sum())
+    if count != record.examples or hits != round(record.value * count):
+        raise IncompatibleError(
+            f"{path} holds {hits} hits of {count} inputs, but {RECORDS} says {record.value:.4f} of "
+            f"{record.examples}; the folder was written over in part: evaluate again"
+        )
+    return predictions
 
 
 def prediction_name(record: Record, each: Predictions) -> str:
     """The file of a record's predictions in a run folder: readable, and never that of another record or of other
     predictions: options and odd letters are in the digest.
     """
-    said = hashlib.sha256(each.predicted.tobytes() + each.truth.tobytes()).hexdigest()
-    key = json.dumps([record.method, record.task, record.seed, asdict(record.way), said])
+    content = hashlib.sha256(each.predicted.tobytes() + each.truth.tobytes()).hexdigest()
+    key = json.dumps([record.method, record.task, record.seed, asdict(record.way), content])
     shots = "all" if record.shots is None else f"{record.shots:g}"
     parts = [record.method, record.task, record.protocol, record.access, record.support, shots]
     shown = "-".join(part for part in parts if part is not None).replace("/", "_")

@@ -17,10 +17,9 @@ from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
 
 
 Criterion = Literal["accuracy", "agreement"]

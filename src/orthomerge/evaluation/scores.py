@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records
-from orthomerge.evaluation.evaluate import Scored, evaluate
+from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.notes import contamination_notes
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.running import Run, prediction_name, write_run
@@ -82,17 +82,11 @@ def score(
         raise RecipeError(f"there is no model {against!r} to compare with; {nearest(against, names)}")
     if not margin > 0:
         raise RecipeError(f"'margin' must be positive, got {margin}")
-    records, predictions = _collected(evaluate(subjects, protocols, encoded, suite=suite))
-    return Scores(records, predictions, contamination_notes(encoded), against, margin)
-
-
-def _collected(answers: Iterable[Scored]) -> tuple[list[Record], dict[str, Predictions]]:
-    """Records with the names of their predictions."""
     versions = {"orthomerge": VERSION, "torch": torch.__version__}
     records, predictions = list[Record](), dict[str, Predictions]()
-    for answer in answers:
-        each = Predictions(answer.predicted.numpy().astype(np.int32), answer.truth.numpy().astype(np.int32))
-        name = prediction_name(answer.record, each)
+    for item in evaluate(subjects, protocols, encoded, suite=suite):
+        each = Predictions(item.predicted.numpy().astype(np.int32), item.truth.numpy().astype(np.int32))
+        name = prediction_name(item.record, each)
         predictions[name] = each
-        records.append(replace(answer.record, predictions=name, versions=versions))
-    return records, predictions
+        records.append(replace(item.record, predictions=name, versions=versions))
+    return Scores(records, predictions, contamination_notes(encoded), against, margin)

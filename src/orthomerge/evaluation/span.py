@@ -15,20 +15,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.encoded import labels_in
 from orthomerge.evaluation.metrics import Score, counted, predict
 from orthomerge.models.extract import extract
 from orthomerge.models.heads import head_of
 from orthomerge.models.modules import Skeleton
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Examples, Split
     from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.family import Family
     from orthomerge.models.features import Features
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model
     from orthomerge.models.processors import ProcessorSource
 
@@ -126,6 +124,6 @@ def score_at(
     span: Span, coefficients: Sequence[float], head: Head | Extra, encoded: EncodedTasks, task: str, split: Split
 ) -> Score:
     """The score of a head at one point on one split."""
-    truth = labels_in(encoded.tasks, task, split)
+    truth = encoded.labels(task, split)
     features = span.features(coefficients, encoded.tasks[task][split], task=task, head=head, how=encoded.how)
     return counted(predict(head, features.values, head_of(head).kind), truth)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orthomerge.evaluation.records import Access
+    from orthomerge.data.task import Access
     from orthomerge.models.model import Model
 
 

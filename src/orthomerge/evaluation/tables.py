@@ -17,7 +17,8 @@ from itertools import repeat
 from statistics import mean, stdev
 
 from orthomerge.core.table import Cell, Table, number, span
-from orthomerge.evaluation.records import Access, Record, Way
+from orthomerge.data.task import Access
+from orthomerge.evaluation.records import Record, Way
 
 TITLES: Mapping[Access, str] = {
     "data-free": "No inputs used",
@@ -80,7 +81,7 @@ def lines(records: Iterable[Record]) -> list[Line]:
     """Rows in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
-        if record.metric == "accuracy":
+        if record.headline:
             groups.setdefault((record.method, record.way), []).append(record)
     return [_line(method, way, group) for (method, way), group in groups.items()]
 

@@ -18,8 +18,7 @@ from orthomerge.core.errors import CheckpointError, nearest
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.files.memory import MemoryFile
-    from orthomerge.files.paths import RawFile
+    from orthomerge.files.paths import MemoryFile, RawFile
 
 
 # Name in a safetensors header -> (bytes per element, name in torch).
@@ -129,10 +128,10 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
 
     def entry(self, key: str) -> Entry:
         """Where a tensor lies; an unknown name is an error that offers the nearest."""
-        found = self.entries.get(self.aliases.get(key, key))
-        if found is None:
+        entry = self.entries.get(self.aliases.get(key, key))
+        if entry is None:
             raise CheckpointError(f"{self.path} has no tensor {key!r}; {nearest(key, self.entries)}")
-        return found
+        return entry
 
     def spec(self, key: str) -> Spec:
         """Shape and dtype, unread."""

@@ -31,16 +31,16 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
     """An object from bytes; a key given twice is an error, for nobody can say which one was meant."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        document = dict(pairs)
+        if len(document) != len(pairs):
             twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise CheckpointError(f"{what} names {twice!r} twice; do not trust this file")
-        return found
+        return document
 
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+        document = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, and numbers of thousands of digits
         raise CheckpointError(f"{what} is not valid JSON ({error}); the file is damaged: fetch it again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{what} must be a JSON object, got {type(found).__name__}; fetch it again")
-    return found
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{what} must be a JSON object, got {type(document).__name__}; fetch it again")
+    return document

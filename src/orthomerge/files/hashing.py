@@ -36,15 +36,15 @@ def new_hash(algorithm: str) -> Hash:
         from blake3 import blake3
     except ImportError as error:
         raise CheckpointError("these files were hashed with BLAKE3; pip install blake3 to check them") from error
-    found: Hash = blake3()
-    return found
+    hash_: Hash = blake3()
+    return hash_
 
 
 def is_digest_of(data: bytes, expected: str) -> bool:
     """Whether bytes have a digest."""
-    running = new_hash(algorithm_of(expected))
-    running.update(data)
-    return expected.partition(":")[2] == running.hexdigest()
+    hash_ = new_hash(algorithm_of(expected))
+    hash_.update(data)
+    return expected.partition(":")[2] == hash_.hexdigest()
 
 
 def algorithm_of(digest: str) -> str:

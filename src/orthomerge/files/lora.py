@@ -17,8 +17,7 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
 from orthomerge.files.links import contained
 from orthomerge.files.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
-from orthomerge.files.memory import MemoryFile
-from orthomerge.files.paths import RawFile
+from orthomerge.files.paths import MemoryFile, RawFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -200,12 +199,12 @@ def read_adapter(folder: Path) -> Adapter:
     if file is None:
         raise CheckpointError(f"{folder} holds an adapter without {' or '.join(_WEIGHTS)}; fetch it again")
     stored = _read_entries(contained(file, folder))
-    found = _Reader(file, config)
+    reader = _Reader(file, config)
     for key, entry in stored.items():
-        found.take(key, entry)
-    factors = found.factors()
+        reader.take(key, entry)
+    factors = reader.factors()
     weights = next(iter(stored.values())).file
-    return Adapter(folder, config, factors, found.replaced(factors), stored, (document, weights))
+    return Adapter(folder, config, factors, reader.replaced(factors), stored, (document, weights))
 
 
 def _read_entries(file: Path) -> Mapping[str, Entry]:
@@ -215,8 +214,8 @@ def _read_entries(file: Path) -> Mapping[str, Entry]:
         return read_safetensors(file)
     from orthomerge.files.pickles import read_pickle
 
-    found = read_pickle(file)
-    return {**found.entries, **{alias: found.entries[name] for alias, name in found.aliases.items()}}
+    tensors = read_pickle(file)
+    return {**tensors.entries, **{alias: tensors.entries[name] for alias, name in tensors.aliases.items()}}
 
 
 class _Reader:
@@ -263,7 +262,7 @@ class _Reader:
 
     def factors(self) -> dict[str, Factors]:
         """Factors by the name of the weight that they adapt."""
-        found = {}
+        factors = {}
         for (module, table), sides in self._pairs.items():
             if ".base_layer." in f".{module}.":
                 # peft 0.21.2 adds the product of `out_proj` twice, in training as in merging; others may not.
@@ -273,12 +272,12 @@ class _Reader:
                 ((side, (key, _)),) = sides.items()
                 other = "B" if side == "A" else "A"
                 raise self._fault(f"{key!r} comes without its factor {other}; fetch the adapter again")
-            if f"{module}.weight" in found:
+            if f"{module}.weight" in factors:
                 raise self._fault(f"{module!r} is adapted both as an embedding and as a layer; save it again")
-            found[f"{module}.weight"] = self._factors(module, sides["A"], sides["B"], table=table)
-        if not found:
+            factors[f"{module}.weight"] = self._factors(module, sides["A"], sides["B"], table=table)
+        if not factors:
             raise self._fault("there are no LoRA factors in it; save the adapter with peft again")
-        return found
+        return factors
 
     def _factors(self, module: str, a: tuple[str, Entry], b: tuple[str, Entry], *, table: bool) -> Factors:
         left, right = a[1].spec.shape, b[1].spec.shape
@@ -303,7 +302,7 @@ class _Reader:
 
     def replaced(self, adapted: Mapping[str, Factors]) -> dict[str, Entry]:
         """Whole tensors by name; the config must say why they are there."""
-        found: dict[str, tuple[str, Entry]] = {}
+        whole: dict[str, tuple[str, Entry]] = {}
         for key, entry in self._whole:
             parts = key.removeprefix(_PREFIX).split(".")
             if "original_module" in parts:  # the base's own copy, kept beside a trained module and never used
@@ -314,13 +313,13 @@ class _Reader:
                     f"{key!r} is neither a LoRA factor nor a tensor that {CONFIG} accounts for; "
                     "if the layer was trained whole, name it in modules_to_save"
                 )
-            if name in found and not _same(found[name][1], entry):
-                raise self._fault(f"{found[name][0]!r} and {key!r} are one tensor but differ; save it again")
-            found.setdefault(name, (key, entry))
+            if name in whole and not _same(whole[name][1], entry):
+                raise self._fault(f"{whole[name][0]!r} and {key!r} are one tensor but differ; save it again")
+            whole.setdefault(name, (key, entry))
             shape = adapted[name].shape if name in adapted else entry.spec.shape
             if shape != entry.spec.shape:
                 raise self._fault(f"{key!r} is {entry.spec.shape}, but its factors make {shape}; save it again")
-        return {name: entry for name, (_, entry) in found.items()}
+        return {name: entry for name, (_, entry) in whole.items()}
 
     def _plain(self, parts: list[str]) -> Iterator[str]:
         """The parts of a name without those of peft's wrappers."""

@@ -44,28 +44,28 @@ def locate(reference: str | Path) -> tuple[Path, str | None]:
 
 def open_checkpoint(reference: str | Path) -> Checkpoint:
     """Open a full model; an adapter is refused, for it is not one."""
-    found = open_expert(reference)
-    if isinstance(found, Adapter):
+    opened = open_expert(reference)
+    if isinstance(opened, Adapter):
         raise CheckpointError(
             f"{reference} is a LoRA adapter, not a full model; adapters can be experts, the base must be the full model"
         )
-    return found
+    return opened
 
 
 def open_expert(reference: str | Path) -> Checkpoint | Adapter:
     """Open a full model or an adapter."""
     path, revision = locate(reference)
-    found: Checkpoint | Adapter
+    opened: Checkpoint | Adapter
     try:
         if not path.is_dir():
-            found = _open_file(path)
+            opened = _open_file(path)
         elif (path / "adapter_config.json").exists():
-            found = read_adapter(path)
+            opened = read_adapter(path)
         else:
-            found = _open_folder(path)
+            opened = _open_folder(path)
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
-    return replace(found, revision=revision, reference=str(reference))
+    return replace(opened, revision=revision, reference=str(reference))
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -74,8 +74,8 @@ def _open_file(path: Path) -> Checkpoint:
     if path.suffix in _PICKLES:
         from orthomerge.files.pickles import read_pickle
 
-        found = read_pickle(path)
-        return Checkpoint(path, found.entries, aliases=found.aliases)
+        tensors = read_pickle(path)
+        return Checkpoint(path, tensors.entries, aliases=tensors.aliases)
     raise CheckpointError(
         f"{path} is not a checkpoint: give a folder, or a file that ends in .safetensors, {', '.join(_PICKLES)}"
     )

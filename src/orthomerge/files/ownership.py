@@ -33,11 +33,11 @@ def names_in(folder: Path) -> Iterator[str]:
     waiting = [""]
     while waiting:
         start = waiting.pop()
-        with os.scandir(folder / start) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
-        if start and not found:
+        with os.scandir(folder / start) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+        if start and not entries:
             yield start
-        for entry in found:
+        for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(f"{start}{entry.name}/")
             else:

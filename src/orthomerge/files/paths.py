@@ -1,4 +1,4 @@
-"""A file of weights, read by position and hashed on the way.
+"""Files of weights, read by position and hashed on the way; and tensors in memory, read like such a file.
 
 Files are read with `pread` into memory of our own, never mapped: a file that shrinks while it is read gives
 an error and not a crash, and what was read is not counted twice in memory.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,10 @@ class RawFile:
         data = bytearray(length)
         self._fill(memoryview(data), offset)
         return bytes(data)
+
+    def stream(self) -> FileIO:
+        """The file as a stream of its own."""
+        return FileIO(os.dup(self._fd))
 
     def read(self, offset: int, length: int) -> torch.Tensor:
         """A run of bytes as a fresh tensor of uint8, fed to the hash when it is next in line."""
@@ -114,3 +119,48 @@ class RawFile:
                     "the file was cut short: fetch it again"
                 )
             done += count
+
+
+class MemoryFile:
+    """Several tensors, one after the other; `path` is a name for messages."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._versions: list[int] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """The offset of a tensor's first byte."""
+        start = self.size
+        self._tensors[start] = tensor
+        self._versions.append(tensor._version)  # noqa: SLF001 - torch counts changes there and nowhere else
+        self.size += tensor.numel() * tensor.element_size()
+        return start
+
+    def read(self, offset: int, length: int) -> torch.Tensor:
+        """A run of bytes within one tensor, as a fresh tensor of uint8."""
+        import torch
+
+        start = max((start for start in self._tensors if start <= offset), default=0)
+        if not length:
+            return torch.empty(0, dtype=torch.uint8)
+        data = self._tensors[start].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return data[offset - start : offset - start + length].clone()
+
+    def bytes(self, offset: int, length: int) -> bytes:
+        return bytes(self.read(offset, length).tolist())
+
+    def digest(self) -> str:
+        """Hash of all tensors in order."""
+        algorithm = preferred()
+        hash_ = new_hash(algorithm)
+        for start, tensor in self._tensors.items():
+            hash_.update(self.read(start, tensor.numel() * tensor.element_size()).numpy().data)
+        return f"{algorithm}:{hash_.hexdigest()}"
+
+    def check_unchanged(self) -> None:
+        """Refuse a model that was trained or edited since it was opened."""
+        versions = [tensor._version for tensor in self._tensors.values()]  # noqa: SLF001
+        if versions != self._versions:
+            raise CheckpointError(f"{self.path} changed since it was opened; open it again")

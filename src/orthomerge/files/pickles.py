@@ -69,12 +69,16 @@ def read_pickle(path: Path) -> PickledTensors:
     file = RawFile(path)
     try:
         head = _head(file)
-        root, place = _read_zip(file) if head.startswith(b"PK") else _read_stream(file, head)
+        if head.startswith(b"PK"):
+            root, place = _read_zip(file)
+        else:
+            with Stream(file, MOST_BYTES) as stream:
+                root, place = _read_stream(file, stream, head)
         wrapper, tensors = find_weights(path, root)
         return _collect(file, tensors, place, wrapper)
     except _DAMAGE as error:
-        known = isinstance(error, UnpicklingError | zipfile.BadZipFile)
-        why = ascii(str(error))[1:-1][:200] if known else type(error).__name__
+        has_reason = isinstance(error, UnpicklingError | zipfile.BadZipFile)
+        why = ascii(str(error))[1:-1][:200] if has_reason else type(error).__name__
         raise CheckpointError(
             f"{path} is damaged, or was not written by torch.save ({why}); fetch it again, or save it as safetensors"
         ) from error
@@ -119,10 +123,10 @@ def _read_zip(file: RawFile) -> tuple[object, Place]:
         return _locate(file, members[name], end) if name in members else None
 
     if (order := place(f"{top}byteorder")) is not None:
-        found = file.bytes(order[0], min(order[1], 16))
-        if found != b"little":
+        word = file.bytes(order[0], min(order[1], 16))
+        if word != b"little":
             raise CheckpointError(
-                f"{file.path} has its numbers in byte order {found!r}, only 'little' is read; "
+                f"{file.path} has its numbers in byte order {word!r}, only 'little' is read; "
                 "load it with torch on a common machine and save it again"
             )
     begin, length = _locate(file, members[pickles[0]], end)
@@ -137,7 +141,7 @@ def _read_zip(file: RawFile) -> tuple[object, Place]:
 
 def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
     """The members of an archive by name, none of them suspicious, and where the directory begins."""
-    with zipfile.ZipFile(Stream(file, _MOST_DIRECTORY)) as archive:
+    with Stream(file, _MOST_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
         infos, end = archive.infolist(), archive.start_dir
     members = {info.filename: info for info in infos}
     complaints = {
@@ -167,9 +171,8 @@ def _locate(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
     return begin, info.file_size
 
 
-def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
+def _read_stream(file: RawFile, stream: IO[bytes], head: bytes) -> tuple[object, Place]:
     """What the pickle in the older stream built, and where the storages after it lie."""
-    stream: IO[bytes] = Stream(file, MOST_BYTES)
     machine = Machine(file.path, stream)
     try:
         magic = machine.load()
@@ -239,15 +242,15 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
     offset, shape, strides, storage = tensor.offset, tensor.shape, tensor.strides, tensor.storage
     if not _whole(shape) or not _whole(strides) or not _whole([offset]) or len(shape) != len(strides):
         raise CheckpointError(f"{where} has a shape, stride or offset that is not whole numbers from 0 on; {again}")
-    found = place(storage.key)
-    if found is None:
+    run = place(storage.key)
+    if run is None:
         raise CheckpointError(f"{where} lies in storage {storage.key!r}, which the file does not have; {again}")
-    if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > found[1]:
+    if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > run[1]:
         raise CheckpointError(
             f"{where} lies in storage {storage.key!r}, which should have {storage.skip + storage.nbytes} bytes "
-            f"but has {found[1]}; {again}"
+            f"but has {run[1]}; {again}"
         )
-    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], found[0] + storage.skip
+    spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], run[0] + storage.skip
     if spec.numel == 0:
         return Entry(file, begin, spec)
     reach = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))

@@ -35,7 +35,6 @@ from orthomerge.files.replacing import sync as _sync
 _SPARE = 16 << 20  # room for headers, configs and the card
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
 _AT_FDCWD = -100
-_under_way: set[Path] = set()  # folders that are being filled; outputs inside of them are nobody's but the run's own
 
 
 @contextmanager
@@ -48,32 +47,27 @@ def publish(
     marker: str = MANIFEST,
     unlisted_but_ours: Iterable[str] = (LOCAL,),
 ) -> Iterator[Path]:
-    """Give a folder to fill; on leaving without an exception it becomes `out`.
+    """Yield a folder to fill; when the block ends without an exception it becomes `out`.
 
     `need`: bytes that will be written. `inputs`: folders or files that `out` must not be inside of, nor contain.
-    `marker`: the file that lists all others of a folder that may be replaced with `force`, save `unlisted_but_ours`:
+    `marker`: the file that lists all others of a folder that may be replaced with `force`, except `unlisted_but_ours`:
     files of ours, or files that are in the new folder too.
     """
     out, inputs, unlisted_but_ours = _absolute(out), tuple(inputs), tuple(unlisted_but_ours)
     check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted_but_ours=unlisted_but_ours)
     check()
     lock = _Lock(out)
-    inner = not _under_way.isdisjoint(out.parents)  # then whoever fills the outer one tells what is wrong
-    new: Path | None = None
     try:
         try:
             above = _make_folder(out.parent)
             check_room(out.parent, need)
             lock.take()
         except OSError as error:
-            if inner:
-                raise
             raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
         try:
             _clear(out)
             check()  # another run may have finished meanwhile
             new = _make_working(out)
-            _under_way.add(new)
             yield new
             for path in (new, *new.rglob("*")):
                 _sync(path)
@@ -84,16 +78,14 @@ def publish(
         except BaseException as error:
             with suppress(OSError):
                 _clear(out)
-            if inner or not isinstance(error, OSError):
+            if not isinstance(error, OSError):
                 raise
             lock.release()
             raise OutputError(f"cannot write {out}: {error.strerror or error}; {_left(out)}") from error
     finally:
-        if new is not None:
-            _under_way.discard(new)
         lock.release()
     try:
-        for folder in () if inner else above:
+        for folder in above:
             _sync(folder)
     except OSError as error:
         raise OutputError(
@@ -175,7 +167,7 @@ def _beside(out: Path, kind: str) -> Path:
 
 
 def _left(out: Path) -> str:
-    """What a failed run leaves beside its target: as a rule nothing, or the state of a long fit."""
+    """What a failed run leaves beside its target: usually nothing, or the state of a long fit."""
     folders = [*_working_folders(out), *(path.parent for path in out.parent.glob(f"*/{STATE}"))]
     names = some(sorted(path.name for path in folders if path.name.startswith(f".{out.name}.")))
     if not names:
@@ -184,16 +176,16 @@ def _left(out: Path) -> str:
 
 
 def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those above it; gives all whose names must be on disk for it to be found."""
+    """Make a folder and its parents; return those that must be synced for its name to be on disk."""
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return [folder, *(each.parent for each in new)]
 
 
 class _Lock:
-    """Being the only run that writes to a target. Whenever it is interrupted, `release` leaves no file of ours.
+    """An exclusive lock on a target: an empty file, for one that is not empty belongs to somebody else.
 
-    The file is empty: one that is not is somebody else's, and is left alone.
+    Whenever the run is interrupted, `release` leaves no file of ours.
     """
 
     def __init__(self, out: Path) -> None:
@@ -211,12 +203,12 @@ class _Lock:
                     raise OutputError(f"{self._path} is not a lock of orthomerge; move it away")
             except BlockingIOError as error:
                 raise OutputError(f"another run is writing to the same output, {self._out}; wait for it") from error
-            self._close()  # the other run finished in between, and took its lock away
+            self._close()  # the other run finished in between, and removed its lock
         raise OutputError(f"cannot lock {self._path}; is another run busy there?")
 
     def release(self) -> None:
         with suppress(OSError):
-            if self._handle < 0:  # it may have been interrupted when the file was there and we did not know it yet
+            if self._handle < 0:  # the run may have been interrupted between making the file and storing its handle
                 self._open(0)
             if self._holds() and self._is_ours():
                 remove_file(self._path)
@@ -244,7 +236,7 @@ class _Lock:
 
 
 def _working_folders(out: Path) -> list[Path]:
-    """The working folders of runs into a target; nobody else's folder has such a name."""
+    """The working folders of runs into a target, recognised by name."""
     pattern = re.compile(re.escape(_beside(out, "").name) + "[a-z0-9_]{8}")
     try:
         paths = sorted(path for path in out.parent.iterdir() if pattern.fullmatch(path.name))
@@ -262,7 +254,7 @@ def _make_working(out: Path) -> Path:
 
 
 def _clear(out: Path) -> None:
-    """Remove the working folders of runs that failed or were killed; what they had put aside comes back."""
+    """Remove the working folders of runs that failed or were killed; an old output in them is restored."""
     for working in _working_folders(out):
         old = working / "old"
         if (working / WORKING).is_file() and old.is_dir() and not os.path.lexists(out):

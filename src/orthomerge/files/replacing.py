@@ -74,10 +74,10 @@ def os_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _NUMBER.search(str(error))
-        if found is None or isinstance(error, OSError):
+        number = _NUMBER.search(str(error))
+        if number is None or isinstance(error, OSError):
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 def sync(path: Path) -> None:

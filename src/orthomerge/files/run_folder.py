@@ -34,9 +34,9 @@ def check_claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> 
     if os.path.lexists(run) and not run.is_dir():
         raise OutputError(f"cannot write the run to {run}: it is no folder; give another folder")
     check_no_output(run)
-    known, files = _listed(run)
-    if kind is not None and known not in (None, _KIND, kind):
-        raise OutputError(f"{run} holds a {known}, not a {kind}; give another folder")
+    recorded, files = _listed(run)
+    if kind is not None and recorded not in (None, _KIND, kind):
+        raise OutputError(f"{run} holds a {recorded}, not a {kind}; give another folder")
     for name in names:
         for parent in PurePosixPath(name).parents:
             if parent.parts and (run / parent).is_symlink():
@@ -52,9 +52,9 @@ def claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> None:
     """Put names on the list, before the files are written."""
     names = list(names)
     check_claim(run, names, kind=kind)
-    known, files = _listed(run)
-    wanted = (kind or known or _KIND, files | set(names))
-    if wanted != (known, files):
+    recorded, files = _listed(run)
+    wanted = (kind or recorded or _KIND, files | set(names))
+    if wanted != (recorded, files):
         run.mkdir(parents=True, exist_ok=True)
         _write(run, *wanted)
 

@@ -123,9 +123,9 @@ def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
     """Read a shard back: what lies on disk must be what was meant."""
     fault = OutputError(f"{path} does not read back as it was written; the disk or the memory is faulty")
     try:
-        found = {name: entry.spec for name, entry in read_safetensors(path).items()}
+        held = {name: entry.spec for name, entry in read_safetensors(path).items()}
         file = RawFile(path)
-        sound = found == specs and file.size == size and file.digest() == digest
+        sound = held == specs and file.size == size and file.digest() == digest
     except CheckpointError as error:
         raise fault from error
     if not sound:

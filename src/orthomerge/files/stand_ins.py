@@ -137,10 +137,10 @@ def make(maker: object, args: tuple[object, ...], *, depth: int = 0) -> object:
     path = f"{_PYTHON_2.get(maker.module, maker.module)}.{maker.name}" if isinstance(maker, Global) else ""
     if _FROM_TYPE.fullmatch(path):
         func, _, inner, _ = args
-        made = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MOST_NESTING else None
-        if not isinstance(made, Tensor):
+        tensor = make(func, inner, depth=depth + 1) if isinstance(inner, tuple) and depth < _MOST_NESTING else None
+        if not isinstance(tensor, Tensor):
             raise UnpicklingError("a type of tensor is put around something else")
-        return made
+        return tensor
     if path in _MAKERS:
         return _MAKERS[path](*args)
     if path.startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_")):
@@ -172,13 +172,13 @@ def _dense(storage: Storage, dtype: str, *, place: tuple[object, ...], metadata:
 
 def _mapping(*args: object) -> dict[object, object]:
     """`OrderedDict`, `defaultdict`, `Counter`: empty, or from a dict or pairs; a factory is dropped."""
-    made: dict[object, object] = {}
+    mapping: dict[object, object] = {}
     for arg in args:
         if isinstance(arg, dict):
-            made.update(arg)
+            mapping.update(arg)
         elif isinstance(arg, list | tuple):
-            fill(made, [key for key, _ in arg], [value for _, value in arg])
-    return made
+            fill(mapping, [key for key, _ in arg], [value for _, value in arg])
+    return mapping
 
 
 def _members(items: object = ()) -> object:

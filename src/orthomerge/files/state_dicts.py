@@ -39,25 +39,25 @@ _MOST_PREFIX: Final = 4_096
 
 
 def find_weights(path: Path, root: object) -> tuple[str, dict[str, Tensor]]:
-    """What was found, in words, and the tensors by name in the order of the state dict."""
+    """What was tensors, in words, and the tensors by name in the order of the state dict."""
     value, under = root, ""
     for _ in range(_MOST_LEVELS):
         where = f" under {under!r}" if under else ""
         if _parts(value) is not None:
-            found = _flatten(path, value)
-            if not found:
+            tensors = _flatten(path, value)
+            if not tensors:
                 raise CheckpointError(f"{path} holds a whole module ({_words(value)}) without any weights")
-            return f"whole module {_words(value)}{where}", found
+            return f"whole module {_words(value)}{where}", tensors
         mapping = _mapping(value)
         key = _inner(path, mapping)
         if key is None:
-            found = {n: item for n, item in mapping.items() if isinstance(n, str) and isinstance(item, Tensor)}
-            if not found:
+            tensors = {n: item for n, item in mapping.items() if isinstance(n, str) and isinstance(item, Tensor)}
+            if not tensors:
                 raise CheckpointError(
                     f"{path} must hold a state dict or a module, but holds {_words(value)} with no tensors "
                     "by name; save it again with torch.save(model.state_dict(), ...)"
                 )
-            return f"state dict{where}", found
+            return f"state dict{where}", tensors
         value, under = mapping[key], f"{under}.{key}" if under else key
     raise CheckpointError(
         f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; "
@@ -129,7 +129,7 @@ def _parts(value: object) -> dict[object, object] | None:
 
 def _flatten(path: Path, module: object) -> dict[str, Tensor]:
     """Parameters and persistent buffers, named and in order as by `module.state_dict()` (without hooks)."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     visited = 0
     todo = [("", module)]
     while todo:
@@ -153,10 +153,10 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
             if not isinstance(name, str):
                 raise UnpicklingError("a parameter has a name that is not text")
             if item is not None:
-                found[f"{prefix}{name}"] = item if isinstance(item, Tensor) else Tensor(refused=_words(item))
+                tensors[f"{prefix}{name}"] = item if isinstance(item, Tensor) else Tensor(refused=_words(item))
         children = [(f"{prefix}{name}.", item) for name, item in _mapping(parts["_modules"]).items()]
         todo += [child for child in reversed(children) if child[1] is not None]
-    return found
+    return tensors
 
 
 def _words(value: object) -> str:

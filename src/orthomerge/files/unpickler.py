@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from _typeshed import WriteableBuffer
-
     from orthomerge.files.paths import RawFile
 
 
@@ -36,40 +34,11 @@ _PUSHED = (  # opcodes that put their argument on the stack
 # fmt: on
 
 
-class _Raw(io.RawIOBase):
-    """A `RawFile` as a stream."""
-
-    def __init__(self, file: RawFile) -> None:
-        super().__init__()
-        self._file = file
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        target = offset + (0, self._at, self._file.size)[whence]
-        if target < 0:
-            raise OSError("seek before the start of the file")
-        self._at = target
-        return target
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        count = max(0, min(len(view), self._file.size - self._at))
-        view[:count] = self._file.bytes(self._at, count)
-        self._at += count
-        return count
-
-
 class Stream(io.BufferedReader):
     """A buffered stream that never reads more than `most` bytes at once, whatever a header asks for."""
 
     def __init__(self, file: RawFile, most: int) -> None:
-        super().__init__(_Raw(file))
+        super().__init__(file.stream())
         self._most = most
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -115,13 +84,13 @@ class Machine:
     def _find(self, module: object, name: object) -> Global:
         if not isinstance(module, str) or not isinstance(name, str):
             raise UnpicklingError("a class is named by something that is not text")
-        found = Global(module, name)
-        if found.hostile:
+        cls = Global(module, name)
+        if cls.hostile:
             raise CheckpointError(
-                f"{self.path} asks to run {found.path}; this is not how weights are stored; "
+                f"{self.path} asks to run {cls.path}; this is not how weights are stored; "
                 "nothing was run: do not open it with torch.load either"
             )
-        return found
+        return cls
 
     def _persistent(self, pid: object) -> object:
         match pid:

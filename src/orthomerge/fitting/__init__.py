@@ -1,0 +1,1 @@
+"""Fitted methods: experts and unlabelled inputs in, a `Model` out."""

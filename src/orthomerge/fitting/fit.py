@@ -24,7 +24,7 @@ from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.setting import Setting
-from orthomerge.merging.chosen import chosen_method
+from orthomerge.merging.merge import chosen_method
 from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.modules import finished, unshared
@@ -33,11 +33,10 @@ from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.data.task import Examples, Split
     from orthomerge.fitting.setting import Fitted, FittedMethod
     from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model, Origin
 
 

@@ -1,1 +1,1 @@
-
+"""Data-free merging methods: task vectors in, tensors out."""

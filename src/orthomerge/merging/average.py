@@ -10,13 +10,14 @@ from typing import ClassVar
 import torch
 
 from orthomerge.core.errors import RecipeError
+from orthomerge.merging.elect import total
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite, scaled_sum
 
 
 @dataclass(frozen=True)
 class Average:
-    """`weights`: one number an expert, normalised to sum to one; equal when not given."""
+    """`weights`: one number per expert, normalised to sum to one; equal when not given."""
 
     weights: tuple[float, ...] | None = None
 
@@ -31,9 +32,6 @@ class Average:
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if self.weights is None:
-            total = deltas[0] + deltas[1] if len(deltas) > 1 else deltas[0].clone()
-            for delta in deltas[2:]:
-                total.add_(delta)
-            return total.div_(len(deltas))
+            return total(list(deltas)).div_(len(deltas))
         whole = sum(self.weights)
         return scaled_sum(deltas, tuple(weight / whole for weight in self.weights))

@@ -17,11 +17,10 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.merging.dare import weighted_sum
 from orthomerge.merging.elect import trim
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
-from orthomerge.merging.options import PerExpert, finite, fraction, per_expert
-from orthomerge.merging.tensor_quantiles import Thresholds, tensor_quantiles
+from orthomerge.merging.options import PerExpert, finite, fraction, per_expert, scaled_sum
+from orthomerge.merging.statistics import Thresholds, tensor_thresholds
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class Breadcrumbs:
         if self.density >= 1:
             everything = ((0.0,) * len(scale), (float("inf"),) * len(scale))
             return _Breadcrumbs(dict.fromkeys(vectors.shapes, everything), scale)
-        return _Breadcrumbs(tensor_quantiles(vectors, self._ranks), scale)
+        return _Breadcrumbs(tensor_thresholds(vectors, self._ranks), scale)
 
     def _ranks(self, count: int) -> tuple[int, int]:
-        """Places, counted from the largest, of the smallest and of the largest entry to keep."""
+        """Ranks of the smallest and of the largest entry to keep."""
         kept = int(self.density * count)
         outliers = min(int(self.gamma * count), count - kept)
         return (outliers + kept, outliers + 1) if kept else (0, 0)
@@ -69,4 +68,4 @@ class _Breadcrumbs:
             torch.sub(row, torch.hardshrink(delta, limit)) if limit < float("inf") else row
             for row, delta, limit in zip(trim(deltas, smallest), deltas, largest, strict=True)
         ]
-        return weighted_sum(rows, self.scale)
+        return scaled_sum(rows, self.scale)

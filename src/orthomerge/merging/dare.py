@@ -8,8 +8,9 @@ or the election of signs of TIES (Yadav et al. 2023, arXiv 2306.01708).
 the table of methods: each fixes some choices and has the rest as options.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar, Literal
 
 import torch
@@ -17,12 +18,9 @@ import torch
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import disjoint_mean, disjoint_sum, elect_sign, trim
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
-from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
+from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert, scaled_sum
 from orthomerge.merging.random import keep_mask
-from orthomerge.merging.runs import runs
-from orthomerge.merging.select import kth_largest_streamed
-from orthomerge.merging.tensor_quantiles import Thresholds
-from orthomerge.merging.ties import count_elements
+from orthomerge.merging.statistics import Thresholds, kth_largest, runs
 
 _TINY = 1e-7  # norms under this are not restored, as in mergekit
 _NOTHING = 1e-8  # weights whose sum is under this are not divided by, as in mergekit
@@ -81,7 +79,7 @@ class Dare:
         ]
 
     def _factors(self, vectors: Vectors) -> dict[str, tuple[float, ...]]:
-        """What gives each expert's dropped tensor its L1 norm again, by tensor; empty if norms are not restored."""
+        """The factors that restore the L1 norm of each dropped tensor, per expert; empty if norms are not restored."""
         if self.density >= 1 or self.rescale != "norm":
             return {}
         before: dict[str, torch.Tensor] = {}
@@ -95,7 +93,7 @@ class Dare:
         return {key: tuple(map(_factor, before[key].tolist(), after[key].tolist())) for key in before}
 
     def _thresholds(self, vectors: Vectors) -> Thresholds:
-        """Of the dropped vectors before they are enlarged: dividing all by 1 - p changes no order."""
+        """Of the dropped vectors before they are enlarged: dividing all entries by 1 - p changes no order."""
         if self.trim >= 1:
             return (0.0,) * len(vectors.tasks)
 
@@ -103,15 +101,8 @@ class Dare:
             for block in vectors.blocks():
                 yield torch.stack(self.dropped(block.deltas, block.site))
 
-        def sample() -> Iterator[torch.Tensor]:
-            start = 0  # a sample does not say where it lies: any mask of the same density will do
-            for run in vectors.sample():
-                yield torch.stack(self.dropped(run, Site("", run.shape[1:], start, vectors.tasks)))
-                start += run.shape[1]
-
-        count = count_elements(vectors)
-        ranks = (int(self.trim * count),) * len(vectors.tasks)
-        return kth_largest_streamed(stream, ranks, sample=sample(), count=count)
+        count = sum(prod(shape) for shape in vectors.shapes.values())
+        return kth_largest(stream, (int(self.trim * count),), rows=len(vectors.tasks), count=count)[0]
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class _Dare:
         pairs = list(zip(self.weights, self.factors.get(site.key, (1.0,) * len(deltas)), strict=True))
         rows = trim(options.dropped(deltas, site), self.thresholds)
         if options.elect == "no":
-            return weighted_sum(rows, [scale * weight * factor / keep for weight, factor in pairs])
+            return scaled_sum(rows, tuple(scale * weight * factor / keep for weight, factor in pairs))
         if options.elect == "unweighted":
             numbers = [weight * factor / keep for weight, factor in pairs]
             return disjoint_mean(rows, elect_sign(rows), factors=numbers).mul_(scale)
@@ -140,15 +131,6 @@ class _Dare:
         sign = elect_sign(rows)
         agreeing = disjoint_mean(rows, sign, votes=self.weights) if options.normalize else disjoint_sum(rows, sign)
         return agreeing.mul_(scale / keep)
-
-
-def weighted_sum(rows: Iterable[torch.Tensor], weights: Iterable[float]) -> torch.Tensor:
-    """sum_t weights_t * rows_t, added in their order."""
-    (first, weight), *rest = zip(rows, weights, strict=True)
-    result = first * weight
-    for row, number in rest:
-        result.add_(row, alpha=number)
-    return result
 
 
 def _factor(before: float, after: float) -> float:

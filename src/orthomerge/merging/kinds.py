@@ -60,10 +60,6 @@ class Vectors(Protocol):
         """Of one matrix: each expert's delta as two thin factors [m, r] and [r, k]; None where not all are known."""
         ...
 
-    def sample(self) -> Iterator[torch.Tensor]:
-        """A spread of short runs, [T, n] each: enough to guess a quantile, never to decide one."""
-        ...
-
 
 class TensorMethod(Protocol):
     """Merges one block; must not change its inputs."""

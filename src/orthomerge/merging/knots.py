@@ -126,10 +126,6 @@ class Parts:
                 else:
                     yield replace(block, base=block.base.cpu(), deltas=block.deltas.cpu())
 
-    def sample(self) -> Iterator[torch.Tensor]:
-        """Nothing: a sample of the parts would cost a decomposition of everything."""
-        return iter(())
-
     def factors(self, key: str) -> tuple[Pair, ...] | None:
         return None
 

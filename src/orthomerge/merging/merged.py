@@ -1,4 +1,4 @@
-"""A merge as tensors that are computed when somebody streams them."""
+"""A merge as tensors that are computed when they are streamed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
 from orthomerge.files.lora import Adapter, AdapterSource
-from orthomerge.merging.device import LARGER, OnDevice, SeenThere
+from orthomerge.merging.device import LARGER, MethodOnDevice, VectorsOnDevice
 from orthomerge.merging.expressions import evaluate
-from orthomerge.merging.stream import MEMORY, is_out_of_memory, merge_blocks, prepare
+from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
 from orthomerge.models.extract import device_of
 from orthomerge.models.split import TIED
@@ -33,8 +33,10 @@ _SHARES = (1, 8)  # by how much blocks shrink when memory runs out
 
 @dataclass(frozen=True, eq=False)
 class MergedTensors:
-    """`dtype`: of the result; None keeps the base's. `vector`: an expression over the task vectors. `device`: for
-    methods that decompose matrices.
+    """The merged encoder, lazy.
+
+    `dtype`: of the result; None keeps the base's. `vector`: an expression over the task vectors. `device`: for methods
+    that decompose matrices.
     """
 
     experts: Experts
@@ -54,30 +56,28 @@ class MergedTensors:
     def vectors(self) -> TaskVectors:
         return task_vectors(self.experts, self.vector, order=self.specs)
 
-    def prepared(self, vectors: TaskVectors) -> TensorMethod:
-        """The method, after its survey of all vectors where it takes one, which is done once."""
-        if "_prepared" not in self.__dict__:
-            seen = vectors if self.device == "cpu" else SeenThere(vectors, device_of(self.device))
-            self.__dict__["_prepared"] = prepare(self.method, seen)
-        method: TensorMethod = self.__dict__["_prepared"]
-        return method
+    @cached_property
+    def prepared(self) -> TensorMethod:
+        """The method after its survey of all vectors, if it has one."""
+        if self.device == "cpu":
+            return prepare(self.method, self.vectors)
+        device = device_of(self.device)
+        return MethodOnDevice(prepare(self.method, VectorsOnDevice(self.vectors, device)), device)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """The merged encoder in order. When memory runs out, the rest is computed in smaller tiles, which change no bit
-        of the result.
-        """
-        sent: dict[str, int] = {}  # elements of each tensor that have left
+        """The merged encoder in order. When memory runs out, the rest is computed in smaller tiles: the same bits."""
+        sent = 0  # elements that the caller has
         for share in _SHARES:
-            again = dict(sent)
+            position = 0
             try:
                 for key, block in self._attempt(share):
-                    known = min(again.get(key, 0), block.numel())
-                    again[key] = again.get(key, 0) - known
-                    if known < block.numel() or not known:
-                        yield key, block[known:]
-                        sent[key] = sent.get(key, 0) + block.numel() - known
+                    fresh = block[max(sent - position, 0) :]
+                    position += len(block)
+                    if len(fresh) or not len(block):
+                        yield key, fresh
+                        sent = max(sent, position)
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+                if not _is_out_of_memory(error):
                     raise
             else:
                 return
@@ -88,11 +88,9 @@ class MergedTensors:
 
     def _attempt(self, share: int) -> Generator[tuple[str, torch.Tensor], None, None]:
         copied, vectors = self.experts.parts.copied, replace(self.vectors, tile=max(TILE // share, 1))
-        method, memory = self.prepared(vectors), MEMORY // share
-        if self.device != "cpu":
-            method, memory = OnDevice(method, device_of(self.device)), LARGER * memory
+        memory = MEMORY // share * (1 if self.device == "cpu" else LARGER)
         workers = None if share == 1 else 1
-        with closing(merge_blocks(vectors, method, self._cast, workers=workers, memory=memory)) as merged:
+        with closing(merge_blocks(vectors, self.prepared, self._cast, workers=workers, memory=memory)) as merged:
             for key, spec in self.specs.items():
                 if key in copied:
                     yield key, copied_tensor(self.experts, key, spec)
@@ -115,6 +113,11 @@ class MergedTensors:
                 "use a smaller scale, or --dtype float32 or bfloat16"
             )
         return key, cast.reshape(-1)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; torch has no class of its own for that on a CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def task_vectors(

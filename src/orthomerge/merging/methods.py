@@ -1,24 +1,22 @@
-"""The tables of merging methods, written by hand: name, maker, title, reference.
+"""The tables of merging methods, written by hand.
 
-`METHODS` need the weights alone; those of `FITTED` look at unlabelled inputs too (see `orthomerge.fitting`).
-
-Third parties add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`.
+`METHODS` need the weights alone; those of `FITTED` also need unlabelled inputs (`orthomerge.fitting`). Third parties
+add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`, and
+`orthomerge.testing.check_method` checks it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from orthomerge.core.errors import RecipeError, nearest, some
 from orthomerge.core.rows import find_row, maker_of, with_plugins
 from orthomerge.core.schema import build, schema
-from orthomerge.merging.kinds import SurveyMethod, TensorMethod
 
-if TYPE_CHECKING:
-    from orthomerge.fitting.setting import FittedMethod
+Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,11 @@ class Row:
 
     Its options are the fields of the class, or the parameters of the function.
 
-    `base`: whether a base must be given; `fitted`: whether inputs must. `matrices`: whether it decomposes matrices, for
-    which a GPU is worth it.
+    `base`: whether a base must be given; `experts`: how many, at least and at most; `fitted`: whether it needs inputs;
+    `matrices`: whether it decomposes matrices, so that a GPU pays.
+
+    For the contracts of `orthomerge.testing`. `faithful`: options under which a single expert comes back unchanged, or
+    why there are none. `quick`: options that make the other contracts fast.
     """
 
     name: str
@@ -39,15 +40,16 @@ class Row:
     experts: tuple[int, int | None] = (1, None)
     fitted: bool = False
     matrices: bool = False
+    faithful: Options | str | None = None
+    quick: Options = field(default_factory=dict)
 
 
-_HERE = "orthomerge.merging"
+def _row(name: str, maker: str, title: str, reference: str, faithful: Options | str, **more: Any) -> tuple[str, Row]:
+    return name, Row(name, f"orthomerge.merging.{maker}", title, reference, faithful=faithful, **more)
 
 
-def _row(name: str, maker: str, title: str, reference: str, **more: Any) -> tuple[str, Row]:
-    return name, Row(name, f"{_HERE}.{maker}", title, reference, **more)
-
-
+_SOUP = "Wortsman et al. 2022, arXiv 2203.05482"
+_MAX = "Marczak et al. 2024, arXiv 2407.06322"
 _TASK = "Ilharco et al. 2023, arXiv 2212.04089"
 _TALL = "Wang et al. 2024, arXiv 2405.07813"
 _STOCK = "Jang et al. 2024, arXiv 2403.19522"
@@ -59,32 +61,73 @@ _ISO = "Marczak et al. 2025, arXiv 2502.04959"
 _KNOTS = "Stoica et al. 2025, arXiv 2410.19735"
 _WUDI = "Cheng et al. 2025, arXiv 2503.08099"
 
+# Options under which a single expert comes back, or why it cannot.
+_ONE: Options = {"scale": 1.0}
+_ALL: Options = {"density": 1.0}
+_BOTH: Options = {"density": 1.0, "scale": 1.0}
+_KEPT: Options = {"drop": 0.0, "scale": 1.0}
+_TWO = "it needs two experts"
+_EQUAL = "it makes all singular values equal, of one expert too"
+
 METHODS: Mapping[str, Row] = dict(
     (
-        _row("average", "average:Average", "Weighted average", "Wortsman et al. 2022, arXiv 2203.05482", base=False),
-        _row("task_arithmetic", "task_arithmetic:TaskArithmetic", "Scaled sum of task vectors", _TASK),
-        _row("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES),
-        _row("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES),
-        _row("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES),
-        _row("ties@mergekit", "ties:ties_mergekit", "TIES as mergekit 0.1.5 reads it", _TIES),
-        _row("ties@peft", "ties:ties_peft", "TIES as peft 0.21 reads it", _TIES),
-        _row("ties@fusionbench", "ties:ties_fusionbench", "TIES as FusionBench 0.2 reads it", _TIES),
-        _row("dare", "dare:dare", "Drop at random, rescale, add", _DARE),
-        _row("dare_ties", "dare:dare_ties", "Drop at random, rescale, then TIES", _DARE),
-        _row("dare@mergekit", "dare:dare_mergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE),
-        _row("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE),
-        _row("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE),
-        _row("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE),
-        _row("breadcrumbs", "breadcrumbs:Breadcrumbs", "Drop outliers and small entries", _CRUMBS),
-        _row("magmax", "magmax:MagMax", "The entry of largest magnitude", "Marczak et al. 2024, arXiv 2407.06322"),
-        _row("model_stock", "model_stock:ModelStock", "Average, drawn to the base", _STOCK, experts=(2, None)),
-        _row("slerp", "slerp:Slerp", "Along the arc between two experts", "Shoemake 1985", base=False, experts=(2, 2)),
-        _row("consensus", "consensus:Consensus", "Only what several experts use (TALL masks)", _TALL),
-        _row("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, matrices=True),
-        _row("iso_c", "iso_c:IsoC", "Isotropic merging in the common subspace", _ISO, matrices=True),
-        _row("iso_cts", "iso_cts:IsoCts", "Isotropic merging in common and task subspaces", _ISO, matrices=True),
-        _row("knots", "knots:Knots", "Joint SVD of the updates, then a merger", _KNOTS, matrices=True),
-        _row("wudi", "wudi:Wudi", "Least interference, by descent", _WUDI, matrices=True),
+        _row("average", "average:Average", "Weighted average", _SOUP, {}, base=False),
+        _row("task_arithmetic", "task_arithmetic:TaskArithmetic", "Scaled sum of task vectors", _TASK, _ONE),
+        _row("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES, _BOTH),
+        _row("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES, _BOTH),
+        _row("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES, _BOTH),
+        _row("ties@mergekit", "ties:ties_mergekit", "TIES as mergekit 0.1.5 reads it", _TIES, _ALL),
+        _row("ties@peft", "ties:ties_peft", "TIES as peft 0.21 reads it", _TIES, _ALL),
+        _row("ties@fusionbench", "ties:ties_fusionbench", "TIES as FusionBench 0.2 reads it", _TIES, _BOTH),
+        _row("dare", "dare:dare", "Drop at random, rescale, add", _DARE, _KEPT),
+        _row("dare_ties", "dare:dare_ties", "Drop at random, rescale, then TIES", _DARE, {**_KEPT, **_ALL}),
+        _row("dare@mergekit", "dare:dare_mergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE, _ALL),
+        _row("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE, _ALL),
+        _row("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE, _ALL),
+        _row("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE, _ALL),
+        _row("breadcrumbs", "breadcrumbs:Breadcrumbs", "Drop outliers and small entries", _CRUMBS, _BOTH),
+        _row("magmax", "magmax:MagMax", "The entry of largest magnitude", _MAX, _ONE),
+        _row("model_stock", "model_stock:ModelStock", "Average, drawn to the base", _STOCK, _TWO, experts=(2, None)),
+        _row(
+            "slerp",
+            "slerp:Slerp",
+            "Along the arc between two experts",
+            "Shoemake 1985",
+            _TWO,
+            base=False,
+            experts=(2, 2),
+        ),
+        _row(
+            "consensus",
+            "consensus:Consensus",
+            "Only what several experts use (TALL masks)",
+            _TALL,
+            {**_ONE, "agree": 1},
+        ),
+        _row("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, _ONE, matrices=True),
+        _row("iso_c", "iso_c:IsoC", "Isotropic merging in the common subspace", _ISO, _EQUAL, matrices=True),
+        _row(
+            "iso_cts", "iso_cts:IsoCts", "Isotropic merging in common and task subspaces", _ISO, _EQUAL, matrices=True
+        ),
+        # Of the mergers within KnOTS, the contracts take one that surveys and draws.
+        _row(
+            "knots",
+            "knots:Knots",
+            "Joint SVD of the updates, then a merger",
+            _KNOTS,
+            _BOTH,
+            matrices=True,
+            quick={"merger": "dare_ties"},
+        ),
+        _row(
+            "wudi",
+            "wudi:Wudi",
+            "Least interference, by descent",
+            _WUDI,
+            {"rest": "mean"},
+            matrices=True,
+            quick={"steps": 5},
+        ),
     )
 )
 
@@ -129,50 +172,33 @@ def method_maker(row: Row) -> Callable[..., Any]:
     return maker_of(row)
 
 
-def make_method(
-    name: str, parameters: Mapping[str, Any], *, tasks: tuple[str, ...], seed: int = 0
-) -> TensorMethod | SurveyMethod | FittedMethod:
-    """A method from its name and options; options may give numbers by task name."""
-    row = find_method(name)
+def make_method(name: str, options: Options, *, tasks: tuple[str, ...], seed: int = 0) -> Any:
+    """A tensor, survey or fitted method from its name and options, which may give numbers by task name."""
+    return build_method(find_method(name), options, tasks=tasks, seed=seed)
+
+
+def build_method(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int = 0) -> Any:
+    """The same from its row."""
     fewest, most = row.experts
     if len(tasks) < fewest or (most is not None and len(tasks) > most):
         needed = f"exactly {fewest}" if fewest == most else f"at least {fewest}"
-        raise RecipeError(f"{name!r} merges {needed} experts, got {len(tasks)} ({some(tasks)})")
-    maker = method_maker(row)
-    options = _resolved(name, parameters, tasks=tasks, seed=seed)
-    return cast("TensorMethod | SurveyMethod | FittedMethod", build(maker, options, where=f"method {name}"))
+        raise RecipeError(f"{row.name!r} merges {needed} experts, got {len(tasks)} ({some(tasks)})")
+    return build(maker_of(row), _resolved(row, options, tasks=tasks, seed=seed), where=f"method {row.name}")
 
 
-def _resolved(name: str, parameters: Mapping[str, Any], *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Options with numbers in the order of the tasks, and the seed where the method takes one."""
-    given = dict(parameters)
-    known = schema(method_maker(find_method(name)))
-    for key, value in parameters.items():
-        if isinstance(value, Mapping) and key in known and _per_task(known[key][0]):
-            given[key] = _by_task(key, value, tasks)
-        if isinstance(value, list | tuple) and key in known and _per_task(known[key][0]) and len(value) != len(tasks):
-            raise RecipeError(f"{name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
-    if "seed" in known:
-        given.setdefault("seed", seed)
-    return given
-
-
-def _per_task(kind: Any) -> bool:
-    return tuple[float, ...] in get_args(kind) or kind == tuple[float, ...]
-
-
-def _by_task(key: str, value: Mapping[str, Any], tasks: tuple[str, ...]) -> list[Any]:
-    for name in value:
-        if name not in tasks:
-            raise RecipeError(f"{key!r} names {name!r}, which is no expert; {nearest(str(name), tasks)}")
-    missing = [task for task in tasks if task not in value]
-    if missing:
-        raise RecipeError(f"{key!r} gives no number for {some(missing)}")
-    return [value[task] for task in tasks]
+def options_of(method: object, name: str, options: Options, *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
+    """All options of a row's method as they were used, defaults included."""
+    row = find_method(name)
+    maker = maker_of(row)
+    if maker is type(method):
+        return {key: getattr(method, key) for key in schema(maker)}
+    # A row that fixes some fields of its class: a field may have the name of an option that means something else.
+    resolved = _resolved(row, options, tasks=tasks, seed=seed)
+    return {key: resolved.get(key, option.default) for key, (_, option) in schema(maker).items()}
 
 
 def name_of(method: object) -> str:
-    """The name of the first row that gives such an object; the class's own where there is none."""
+    """The name of the first row that makes such an object; the name of its class if there is none."""
     cls = type(method)
     for name, row in methods().items():
         maker = maker_of(row)
@@ -181,13 +207,27 @@ def name_of(method: object) -> str:
     return cls.__name__
 
 
-def options_of(
-    method: object, name: str, parameters: Mapping[str, Any], *, tasks: tuple[str, ...], seed: int
-) -> dict[str, Any]:
-    """All options of a row's method as they were used, defaults included."""
-    maker = method_maker(find_method(name))
-    if maker is type(method):
-        return {key: getattr(method, key) for key in schema(maker)}
-    # A row that fixes some fields of its class: a field may have the name of an option that means something else.
-    options = _resolved(name, parameters, tasks=tasks, seed=seed)
-    return {key: options.get(key, option.default) for key, (_, option) in schema(maker).items()}
+def _resolved(row: Row, options: Options, *, tasks: tuple[str, ...], seed: int) -> dict[str, Any]:
+    """Options with numbers in the order of the tasks, and the seed if the method has one."""
+    resolved, fields = dict(options), schema(maker_of(row))
+    for key, value in options.items():
+        kind = fields[key][0] if key in fields else None
+        if kind != tuple[float, ...] and tuple[float, ...] not in get_args(kind):
+            continue
+        if isinstance(value, Mapping):
+            resolved[key] = _by_task(key, value, tasks)
+        elif isinstance(value, list | tuple) and len(value) != len(tasks):
+            raise RecipeError(f"{row.name}: {key!r} has {len(value)} numbers for {len(tasks)} experts; give one each")
+    if "seed" in fields:
+        resolved.setdefault("seed", seed)
+    return resolved
+
+
+def _by_task(key: str, value: Options, tasks: tuple[str, ...]) -> list[Any]:
+    for name in value:
+        if name not in tasks:
+            raise RecipeError(f"{key!r} names {name!r}, which is no expert; {nearest(str(name), tasks)}")
+    missing = [task for task in tasks if task not in value]
+    if missing:
+        raise RecipeError(f"{key!r} gives no number for {some(missing)}")
+    return [value[task] for task in tasks]

@@ -19,9 +19,9 @@ from typing import ClassVar
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.gram import grams
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import scaled_sum
+from orthomerge.merging.statistics import grams
 
 
 @dataclass(frozen=True)

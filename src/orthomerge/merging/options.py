@@ -1,6 +1,7 @@
-"""Checks of hyper-parameters, and sums that take one number for all experts or one for each."""
+"""Checks of hyper-parameters, and numbers that are given once for all experts or once per expert."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -12,7 +13,7 @@ PerExpert = float | tuple[float, ...]
 
 
 def finite(name: str, value: PerExpert) -> None:
-    """Refuse NaN, infinity, and what is infinite in float32, in which weights are merged."""
+    """Refuse NaN, infinity, and numbers that are infinite in float32, the dtype of the merge."""
     for number in value if isinstance(value, tuple) else (value,):
         if not math.isfinite(number):
             raise RecipeError(f"{name!r} must be a finite number, got {number}")
@@ -21,7 +22,7 @@ def finite(name: str, value: PerExpert) -> None:
 
 
 def fraction(name: str, value: float, *, zero: bool = False, one: bool = True) -> None:
-    """Refuse what is not a share: (0, 1] unless told otherwise."""
+    """Refuse a number outside of (0, 1]; `zero` and `one` say which ends belong to the interval."""
     inside = (value >= 0 if zero else value > 0) and (value <= 1 if one else value < 1)
     if not inside:
         span = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
@@ -29,7 +30,7 @@ def fraction(name: str, value: float, *, zero: bool = False, one: bool = True) -
 
 
 def choices(method: object) -> None:
-    """Refuse a value of a `Literal` field that is none of its alternatives."""
+    """Refuse a value of a `Literal` field that is not one of its alternatives."""
     for name, kind in get_type_hints(type(method)).items():
         if get_origin(kind) is Literal and (value := getattr(method, name)) not in get_args(kind):
             *others, last = map(str, get_args(kind))
@@ -38,7 +39,7 @@ def choices(method: object) -> None:
 
 
 def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:
-    """One number for each of `count` experts."""
+    """One number per expert."""
     if not isinstance(value, tuple):
         return (value,) * count
     if len(value) != count:
@@ -46,16 +47,10 @@ def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:
     return value
 
 
-def column(value: PerExpert, deltas: torch.Tensor) -> torch.Tensor:
-    """The experts' numbers shaped to multiply `deltas` [T, ...]."""
-    numbers = torch.tensor(per_expert(value, len(deltas)), dtype=deltas.dtype, device=deltas.device)
-    return numbers.reshape(-1, *(1,) * (deltas.ndim - 1))
-
-
-def scaled_sum(deltas: torch.Tensor, scale: PerExpert) -> torch.Tensor:
-    """sum_t scale_t * deltas[t], added in the experts' order."""
-    numbers = per_expert(scale, len(deltas))
-    total = deltas[0] * numbers[0]
-    for delta, number in zip(deltas[1:], numbers[1:], strict=True):
-        total.add_(delta, alpha=number)
-    return total
+def scaled_sum(rows: torch.Tensor | Sequence[torch.Tensor], scale: PerExpert) -> torch.Tensor:
+    """sum_t scale_t * rows[t], added in the order of the experts."""
+    numbers = per_expert(scale, len(rows))
+    result = rows[0] * numbers[0]
+    for row, number in zip(rows[1:], numbers[1:], strict=True):
+        result.add_(row, alpha=number)
+    return result

@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.gram import grams
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import fraction
+from orthomerge.merging.statistics import grams
 
 _PARALLEL = 0.9995
 _TINY = 1e-8  # norms up to this are not divided by

@@ -1,17 +1,16 @@
 """The engine: read a block, merge it, hand it on, in order and in bounded memory.
 
-One thread reads (and so hashes the input files on the way), a few merge, and the caller writes. Every block is computed
-by one thread with torch's own threading off, so the bytes do not depend on how many threads there are.
+The caller's thread reads (and so hashes the input files on the way) and a few threads merge. Every block is computed by
+one thread with torch's own threading off, so the bytes do not depend on how many threads there are.
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -23,16 +22,10 @@ if TYPE_CHECKING:
     from orthomerge.merging.vectors import TaskVectors
 
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MEMORY = 64 << 20  # bytes of blocks under way by default
+MEMORY = 64 << 20  # bytes of blocks in progress by default
 _SCRATCH = 4  # rows of a block beside the deltas: base, result, and what a method needs
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; torch has no class of its own for that on a CPU."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @contextmanager
@@ -47,7 +40,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def prepare(method: TensorMethod | SurveyMethod, vectors: Vectors) -> TensorMethod:
-    """Let a survey method take its look; a tensor method is ready as it is."""
+    """Run the survey of a survey method; return a tensor method as it is."""
     with single_threaded():
         return method.survey(vectors) if hasattr(method, "survey") else method
 
@@ -62,8 +55,8 @@ def merge_blocks(
 ) -> Generator[Result, None, None]:
     """Merge every block and yield `finish(block, merged weights)` in streaming order.
 
-    At most `memory` bytes of blocks are under way at once; a single block that is larger goes through alone. Close it:
-    a thread that is still reading when the interpreter ends takes the whole process down.
+    At most `memory` bytes of blocks are in progress at once; a single block that is larger is merged alone. Close the
+    generator if it is not exhausted: its threads would outlive it.
     """
 
     def merge(block: Block) -> Result:
@@ -72,9 +65,24 @@ def merge_blocks(
         delta = method.merge(block.base, block.deltas, site=block.site)
         return finish(block, torch.add(block.base, delta))
 
-    count = workers or min(os.cpu_count() or 1, 8)
-    with single_threaded(), closing(_stream(vectors, method, merge, workers=count, memory=memory)) as results:
-        yield from results
+    rows = len(vectors.tasks) + _SCRATCH
+    pending: deque[tuple[int, Future[Result]]] = deque()
+    used = 0
+    pool = ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8), thread_name_prefix="orthomerge-merge")
+    try:
+        with single_threaded():
+            for site, stop in vectors.sites(scope=method.scope):
+                size = 4 * rows * (stop - site.start)
+                while pending and used + size > memory:
+                    oldest, future = pending.popleft()
+                    yield future.result()
+                    used -= oldest
+                pending.append((size, pool.submit(merge, vectors.block(site, stop))))
+                used += size
+            while pending:
+                yield pending.popleft()[1].result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _refuse_non_finite(block: Block, vectors: TaskVectors) -> None:
@@ -92,71 +100,3 @@ def _refuse_non_finite(block: Block, vectors: TaskVectors) -> None:
                 f"{key!r} holds NaN or infinity in {who} ({origin}): {bad} of {values.numel()} elements from "
                 f"element {block.site.start} on; it cannot be merged: find a sound checkpoint, or leave it out"
             )
-
-
-class _Budget:
-    """Bytes that may be under way; whoever would exceed it waits, unless nothing else is."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
-        self._closed = False
-        self._changed = threading.Condition()
-
-    def take(self, size: int) -> bool:
-        """Wait for room; False once the consumer has gone."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._used or self._used + size <= self._limit)
-            self._used += size
-            return not self._closed
-
-    def give(self, size: int) -> None:
-        with self._changed:
-            self._used -= size
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
-def _stream(
-    vectors: TaskVectors, method: TensorMethod, merge: Callable[[Block], Result], *, workers: int, memory: int
-) -> Generator[Result, None, None]:
-    """One thread reads blocks and hands them to the pool; the caller takes the results in that order.
-
-    Only the budget limits how much is under way. Whoever waits for it waits for results that are already promised, and
-    the caller always takes the oldest, so nobody waits for ever.
-    """
-    budget = _Budget(memory)
-    promised: queue.SimpleQueue[tuple[int, Future[Result]] | BaseException | None] = queue.SimpleQueue()
-    rows = len(vectors.tasks) + _SCRATCH
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="orthomerge-merge")
-
-    def read() -> None:
-        torch.set_num_threads(1)
-        try:
-            for site, stop in vectors.sites(scope=method.scope):
-                size = 4 * rows * (stop - site.start)
-                if not budget.take(size):
-                    return
-                promised.put((size, pool.submit(merge, vectors.block(site, stop))))
-            promised.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised again by the consumer
-            promised.put(error)
-
-    reader = threading.Thread(target=read, name="orthomerge-read", daemon=True)
-    reader.start()
-    try:
-        while (item := promised.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            size, future = item
-            result = future.result()
-            budget.give(size)
-            yield result
-    finally:
-        budget.close()
-        reader.join()
-        pool.shutdown(cancel_futures=True)

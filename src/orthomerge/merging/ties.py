@@ -10,7 +10,6 @@ the table of methods: each fixes some choices and has the rest as options.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import prod
 from typing import ClassVar, Literal
 
 import torch
@@ -19,8 +18,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
 from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
 from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
-from orthomerge.merging.select import kth_largest_streamed
-from orthomerge.merging.tensor_quantiles import Thresholds, tensor_quantiles
+from orthomerge.merging.statistics import Thresholds, model_thresholds, tensor_thresholds
 
 Merge = Literal["sum", "mean", "max"]
 
@@ -62,19 +60,13 @@ class Ties:
         return replace(ready, zero=_majority(ready, vectors)) if self.zero == "majority" else ready
 
     def _thresholds(self, vectors: Vectors) -> Thresholds | Mapping[str, Thresholds]:
-        """The magnitude from which on each expert's entries are kept: one for all tensors, or by tensor."""
+        """The smallest magnitude that survives, per expert: of the whole model, or of each tensor."""
         if self.density >= 1:
             return (0.0,) * len(vectors.tasks)
         if self.trim == "tensor":
-            quantiles = tensor_quantiles(vectors, lambda count: (self._kept(count),))
-            return {key: thresholds for key, (thresholds,) in quantiles.items()}
-        count = count_elements(vectors)
-        return kth_largest_streamed(
-            lambda: (block.deltas for block in vectors.blocks()),
-            (self._kept(count),) * len(vectors.tasks),
-            sample=vectors.sample(),
-            count=count,
-        )
+            thresholds = tensor_thresholds(vectors, lambda count: (self._kept(count),))
+            return {key: experts for key, (experts,) in thresholds.items()}
+        return model_thresholds(vectors, self._kept)
 
     def _kept(self, count: int) -> int:
         """How many of `count` entries survive the trim."""
@@ -119,11 +111,6 @@ class _Ties:
         if self.options.weigh == "after":
             return disjoint_mean(rows, sign, factors=self.weights)
         return disjoint_mean(rows, sign, votes=self.weights)
-
-
-def count_elements(vectors: Vectors) -> int:
-    """How many elements each task vector has."""
-    return sum(prod(shape) for shape in vectors.shapes.values())
 
 
 def _majority(method: _Ties, vectors: Vectors) -> float:

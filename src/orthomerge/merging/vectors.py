@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 TILE = 1 << 18  # elements in a block: the block, its deltas and the result stay in the cache of a core
-_RUN = 1 << 12  # elements in one run of a sample
-_STRIDE = 1 << 18  # distance between the runs of a sample
 
 
 class Weights(Protocol):
@@ -141,16 +139,6 @@ class TaskVector:
             total = total.add(other.delta(key, start, stop, base=base), alpha=factor)
         return total
 
-    def read_into(self, row: torch.Tensor, key: str, start: int, stop: int, *, base: torch.Tensor) -> None:
-        """As `read`, into memory that is there already: one pass for a fine-tuned model, the usual case."""
-        import torch
-
-        (coefficient, source), *rest = self.terms
-        if coefficient == 1.0 and not rest and isinstance(source, Difference) and key not in source.absent:
-            torch.sub(source.tuned.read(key, start, stop), base, out=row)
-        else:
-            row.copy_(self.read(key, start, stop, base=base))
-
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Thin matrices [m, r] and [r, k] whose product is the delta (r = 0: untouched); None where none are known."""
         import torch
@@ -245,7 +233,7 @@ class TaskVectors:
         base = self.base.read(site.key, site.start, stop)
         deltas = torch.empty((len(self.vectors), *base.shape), dtype=torch.float32)
         for row, vector in zip(deltas, self.vectors.values(), strict=True):
-            vector.read_into(row, site.key, site.start, stop, base=base)
+            row.copy_(vector.read(site.key, site.start, stop, base=base))
         if site.start == 0 and stop == prod(site.shape):
             return Block(site, base.reshape(site.shape), deltas.reshape(-1, *site.shape))
         return Block(site, base, deltas)
@@ -255,16 +243,3 @@ class TaskVectors:
         pairs = [vector.factors(key) for vector in self.vectors.values()]
         known = tuple(pair for pair in pairs if pair is not None)
         return known if len(known) == len(pairs) else None
-
-    def sample(self) -> Iterator[torch.Tensor]:
-        for block in self.sample_blocks():
-            yield block.deltas.reshape(len(self.vectors), -1)
-
-    def sample_blocks(self, *, stride: int = _STRIDE, dimensions: int = 0) -> Iterator[Block]:
-        """Short runs spread over every tensor of enough dimensions, about a sixtieth of everything."""
-        for key, shape in self.shapes.items():
-            if len(shape) < dimensions:
-                continue
-            count = prod(shape)
-            for start in range(0, count, stride):
-                yield self.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))

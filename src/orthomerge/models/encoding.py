@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.models.extract import Precision, device_of, extract
 from orthomerge.models.feature_cache import FeatureCache, FeatureKey
+from orthomerge.models.features import Features
 from orthomerge.models.heads import head_of
 
 if TYPE_CHECKING:
+    import torch
+
     from orthomerge.data.task import Examples
-    from orthomerge.models.features import Features
     from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
     from orthomerge.models.processing import Processor
@@ -38,29 +40,19 @@ def encode(
     pooling = reader.pooling or model.family.default_pooling
     processor = how.processor or model.processor.processor(reader.max_length)
 
-    def compute() -> Features:
+    def compute() -> torch.Tensor:
         encoder, family = model.encoder.runner(pooling)
-        return extract(
-            encoder,
-            family,
-            pooling,
-            examples,
-            processor,
-            task=task,
-            batch=how.batch,
-            device=how.device,
-            autocast=how.precision,
-        )
+        options: dict[str, Any] = {"task": task, "batch": how.batch, "device": how.device, "autocast": how.precision}
+        return extract(encoder, family, pooling, examples, processor, **options).values
 
     if how.cache is None:
-        return compute()
+        return Features.of(compute(), examples, task)
     key = FeatureKey.of(
         examples,
         processor,
         weights=model.digest,
         family=model.family.name,
         pooling=pooling,
-        task=task,
         autocast=how.precision,
     )
-    return how.cache.get_or_make(key, compute)
+    return Features.of(how.cache.get_or_make(key, compute), examples, task)

@@ -28,8 +28,7 @@ from orthomerge.models.split import Split, split_base, split_expert
 from orthomerge.models.tensors import AdaptedTensors, FileTensors, in_writing_order
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.opening import Expert, Opening
     from orthomerge.models.tensors import Tensors
 

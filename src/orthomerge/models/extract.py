@@ -1,16 +1,14 @@
 """Features of every input in one pass: none left out, none out of place, nothing of the encoder changed.
 
-`encode` gives them batch by batch for whoever cannot hold them all (see `statistics`); `extract` collects them. No
-thread prepares inputs: it would fight with this one over Python's lock (seen on an H200: 6,600 texts a second through a
-BERT of six layers, where the model alone did 20,800 and the tokenizer 19,000).
+No thread prepares inputs: it would compete with this one for Python's lock (on an H200: 6,600 texts per second through
+a BERT of six layers, where the model alone did 20,800 and the tokenizer 19,000).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -26,11 +24,11 @@ if TYPE_CHECKING:
     from orthomerge.models.family import Family
     from orthomerge.models.processing import Processor
 
+    Batch = Mapping[str, torch.Tensor]
+
 
 # What the encoder computes in; float32: as its weights are, without autocast.
 Precision = Literal["float32", "bfloat16", "float16"]
-
-_Batch = Mapping[str, "torch.Tensor"]
 
 
 def device_of(name: str) -> torch.device:
@@ -64,53 +62,42 @@ def extract(
     batch: int = 64,
     device: str = "auto",
     autocast: Precision = "float32",
-    by_length: bool = True,
-    progress: Callable[[int], None] | None = None,
 ) -> Features:
-    """Features of all examples in their order, with their labels. `progress` is told how many more are done.
+    """Features of all examples in their order, in float32 on the CPU, with their labels.
 
     A module is run in eval mode and put back into its own; it is moved to the device and stays there. A function of
-    parameters must have them on the device itself. `by_length` encodes texts of like length together, for less
-    padding.
+    parameters must have them on the device itself. Texts of similar length share a batch, for less padding.
     """
     import torch
 
-    options: dict[str, Any] = {"batch": batch, "device": device, "autocast": autocast, "by_length": by_length}
-    parts = encode(encoder, family, pooling, examples, processor, task=task, **options)
+    _check_options(family, pooling, examples, task=task, batch=batch, autocast=autocast)
+    place = device_of(device)
     values: torch.Tensor | None = None
     filled = 0
     # Autocast around the whole pass, so that weights are cast once and not for each batch.
-    with closing(parts), _autocast(device_of(device), autocast):
-        for places, part in parts:
+    with _autocast(place, autocast), _evaluating(encoder, place):
+        for rows, inputs in _prepared(examples, processor, batch):
+            features = _forward(encoder, family, pooling, inputs, task=task, device=place, autocast=autocast)
+            width = "d" if values is None else values.shape[1]
+            if features.ndim != 2 or len(features) != len(rows) or width not in ("d", features.shape[1]):
+                raise IncompatibleError(
+                    f"the encoder must give features ({len(rows)}, {width}) for {len(rows)} inputs of "
+                    f"{task!r}, got {tuple(features.shape)}; choose another pooling, or correct the encoder"
+                )
             if values is None:
-                values = torch.empty(len(examples), part.shape[1], dtype=torch.float32)
-            values.index_copy_(0, places, part)
-            filled += len(places)
-            if progress is not None:
-                progress(len(places))
+                values = torch.empty(len(examples), features.shape[1], dtype=torch.float32)
+            part = features.to("cpu", torch.float32)
+            _check_finite(part, rows, task=task, autocast=autocast)
+            values.index_copy_(0, rows, part)
+            filled += len(rows)
     if values is None or filled != len(examples):
         raise AssertionError(f"{filled} of {len(examples)} examples of {task!r} were encoded")
-    labels = None if examples.labels is None else torch.tensor(examples.labels, dtype=torch.int64)
-    return Features(values, task, examples.split, labels)
+    return Features.of(values, examples, task)
 
 
-def encode(
-    encoder: torch.nn.Module | Callable[..., Any],
-    family: Family,
-    pooling: str,
-    examples: Examples,
-    processor: Processor,
-    *,
-    task: str,
-    batch: int = 64,
-    device: str = "auto",
-    autocast: Precision = "float32",
-    by_length: bool = True,
-) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
-    """Places [B] of some examples and their features [B, d] in float32 on the CPU, until every example has come once.
-
-    The places do not depend on the encoder, so two of them can be walked side by side on one device.
-    """
+def _check_options(
+    family: Family, pooling: str, examples: Examples, *, task: str, batch: int, autocast: Precision
+) -> None:
     if pooling not in family.poolings:
         raise RecipeError(f"family {family.name!r} has no pooling {pooling!r}; {nearest(pooling, family.poolings)}")
     if autocast not in get_args(Precision):
@@ -119,64 +106,38 @@ def encode(
         raise RecipeError(f"'batch' must be at least 1, got {batch}")
     if not len(examples):
         raise RecipeError(f"the {examples.split} split of {task!r} is empty; there is nothing to encode")
-    prepared = _prepared(examples, processor, batch, by_length=by_length)
-    pool = partial(family.features, encoder, pooling=pooling)
-    return _walk(encoder, pool, prepared, task=task, device=device_of(device), autocast=autocast)
 
 
-def _prepared(
-    examples: Examples, processor: Processor, size: int, *, by_length: bool
-) -> Iterator[tuple[torch.Tensor, _Batch]]:
-    """Places and inputs batch by batch."""
+def _prepared(examples: Examples, processor: Processor, size: int) -> Iterator[tuple[torch.Tensor, Batch]]:
+    """Rows [B] and the inputs at them, batch by batch."""
     import torch
 
-    order = _order(examples, processor, by_length=by_length)
+    order = _order(examples, processor)
     processed = batches(examples, processor, size, order=order)
-    for places in torch.split(torch.tensor(order), size):
+    for rows in torch.split(torch.tensor(order), size):
         with torch.autocast("cpu", enabled=False):  # it is for the encoder, not for resizing images
             inputs = next(processed)
-        yield places, inputs
+        yield rows, inputs
 
 
-def _order(examples: Examples, processor: Processor, *, by_length: bool) -> list[int]:
+def _order(examples: Examples, processor: Processor) -> list[int]:
     """Longest texts first, so that what does not fit into memory fails at once; images as they come."""
-    if not by_length or processor.modality != "text":
+    if processor.modality != "text":
         return list(range(len(examples)))
     lengths = np.fromiter(map(len, examples.inputs), np.int64, len(examples))
     order: list[int] = np.argsort(-lengths, kind="stable").tolist()
     return order
 
 
-def _walk(
+def _forward(
     encoder: torch.nn.Module | Callable[..., Any],
-    pool: Callable[[_Batch], torch.Tensor],
-    prepared: Iterator[tuple[torch.Tensor, _Batch]],
+    family: Family,
+    pooling: str,
+    inputs: Batch,
     *,
     task: str,
     device: torch.device,
     autocast: Precision,
-) -> Generator[tuple[torch.Tensor, torch.Tensor]]:
-    """What `encode` gives, for batches that are prepared already: places, and the inputs at them."""
-    import torch
-
-    width: int | None = None
-    with _evaluating(encoder, device):
-        for places, inputs in prepared:
-            features = _forward(pool, inputs, task=task, device=device, autocast=autocast)
-            if features.ndim != 2 or len(features) != len(places) or features.shape[1] != (width or features.shape[1]):
-                raise IncompatibleError(
-                    f"the encoder must give features ({len(places)}, {width or 'd'}) for {len(places)} inputs of "
-                    f"{task!r}, got {tuple(features.shape)}; choose another pooling, or correct the encoder"
-                )
-            width = features.shape[1]
-            # A tensor that was made inside of inference mode can never be trained on.
-            values = torch.empty(features.shape, dtype=torch.float32).copy_(features)
-            _check_finite(values, places, task=task, autocast=autocast)
-            yield places, values
-
-
-def _forward(
-    pool: Callable[[_Batch], torch.Tensor], inputs: _Batch, *, task: str, device: torch.device, autocast: Precision
 ) -> torch.Tensor:
     """The features of one batch, on the device."""
     import torch
@@ -190,7 +151,7 @@ def _forward(
     mode = torch.inference_mode if autocast == "float32" else torch.no_grad
     try:
         with mode(), _autocast(device, autocast):
-            return pool({name: tensor.to(device) for name, tensor in inputs.items()})
+            return family.features(encoder, {name: tensor.to(device) for name, tensor in inputs.items()}, pooling)
     except torch.OutOfMemoryError as error:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
         raise OrthomergeError(
@@ -198,11 +159,11 @@ def _forward(
         ) from error
 
 
-def _check_finite(values: torch.Tensor, places: torch.Tensor, *, task: str, autocast: Precision) -> None:
+def _check_finite(values: torch.Tensor, rows: torch.Tensor, *, task: str, autocast: Precision) -> None:
     # A sum is finite only if all its terms are: one cheap pass, and a closer look where it is not.
     finite = None if math.isfinite(float(values.sum())) else values.isfinite().all(1)
     if finite is not None and not finite.all():
-        row = int(places[~finite].min())
+        row = int(rows[~finite].min())
         cure = "check its weights" if autocast == "float32" else f"{autocast} may be too narrow for it"
         raise NumericalError(f"the encoder gives features that are not finite for row {row} of {task!r}; {cure}")
 

@@ -10,7 +10,7 @@ from orthomerge.core.errors import IncompatibleError
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.data.task import Split
+    from orthomerge.data.task import Examples, Split
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,14 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @classmethod
+    def of(cls, values: torch.Tensor, examples: Examples, task: str) -> Features:
+        """Features of some examples, with their labels."""
+        import torch
+
+        labels = None if examples.labels is None else torch.tensor(examples.labels, dtype=torch.int64)
+        return cls(values, task, examples.split, labels)
 
     def take(self, places: torch.Tensor) -> Features:
         """Some rows, in the order given."""

@@ -33,6 +33,18 @@ class Classifier(Protocol):
     def __call__(self, features: torch.Tensor) -> torch.Tensor: ...
 
 
+class Extra(Classifier, Protocol):
+    """What a stock checkpoint cannot hold: a head behind a module, whose tensors are kept beside the model."""
+
+    @property
+    def head(self) -> Head: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    def extra_tensors(self) -> dict[str, torch.Tensor]: ...
+
+
 @dataclass(frozen=True)
 class Linear:
     """An affine map: weight [out, in] and, where there is one, bias [out]."""

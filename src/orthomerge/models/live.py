@@ -9,7 +9,7 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
-from orthomerge.files.memory import MemoryFile
+from orthomerge.files.paths import MemoryFile
 
 
 @dataclass(frozen=True, eq=False)

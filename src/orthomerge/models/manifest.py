@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from orthomerge.core.errors import CheckpointError, nearest, some
-from orthomerge.evaluation.records import Access
+from orthomerge.data.task import Access
 from orthomerge.files.documents import read_json
 from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.ownership import MANIFEST

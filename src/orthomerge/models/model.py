@@ -15,12 +15,11 @@ from orthomerge.core.errors import RecipeError, nearest
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.alignment.aligner import Extra
-    from orthomerge.evaluation.records import Access
+    from orthomerge.data.task import Access
     from orthomerge.models.encoder import Encoder, Mode
     from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.kinds import Prediction
     from orthomerge.models.multihead import MultiHead
     from orthomerge.models.processors import ProcessorSource

@@ -13,8 +13,8 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.models.heads import Head
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.models.family import Family
+    from orthomerge.models.heads import Extra
 
 
 class ClassifierModule(nn.Module):

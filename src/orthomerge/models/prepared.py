@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.data.inputs import Lazy
+from orthomerge.data.task import Lazy
 from orthomerge.models.processing import TextProcessor, batches
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""From inputs to what an encoder reads: texts through the model's tokenizer, images through its processor.
+"""From inputs to what an encoder reads: texts through a tokenizer, images through a processor, in batches.
 
 A digest says which files and options made the numbers, so that features can be cached by content.
 """
@@ -8,33 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.data.inputs import pick
-from orthomerge.files.documents import read_json
-from orthomerge.models.load import quiet
-from orthomerge.models.pixels import PixelProcessor, with_channels
+import numpy as np
+
+from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.data.task import pick
 
 if TYPE_CHECKING:
     import torch
 
     from orthomerge.data.task import Examples, Modality
 
-
-_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
-_TOKENIZER = (*_VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
-_PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
-# These count positions from the padding token's id on.
-_OFFSET = ("roberta", "xlm-roberta", "camembert")
+    Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Processor(Protocol):
-    """Makes a batch of tensors from inputs, a row for each, in their order."""
+    """Makes a batch of tensors from inputs, one row per input, in their order."""
 
     @property
     def modality(self) -> Modality: ...
@@ -48,7 +39,7 @@ class Processor(Protocol):
 class TextProcessor:
     """A tokenizer; texts are cut at `max_length` tokens and padded to the longest of their batch, with a mask.
 
-    `segments`: whether the model has token types.
+    `segments`: whether the model has token types. `files`: digest of the tokenizer's files.
     """
 
     modality: ClassVar[Modality] = "text"
@@ -73,7 +64,7 @@ class TextProcessor:
         return dict(encoded)
 
     def digest(self) -> str:
-        return _hash({"files": self.files, "max_length": self.max_length, "segments": self.segments})
+        return json_digest({"files": self.files, "max_length": self.max_length, "segments": self.segments})
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,7 @@ class ImageProcessor:
     files: str = field(repr=False)
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        images = [with_channels(image, self.channels) for image in inputs]
+        images = [_with_channels(image, self.channels) for image in inputs]
         try:
             encoded = self.processor(images=images, return_tensors="pt", input_data_format="channels_last")
         except ValueError as error:
@@ -96,45 +87,62 @@ class ImageProcessor:
         return dict(encoded)
 
     def digest(self) -> str:
-        return _hash({"files": self.files, "channels": self.channels})
+        return json_digest({"files": self.files, "channels": self.channels})
 
 
-def load_processor(
-    folder: Path | None,
-    *,
-    modality: Modality,
-    max_length: int = 128,
-    config: Mapping[str, Any] | None = None,
-    where: Path | None = None,
-) -> Processor:
-    """The processor that a model's folder holds; `config`: of the model, as in the folder if it is not given. `where`:
-    the folder's name in messages, if it is a copy of another.
+@dataclass(frozen=True)
+class PixelProcessor:
+    """Images in pure torch: resized (bilinear, antialiased, only if they must be), then (pixel / 255 - mean) / std.
 
-    Texts are never longer than the model has positions. Without an image processor one is made from the config: resized
-    to `image_size`, pixels from -1 to 1.
+    `size`: of a square, or height and width. `mean`, `std`: one number, or one per channel. Grey images are repeated
+    over three channels where the model has them.
     """
-    if config is None:
-        there = folder is not None and (folder / "config.json").is_file()
-        config = read_json(folder / "config.json") if folder is not None and there else {}
-    where = where or folder
-    if modality == "text":
-        config = _merged(config, "text_config")
-        if folder is None:
-            raise CheckpointError("there is no tokenizer beside the base or an expert; copy its files to the base")
-        tokenizer = _tokenizer(folder, config, f"{where}")
-        return _limited(tokenizer, config, max_length, f"{where}", _digest_files(folder, _TOKENIZER))
-    return _load_image(folder, _merged(config, "vision_config"), f"{where or 'the model'}")
 
+    modality: ClassVar[Modality] = "image"
+    size: int | tuple[int, int]
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    channels: int = 3
 
-def live_processor(live: Any, config: Mapping[str, Any], *, modality: Modality, max_length: int) -> Processor:
-    """The processor around a tokenizer or image processor in memory."""
-    with TemporaryDirectory() as place:
-        live.save_pretrained(place)
-        digest = _digest_files(Path(place), ("*",))
-    if modality == "text":
-        config = _merged(config, "text_config")
-        return _limited(live, config, max_length, "the live model", digest)
-    return ImageProcessor(live, _merged(config, "vision_config").get("num_channels", 3), digest)
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3) or min(self.height_and_width) < 1:
+            raise RecipeError(f"images must have 1 or 3 channels and a size, got {self.channels} and {self.size}")
+        wrong = len(self.mean) not in (1, self.channels) or len(self.std) not in (1, self.channels)
+        if wrong or min(self.std) <= 0:
+            raise RecipeError(
+                f"'mean' and 'std' must have 1 or {self.channels} numbers, std above 0, got {self.mean} and {self.std}"
+            )
+
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        import torch
+
+        # Grey images stay grey until after resizing: a third of the work.
+        images = [_with_channels(image, 1 if np.ndim(image) == 2 else self.channels) for image in inputs]
+        if len({image.shape for image in images}) == 1:
+            scaled = self._scaled(np.stack(images))
+        else:
+            scaled = torch.cat([self._scaled(image[None]).expand(1, self.channels, -1, -1) for image in images])
+        mean, std = (torch.tensor(numbers).view(1, -1, 1, 1) for numbers in (self.mean, self.std))
+        values = (scaled - mean) / std
+        return {"pixel_values": values.expand(-1, self.channels, -1, -1).contiguous()}
+
+    def digest(self) -> str:
+        return json_digest(["pixels", asdict(self)])
+
+    def _scaled(self, images: Pixels) -> torch.Tensor:
+        """[N, H, W, C] in bytes to [N, C, height, width] from 0 to 1."""
+        import torch
+
+        scaled = torch.from_numpy(images).permute(0, 3, 1, 2).to(torch.float32) / 255
+        if tuple(scaled.shape[2:]) != self.height_and_width:
+            scaled = torch.nn.functional.interpolate(
+                scaled, self.height_and_width, mode="bilinear", antialias=True, align_corners=False
+            )
+        return scaled
 
 
 def batches(
@@ -151,6 +159,11 @@ def batches(
     return _batches(examples.inputs, processor, size, places)
 
 
+def json_digest(content: Mapping[str, Any] | list[Any]) -> str:
+    """The hash of a JSON document."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _batches(
     inputs: Sequence[Any], processor: Processor, size: int, places: Sequence[int]
 ) -> Iterator[dict[str, torch.Tensor]]:
@@ -163,105 +176,16 @@ def _batches(
         yield batch
 
 
-def _tokenizer(folder: Path, config: Mapping[str, Any], where: str) -> Any:
-    if not _matching(folder, _VOCABULARIES):
-        # transformers would make a tokenizer that knows no word.
-        raise CheckpointError(
-            f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
-            "copy the tokenizer's files from the base"
-        )
-    _refuse_code(folder / "tokenizer_config.json", "AutoTokenizer")
-    with quiet():
-        from transformers import AutoConfig, AutoTokenizer
-
-        options: dict[str, Any] = {}
-        if not (folder / "config.json").is_file() and "model_type" in config:
-            named = {key: config[key] for key in ("tokenizer_class",) if key in config}
-            options["config"] = AutoConfig.for_model(config["model_type"], **named)  # which class of tokenizer it is
-        try:
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
-        except Exception as error:  # of whatever class: each kind of tokenizer has its own
-            raise CheckpointError(f"transformers cannot load the tokenizer of {where}: {error}") from error
-
-
-def _limited(tokenizer: Any, config: Mapping[str, Any], max_length: int, where: str, digest: str) -> TextProcessor:
-    """A tokenizer that makes no text longer than the model has positions."""
-    if tokenizer.pad_token is None:
-        raise CheckpointError(f"the tokenizer of {where} has no padding token, so that texts cannot share a batch")
-    rows = config.get("vocab_size")
-    if isinstance(rows, int) and len(tokenizer) > rows:
+def _with_channels(image: Any, channels: int) -> Pixels:
+    """An image [H, W] or [H, W, C] as [H, W, channels]; grey is repeated, colour is never thrown away."""
+    pixels = np.asarray(image)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        raise IncompatibleError(f"an image must be uint8 [H, W] or [H, W, 3], got {pixels.dtype} {list(pixels.shape)}")
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    if pixels.shape[2] == 1 and channels > 1:
+        pixels = np.repeat(pixels, channels, axis=2)
+    if pixels.shape[2] != channels:
         raise IncompatibleError(
-            f"the tokenizer of {where} knows {len(tokenizer)} tokens, but its model has {rows}; it is another model's"
+            f"the model reads images with {channels} channel{'s' * (channels > 1)}, got {pixels.shape[2]}"
         )
-    longest = min(max_length, tokenizer.model_max_length, _positions(config))
-    if longest <= tokenizer.num_special_tokens_to_add():
-        raise RecipeError(f"'max_length' must leave room for a text beside the special tokens, got {longest}")
-    types = config.get("type_vocab_size")
-    segments = "token_type_ids" in tokenizer.model_input_names and (
-        not config or (isinstance(types, int) and types > 1)
-    )
-    return TextProcessor(tokenizer, longest, segments, digest)
-
-
-def _load_image(folder: Path | None, config: Mapping[str, Any], where: str) -> ImageProcessor | PixelProcessor:
-    channels = config.get("num_channels", 3)
-    nested = (
-        folder is not None and (folder / _PROCESSOR).is_file() and "image_processor" in read_json(folder / _PROCESSOR)
-    )
-    if folder is None or (not nested and not (folder / _PREPROCESSOR).is_file()):
-        size = config.get("image_size")
-        if not isinstance(size, int | list):
-            raise CheckpointError(
-                f"{where} says nothing about its images: it needs {_PREPROCESSOR}, or a config with 'image_size'"
-            )
-        return PixelProcessor(size if isinstance(size, int) else (size[0], size[1]), channels=channels)
-    for name in (_PREPROCESSOR, _PROCESSOR):
-        _refuse_code(folder / name, "AutoImageProcessor")
-    with quiet():
-        from transformers import AutoImageProcessor
-
-        try:
-            # Pillow's resizing, not torchvision's: that one need not be installed, and gives other numbers.
-            processor = AutoImageProcessor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_fast=False
-            )
-        except Exception as error:  # as above
-            raise CheckpointError(f"transformers cannot load the image processor of {where}: {error}") from error
-    return ImageProcessor(processor, channels, _digest_files(folder, (_PREPROCESSOR, _PROCESSOR)))
-
-
-def _refuse_code(path: Path, kind: str) -> None:
-    """Refuse a tokenizer or processor that asks for Python code of its own."""
-    asked = read_json(path).get("auto_map") if path.is_file() else None
-    if isinstance(asked, Mapping) and kind in asked:
-        raise CheckpointError(
-            f"{path} asks to run code that came with it ('auto_map': {asked[kind]!r:.80}), which is never done; if the "
-            "stock class does the same, take 'auto_map' out of the file, else copy the files of one from the base"
-        )
-
-
-def _positions(config: Mapping[str, Any]) -> int:
-    """How many tokens a model has positions for; very many where positions are relative."""
-    positions = config.get("max_position_embeddings")
-    if not isinstance(positions, int) or positions < 1:
-        return 1 << 30
-    return positions - (config.get("pad_token_id", 1) + 1 if config.get("model_type") in _OFFSET else 0)
-
-
-def _merged(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    nested = config.get(part)
-    return {**config, **nested} if isinstance(nested, dict) else config
-
-
-def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    return sorted(
-        path for path in folder.glob("*") if path.is_file() and any(fnmatchcase(path.name, p) for p in patterns)
-    )
-
-
-def _digest_files(folder: Path, patterns: tuple[str, ...]) -> str:
-    return _hash({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in _matching(folder, patterns)})
-
-
-def _hash(options: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+    return pixels

@@ -6,20 +6,25 @@ are those that were checked.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import CheckpointError
-from orthomerge.files.documents import parse_json
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.files.documents import parse_json, read_json
 from orthomerge.files.hashing import is_digest_of
 from orthomerge.files.links import contained
 from orthomerge.files.paths import RawFile
+from orthomerge.models.load import quiet
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor, json_digest
 
 if TYPE_CHECKING:
+    from orthomerge.data.task import Modality
     from orthomerge.models.processing import Processor
 
 
@@ -31,6 +36,11 @@ COMPANIONS = (
 )  # fmt: skip
 DEFAULT_LENGTH = 128  # tokens per text where a head does not say
 _MOST_BYTES = 64 << 20
+_VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
+_TOKENIZER = (*_VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+_PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+# These count positions from the padding token's id on.
+_OFFSET = ("roberta", "xlm-roberta", "camembert")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,23 +72,18 @@ class ProcessorSource:
         return {}
 
     def processor(self, max_length: int | None = None) -> Processor:
-        """What makes batches of inputs; texts have at most so many tokens."""
-        from orthomerge.models.processing import live_processor, load_processor
+        """What makes batches of inputs; texts have at most so many tokens, and never more than the model has positions.
 
+        Without an image processor one is made from the config: resized to `image_size`, pixels from -1 to 1.
+        """
         if self.modality not in ("text", "image"):
             raise CheckpointError("a module of your own has no processor that is known here; process inputs yourself")
         length = max_length or DEFAULT_LENGTH
         if length not in self._loaded:
-            modality: Any = self.modality
-            if self.live is not None:
-                self._loaded[length] = live_processor(self.live, self.config, modality=modality, max_length=length)
-            else:
-                with TemporaryDirectory(prefix="orthomerge-") as place:
-                    self.write(Path(place))
-                    folder = Path(place) if self.folder is not None else None
-                    self._loaded[length] = load_processor(
-                        folder, modality=modality, max_length=length, config=self.config, where=self.folder
-                    )
+            with TemporaryDirectory(prefix="orthomerge-") as place:
+                self.write(Path(place))
+                text = self.modality == "text"
+                self._loaded[length] = self._text(Path(place), length) if text else self._image(Path(place))
         return self._loaded[length]
 
     def write(self, folder: Path) -> list[str]:
@@ -92,6 +97,53 @@ class ProcessorSource:
         for name in self.files:
             (folder / name).write_bytes(_content(self.folder / name, self.folder, self.hashes.get(name)))
         return list(self.files)
+
+    def _text(self, copy: Path, max_length: int) -> TextProcessor:
+        """The tokenizer whose files are in `copy`."""
+        config, where = _nested(self.config, "text_config"), f"{self.folder or 'the live model'}"
+        if self.live is None and self.folder is None:
+            raise CheckpointError("there is no tokenizer beside the base or an expert; copy its files to the base")
+        tokenizer = self.live if self.live is not None else _load_tokenizer(copy, config, where)
+        if tokenizer.pad_token is None:
+            raise CheckpointError(f"the tokenizer of {where} has no padding token, so that texts cannot share a batch")
+        rows = config.get("vocab_size")
+        if isinstance(rows, int) and len(tokenizer) > rows:
+            raise IncompatibleError(
+                f"the tokenizer of {where} knows {len(tokenizer)} tokens, but its model has {rows}; it is another "
+                "model's"
+            )
+        longest = min(max_length, tokenizer.model_max_length, _positions(config))
+        if longest <= tokenizer.num_special_tokens_to_add():
+            raise RecipeError(f"'max_length' must leave room for a text beside the special tokens, got {longest}")
+        types = config.get("type_vocab_size")
+        segments = "token_type_ids" in tokenizer.model_input_names and (
+            not config or (isinstance(types, int) and types > 1)
+        )
+        digest = _digest_files(copy, _TOKENIZER if self.live is None else ("*",))
+        return TextProcessor(tokenizer, longest, segments, digest)
+
+    def _image(self, copy: Path) -> ImageProcessor | PixelProcessor:
+        """The image processor whose files are in `copy`, or one by the config."""
+        config, where = _nested(self.config, "vision_config"), f"{self.folder or 'the model'}"
+        channels = config.get("num_channels", 3)
+        if self.live is not None:
+            return ImageProcessor(self.live, channels, _digest_files(copy, ("*",)))
+        nested = (copy / _PROCESSOR).is_file() and "image_processor" in read_json(copy / _PROCESSOR)
+        if nested or (copy / _PREPROCESSOR).is_file():
+            digest = _digest_files(copy, (_PREPROCESSOR, _PROCESSOR))
+            return ImageProcessor(_load_image_processor(copy, where), channels, digest)
+        size = config.get("image_size")
+        if not isinstance(size, int | list):
+            raise CheckpointError(
+                f"{where} says nothing about its images: it needs {_PREPROCESSOR}, or a config with 'image_size'"
+            )
+        return PixelProcessor(size if isinstance(size, int) else (size[0], size[1]), channels=channels)
+
+
+def load_processor(folder: Path, *, modality: Modality, max_length: int = DEFAULT_LENGTH) -> Processor:
+    """The processor that a model's folder holds."""
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return ProcessorSource.of([folder], modality, config).processor(max_length)
 
 
 def companions(folder: Path | None) -> list[Path]:
@@ -127,3 +179,62 @@ def _checked(path: Path, folder: Path) -> Path:
             "processor: fetch it again, or remove it"
         )
     return path
+
+
+def _load_tokenizer(folder: Path, config: Mapping[str, Any], where: str) -> Any:
+    if not _matching(folder, _VOCABULARIES):
+        # transformers would make a tokenizer that knows no word.
+        raise CheckpointError(
+            f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
+            "copy the tokenizer's files from the base"
+        )
+    with quiet():
+        from transformers import AutoConfig, AutoTokenizer
+
+        try:
+            options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+            if "model_type" in config:  # which class of tokenizer it is
+                named = {key: config[key] for key in ("tokenizer_class",) if key in config}
+                options["config"] = AutoConfig.for_model(config["model_type"], **named)
+            return AutoTokenizer.from_pretrained(folder, **options)
+        except Exception as error:  # of whatever class: each kind of tokenizer has its own
+            raise CheckpointError(f"transformers cannot load the tokenizer of {where}: {error}") from error
+
+
+def _load_image_processor(folder: Path, where: str) -> Any:
+    with quiet():
+        from transformers import AutoImageProcessor
+
+        try:
+            # Pillow's resizing, not torchvision's: that one need not be installed, and gives other numbers.
+            return AutoImageProcessor.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, use_fast=False
+            )
+        except Exception as error:  # as above
+            raise CheckpointError(f"transformers cannot load the image processor of {where}: {error}") from error
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    """How many tokens a model has positions for; very many where positions are relative."""
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int) or positions < 1:
+        return 1 << 30
+    return positions - (config.get("pad_token_id", 1) + 1 if config.get("model_type") in _OFFSET else 0)
+
+
+def _nested(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """A config with the keys of one of its towers, if it has towers."""
+    inner = config.get(part)
+    return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    return sorted(
+        path for path in folder.glob("*") if path.is_file() and any(fnmatchcase(path.name, p) for p in patterns)
+    )
+
+
+def _digest_files(folder: Path, patterns: tuple[str, ...]) -> str:
+    return json_digest(
+        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in _matching(folder, patterns)}
+    )

@@ -25,8 +25,8 @@ from orthomerge.models.tensors import ContentHash, FileTensors
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.models.family import Family
+    from orthomerge.models.heads import Extra
 
 
 _FACTS = ("method", "seed", "vector", "notes", "fit", "alignment", "evaluation")

@@ -9,8 +9,8 @@ from orthomerge.models.heads import Head
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.alignment.aligner import Extra
     from orthomerge.models.family import Family
+    from orthomerge.models.heads import Extra
 
 
 # Number of layers -> what stands before `weight` and `bias` of each, first to last.

@@ -1,1 +1,1 @@
-"""Records, and what was found out about them, as tables, figures and one page. Nothing here ever sees a model."""
+"""Records and a diagnosis as one HTML page, figures and tables; sees no model."""

@@ -11,10 +11,10 @@ from orthomerge.analysis import diagnosis as diagnoses
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.core.errors import CheckpointError
 from orthomerge.evaluation import run_info as runinfo
-from orthomerge.evaluation.comparisons import Comparison, read_comparisons
-from orthomerge.evaluation.notes import read_notes
+from orthomerge.evaluation.comparisons import Comparison
 from orthomerge.evaluation.records import Record, read_records
 from orthomerge.evaluation.run_info import RunInfo
+from orthomerge.evaluation.running import read_comparisons, read_notes
 from orthomerge.models.manifest import read_manifest
 
 

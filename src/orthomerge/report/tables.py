@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orthomerge.core.table import Table, Value, csv_text
+from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison
-from orthomerge.evaluation.records import Access, Record
+from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
 
 REFERENCES = ("expert", "base", "mtl")  # no merges: what merges are measured by

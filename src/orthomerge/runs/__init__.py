@@ -1,1 +1,1 @@
-"""A run from one recipe: merge, align, evaluate, diagnose, report; and sweeps over such runs."""
+"""Recipes, a store of results by content, the driver of a run, sweeps."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orthomerge.analysis.commands import suggested_commands
-from orthomerge.analysis.looks_of import looks_of, wants_scales
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.scale import search_scale
 from orthomerge.core.progress import Progress
@@ -21,6 +20,7 @@ from orthomerge.models.experts import Experts
 from orthomerge.models.model import Model
 from orthomerge.runs.digests import digest_of
 from orthomerge.runs.evaluation import section_of
+from orthomerge.runs.looks_of import looks_of, wants_scales
 from orthomerge.runs.recipe import Recipe
 
 if TYPE_CHECKING:

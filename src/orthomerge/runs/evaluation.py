@@ -9,7 +9,6 @@ from orthomerge.api.evaluate import Reference, evaluate
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import Progress
 from orthomerge.core.version import VERSION
-from orthomerge.evaluation.protocols_of import protocols_of
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.running import FILES, drop_stale
 from orthomerge.models.encoding import Encoding
@@ -18,6 +17,7 @@ from orthomerge.models.model import Model
 from orthomerge.runs.blocks import Evaluate
 from orthomerge.runs.digests import Digests, digest_of
 from orthomerge.runs.models import Places, merge_key, output_digest
+from orthomerge.runs.protocols_of import protocols_of
 from orthomerge.runs.recipe import Recipe
 
 RECORDS = "records.jsonl"

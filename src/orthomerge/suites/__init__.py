@@ -1,0 +1,1 @@
+"""Named benchmarks: base, experts and tasks under one name."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import PixelProcessor
 from orthomerge.suites.building import experts_root, make_both, make_experts, pretrained_vit
 from orthomerge.suites.digit_tasks import digit_tasks
 from orthomerge.suites.suite import Suite

@@ -9,8 +9,6 @@ What lies in FOLDER/experts, a folder TASK or a file TASK.pth, is used instead o
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,17 +19,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, some
-from orthomerge.data.lines import stream
 from orthomerge.data.raw import Problems
 from orthomerge.data.reading import read_task
+from orthomerge.data.rows import records
 from orthomerge.data.sampling import stratified
 from orthomerge.data.task import Examples, Modality, Split, Task
 from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.files.ownership import SUITE, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.models.processing import TextProcessor, load_processor
-from orthomerge.models.processors import COMPANIONS
+from orthomerge.models.processing import TextProcessor
+from orthomerge.models.processors import COMPANIONS, load_processor
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES
@@ -218,20 +216,15 @@ def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> Examples:
     problems = Problems(path)
     texts: list[str] = []
     places: list[int] = []
-    try:
-        with stream(path) as file:
-            reader = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), strict=True)
-            for row in filter(None, reader):
-                place = int(row[0]) - 1 if row[0].isdecimal() else -1
-                if not 0 <= place < len(labels):
-                    problems.add(f"line {reader.line_num} must begin with 1 to {len(labels)}, got {row[0][:40]!r}")
-                elif len(row) < 3 or not row[2]:
-                    problems.add(f"line {reader.line_num} has no text in its third column")
-                else:
-                    texts.append(row[2])
-                    places.append(place)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not a sound csv file in UTF-8: {error}") from error
+    for number, row in records(path):
+        place = int(row[0]) - 1 if row[0].isdecimal() else -1
+        if not 0 <= place < len(labels):
+            problems.add(f"line {number} must begin with 1 to {len(labels)}, got {row[0][:40]!r}")
+        elif len(row) < 3 or not row[2]:
+            problems.add(f"line {number} has no text in its third column")
+        else:
+            texts.append(row[2])
+            places.append(place)
     problems.check()
     if not texts:
         raise CheckpointError(f"{path} is empty: it has no rows")

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.api.fit import fit
-from orthomerge.api.merge import merge_opened
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.subject import Subject
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.feature_cache import FeatureCache

@@ -18,8 +18,7 @@ from orthomerge.data.reading import read_task
 from orthomerge.files.opening import locate
 from orthomerge.files.ownership import SUITE, write_marker
 from orthomerge.files.publish import publish
-from orthomerge.models.processing import load_processor
-from orthomerge.models.processors import COMPANIONS
+from orthomerge.models.processors import COMPANIONS, load_processor
 from orthomerge.suites.building import data_file, experts_root, make_both, make_experts
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orthomerge.data.reading import read_task
-from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import PixelProcessor
 from orthomerge.suites.building import data_file, experts_root, make_both, make_experts, pretrained_vit
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import SUITES

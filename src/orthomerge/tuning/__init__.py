@@ -1,0 +1,1 @@
+"""Fine-tuning: how experts are made."""

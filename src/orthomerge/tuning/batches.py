@@ -10,9 +10,8 @@ import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.seeds import derive
-from orthomerge.models.pixels import PixelProcessor
 from orthomerge.models.prepared import Batch, Part, Pool
-from orthomerge.models.processing import ImageProcessor, TextProcessor
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples, Task

@@ -13,7 +13,7 @@ import torch
 
 from orthomerge.data.task import Examples, Modality
 from orthomerge.models.load import quiet
-from orthomerge.models.pixels import PixelProcessor
+from orthomerge.models.processing import PixelProcessor
 
 
 @dataclass

@@ -15,12 +15,12 @@ import torch
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Modality
-from orthomerge.models.extract import device_of, encode, extract
+from orthomerge.models.extract import _order, device_of, extract
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.family import Family
 from orthomerge.models.features import Features
 from orthomerge.models.generic import generic
-from orthomerge.models.processing import load_processor
+from orthomerge.models.processors import load_processor
 
 BERT, VIT = FAMILIES["bert"], FAMILIES["vit"]
 
@@ -35,14 +35,12 @@ def by_hand(encoder: torch.nn.Module, family: Family, pooling: str, examples: Ex
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("by_length", [True, False])
 @pytest.mark.parametrize("batch", [1, 5, 22, 23, 64])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "pooler"])
 def test_texts_equal_a_loop_by_hand(
-    bert: torch.nn.Module, texts: Examples, words: Any, pooling: str, batch: int, by_length: bool
+    bert: torch.nn.Module, texts: Examples, words: Any, pooling: str, batch: int
 ) -> None:
-    options: dict[str, Any] = {"batch": batch, "by_length": by_length, "device": "cpu"}
-    found = extract(bert, BERT, pooling, texts, words, task="film", **options)
+    found = extract(bert, BERT, pooling, texts, words, task="film", batch=batch, device="cpu")
     expected = by_hand(bert, BERT, pooling, texts, words)
     assert (found.task, found.split, found.values.dtype) == ("film", "test", torch.float32)
     torch.testing.assert_close(found.values, expected, atol=1e-5, rtol=0)
@@ -70,27 +68,25 @@ def test_images_equal_a_loop_by_hand(
     assert (found.labels, found.split, len(found)) == (None, "train", 11)
 
 
-def test_texts_of_like_length_go_together_and_the_longest_first(
-    bert: torch.nn.Module, texts: Examples, words: Any
+def test_the_longest_texts_come_first_and_images_as_they_are(
+    texts: Examples, words: Any, images: Examples, pixels: Any
 ) -> None:
-    def lengths(by_length: bool) -> list[list[int]]:
-        parts = encode(bert, BERT, "cls", texts, words, task="film", batch=5, device="cpu", by_length=by_length)
-        return [[len(texts.inputs[place]) for place in places.tolist()] for places, _ in parts]
-
-    together = [length for part in lengths(True) for length in part]
-    assert together == sorted(together, reverse=True)
-    assert lengths(False) == [[len(text) for text in texts.inputs[start : start + 5]] for start in range(0, 23, 5)]
+    order = _order(texts, words)
+    lengths = [len(texts.inputs[place]) for place in order]
+    assert (lengths, sorted(order)) == (sorted(lengths, reverse=True), list(range(23)))
+    assert _order(images, pixels) == list(range(11))
 
 
-def test_two_encoders_are_walked_side_by_side(bert: torch.nn.Module, texts: Examples, words: Any) -> None:
-    def parts(pooling: str) -> Any:
-        return encode(bert, BERT, pooling, texts, words, task="film", batch=7, device="cpu")
+class Stopping:
+    """A processor during which somebody presses Ctrl-C."""
 
-    seen: list[int] = []
-    for (one, _), (other, _) in zip(parts("cls"), parts("mean"), strict=True):
-        assert one.tolist() == other.tolist()
-        seen += one.tolist()
-    assert sorted(seen) == list(range(23))
+    modality: ClassVar[Modality] = "text"
+
+    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        raise KeyboardInterrupt
+
+    def digest(self) -> str:
+        return "none"
 
 
 def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(
@@ -107,18 +103,9 @@ def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(
     (gradient,) = torch.autograd.grad(torch.nn.functional.linear(found.values, weight).sum(), weight)
     assert gradient.shape == weight.shape
 
-    def stop(count: int) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        extract(bert, BERT, "cls", texts, words, task="film", device="cpu", progress=stop)
+        extract(bert, BERT, "cls", texts, Stopping(), task="film", device="cpu")
     assert [module.training for module in bert.modules()] == before
-
-
-def test_progress_counts_every_example(bert: torch.nn.Module, texts: Examples, words: Any) -> None:
-    told: list[int] = []
-    extract(bert, BERT, "cls", texts, words, task="film", batch=10, device="cpu", progress=told.append)
-    assert told == [10, 10, 3]
 
 
 def test_an_encoder_may_be_a_function(vit: torch.nn.Module, images: Examples, pixels: Any) -> None:
@@ -228,7 +215,7 @@ def test_out_of_memory_says_what_to_do() -> None:
 
 
 def test_a_lost_example_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orthomerge.models.extract._order", lambda examples, processor, by_length: list(range(6)))
+    monkeypatch.setattr("orthomerge.models.extract._order", lambda examples, processor: list(range(6)))
     with pytest.raises(AssertionError, match="6 of 7 examples of 'toy' were encoded"):
         run(lambda x: x)
 
@@ -268,13 +255,10 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("by_length", [True, False])
 @pytest.mark.parametrize("batch", [1, 2, 4, 64])
-def test_a_gpu_gives_the_same(bert: torch.nn.Module, texts: Examples, words: Any, batch: int, by_length: bool) -> None:
+def test_a_gpu_gives_the_same(bert: torch.nn.Module, texts: Examples, words: Any, batch: int) -> None:
     whole = extract(bert, BERT, "mean", texts, words, task="film", device="cpu")
-    told: list[int] = []
-    options: dict[str, Any] = {"batch": batch, "by_length": by_length, "progress": told.append}
-    found = extract(bert, BERT, "mean", texts, words, task="film", device="auto", **options)
+    features = extract(bert, BERT, "mean", texts, words, task="film", device="auto", batch=batch)
     bert.cpu()
-    assert (found.values.device.type, found.values.is_pinned(), sum(told)) == ("cpu", False, 23)
-    torch.testing.assert_close(found.values, whole.values, atol=1e-5, rtol=0)
+    assert (features.values.device.type, features.values.is_pinned()) == ("cpu", False)
+    torch.testing.assert_close(features.values, whole.values, atol=1e-5, rtol=0)

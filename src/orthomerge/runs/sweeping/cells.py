@@ -24,8 +24,8 @@ from orthomerge.runs.line import checked_experts
 from orthomerge.runs.recipe import Recipe
 
 if TYPE_CHECKING:
-    from orthomerge.data.task import Split
-    from orthomerge.evaluation.records import Access, Way
+    from orthomerge.data.task import Access, Split
+    from orthomerge.evaluation.records import Way
 
 
 _REFERENCES = ("base", "expert")

@@ -23,12 +23,11 @@ from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.core.schema import build
 from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
-from orthomerge.evaluation.comparisons import compare_run
 from orthomerge.evaluation.notes import contamination_notes
 from orthomerge.evaluation.records import Record, write_records, write_whole
 from orthomerge.evaluation.run_info import FILE as INFO
 from orthomerge.evaluation.run_info import RunInfo, write_info
-from orthomerge.evaluation.running import Run, put_records, write_derived
+from orthomerge.evaluation.running import Run, compare_run, put_records, write_derived
 from orthomerge.evaluation.tables import lines
 from orthomerge.files.ownership import LOCAL, MANIFEST, why_not_ours
 from orthomerge.files.publish import check_room

@@ -1,4 +1,4 @@
-"""Points in the plane: turned onto each other, the same for one seed, and defined for inputs that say nothing."""
+"""Points in the plane: rotated onto each other, the same for one seed, and defined for constant inputs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from PIL import Image
 from tests.alignment.toys import HEADS, head_of, linear_head, random
 
 from orthomerge.alignment.folding import first_map, logits_from, read_by
-from orthomerge.analysis.embedding import chosen_inputs, embed, moved, turned, view_of
-from orthomerge.analysis.naming import keyed
-from orthomerge.analysis.thumbnails import short_text, thumbnails
+from orthomerge.analysis.figures import figure_key
+from orthomerge.analysis.looks import chosen_inputs
+from orthomerge.analysis.points import embed, moved, rotated, short_text, thumbnails
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.heads import Head, Linear
 
@@ -44,12 +44,12 @@ def test_few_inputs_and_inputs_that_are_all_the_same() -> None:
         embed(torch.full((9, 3), math.nan))
 
 
-def test_turned_undoes_a_turn_and_a_mirror() -> None:
+def test_a_rotation_and_a_mirror_are_undone() -> None:
     onto = random(20, 2, seed=1).double().numpy()
     onto -= onto.mean(0)
     angle = 2.2
     A = np.array([[math.cos(angle), -math.sin(angle)], [-math.sin(angle), -math.cos(angle)]])
-    np.testing.assert_allclose(turned(onto @ A, onto), onto, atol=1e-9)
+    np.testing.assert_allclose(rotated(onto @ A, onto=onto), onto, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -92,13 +92,6 @@ def test_some_inputs_keep_the_shares_of_classes() -> None:
     np.testing.assert_array_equal(chosen_inputs(labels, 100, most=200, seed=0), np.arange(100))
     assert len(chosen_inputs(None, 100, most=7, seed=0)) == 7
     assert len(chosen_inputs(np.zeros(100, dtype=np.int64), 100, most=7, seed=0)) == 7
-    with pytest.raises(RecipeError, match="at least one input must be shown"):
-        chosen_inputs(None, 3, most=0, seed=0)
-
-
-def test_a_view() -> None:
-    view = view_of("merged", np.array([[1.23456, 2.0]]), torch.tensor([3]), accuracy=0.5)
-    assert (view.title, view.x, view.y, view.predicted) == ("merged (50.0 %)", (1.235,), (2.0,), (3,))
 
 
 def test_pictures_are_small_and_within_their_budget() -> None:
@@ -130,6 +123,6 @@ def test_texts_are_cut() -> None:
 
 def test_keys_are_plain_and_told_apart() -> None:
     names = ("SST-2", "sst 2", "<b>", "été")
-    found = [keyed("tsne", name, among=names) for name in names]
+    found = [figure_key("tsne", name, among=names) for name in names]
     assert found == ["tsne-sst-2-1", "tsne-sst-2-2", "tsne-b", "tsne-t"]
-    assert keyed("tsne", "日本", among=("日本",)) == "tsne-task-1"
+    assert figure_key("tsne", "日本", among=("日本",)) == "tsne-task-1"

@@ -23,11 +23,12 @@ from orthomerge.core.errors import IncompatibleError, RecipeError, some
 Name = TypeVar("Name", bound=Hashable)
 
 _MOST = 1 << 22  # multinomial counts held at once
+_QUANTILES = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over tasks of the difference in accuracy, its interval, standard error and two-sided p-value."""
+    """Mean over tasks of the difference in accuracy, its 95 % interval, standard error and two-sided p-value."""
 
     estimate: float
     low: float
@@ -79,36 +80,17 @@ def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def bootstrap(
-    first: Mapping[str, ArrayLike],
-    second: Mapping[str, ArrayLike],
-    *,
-    resamples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> Difference:
-    """Paired bootstrap of the difference of mean accuracy, items resampled within each task.
+    first: Mapping[str, ArrayLike], second: Mapping[str, ArrayLike], *, resamples: int = 10_000, seed: int = 0
+) -> tuple[Difference, dict[str, Difference]]:
+    """Paired bootstrap of the difference of mean accuracy, and of every task's; items are resampled within each task.
 
     With several seeds both factors are resampled, seeds for all tasks together and items per task, each pair keeping
     its place. Inputs on which the methods did the same under every seed are interchangeable, so counts of such groups
     are drawn (multinomial) instead of inputs. `error` is the standard deviation over resamples, but not below Agresti
     and Min's, which is positive even where the methods never differ.
     """
-    return bootstrap_by_task(first, second, resamples=resamples, confidence=confidence, seed=seed)[0]
-
-
-def bootstrap_by_task(
-    first: Mapping[str, ArrayLike],
-    second: Mapping[str, ArrayLike],
-    *,
-    resamples: int = 10_000,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> tuple[Difference, dict[str, Difference]]:
-    """What `bootstrap` says of the mean, and of every task, from the same resamples."""
     if resamples < 100:
         raise RecipeError(f"'resamples' must be at least 100, got {resamples}")
-    if not 0 < confidence < 1:
-        raise RecipeError(f"'confidence' must be in (0, 1), got {confidence}")
     tables = _tables(first, second)
     seeds = max(len(table) for table in tables.values())
     generator = np.random.default_rng(seed)
@@ -117,14 +99,15 @@ def bootstrap_by_task(
         task: _resampled(np.broadcast_to(table, (seeds, table.shape[1])), weights, generator)
         for task, table in tables.items()
     }
+    variances = {task: _variance(table) for task, table in tables.items()}
     by_task = {
-        task: _difference(float(table.mean()), draws[task], math.sqrt(_variance(table)), confidence)
+        task: _difference(float(table.mean()), draws[task], math.sqrt(variances[task]))
         for task, table in tables.items()
     }
     mean = math.fsum(gap.estimate for gap in by_task.values()) / len(tables)
-    floor = math.sqrt(math.fsum(_variance(table) for table in tables.values())) / len(tables)
+    floor = math.sqrt(math.fsum(variances.values())) / len(tables)
     total: NDArray[np.float64] = np.sum(list(draws.values()), axis=0)
-    return _difference(mean, total / len(tables), floor, confidence), by_task
+    return _difference(mean, total / len(tables), floor), by_task
 
 
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
@@ -156,25 +139,8 @@ def tost(difference: Difference, *, margin: float = 0.005, alpha: float = 0.05) 
     )
 
 
-def contamination(
-    expert_test: float, expert_val: float, *, margin: float = 0.05, task: str | None = None
-) -> str | None:
-    """A warning where an expert is suspiciously better on test than on validation data; None where it is not."""
-    for name, value in {"expert_test": expert_test, "expert_val": expert_val}.items():
-        if not 0 <= value <= 1:
-            raise RecipeError(f"{name!r} must be a share in [0, 1], got {value}")
-    gap = expert_test - expert_val
-    if gap <= margin:
-        return None
-    whose = "the expert" if task is None else f"the expert of {task!r}"
-    return (
-        f"{whose} scores {100 * expert_test:.1f} on test but {100 * expert_val:.1f} on validation data, "
-        f"{100 * gap:.1f} points less (more than {100 * margin:g}): it may have been trained on the test inputs"
-    )
-
-
-def _difference(estimate: float, draws: NDArray[np.float64], floor: float, confidence: float) -> Difference:
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+def _difference(estimate: float, draws: NDArray[np.float64], floor: float) -> Difference:
+    low, high = np.quantile(draws, _QUANTILES)
     tail = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
     return Difference(
         estimate=estimate,

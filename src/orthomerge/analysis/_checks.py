@@ -1,4 +1,4 @@
-"""Checks that several measures share: rows that belong together, and numbers that are numbers."""
+"""Checks that measures of features share: matrices of finite numbers whose rows belong together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 
-def whole(values: torch.Tensor, *, what: str, least: int = 1) -> torch.Tensor:
+def checked(values: torch.Tensor, *, what: str, least: int = 1) -> torch.Tensor:
     """Features [n, d] in float64: a matrix of at least `least` rows, all finite."""
     if values.ndim != 2 or not values.shape[1]:
         raise IncompatibleError(f"{what} must be [n, d], got {list(values.shape)}")
@@ -22,11 +22,11 @@ def whole(values: torch.Tensor, *, what: str, least: int = 1) -> torch.Tensor:
     return values.double()
 
 
-def matched(
+def paired(
     one: torch.Tensor, other: torch.Tensor, *, what: str, least: int = 1, same_width: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both in float64, a row of each for every input."""
-    first, second = whole(one, what=what, least=least), whole(other, what=what, least=least)
+    """Both in float64, one row of each per input."""
+    first, second = checked(one, what=what, least=least), checked(other, what=what, least=least)
     if len(first) != len(second) or (same_width and first.shape != second.shape):
         raise IncompatibleError(
             f"{what} must be of the same inputs{' and as wide' if same_width else ''}, "

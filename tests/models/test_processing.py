@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.data.inputs import Lazy, pick
-from orthomerge.data.task import Examples
-from orthomerge.models.pixels import PixelProcessor
-from orthomerge.models.processing import ImageProcessor, Processor, TextProcessor, batches, load_processor
+from orthomerge.data.task import Examples, Lazy, pick
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, batches
+from orthomerge.models.processors import load_processor
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "very", "not"]
 BERT = {"model_type": "bert", "vocab_size": 20, "max_position_embeddings": 40, "type_vocab_size": 2}

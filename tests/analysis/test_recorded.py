@@ -1,4 +1,4 @@
-"""What records, searches and manifests tell: curves over shots and scales, losses, coefficients, masks."""
+"""Figures from records, searches and manifests: curves over shots and scales, losses, coefficients, masks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from tests.alignment.toys import random
 from tests.analysis.test_conflict import vectors
 
 from orthomerge.analysis.figures import Heat
-from orthomerge.analysis.fits import coefficient_figure, fit_figures, loss_figures
-from orthomerge.analysis.masks import masked, masking_figure, masking_rates, start_masking
-from orthomerge.analysis.sensitivity import scale_figure, shots_figure
-from orthomerge.analysis.witnesses import recorded_name, recorded_witnesses
-from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.analysis.masks import Masking, masked, start_masking
+from orthomerge.analysis.recorded import (
+    coefficient_figure,
+    fit_figures,
+    loss_figures,
+    recorded_name,
+    recorded_witnesses,
+    scale_figure,
+    shots_figure,
+)
+from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.models.tensors import MemoryTensors
@@ -70,8 +76,6 @@ def test_score_over_scales() -> None:
     assert figure.curves[0].x == (0.1, 0.5)
     assert figure.curves[0].y == (80.0, 70.0)
     assert "best mean is at 0.1" in figure.caption
-    with pytest.raises(RecipeError, match="at least one scale"):
-        scale_figure(ScaleSearch("accuracy", {}))
 
 
 def test_losses() -> None:
@@ -110,14 +114,12 @@ def test_masks_by_hand() -> None:
     theta = base + torch.tensor([0.4, 0.9, 0.6, 0.0]) * delta
     assert masked(theta, base, delta) == (1, 3)
     assert masked(theta, base, delta, cap=2.0) == (3, 3)
-    found = masking_rates([("layer.0.w", 1, 4), ("layer.0.b", 2, 2), ("norm.w", 0, 4), ("embed.w", 0, 0)])
+    found = Masking.of([("layer.0.w", 1, 4), ("layer.0.b", 2, 2), ("norm.w", 0, 4), ("embed.w", 0, 0)])
     assert found.total == pytest.approx(0.3)
     assert found.layers == pytest.approx({"layer 0": 0.5, "final": 0.0})
-    assert masking_figure(found).series[0].values == pytest.approx((50, 0))
+    assert found.figure().series[0].values == pytest.approx((50, 0))
     with pytest.raises(RecipeError, match="vector of zeros"):
-        masking_rates([("w", 0, 0)])
-    with pytest.raises(IncompatibleError, match="must be of one shape"):
-        masked(theta, base, delta[:2])
+        Masking.of([("w", 0, 0)])
 
 
 def test_a_mask_is_told_from_the_weights() -> None:

@@ -1,0 +1,87 @@
+"""One task compared: the same inputs through the expert and the merged encoder, features only.
+
+Maps and heads are fitted to one split and measured on another; labels of the first are used by the probe alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from orthomerge.alignment.folding import read_by
+from orthomerge.analysis.families import Reading, fit_maps, read_logits, read_mapped
+from orthomerge.analysis.geometry import SHOWN, Geometry
+from orthomerge.analysis.looks import Looks, chosen_inputs
+from orthomerge.analysis.recovery import Hits
+from orthomerge.core.errors import RecipeError
+from orthomerge.evaluation.aligned import Aligned
+from orthomerge.evaluation.evidence import Evidence
+from orthomerge.evaluation.metrics import hits, predictions
+from orthomerge.evaluation.probe import Probe
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Classifier, Head, logits_of
+
+_WORK = 1 << 28  # inputs x classes x features of a probe: about half a minute
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """`readings`: by family of maps, then of the merge's own classifier if it is another, and of the aligner.
+
+    `predicted`, `hits` [n]: by expert, merged, aligned and probe. `aligned`: the classifier that the aligner made.
+    `mapped`, `fitted`, `probed`: how many inputs maps, aligner and probe were fitted to.
+    """
+
+    geometry: Mapping[str, Geometry]
+    readings: Mapping[str, Reading]
+    predicted: Mapping[str, torch.Tensor]
+    hits: Mapping[str, Hits]
+    aligned: Classifier
+    mapped: int
+    fitted: int
+    probed: int
+
+
+def compare_task(
+    support: FeaturePair, test: FeaturePair, *, head: Head, classifier: Classifier, looks: Looks
+) -> TaskComparison:
+    """`support`: what is fitted to. `head`: the expert's. `classifier`: the merge's own."""
+    truth = test.merged.labels
+    if truth is None:
+        raise RecipeError(f"the test split of {test.merged.task!r} has no labels; accuracy needs them")
+    H, T = read_by(head, test.merged.values), read_by(head, test.expert.values)
+    H_fit, T_fit = (
+        read_by(head, _some(side, looks.maps, looks.seed).values) for side in (support.merged, support.expert)
+    )
+    maps = fit_maps(H_fit, T_fit, task=test.merged.task)
+    evidence = Evidence(head, support.merged.unlabelled(), seed=looks.seed, expert=support.expert.unlabelled())
+    aligned = Aligned.by(looks.aligner, {}).build(evidence)
+    logits = {
+        "expert": logits_of(head, test.expert.values),
+        "merged": logits_of(classifier, test.merged.values),
+        "aligned": logits_of(aligned, test.merged.values),
+    }
+    own, best = (
+        read_logits(logits[name], logits["expert"], truth=truth, kind=head.kind) for name in ("merged", "aligned")
+    )
+    readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
+    if not np.isclose(own.kl, readings["none"].kl, rtol=1e-4, atol=1e-6):
+        readings["as it is"] = own
+    readings[f"aligner {looks.aligner}"] = best
+    probed = 0
+    if looks.probe and support.merged.labels is not None:
+        most = min(looks.maps, max(_WORK // (len(head.labels) * head.width), 1))
+        labelled = _some(support.merged, most, looks.seed)
+        probe, probed = Probe().build(Evidence(head, labelled, seed=looks.seed)), len(labelled)
+        logits["probe"] = logits_of(probe, test.merged.values)
+    predicted = {name: predictions(z, head.kind).cpu() for name, z in logits.items()}
+    right = {name: hits(classes, truth).numpy() for name, classes in predicted.items()}
+    geometry = {name: Geometry.of(maps[name](H), T) for name in SHOWN}
+    return TaskComparison(geometry, readings, predicted, right, aligned, len(H_fit), len(support.merged), probed)
+
+
+def _some(features: Features, most: int, seed: int) -> Features:
+    return features.take(torch.from_numpy(chosen_inputs(None, len(features), most=most, seed=seed)))

@@ -1,0 +1,166 @@
+"""Figures and witnesses from what a run has recorded: scores, a search over scales, and the facts of a fit.
+
+The curves of MOMA, arXiv 2412.13526 v3, Figures 3 and 12 to 15, and of the scale in task arithmetic (Ilharco et al.
+2023, arXiv 2212.04089). Of a fit, `curve` has a row per evaluation, and `facts.coefficients` those of AdaMerging (Yang
+et al. 2024, arXiv 2310.02575): per task a number, or one per tensor, of which a layer's mean is shown. A manifest may
+have been written by anybody: what is malformed there is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.analysis.conflict import in_order, layer_of
+from orthomerge.analysis.figures import Curve, Heat, Lines
+from orthomerge.analysis.verdict import Witness
+from orthomerge.evaluation.records import Record, Way
+from orthomerge.evaluation.tables import Line, lines
+
+if TYPE_CHECKING:
+    from orthomerge.evaluation.scale import ScaleSearch
+
+_WITH_LABELS = ("knn", "probe")
+_WHOLE = "all layers"
+_LOSSES = {
+    "loss": ("fit-loss", "Training loss of the fit", "Mean of the batches since the last look, summed over tasks."),
+    "held_out": ("fit-held-out", "Held-out loss of the fit", "On inputs that were only looked at, mean over tasks."),
+}
+
+
+def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model: str) -> tuple[Witness, ...]:
+    """Inductive scores with labels on all the tasks, of the model with the digest `model`."""
+    return tuple(
+        Witness(line.title, line.mean, line.low, line.high)
+        for line in lines(record for record in records if record.inputs.get("model") == model)
+        if line.protocol in _WITH_LABELS and line.access == "inductive" and set(line.values) == set(tasks)
+    )
+
+
+def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
+    """What the records call a model: its name if they know it, else what has its digest."""
+    if any(record.method == name for record in records):
+        return name
+    return next((record.method for record in records if record.inputs.get("model") == model), name)
+
+
+def recorded_base(records: Sequence[Record], tasks: Sequence[str]) -> float | None:
+    """Mean accuracy of the base in percent."""
+    base = (line for line in lines(records) if line.method == "base" and line.title == "current")
+    return next((line.mean for line in base if set(line.values) == set(tasks)), None)
+
+
+def scale_figure(search: ScaleSearch) -> Lines:
+    """Score over lambda, by task and in the mean."""
+    scales = tuple(sorted(search.curve))
+    curves = [Curve("mean of tasks", scales, tuple(search.means[scale] for scale in scales))]
+    curves += [
+        Curve(task, scales, tuple(search.curve[scale][task] for scale in scales)) for task in search.curve[scales[0]]
+    ]
+    unit = {"accuracy": "accuracy, % of the expert's", "agreement": "agreement with the expert, %"}[search.criterion]
+    return Lines(
+        "scale",
+        "How much the scale matters",
+        f"Task vectors times lambda, on validation inputs; the best mean is at {search.best:g}.",
+        "lambda",
+        unit,
+        tuple(curves),
+    )
+
+
+def shots_figure(records: Sequence[Record], *, method: str) -> Lines | None:
+    """Mean accuracy over the number of inputs per class, with the deviation over seeds; None below two numbers."""
+    rows = lines(records)
+    groups: dict[Way, list[Line]] = {}
+    for line in rows:
+        if line.method == method and line.shots is not None and line.shots >= 1:
+            groups.setdefault(replace(line.way, shots=None), []).append(line)
+    curves = [_shots_curve(way, group) for way, group in groups.items()]
+    if len({count for curve in curves for count in curve.x}) < 2:
+        return None
+    whole = (line for line in rows if line.method == method and line.way in groups)
+    flat = {f"{line.title}, all inputs ({line.access})": line for line in whole}
+    current = {line.method: line for line in reversed(rows) if line.title == "current"}
+    flat |= {name: current[who] for name, who in (("as it is", method), ("expert", "expert")) if who in current}
+    ends = (min(curve.x[0] for curve in curves), max(curve.x[-1] for curve in curves))
+    curves += [Curve(name, ends, (line.mean, line.mean)) for name, line in flat.items()]
+    return Lines(
+        "shots",
+        "How many inputs it takes",
+        "Mean accuracy of the merged encoder, read in each way, over the number of inputs per class that the reading "
+        "may see. Bands: one deviation over draws, where there are several.",
+        "inputs per class",
+        "accuracy, %",
+        tuple(curves),
+        log_x=True,
+    )
+
+
+def _shots_curve(way: Way, group: Sequence[Line]) -> Curve:
+    points = sorted(group, key=lambda line: line.shots or 0)
+    x, y = tuple(float(line.shots or 0) for line in points), tuple(line.mean for line in points)
+    name = f"{way.title} ({way.access})"
+    if all(line.spread is None for line in points):
+        return Curve(name, x, y)
+    low, high = (tuple(line.mean + sign * (line.spread or 0.0) for line in points) for sign in (-1, 1))
+    return Curve(name, x, y, low, high)
+
+
+def fit_figures(facts: Mapping[str, Any]) -> tuple[Lines | Heat, ...]:
+    """Losses and coefficients from the `fit` in the facts of a model; nothing if it was not fitted."""
+    fit = _mapping(facts.get("fit"))
+    figures: list[Lines | Heat] = list(loss_figures(fit.get("curve")))
+    coefficients = coefficient_figure(_mapping(fit.get("facts")).get("coefficients"))
+    return tuple(figures if coefficients is None else [*figures, coefficients])
+
+
+def loss_figures(rows: object) -> tuple[Lines, ...]:
+    """Training and held-out loss over the steps, each with two values or more; their scales differ."""
+    figures = []
+    mappings = [_mapping(row) for row in rows] if isinstance(rows, list | tuple) else []
+    for name, (key, title, caption) in _LOSSES.items():
+        points = [(_number(row.get("step")), _number(row.get(name))) for row in mappings]
+        points = [point for point in points if all(map(math.isfinite, point))]
+        if len(points) > 1:
+            x, y = zip(*points, strict=True)
+            figures.append(Lines(key, title, caption, "step", "loss", (Curve("loss", x, y),)))
+    return tuple(figures)
+
+
+def coefficient_figure(table: object) -> Heat | None:
+    """Coefficients by layer and task; None if the table is malformed."""
+    by_task: dict[str, dict[str, list[float]]] = {}
+    for task, values in _mapping(table).items():
+        groups = by_task.setdefault(str(task), {})
+        for name, value in (values if isinstance(values, Mapping) else {_WHOLE: values}).items():
+            layer = _WHOLE if name == _WHOLE else layer_of(str(name))
+            groups.setdefault(layer, []).append(_number(value))
+    numbers = [value for groups in by_task.values() for values in groups.values() for value in values]
+    if not numbers or not all(map(math.isfinite, numbers)):
+        return None
+    layers = {layer for groups in by_task.values() for layer in groups}
+    rows = (_WHOLE,) if layers == {_WHOLE} else in_order(layers - {_WHOLE})
+    return Heat(
+        "coefficients",
+        "How much of each expert was taken",
+        "Coefficient of each task vector as the fit left it, mean over the tensors of a layer.",
+        rows,
+        tuple(by_task),
+        tuple(tuple(_mean(groups.get(row, [])) for groups in by_task.values()) for row in rows),
+        "coefficient",
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: object) -> float:
+    """NaN of anything but a number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan

@@ -1,0 +1,192 @@
+"""Rows of table files, gzipped or not, one by one and with bounds: JSON lines, csv, tsv and parquet.
+
+A .tsv has no quoting, as those of GLUE: a quotation mark in a text is a quotation mark. A .csv has.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, cast
+
+from orthomerge.core.errors import CheckpointError, RecipeError, some
+from orthomerge.data.raw import Key, Problems
+from orthomerge.files.documents import parse_json
+
+KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+_LONGEST_LINE = 16 << 20
+_MOST_BYTES = 16 << 30  # unpacked: more does not fit in memory anyway
+_MOST_PARQUET = 4 << 30  # a gzipped parquet file must be unpacked whole before it can be read
+_BATCH = 4096  # rows of parquet
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Columns, and rows that are read when asked for, each with its place; `names` if the file names its labels."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[str, Mapping[str, Any]]]
+    names: Mapping[Key, str] = field(default_factory=dict)
+
+
+def kind_of(path: Path) -> tuple[str, str]:
+    """A file's name without its suffixes, and the suffix that says what it is; .gz does not count."""
+    name = path.name[:-3] if _is_packed(path) else path.name
+    return Path(name).stem, Path(name).suffix.casefold()
+
+
+def open_rows(path: Path, problems: Problems, *, wanted: tuple[str, ...], label: str) -> Rows:
+    """The rows of a table file; of parquet only the `wanted` columns. `label`: the column whose ids may have names."""
+    kind = kind_of(path)[1]
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist or is not a plain file")
+    if kind in (".jsonl", ".json"):
+        return _json_rows(path, problems)
+    if kind in (".csv", ".tsv"):
+        return _delimited_rows(path, problems, tabs=kind == ".tsv")
+    if kind == ".parquet":
+        return _parquet_rows(path, wanted, label)
+    raise CheckpointError(f"{path} is no table: its name must end in {', '.join(KINDS)}, and .gz if it is gzipped")
+
+
+def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
+    """The fields of every line of a csv or tsv file that is not empty, with the line's number."""
+    texts = _texts(path)
+    reader: Any = csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(texts, strict=True)
+    try:
+        for record in reader:
+            if record:
+                yield reader.line_num, record
+    except csv.Error as error:
+        raise CheckpointError(
+            f"{path} line {reader.line_num} is not valid: {error}; correct the line (quotes, line breaks)"
+        ) from error
+
+
+def _delimited_rows(path: Path, problems: Problems, *, tabs: bool) -> Rows:
+    lines = records(path, tabs=tabs)
+    _, header = next(lines, (0, []))
+    twice = sorted(name for name, count in Counter(header).items() if count > 1)
+    if twice:
+        raise CheckpointError(f"{path} has two columns called {some(twice)}")
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, record in lines:
+            if len(record) == len(header):
+                yield f"line {number}", dict(zip(header, record, strict=True))
+            else:
+                problems.add(f"line {number} has {len(record)} columns instead of {len(header)}")
+
+    return Rows(tuple(header), rows())
+
+
+def _json_rows(path: Path, problems: Problems) -> Rows:
+    """One JSON object per line; the first names the columns."""
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for number, line in _lines(path):
+            if number == 1 and line.lstrip().startswith(b"["):
+                way_out = "rewrite it: jq -c '.[]' list.json > rows.jsonl"
+                raise CheckpointError(f"{path} must hold one JSON object per line, got a list; {way_out}")
+            if line.strip():
+                try:
+                    yield f"line {number}", parse_json(line, f"line {number}")
+                except CheckpointError as error:
+                    problems.add(str(error))
+
+    every = rows()
+    first = next(every, None)
+    return Rows((), every) if first is None else Rows(tuple(first[1]), chain([first], every))
+
+
+def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
+    """Rows through pyarrow, a few thousand at a time. Label names that `datasets` stored are used."""
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise RecipeError(f"reading {path} needs pyarrow: pip install pyarrow") from error
+    source: Any = path
+    if _is_packed(path):
+        with _opened(path) as packed:
+            data = packed.read(_MOST_PARQUET + 1)
+        if len(data) > _MOST_PARQUET:
+            raise CheckpointError(f"{path} unpacks to more than {_MOST_PARQUET} bytes; unpack it first")
+        source = arrow.BufferReader(data)
+    with _parquet_errors(path):
+        file = parquet.ParquetFile(source)
+        schema = file.schema_arrow
+    columns = tuple(schema.names)
+
+    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        number = 0
+        with _parquet_errors(path):
+            present = [name for name in wanted if name in columns]
+            for batch in file.iter_batches(batch_size=_BATCH, columns=present, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", row
+
+    return Rows(columns, rows(), _label_names((schema.metadata or {}).get(b"huggingface"), label))
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # arrow's own errors, and those of the file system
+        raise CheckpointError(f"{path} cannot be read as parquet ({error}); it is damaged: fetch it again") from error
+
+
+def _label_names(metadata: bytes | None, label: str) -> dict[Key, str]:
+    """The names of a ClassLabel column, which `datasets` keeps in the schema."""
+    try:
+        names = json.loads(metadata or b"{}")["info"]["features"][label]["names"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return {place: str(name) for place, name in enumerate(names)} if isinstance(names, list) else {}
+
+
+def _texts(path: Path) -> Iterator[str]:
+    for number, line in _lines(path):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} line {number} is not UTF-8; convert the file") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, numbered from 1."""
+    total = 0
+    with _opened(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+            total += len(line)
+            if len(line) > _LONGEST_LINE or total > _MOST_BYTES:
+                raise CheckpointError(
+                    f"{path} line {number}: a line may have {_LONGEST_LINE} bytes, and all of them {_MOST_BYTES}"
+                )
+            yield number, line.removeprefix(_BOM) if number == 1 else line
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked if its name ends in .gz."""
+    try:
+        with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
+            yield cast("IO[bytes]", file)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot read {path}: {reason}; fetch it again") from error
+
+
+def _is_packed(path: Path) -> bool:
+    return path.name.casefold().endswith(".gz")

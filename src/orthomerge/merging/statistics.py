@@ -1,0 +1,120 @@
+"""Statistics of task vectors from streamed passes: Gram matrices, and the k-th largest magnitudes.
+
+All of them are the same bits for every size of block: sums are taken in float64 over runs of one fixed length, and
+order statistics are exact. No tensor is held in memory.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf, prod
+
+import numpy as np
+import torch
+
+from orthomerge.merging.kinds import Site, Vectors
+
+Thresholds = tuple[float, ...]  # one per expert
+
+_Bits = np.ndarray[tuple[int], np.dtype[np.int32]]
+_Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+_RUN = 1 << 15
+_UPPER, _LOWER = 15, 16  # bits of a magnitude, whose sign bit is clear
+
+
+def runs(vectors: Vectors) -> Iterator[tuple[Site, torch.Tensor]]:
+    """Each run's site and its values [1 + T, n] in float64, the base and then the deltas.
+
+    The next run overwrites the tensor. Runs end with their tensor.
+    """
+    values = torch.empty((1 + len(vectors.tasks), _RUN), dtype=torch.float64)
+    filled = 0
+    for block in vectors.blocks():
+        site = block.site
+        count, stop = block.base.numel(), prod(site.shape)
+        base, deltas = block.base.reshape(-1), block.deltas.reshape(-1, count)
+        taken = 0
+        while taken < count:
+            step = min(_RUN - filled, count - taken)
+            values[0, filled : filled + step] = base[taken : taken + step]
+            values[1:, filled : filled + step] = deltas[:, taken : taken + step]
+            filled += step
+            taken += step
+            if filled == _RUN or site.start + taken == stop:
+                yield Site(site.key, site.shape, site.start + taken - filled, site.tasks), values[:, :filled]
+                filled = 0
+
+
+def grams(vectors: Vectors) -> dict[str, torch.Tensor]:
+    """The Gram matrix [1 + T, 1 + T] of each tensor that has elements, in float64: row 0 the base, row t delta t."""
+    result: dict[str, torch.Tensor] = {}
+    for site, values in runs(vectors):
+        product = values @ values.T
+        result[site.key] = result[site.key].add_(product) if site.key in result else product
+    return result
+
+
+def model_thresholds(vectors: Vectors, rank: Callable[[int], int]) -> Thresholds:
+    """The rank(count)-th largest magnitude of each task vector, over all its `count` elements."""
+    count = sum(prod(shape) for shape in vectors.shapes.values())
+    return kth_largest(
+        lambda: (block.deltas for block in vectors.blocks()), (rank(count),), rows=len(vectors.tasks), count=count
+    )[0]
+
+
+def tensor_thresholds(vectors: Vectors, ranks: Callable[[int], tuple[int, ...]]) -> dict[str, tuple[Thresholds, ...]]:
+    """The ranks(count)-th largest magnitudes of each tensor of `count` elements, per rank and expert."""
+    return {
+        key: kth_largest(
+            lambda key=key: (block.deltas for block in vectors.blocks(keys=(key,))),  # type: ignore[misc]
+            ranks(prod(shape)),
+            rows=len(vectors.tasks),
+            count=prod(shape),
+        )
+        for key, shape in vectors.shapes.items()
+    }
+
+
+def kth_largest(
+    stream: Callable[[], Iterable[torch.Tensor]], ranks: Sequence[int], *, rows: int, count: int
+) -> tuple[Thresholds, ...]:
+    """The k-th largest magnitude of each row, per rank k, over the blocks [rows, ...] of `stream()`: `count` columns.
+
+    Rank 0 gives infinity (keep nothing), a rank beyond `count` gives 0 (keep everything); neither reads anything.
+
+    Magnitudes of float32 numbers compare like their bits read as integers. The first pass counts the upper bits, which
+    leaves one interval per rank and row; the second pass counts the lower bits of the magnitudes inside it.
+    """
+    result = [[0.0 if rank > count else inf] * rows for rank in ranks]
+    places = [(place, row) for place, rank in enumerate(ranks) if 0 < rank <= count for row in range(rows)]
+    if not places:
+        return tuple(map(tuple, result))
+    upper = np.zeros((rows, 1 << _UPPER), np.int64)
+    for block in stream():
+        for row, values in enumerate(block):
+            upper[row] += np.bincount(_bits(values) >> _LOWER, minlength=1 << _UPPER)
+    interval = {(place, row): _locate(upper[row], ranks[place]) for place, row in places}
+    lower = {pair: np.zeros(1 << _LOWER, np.int64) for pair in places}
+    for block in stream():
+        for row, bits in enumerate(map(_bits, block)):
+            high = bits >> _LOWER
+            for place, _ in (pair for pair in places if pair[1] == row):
+                inside = bits[high == interval[place, row][0]] & ((1 << _LOWER) - 1)
+                lower[place, row] += np.bincount(inside, minlength=1 << _LOWER)
+    for place, row in places:
+        above, rank = interval[place, row]
+        low, _ = _locate(lower[place, row], rank)
+        result[place][row] = float(np.array((above << _LOWER) + low, np.int32).view(np.float32))
+    return tuple(map(tuple, result))
+
+
+def _locate(counts: _Counts, rank: int) -> tuple[int, int]:
+    """The bin that holds the rank-th largest entry, and its rank within that bin."""
+    from_top = np.cumsum(counts[::-1])
+    place = int(np.searchsorted(from_top, rank))
+    index = len(counts) - 1 - place
+    return index, rank - int(from_top[place] - counts[index])
+
+
+def _bits(values: torch.Tensor) -> _Bits:
+    """|values| as integers that sort alike; int32 is wide enough, since the sign bit is clear."""
+    return values.detach().abs().reshape(-1).view(torch.int32).cpu().numpy()

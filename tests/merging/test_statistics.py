@@ -1,0 +1,99 @@
+"""Gram matrices and order statistics are exact, and the same bits for every size of block."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orthomerge.merging.statistics import grams, kth_largest, model_thresholds, tensor_thresholds
+from orthomerge.merging.vectors import TaskVectors
+
+Make = Callable[..., TaskVectors]
+
+floats = st.one_of(
+    st.floats(width=32, allow_nan=False),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1.1754942e-38, 3.4028235e38, float("inf")]),
+    st.integers(-3, 3).map(float),
+)
+
+
+def _oracle(values: torch.Tensor, k: int) -> float:
+    if k <= 0:
+        return float("inf")
+    magnitudes = np.sort(np.abs(values.numpy()))[::-1]
+    return float(magnitudes[k - 1]) if k <= len(magnitudes) else 0.0
+
+
+@given(st.lists(floats, min_size=1, max_size=60), st.integers(0, 61), st.integers(1, 61))
+@settings(deadline=None, max_examples=60)
+def test_kth_largest_equals_sorting(numbers: list[float], k: int, step: int) -> None:
+    first = torch.tensor(numbers)
+    values = torch.stack([first, first.flip(0) * 0.5])
+    before, ranks = values.clone(), (k, k // 2)
+    thresholds = kth_largest(lambda: torch.split(values, step, dim=1), ranks, rows=2, count=len(numbers))
+    assert thresholds == tuple(tuple(_oracle(row, rank) for row in values) for rank in ranks)
+    assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("kind", ["normal", "coarse", "constant", "mostly zero"])
+@pytest.mark.parametrize("share", [0.0001, 0.2, 0.5, 0.99, 1.0])
+def test_kth_largest_of_many(kind: str, share: float) -> None:
+    values = torch.randn(100_003, generator=torch.Generator().manual_seed(4))
+    if kind == "coarse":
+        values = values.to(torch.bfloat16).float()
+    elif kind == "constant":
+        values = torch.full_like(values, -2.0)
+    elif kind == "mostly zero":
+        values = torch.nn.functional.hardshrink(values, 2.0)
+    k = max(1, int(share * len(values)))
+    assert kth_largest(lambda: [values.reshape(1, -1, 1)], (k,), rows=1, count=len(values)) == ((_oracle(values, k),),)
+
+
+def test_nothing_is_read_for_ranks_that_need_no_pass() -> None:
+    def stream() -> Iterator[torch.Tensor]:
+        raise AssertionError
+
+    inf = float("inf")
+    assert kth_largest(stream, (0, 6, -1), rows=2, count=5) == ((inf, inf), (0.0, 0.0), (inf, inf))
+
+
+@pytest.mark.parametrize("tile", [7, 1 << 18])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_thresholds_of_tensors_and_of_the_model(
+    tile: int,
+    coarse: bool,
+    random_vectors: Make,
+    stacked: Callable[[TaskVectors], dict[str, torch.Tensor]],
+    flat: Callable[[TaskVectors], torch.Tensor],
+) -> None:
+    vectors = random_vectors(tile=tile, coarse=coarse)
+    rows = flat(vectors)
+    expected = tuple(_oracle(row, rows.shape[1] // 3) for row in rows)
+    assert model_thresholds(vectors, lambda count: count // 3) == expected
+    thresholds = tensor_thresholds(vectors, lambda count: (count // 3, 1, 0, count + 1))
+    assert list(thresholds) == list(vectors.shapes)
+    for key, deltas in stacked(vectors).items():
+        count = deltas[0].numel()
+        assert thresholds[key] == tuple(
+            tuple(_oracle(row.flatten(), rank) for row in deltas) for rank in (count // 3, 1, 0, count + 1)
+        )
+
+
+def test_gram_matrices_by_hand(vectors_of: Make) -> None:
+    vectors = vectors_of([1, 2], [0, -3], base={"w": torch.tensor([2.0, 1.0])})
+    assert grams(vectors)["w"].tolist() == [[5, 4, -3], [4, 5, -6], [-3, -6, 9]]
+
+
+def test_gram_matrices_are_the_same_bits_for_every_size_of_block(vectors_of: Make) -> None:
+    generator = torch.Generator().manual_seed(0)
+    base = {"m": torch.randn(300, 301, generator=generator), "v": torch.randn(99, generator=generator)}
+    experts = [{key: torch.randn(t.shape, generator=generator) for key, t in base.items()} for _ in "ab"]
+    whole, *others = (grams(vectors_of(*experts, base=base, tile=tile)) for tile in (1 << 20, 1 << 15, 10_007))
+    for other in others:
+        assert all(torch.equal(other[key], gram) for key, gram in whole.items())
+    vectors = vectors_of(*experts, base=base)
+    rows = torch.stack([base["m"], *(vector["m"] for vector in vectors.vectors.values())]).flatten(1).double()
+    torch.testing.assert_close(whole["m"], rows @ rows.T)
