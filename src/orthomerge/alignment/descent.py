@@ -1,7 +1,7 @@
 """Gradient descent for aligners: Adam on one batch of inputs after the other, in float32, reproducible by its seed.
 
-Kingma and Ba 2015, arXiv 1412.6980. Aligners hand in their gradients: most are a few lines of algebra, and at these
-sizes autograd takes thrice the time.
+Aligners compute their gradients themselves: most are a few lines of algebra, and at these sizes autograd takes three
+times as long.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from itertools import repeat
 
 import torch
 
-from orthomerge.core import adam as core
+from orthomerge.core.adam import Adam, rate_share
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError, RecipeError
 
 
 @dataclass(frozen=True)
-class Adam:
-    """`steps` of `batch` inputs; `decay` lets the learning rate `lr` fall to zero along a cosine."""
+class Descent:
+    """`steps` of `batch` inputs at learning rate `lr`, which falls to zero along a cosine with `decay`.
 
-    steps: int
-    lr: float
-    batch: int
-    decay: bool
-    seed: int
+    `seed`: of the order of the inputs. `device`: where it is trained.
+    """
+
+    steps: int = 1000
+    lr: float = 1e-3
+    batch: int = 16
+    decay: bool = True
+    seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         at_least_one(steps=self.steps, batch=self.batch)
@@ -40,16 +44,17 @@ class Adam:
         gradients: Callable[[torch.Tensor], Sequence[torch.Tensor]],
         *,
         count: int,
-        generator: torch.Generator,
         name: str,
+        generator: torch.Generator | None = None,
     ) -> None:
         """Change `parameters` in place; `gradients(rows)` are theirs on the rows [b] of a batch of `count` inputs.
 
-        `generator`: what the order of inputs is drawn from. `name`: what is trained, for messages.
+        `name`: what is trained, for messages. `generator`: for the order of the inputs, one of the seed by default.
         """
-        states = [core.Adam(parameter) for parameter in parameters]
+        states = [Adam(parameter) for parameter in parameters]
+        generator = generator or torch.Generator().manual_seed(self.seed)
         for step, rows in enumerate(self._batches(count, generator, parameters[0].device)):
-            lr = self.lr * core.rate_share(step, self.steps) if self.decay else self.lr
+            lr = self.lr * rate_share(step, self.steps) if self.decay else self.lr
             for state, parameter, gradient in zip(states, parameters, gradients(rows), strict=True):
                 state.step(parameter, gradient, lr)
         # Once is enough: Adam's means never come back from a gradient that is not finite.
