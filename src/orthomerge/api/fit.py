@@ -10,7 +10,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.threads import fixed_threads
 from orthomerge.data.tasks import unlabelled_tasks
-from orthomerge.fitting.fit import State, fit_model
+from orthomerge.fitting.fit import fit_model
 from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.extract import device_of
@@ -67,7 +67,8 @@ def fit(
             seed=seed,
             half=precision == "bfloat16" or (precision == "auto" and place.type == "cuda"),
             dtype=dtype,
-            state=None if state is None else State(state, save_every),
+            state=state,
+            save_every=save_every,
             encoding=encoding or Encoding(device=device),
             progress=progress,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,14 +45,6 @@ _STATE = 3  # the form of a state on disk; those of another form are not read
 _BETWEEN = 60.0  # seconds between two states on disk
 
 
-@dataclass(frozen=True)
-class State:
-    """Where a killed fit continues from: a folder, written at looks that are `every` seconds apart."""
-
-    folder: Path
-    every: float | None = None
-
-
 def fit_model(
     experts: Experts,
     method: FittedMethod,
@@ -64,16 +56,20 @@ def fit_model(
     seed: int = 0,
     half: bool = False,
     dtype: str = "keep",
-    state: State | None = None,
+    state: Path | None = None,
+    save_every: float | None = None,
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """Fit a merge to unlabelled inputs of every expert. `half`: train in bfloat16; `encoding`: of the experts."""
+    """Fit a merge to unlabelled inputs of every expert. `half`: train in bfloat16; `encoding`: of the experts.
+
+    `state`: a folder from which a killed fit continues, written at looks that are `save_every` seconds apart.
+    """
     how = encoding or Encoding(device=str(device))
     setting = setting_of(experts, examples, device=device, seed=seed, half=half, how=how, progress=progress)
     if state is not None:
-        run = RunState(state.folder, _fingerprint(experts, origin, examples, split, half=half))
-        setting = replace(setting, state=run, every=_BETWEEN if state.every is None else state.every)
+        run = RunState(state, _fingerprint(experts, origin, examples, split, half=half))
+        setting = replace(setting, state=run, every=_BETWEEN if save_every is None else save_every)
     fitted = method.fit(setting)
     heads, extra = _heads(setting, fitted)
     facts = {"split": split, "access": "transductive" if split == "test" else "inductive"}

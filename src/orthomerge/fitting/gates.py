@@ -1,8 +1,8 @@
 """How an encoder's weights depend on what is trained; each kind knows its weights and the gradient that reaches it.
 
 The encoder computes with ordinary weights [P] and autograd gives their gradient [P], once per step and whatever the
-number of tasks; gates turn that into a step of their own parameters and write the new weights. So a step costs one pass
-over P elements more than plain fine-tuning, and no graph is ever built over the gates.
+number of tasks; gates turn that into a step of their own parameters and write the new weights. No graph is ever built
+over the gates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Gates:
         raise NotImplementedError
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of the values, from that of the weights [P]."""
+        """The gradient of the values, from that of the weights [P], which may be overwritten: P numbers take memory."""
         raise NotImplementedError
 
     def step(self, gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
@@ -139,10 +139,11 @@ class Mask(Gates):
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         soft = torch.sigmoid(self.values)
-        reached = (gradient * self._delta).mul_(self._cap)
+        gradient.mul_(self._delta).mul_(self._cap)
         if self._decay:
-            reached.add_(soft, alpha=2 * self._decay)
-        return reached.mul_(soft).mul_(1 - soft)
+            gradient.add_(soft, alpha=2 * self._decay)
+        gradient.mul_(soft)
+        return gradient.mul_(soft.neg_().add_(1))
 
     def measures(self) -> dict[str, float]:
         """`masked`: the share of the elements that some expert changed which the mask makes less than half of."""
