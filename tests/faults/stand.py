@@ -127,7 +127,7 @@ def stands_for(experts: Path) -> Iterator[dict[str, Stand]]:
         older = {name: folder / f"older-{name}" for name in commands(experts, merged)}
         warm = [[*words, "--out", str(older[name])] for name, words in commands(experts, merged, seed=1).items()]
         # A fit keeps its state at every look.
-        with injector(root, warm=warm, settings={"orthomerge.fitting.loop:_BETWEEN": 0.0}) as process:
+        with injector(root, warm=warm, settings={"orthomerge.fitting.fit:_BETWEEN": 0.0}) as process:
             stands = {}
             for name, words in commands(experts, merged).items():
                 stand = Stand(name, process, [*words, "--out", str(root / "out")], older[name], {})

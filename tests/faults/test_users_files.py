@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from orthomerge.api.recipes import write
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError
+from orthomerge.files.run_state import RunState
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.recipe import Recipe
-from orthomerge.tuning.state import RunState
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
 MINE, TASK = "years of work", next(iter(TASKS))

@@ -12,10 +12,10 @@ from orthomerge.api.checks import check_recipe
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.files.publish import check_target
+from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.writing import write_model
 from orthomerge.runs.recipe import Recipe
-from orthomerge.tuning.state import clear_state, fit_state_folder
 
 if TYPE_CHECKING:
     from orthomerge.models.encoding import Encoding
@@ -132,7 +132,7 @@ def write(
     inputs = [*input_paths(recipe), *(each.path for each in experts.checkpoints().values())]
     check_target(target, force=force, inputs=inputs)  # before any work
     target = target.expanduser()
-    state = fit_state_folder(target)
+    state = state_folder(target, "fitting")
     model = carry_out(recipe, experts=experts, state=state, encoding=encoding, progress=progress)
     progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
     manifest = write_model(

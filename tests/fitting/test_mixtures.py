@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.fitting.making import Kind, Words, make_setting, shared_setting
 
-from orthomerge.fitting.copies import mixtures, with_mixtures
+from orthomerge.core.seeds import derive
+from orthomerge.fitting.mixtures import mixtures, with_mixtures
 from orthomerge.models.processing import PixelProcessor, Processor
-from orthomerge.tuning.settings import derive
 
 TEXTS = ["a b c d e f g h", "one two three", "x", "", "long " * 30]
 
@@ -77,7 +77,7 @@ def test_the_expert_says_what_they_are(kind: Kind) -> None:
     setting = make_setting(kind, inputs=12)
     some = setting.inputs.at(dict.fromkeys(setting.tasks, slice(2, 9)))
     found = with_mixtures(setting, some, dict.fromkeys(setting.tasks, 13))
-    assert found.size == 3 * (12 + 13)
+    assert len(found.pool) == 3 * (12 + 13)
     processor: Processor = Words() if kind == "bert" else PixelProcessor(16)
     for task in setting.tasks:
         targets = found.targets[task]

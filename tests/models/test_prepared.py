@@ -1,4 +1,4 @@
-"""Inputs that are kept give the very batches that the processor makes."""
+"""A pool of inputs: its batches are those of the processor, and what does not fit is processed as it is used."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples
+from orthomerge.models.prepared import Part, Pool
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
 from orthomerge.models.processors import load_processor
-from orthomerge.tuning.batches import Feed, epoch_order
-from orthomerge.tuning.store import Room, make_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from orthomerge.models.prepared import Batch
     from orthomerge.models.processing import Processor
-    from orthomerge.tuning.batches import Batch
 
 CPU = torch.device("cpu")
 WORDS = ("a", "good", "bad", "film", "very", "unknown")
@@ -49,15 +48,20 @@ def same(first: Batch, second: Batch) -> bool:
     )
 
 
+def pool_of(source: Examples, processor: Processor, room: int = MUCH) -> Pool:
+    return Pool.of([Part(source, processor)], CPU, room=room)
+
+
 def check(source: Examples, processor: Processor) -> None:
     """Every batch of an epoch, of two sizes and of one."""
-    kept, fresh = Feed([source], processor, CPU, room=Room(MUCH)), Feed([source], processor, CPU)
-    assert make_store(source, processor, CPU, Room(MUCH)) is not None
+    kept, fresh = pool_of(source, processor), pool_of(source, processor, 0)
+    assert kept.kept is not None
+    assert fresh.kept is None
     for size in (1, 7, len(source)):
-        for place in epoch_order([len(source)], size, seed=0, epoch=0):
-            (batch, labels), (expected, known) = kept.batch(place), fresh.batch(place)
-            assert same(batch, expected)
-            assert labels.equal(known)
+        for rows in torch.split(torch.randperm(len(source), generator=torch.Generator().manual_seed(0)), size):
+            expected = processor([source.inputs[row] for row in rows.tolist()])
+            assert same(kept.batch(rows), expected)
+            assert same(fresh.batch(rows), expected)
 
 
 @pytest.fixture
@@ -116,49 +120,35 @@ def test_an_image_processor_of_transformers(tmp_path: Path) -> None:
 
 def test_what_was_kept_is_not_read_again(tokens: Callable[..., TextProcessor]) -> None:
     for source, processor in ((texts(), tokens()), (images((8, 8)), PixelProcessor(8))):
-        feed, fresh = (Feed([source], processor, CPU, room=room) for room in (Room(MUCH), None))
-        place = (0, [3, 1])
-        before, _ = feed.batch(place)
+        pool, rows = pool_of(source, processor), torch.tensor([3, 1])
+        before = pool.batch(rows)
         before[next(iter(before))].zero_()  # the caller's to change
-        expected, _ = fresh.batch(place)
+        expected = pool_of(source, processor, 0).batch(rows)
         assert isinstance(source.inputs, list)
         source.inputs[:] = [None] * len(source)
-        assert same(feed.batch(place)[0], expected)
+        assert same(pool.batch(rows), expected)
 
 
-def test_only_what_fits_is_kept(tokens: Callable[..., TextProcessor]) -> None:
+def test_only_what_fits_is_kept() -> None:
     source, processor = images((8, 8), count=10), PixelProcessor(8, channels=1)
     size = 10 * 8 * 8 * 4
-    room = Room(2 * size - 1)
-    assert make_store(source, processor, CPU, room) is not None
-    assert room.left == size - 1
-    assert make_store(source, processor, CPU, room) is None
-    assert room.left == size - 1
-    assert make_store(texts(5), tokens(), CPU, Room(2 * 5 * 10 * 8 - 1)) is None
-    assert make_store(texts(5), tokens(), CPU, Room(2 * 5 * 10 * 8)) is not None
-    feed = Feed([source, source], processor, CPU, room=Room(size))
-    batches = [batch for _, batch, _ in feed.batches([(0, [1, 2]), (1, [1, 2])])]
-    assert same(*batches)
-
-
-def test_unknown_processors_and_empty_sources_are_not_kept(
-    processors: dict[str, Any], tokens: Callable[..., TextProcessor]
-) -> None:
-    assert make_store(Examples(["3 4"], None, "train"), processors["text"], CPU, Room(MUCH)) is None
-    assert make_store(images((8, 8, 3)), processors["image"], CPU, Room(MUCH)) is None
-    assert make_store(Examples([], None, "val"), tokens(), CPU, Room(MUCH)) is None
+    assert pool_of(source, processor, size).nbytes == size
+    assert pool_of(source, processor, size - 1).kept is None
+    assert pool_of(source, processor, size - 1).nbytes == 0
+    assert pool_of(Examples([], None, "val"), processor).kept is None
 
 
 def test_texts_without_tokens_are_left_to_the_processor(berts: Path) -> None:
     with_nothing = load_processor(berts / "base", modality="text")
     assert isinstance(with_nothing, TextProcessor)
     bare = Bare(with_nothing.tokenizer)
-    source = Examples(["a", ""], None, "train")
-    assert make_store(source, TextProcessor(bare, 10, True, ""), CPU, Room(MUCH)) is None
+    assert pool_of(Examples(["a", ""], None, "train"), TextProcessor(bare, 10, True, "")).kept is None
 
 
 class Bare:
     """A tokenizer that puts nothing around a text."""
+
+    pad_token_id = pad_token_type_id = 0
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -177,17 +167,9 @@ def test_images_whose_size_depends_on_themselves_are_not_kept(tmp_path: Path) ->
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(options))
     processor = load_processor(tmp_path, modality="image")
     wide = images((8, 16, 3), count=1).inputs
-    for count in (10, 1024):  # in one chunk, and in two
-        source = Examples([*images((8, 8, 3), count=count).inputs, *wide], None, "train")
-        assert make_store(source, processor, CPU, Room(MUCH)) is None
-    feed = Feed([source], processor, CPU, room=Room(MUCH))
-    assert feed.batch((0, [1024]))[0]["pixel_values"].shape == (1, 3, 8, 16)
+    for count in (10, 1024):  # in one chunk, and in several
+        pool = pool_of(Examples([*images((8, 8, 3), count=count).inputs, *wide], None, "train"), processor)
+        assert pool.kept is None
+    assert pool.batch(torch.tensor([1024]))["pixel_values"].shape == (1, 3, 8, 16)
     with pytest.raises(IncompatibleError, match="cannot make one batch of these images"):
-        feed.batch((0, [0, 1024]))
-
-
-def test_rows_that_there_are_not() -> None:
-    feed = Feed([images((8, 8))], PixelProcessor(8), CPU, room=Room(MUCH))
-    for rows in ([-1], [30]):
-        with pytest.raises(RecipeError, match="an order must have places from 0 to 29"):
-            feed.batch((0, rows))
+        pool.batch(torch.tensor([0, 1024]))

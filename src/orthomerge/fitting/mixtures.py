@@ -1,11 +1,11 @@
-"""More inputs from those given: mixtures of two inputs of a task, whose targets are what its expert says of them.
+"""More inputs for a fit: mixtures of two inputs of a task, with what its expert makes of them as targets.
 
 A student that must agree with its teacher on mixtures, too, learns the teacher's function and not a few of its values
 (Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412). No label is involved: a mixture has none,
 and needs none.
 
 - Texts: some words of one text in their order, followed by a run of words of another.
-- Pictures: a weighted mean of two of the same size, moved by up to an eighth of the side.
+- Images: a weighted mean of two of the same size, moved by up to an eighth of the side.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from orthomerge.core.seeds import derive
 from orthomerge.data.task import Examples
-from orthomerge.fitting.inputs import Inputs, Part, Targets, encoded_rows
-from orthomerge.tuning.settings import derive
+from orthomerge.fitting.inputs import Inputs, Targets, encoded_rows
+from orthomerge.models.prepared import Part
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 _DROPPED = 0.15  # share of a text's words
@@ -29,7 +30,7 @@ _PARTNERED = 0.5  # share of mixtures that have a second text
 
 
 def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -> Inputs:
-    """Every task's inputs and so many mixtures of them after these; each counts as much as the input it began with."""
+    """Every task's inputs, then `counts` mixtures of them; each counts as much as the input that it began with."""
     parts: list[Part] = []
     firsts: dict[str, list[int]] = {}
     for task in setting.tasks:
@@ -37,14 +38,14 @@ def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -
         if mixed:
             parts.append(Part(Examples(mixed, None, "train"), inputs.processors[task]))
             firsts[task] = first
-    whole, start = inputs.extended(parts), inputs.size
+    whole, start = inputs.extended(parts), len(inputs.pool)
     targets = dict(inputs.targets)
     for task, first in firsts.items():
         rows = torch.arange(start, start + len(first))
         start += len(first)
         setting.encoder.load(setting.tuned(task))
-        weights = targets[task].weights[torch.tensor(first, device=inputs.device)]
-        more = Targets(rows, encoded_rows(setting.encoder, whole, rows), weights)
+        weights = targets[task].weights[torch.tensor(first, device=setting.device)]
+        more = Targets(rows, encoded_rows(setting.encoder, whole.pool, rows), weights)
         targets[task] = targets[task].followed_by(more)
     return whole.with_targets(targets)
 
@@ -56,7 +57,7 @@ def mixtures(inputs: Sequence[Any], count: int, *, seed: int) -> tuple[list[Any]
     random = np.random.default_rng(seed)
     order = np.concatenate([random.permutation(len(inputs)) for _ in range(-(-count // len(inputs)))])[:count]
     partners = random.integers(len(inputs), size=count)
-    mix = _mixed_text if isinstance(inputs[0], str) else _mixed_picture
+    mix = _mixed_text if isinstance(inputs[0], str) else _mixed_image
     mixed = [mix(inputs[int(one)], inputs[int(other)], random) for one, other in zip(order, partners, strict=True)]
     return mixed, order.tolist()
 
@@ -73,7 +74,7 @@ def _mixed_text(one: str, other: str, random: np.random.Generator) -> str:
     return " ".join([*kept[start:], *more[first : first + length]])
 
 
-def _mixed_picture(one: Any, other: Any, random: np.random.Generator) -> Any:
+def _mixed_image(one: Any, other: Any, random: np.random.Generator) -> Any:
     picture = np.asarray(one)
     second = np.asarray(other)
     if second.shape == picture.shape:
