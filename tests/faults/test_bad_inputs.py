@@ -19,9 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import CheckpointError
 from orthomerge.models.load import quiet
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from tests.faults.tiny import TASKS, commands, write_experts
 from tests.report.making import small_run, write_run
 from typer.testing import CliRunner
 
-from orthomerge.api.recipes import write
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 from orthomerge.tuning.state import RunState
 

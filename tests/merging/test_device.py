@@ -11,7 +11,6 @@ from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
 
 from orthomerge.api.load import load
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
 from orthomerge.merging.device import OnDevice, SeenThere
 from orthomerge.merging.kinds import TensorMethod
@@ -19,6 +18,7 @@ from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.polar import from_gram, svd
 from orthomerge.merging.stream import prepare
 from orthomerge.merging.vectors import TaskVector, TaskVectors
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 MATRICES = [name for name, row in METHODS.items() if row.matrices]

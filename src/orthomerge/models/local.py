@@ -35,8 +35,12 @@ def local_document(model: Model, folder: Path) -> dict[str, Any]:
         opened |= {task: source.checkpoint for task, source in parts.sources.items()}
         places = {task: str(source.path) for task, source in opened.items() if not source.in_memory}
     seen = {task: list(hashes) for task, hashes in model.origin.inputs.items()}
-    written = {role: _place(Path(place), folder) for role, place in places.items()}
-    return {"places": written, "inputs": seen} if places or seen else {}
+    return local_places({"places": places, "inputs": seen}, folder) if places or seen else {}
+
+
+def local_places(local: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What `read_local` gives, as the local file of an output in `folder`."""
+    return {**local, "places": {role: _place(Path(place), folder) for role, place in local["places"].items()}}
 
 
 def read_local(folder: Path, name: str) -> dict[str, Any]:
