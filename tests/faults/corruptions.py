@@ -24,8 +24,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from orthomerge.api.align import align
-from orthomerge.api.recipes import write as write_recipe
 from orthomerge.models.encoding import Encoding
+from orthomerge.runs.models import write as write_recipe
 from orthomerge.runs.recipe import Recipe
 
 QUERY = "encoder.layer.0.attention.self.query.weight"

@@ -15,9 +15,9 @@ from tests.aligning import contents
 from tests.faults.injection import Injector, Ran, What, injector, memory_folder
 from tests.faults.tiny import TASKS, commands
 
-from orthomerge.api.recipes import write
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on

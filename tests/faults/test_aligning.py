@@ -19,7 +19,6 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.api.align import align
 from orthomerge.api.load import load
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import (
     CheckpointError,
     IncompatibleError,
@@ -35,6 +34,7 @@ from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.reopening import reopen_experts
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 LABELS = ("two-0", "two-1")

@@ -24,10 +24,10 @@ from tests.aligning import merge_berts, write_tables
 from tests.faults.cases import CORRUPTIONS, ROWS, Held, Refused, Sound, nothing
 from tests.faults.corruptions import QUERY, World, cut
 
-from orthomerge.api.recipes import write
 from orthomerge.cli.app import main
 from orthomerge.core.errors import CheckpointError, OrthomergeError
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ import pytest
 from tests.aligning import contents
 from tests.faults.tiny import TASKS, write_experts
 
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.threads import THREADS
 from orthomerge.merging.methods import METHODS
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Fit, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]

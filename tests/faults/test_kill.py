@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orthomerge.api.recipes import write
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import read_recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]

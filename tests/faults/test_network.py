@@ -13,7 +13,7 @@ from tests.faults.injection import injector, memory_folder
 from tests.faults.tiny import TASKS, commands
 
 from orthomerge.api.load import load
-from orthomerge.api.recipes import write
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 # Whoever may go online must be asked for by name, not held back by a variable.

@@ -23,12 +23,12 @@ from tests.aligning import contents
 from tests.faults.injection import injector, memory_folder
 from tests.faults.tiny import TASKS, commands
 
-from orthomerge.api.recipes import write
 from orthomerge.cli import app
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.running import read_run
 from orthomerge.merging.task_arithmetic import TaskArithmetic
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]

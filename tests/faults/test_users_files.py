@@ -14,11 +14,11 @@ from tests.faults.tiny import TASKS, commands
 from tests.report.making import small_run, write_run
 from typer.testing import CliRunner
 
-from orthomerge.api.recipes import write
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError
 from orthomerge.files.run_state import RunState
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 ALL = os.environ.get("CRASH_POINTS") == "all"

@@ -12,13 +12,13 @@ from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
 
 from orthomerge.api.load import load
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
 from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.polar import from_gram, svd
 from orthomerge.merging.stream import merge_blocks, prepare
 from orthomerge.merging.vectors import TaskVector, TaskVectors
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 MATRICES = [name for name, row in METHODS.items() if row.matrices]

@@ -25,7 +25,7 @@ from orthomerge.models.manifest import read_manifest
 from orthomerge.models.reopening import licence_of
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.writing import rewrite_card
-from orthomerge.runs.card import evaluation_of
+from orthomerge.runs.publishing import evaluation_of
 
 __all__ = ["cache", "hub"]  # fixtures
 
@@ -215,8 +215,8 @@ def test_what_counts_as_measured(out: Path) -> None:
                       value=value, low=0.1, high=0.9, examples=10)  # fmt: skip
 
     others = [record("task_arithmetic", 0.3, protocol="knn"), record("task_arithmetic", 0.4, aligner="auto")]
-    assert evaluation_of(om.load(out), others) is None
-    found = evaluation_of(om.load(out), [*others, record("task_arithmetic", 0.5), record("expert", 0.8)])
+    assert evaluation_of(om.load(out).title, others) is None
+    found = evaluation_of(om.load(out).title, [*others, record("task_arithmetic", 0.5), record("expert", 0.8)])
     assert found is not None
     assert found["tasks"] == {"two": {"value": 0.5, "low": 0.1, "high": 0.9, "examples": 10, "expert": 0.8}}
 

@@ -83,8 +83,13 @@ def local_document(model: Model, folder: Path) -> dict[str, Any]:
             del checkpoints[""]
         places = {task: str(source.path) for task, source in checkpoints.items() if not source.in_memory}
     seen = {task: list(hashes) for task, hashes in model.origin.inputs.items()}
-    written = {role: _written_place(Path(place), folder) for role, place in places.items()}
-    return {"places": written, "inputs": seen} if places or seen else {}
+    return local_places({"places": places, "inputs": seen}, folder) if places or seen else {}
+
+
+def local_places(local: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What `read_local` returns, as the local file of an output in `folder`."""
+    places = {role: _written_place(Path(place), folder) for role, place in local["places"].items()}
+    return {**local, "places": places}
 
 
 def read_local(folder: Path, name: str) -> dict[str, Any]:

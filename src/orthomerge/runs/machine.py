@@ -1,4 +1,4 @@
-"""What run.json says: how a run was made, on what machine, what it cost; stages that were found count as they did."""
+"""On what machine a run was made, with what versions, and from what recipe: for run.json."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from orthomerge.core.version import VERSION
 from orthomerge.models.writing import plain
-from orthomerge.runs.recipe import Recipe
+
+if TYPE_CHECKING:
+    from orthomerge.runs.recipe import Recipe
 
 _PACKAGES = ("torch", "numpy", "transformers")
 
@@ -49,33 +51,32 @@ def machine() -> str:
 
 def versions() -> dict[str, str]:
     """Of whatever can change a number."""
-    return {"orthomerge": VERSION, "python": platform.python_version(), **dict(_installed(_PACKAGES))}
-
-
-def _installed(names: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for name in names:
+    installed = {"orthomerge": VERSION, "python": platform.python_version()}
+    for name in _PACKAGES:
         try:
-            yield name, version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
+    return installed
 
 
 def recipe_text(recipe: Recipe) -> str:
     """A recipe made in Python as the YAML that it could have been; options at their defaults are left out."""
-    usual = Recipe(experts={"task": "path"})
+    usual = type(recipe)(experts={"task": "path"})
     own = {name: value for name, value in vars(recipe).items() if value != getattr(usual, name)}
-    found: str = yaml.safe_dump(_told({"experts": recipe.experts, **own}), sort_keys=False, allow_unicode=True)
-    return found
+    text: str = yaml.safe_dump(_plain({"experts": recipe.experts, **own}), sort_keys=False, allow_unicode=True)
+    return text
 
 
-def _told(value: Any) -> Any:
-    """As plain data; what is in memory only is told as such."""
+def _plain(value: Any) -> Any:
+    """As plain data; of what is in memory only, the type."""
     if isinstance(value, Mapping):
-        return {str(key): _told(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_told(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, str | int | float | bool | None):
         return plain(value)
-    if type(value).__module__ in ("orthomerge.runs.recipe", "orthomerge.runs.blocks", "orthomerge.models.opening"):
-        return {name: _told(getattr(value, name)) for name in asdict(value) if getattr(value, name) is not None}
+    if is_dataclass(value) and type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: _plain(part) for name, part in parts.items() if part is not None}
     return f"a {type(value).__name__} in memory"

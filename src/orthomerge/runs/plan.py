@@ -1,4 +1,4 @@
-"""What a recipe would do, told from headers alone: every problem, and how much is read, written and held in memory."""
+"""What a recipe would do, from headers alone: every problem, and how much is read, written and held in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from orthomerge.api.checks import recipe_problems
 from orthomerge.core.errors import OrthomergeError
 from orthomerge.files.publish import check_room, check_target
 from orthomerge.merging.merged import DTYPE_NAMES
@@ -15,6 +14,7 @@ from orthomerge.merging.stream import MEMORY
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.problems import Problem
 from orthomerge.models.sources import Parts
+from orthomerge.runs.checks import recipe_problems
 from orthomerge.runs.recipe import Recipe
 
 
@@ -66,20 +66,14 @@ class Plan:
 def plan(recipe: Recipe) -> Plan:
     """Open everything, read headers only, and list every problem; nothing is computed or written."""
     experts = open_experts(recipe.opening)
-    made = Plan(recipe, experts, recipe_problems(recipe, experts))
-    if recipe.out is None or experts.found is None:
-        return made
-    return Plan(recipe, experts, (*made.problems, *_output(made, Path(recipe.out))))
-
-
-def _output(made: Plan, out: Path) -> list[Problem]:
-    """What is wrong with the place of the output."""
-    parts = made.parts
-    assert parts is not None  # noqa: S101 - for mypy: only asked where experts were opened
-    inputs = [parts.base.path, *(source.checkpoint.path for source in parts.sources.values())]
+    plan = Plan(recipe, experts, recipe_problems(recipe, experts))
+    parts = experts.found
+    if recipe.out is None or parts is None:
+        return plan
+    out = Path(recipe.out)
     try:
-        check_target(out, inputs=inputs)
-        check_room(out.expanduser().absolute().parent, made.bytes_to_write)
+        check_target(out, inputs=[parts.base.path, *(source.checkpoint.path for source in parts.sources.values())])
+        check_room(out.expanduser().absolute().parent, plan.bytes_to_write)
     except OrthomergeError as error:
-        return [Problem.of("out", error)]
-    return []
+        return Plan(recipe, experts, (*plan.problems, Problem.of("out", error)))
+    return plan
