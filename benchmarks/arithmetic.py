@@ -32,7 +32,7 @@ from orthomerge.evaluation.probe import fit_probe
 from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import Head
 from orthomerge.suites.digits import PROCESSOR, TUNING
 from orthomerge.suites.suite import Suite

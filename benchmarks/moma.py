@@ -26,14 +26,14 @@ from benchmarks.environments import ROOT, describe_run, table
 
 from orthomerge.data.task import Examples
 from orthomerge.fitting.distance import FeatureDistance
+from orthomerge.fitting.gates import Mask
 from orthomerge.fitting.inputs import prepare
-from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.loop import Loop
-from orthomerge.fitting.mask import Mask
+from orthomerge.fitting.setting import Setting
+from orthomerge.models.family import cls, mean
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.load import quiet
-from orthomerge.models.pooling import cls, mean
 
 TASKS, CLASSES, LENGTH = 8, 10, 128
 BARS = {"plain": 1.25, "straightforward": 4.0}
@@ -123,12 +123,12 @@ def plain_step(setting: Setting, batch: int) -> Callable[[], None]:
         parameter.grad = None
     optimiser = torch.optim.AdamW(parameters, lr=1e-5, fused=setting.device.type == "cuda")
     few = inputs.at(dict.fromkeys(setting.tasks, slice(batch)))
-    teacher = torch.cat([targets.features for targets in few.targets.values()])
+    teacher, rows = (torch.cat([getattr(each, name) for each in few.targets.values()]) for name in ("features", "rows"))
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
         with torch.autocast(setting.device.type, dtype=torch.bfloat16, enabled=setting.half):
-            features = encoder.features(inputs.batch(few.rows))
+            features = encoder.features(inputs.pool.batch(rows))
         loss = (features.float() - teacher).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -156,7 +156,7 @@ def our_steps(setting: Setting, delta: torch.Tensor, batch: int, steps: int) -> 
         step(gradient, weights, share)
 
     gates.step = marked  # type: ignore[method-assign]
-    Loop(steps=steps + 6, batch=batch, look=10**9).run(setting, gates, objective, None)
+    Loop(steps=steps + 6, batch=batch, look=10**9).run(setting, gates, objective, setting.inputs, None)
     return float(np.median(np.diff(marks)[5:]))
 
 
@@ -184,7 +184,7 @@ def straightforward_step(setting: Setting, delta: torch.Tensor, batch: int) -> C
                 return torch.func.functional_call(encoder.module, weights, (), given)  # noqa: B023
 
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=setting.half):
-                features = encoder._pool(called, inputs.batch(targets.rows)).float()  # type: ignore[arg-type]  # noqa: SLF001
+                features = encoder._pool(called, inputs.pool.batch(targets.rows)).float()  # type: ignore[arg-type]  # noqa: SLF001
             loss = (features @ maps[task].T - targets.features).norm(dim=1).mean()
             loss = loss + (maps[task].T @ maps[task] - eye).norm()
             loss.backward()

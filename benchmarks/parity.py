@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, ensure_mergekit, offline, table, write_result
 
-from orthomerge.api.recipes import write
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import read_recipe
 
 HERE = ROOT / "runs" / "parity"

@@ -58,8 +58,8 @@ def soak(folder: Path, count: int, *, seed: int = 0, say: Callable[[str], None] 
 
     from tests.faults.tiny import TASKS, write_experts
 
-    from orthomerge.api.recipes import write
     from orthomerge.models.saved import verify_folder as verify
+    from orthomerge.runs.models import write
     from orthomerge.runs.recipe import Recipe
 
     models, place, draw = write_experts(folder / "models"), folder / "place", random.Random(seed)
@@ -118,10 +118,10 @@ def work(job: Job) -> str:
     from tests.faults.tiny import TASKS
 
     from orthomerge.api.evaluate import evaluate
-    from orthomerge.api.recipes import write
     from orthomerge.evaluation.running import read_run
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.saved import verify_folder
+    from orthomerge.runs.models import write
     from orthomerge.runs.recipe import Recipe
 
     torch.set_num_threads(1)
@@ -142,7 +142,7 @@ def load(folder: Path, jobs: int, *, processes: int) -> tuple[list[str], set[byt
     """`jobs` at once, half merges and half evaluations: what is wrong, weights and records that differ, seconds."""
     from tests.faults.tiny import TASKS, write_experts
 
-    from orthomerge.api.recipes import write
+    from orthomerge.runs.models import write
     from orthomerge.runs.recipe import Recipe
 
     os.environ["ORTHOMERGE_CACHE"] = str(folder / "cache")  # one for all of them

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from orthomerge.api.recipes import write
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 HEADS = {"two": 2, "three": 3, "five": 5}

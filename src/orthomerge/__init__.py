@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.kinds import Prediction
     from orthomerge.models.model import Model
-    from orthomerge.runs.line import run
     from orthomerge.runs.recipe import Recipe, read_recipe
-    from orthomerge.runs.sweeping.sweep import sweep
+    from orthomerge.runs.run import run
 
 _HOMES = {
     "Diagnosis": "analysis.diagnosis",
@@ -51,8 +50,7 @@ _HOMES = {
     "open": "api.open",
     "read_data": "data.reading:read_task",
     "read_recipe": "runs.recipe",
-    "run": "runs.line",
-    "sweep": "runs.sweeping.sweep",
+    "run": "runs.run",
     "__version__": "core.version:VERSION",
 }
 
@@ -79,7 +77,6 @@ __all__ = [
     "read_data",
     "read_recipe",
     "run",
-    "sweep",
 ]
 
 

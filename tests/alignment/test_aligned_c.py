@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.alignment.toys import HEADS, head_of, linear_head, pair_of, random, rotation
+from tests.alignment.toys import HEADS, divergence, head_of, linear_head, pair_of, random, rotation
 from torch.nn.functional import normalize
 
 from orthomerge.alignment.aligned_c import AlignedC, Schedule
-from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.evaluation.metrics import accuracy, predict, predictions

@@ -9,10 +9,9 @@ from typing import cast
 import pytest
 import torch
 from tests.alignment.planted import PlantedTask, accuracy, doubles, planted_task, same_head, weight_of
-from tests.alignment.toys import HEADS, head_of, linear_head, pair_of, random
+from tests.alignment.toys import HEADS, divergence, head_of, linear_head, pair_of, random
 
 from orthomerge.alignment.auto import Auto
-from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.kl_map import DEFAULT, KlMap, KlProblem
 from orthomerge.alignment.linear_maps import Ridge

@@ -12,10 +12,10 @@ from tests.alignment.toys import linear_head, pair_of
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import centred_rows
+from orthomerge.alignment.least_squares import careful
 from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.problem import FOLDS, Problem
 from orthomerge.alignment.rigid import KAPPAS, scale_of, turn_of
-from orthomerge.alignment.strengths import careful
 
 D = 6
 

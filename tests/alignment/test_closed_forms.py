@@ -14,11 +14,11 @@ from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import folded
+from orthomerge.alignment.least_squares import careful
 from orthomerge.alignment.linear_maps import Scaling, lifted
 from orthomerge.alignment.logit_procrustes import LogitProcrustes, descend
 from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.rigid import Orthogonal, Similarity, loss_of, polar_factor, scale_of, turn_of
-from orthomerge.alignment.strengths import careful
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head

@@ -10,13 +10,10 @@ import torch
 from tests.alignment.toys import HEADS, head_of, linear_head, pair_of, random
 
 from orthomerge.alignment.aligned_c import AlignedC
-from orthomerge.alignment.aligned_m import AlignedM
 from orthomerge.alignment.aligner import Aligner
-from orthomerge.alignment.descent import Adam
-from orthomerge.alignment.moma_orthogonal import MomaOrthogonal
-from orthomerge.alignment.orth_m import OrthM
-from orthomerge.alignment.probsurgery import ProbSurgery
-from orthomerge.alignment.surgery import Surgery
+from orthomerge.alignment.descent import Descent
+from orthomerge.alignment.surgery import ProbSurgery, Surgery
+from orthomerge.alignment.trained_maps import AlignedM, MomaOrthogonal, OrthM
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 
 ALIGNERS: dict[str, Any] = {
@@ -36,18 +33,18 @@ def short(name: str, *, seed: int = 0) -> Aligner:
     return made
 
 
-class TestAdam:
+class TestDescent:
     @pytest.mark.parametrize("decay", [False, True])
     def test_it_is_torchs(self, decay: bool) -> None:
         x, y = random(12, 4), random(12, seed=1)
-        adam = Adam(steps=30, lr=0.05, batch=12, decay=decay, seed=0)
+        adam = Descent(steps=30, lr=0.05, batch=12, decay=decay)
         w, b = torch.zeros(4), torch.zeros(1)
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
             error = x[rows] @ w + b - y[rows]
             return [2 * error @ x[rows] / len(rows), 2 * error.mean(0, keepdim=True)]
 
-        adam.minimise([w, b], gradients, count=12, generator=torch.Generator().manual_seed(0), name="")
+        adam.minimise([w, b], gradients, count=12, name="")
         leaves = [torch.zeros(4, requires_grad=True), torch.zeros(1, requires_grad=True)]
         optimiser = torch.optim.Adam(leaves, lr=0.05)
         for step in range(30):
@@ -79,8 +76,7 @@ class TestAdam:
             seen.append(rows.tolist())
             return [torch.zeros(1)]
 
-        adam, generator = Adam(steps=7, lr=0.1, batch=4, decay=False, seed=0), torch.Generator().manual_seed(seed)
-        adam.minimise([torch.zeros(1)], gradients, count=count, generator=generator, name="")
+        Descent(steps=7, lr=0.1, batch=4, seed=seed).minimise([torch.zeros(1)], gradients, count=count, name="")
         return seen
 
     @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, head_in, planted_task, same_head, turn
-from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
+from tests.alignment.toys import HEADS, divergence, head_of, linear_head, pair_of
 from torch.nn.functional import kl_div
 
 from orthomerge.alignment import newton
 from orthomerge.alignment.auto import Auto
-from orthomerge.alignment.distillation import divergence
 from orthomerge.alignment.folding import centred_rows, first_map, logits_from, with_first_map
 from orthomerge.alignment.kl_map import DEFAULT, STRENGTHS, KlMap, KlProblem
 from orthomerge.alignment.problem import Problem

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn.functional import kl_div, log_softmax
 
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head, Linear
@@ -54,3 +55,9 @@ def by_autograd(
         loss().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return [parameter.detach() for parameter in parameters]
+
+
+def divergence(teacher: torch.Tensor, student: torch.Tensor) -> float:
+    """Mean over inputs of KL(softmax(teacher) || softmax(student)), both logits [n, C], as torch has it."""
+    target, log_p = log_softmax(teacher.double(), 1), log_softmax(student.double(), 1)
+    return float(kl_div(log_p, target, reduction="batchmean", log_target=True))

@@ -14,7 +14,7 @@ from orthomerge.api.open import open as open_experts
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.load import quiet
 from orthomerge.models.processing import PixelProcessor
 

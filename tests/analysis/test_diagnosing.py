@@ -30,7 +30,7 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.merging.merged import MergedTensors
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.model import Model
 from orthomerge.suites import digits
 from orthomerge.suites.digits import digit_tasks
@@ -216,7 +216,7 @@ def test_what_is_missing_is_said(toy: Toy) -> None:
     with pytest.raises(RecipeError, match="'bright' has a test split alone; give a train or val split too"):
         diagnosed(toy, tasks=test)
     alone = open_experts({"where": toy.folder / "where"}, base=toy.folder / "base")
-    with pytest.raises(RecipeError, match="expert of 'bright' is needed"):
+    with pytest.raises(RecipeError, match="expert of 'bright' is needed and is missing"):
         diagnosed(toy, experts=alone)
     with pytest.raises(RecipeError, match="data of 'dark', but no task of that name"):
         diagnosed(toy, tasks={"dark": toy.tasks["bright"]})

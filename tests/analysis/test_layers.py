@@ -93,7 +93,7 @@ def test_t5_is_read_in_its_decoder(tmp_path: Path) -> None:
 
 
 def test_a_module_of_somebodys_own_has_features_only() -> None:
-    from orthomerge.models.generic import generic
+    from orthomerge.models.families import generic
     from orthomerge.models.processing import PixelProcessor
 
     class Flat(torch.nn.Module):

@@ -23,8 +23,6 @@ from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
-from orthomerge.api.plan import plan
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError, RecipeError
 from orthomerge.core.schema import schema
 from orthomerge.data.reading import read_inputs, read_task
@@ -37,6 +35,8 @@ from orthomerge.models.heads import Head, Linear, head_of
 from orthomerge.models.load import quiet
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
+from orthomerge.runs.plan import plan
 from orthomerge.runs.recipe import Align, Recipe, read_recipe
 
 TASKS = ("two", "three")

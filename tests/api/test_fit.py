@@ -23,20 +23,20 @@ from orthomerge.core.errors import IncompatibleError, NumericalError, Orthomerge
 from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
 from orthomerge.files.paths import RawFile
+from orthomerge.files.run_state import RunState
 from orthomerge.fitting import loop
-from orthomerge.fitting.assembling import setting_of
+from orthomerge.fitting.fit import setting_of
 from orthomerge.fitting.inputs import encoded
-from orthomerge.fitting.kinds import Fitted, Setting
 from orthomerge.fitting.realign import Realign
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
 from orthomerge.models import modules
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
-from orthomerge.tuning.state import RunState
 
 QUICK: dict[str, dict[str, Any]] = {
     "realign": {"steps": 4, "look": 2, "batch": 4},
@@ -124,7 +124,7 @@ def test_the_model_is_what_was_fitted(
     setting, found = kept[0]
     assert torch.equal(setting.encoder.flat(model.weights), found.weights)
     assert not torch.equal(found.weights, setting.base)
-    batch = setting.inputs.batch(setting.inputs.targets["five"].rows[:9])
+    batch = setting.inputs.pool.batch(setting.inputs.targets["five"].rows[:9])
     setting.encoder.load(found.weights)
     with torch.no_grad():
         expected = found.classifiers["five"](setting.encoder.features(batch))
@@ -274,7 +274,7 @@ def test_each_head_says_how_long_its_texts_are(berts: Path, tmp_path: Path) -> N
     experts = open_named({"two": tmp_path / "two", "three": berts / "three"}, base=berts / "base")
     texts = Examples(["it was a very good film", "bad film"], None, "train")
     setting = setting_of(experts, {"two": texts, "three": texts}, device=CPU)
-    assert setting.inputs.batch(torch.arange(4))["attention_mask"].sum(1).tolist() == [4, 4, 8, 4]
+    assert setting.inputs.pool.batch(torch.arange(4))["attention_mask"].sum(1).tolist() == [4, 4, 8, 4]
     for task in setting.tasks:
         setting.encoder.load(setting.tuned(task))
         found = encoded(setting.encoder, setting.inputs, task)
@@ -330,15 +330,15 @@ class StoppedError(Exception):
 @contextmanager
 def stopped(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
     """A fit that ends at a look."""
-    look = loop.Loop._look
+    look = loop._Run._look
 
-    def stop(self: loop.Loop, step: int, *rest: Any) -> None:
+    def stop(self: loop._Run, step: int, *rest: Any) -> None:
         if step == at:
             raise StoppedError
         look(self, step, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Loop, "_look", stop)
+        patch.setattr(loop._Run, "_look", stop)
         with pytest.raises(StoppedError):
             yield
 
@@ -346,13 +346,13 @@ def stopped(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
 def steps_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps that are looked at from now on."""
     seen: list[int] = []
-    look = loop.Loop._look
+    look = loop._Run._look
 
-    def watched(self: loop.Loop, step: int, *rest: Any) -> None:
+    def watched(self: loop._Run, step: int, *rest: Any) -> None:
         seen.append(step)
         look(self, step, *rest)
 
-    monkeypatch.setattr(loop.Loop, "_look", watched)
+    monkeypatch.setattr(loop._Run, "_look", watched)
     return seen
 
 

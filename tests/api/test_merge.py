@@ -14,7 +14,6 @@ from tests.aligning import contents, write_tables
 from tests.models.making import same_tensors, stock, tensors_of
 
 import orthomerge as om
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, OutputError, RecipeError
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.merging.merged import task_vectors
@@ -25,6 +24,7 @@ from orthomerge.models.load import quiet
 from orthomerge.models.modules import Skeleton
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 NAMES = ("two", "three", "five")

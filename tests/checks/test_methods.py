@@ -118,6 +118,15 @@ class Wide(Mean):
         return super().merge(base, deltas, site=site).double()
 
 
+@dataclass(frozen=True)
+class Narrow(Mean):
+    """Answers with one number per row where the base has a matrix, which would broadcast."""
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        result = super().merge(base, deltas, site=site)
+        return result.mean(-1, keepdim=True) if base.ndim == 2 and len(deltas) == 3 else result
+
+
 def row_of(maker: Callable[..., Any], **more: Any) -> Row:
     row = Row("mine", f"{__name__}:{maker.__name__}", "Mine", "Me 2026", faithful={"scale": 1.0})
     return replace(row, **more)
@@ -142,6 +151,7 @@ def test_a_row_of_somebody_else() -> None:
         (row_of(Normalised), "identical experts must give finite weights"),
         (row_of(Shifted), "experts that are the base must give the base"),
         (row_of(Wide), "must be float32, got torch.float64"),
+        (row_of(Narrow), r"'embeddings.word.weight' must have shape \(23, 8\), got \(23, 1\)"),
     ],
     ids=lambda value: value.maker.rpartition(":")[2] if isinstance(value, Row) else "",
 )

@@ -33,7 +33,7 @@ from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import lines
 from orthomerge.models import encoding, modules
 from orthomerge.models.extract import extract
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.load import quiet
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)

@@ -22,7 +22,7 @@ from orthomerge.evaluation.negation import Negation, Point, base_heads, search_n
 from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.generic import generic
+from orthomerge.models.families import generic
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.modules import Skeleton
 

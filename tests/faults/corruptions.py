@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shlex
 import shutil
 import struct
 import sys
@@ -22,7 +23,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthomerge.api.recipes import write as write_recipe
+from orthomerge.api.align import align
+from orthomerge.models.encoding import Encoding
+from orthomerge.runs.models import write as write_recipe
 from orthomerge.runs.recipe import Recipe
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
@@ -40,11 +43,12 @@ class World:
     folder: Path
     patch: pytest.MonkeyPatch
     experts: list[str] = field(default_factory=lambda: list(EXPERTS))
-    words: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)  # the command, where it is not that of the row
+    data: str = ""  # the inputs of `two`, where they are not its table
 
-    @property
-    def out(self) -> Path:
-        return self.folder / "results" / "out"
+    def __post_init__(self) -> None:
+        self.evil = self.folder.parent / "evil"  # what hostile code would make
+        self.out = self.folder / "results" / "out"
 
     def weights(self, name: str) -> Path:
         return self.folder / name / "model.safetensors"
@@ -60,9 +64,6 @@ class World:
     def configure(self, name: str, **changes: Any) -> None:
         path = self.folder / name / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    def __post_init__(self) -> None:
-        self.evil = self.folder.parent / "evil"  # what hostile code would make
 
 
 # Formats
@@ -205,16 +206,6 @@ def entry(**fields: Any) -> Damage:
 
 def renamed(name: str) -> Damage:
     return header(lambda found: found.update({name: found.pop(f"bert.{QUERY}")}))
-
-
-def text(old: str, new: str) -> Damage:
-    """The header as text, one word replaced."""
-
-    def damage(world: World) -> None:
-        found, data = parts_of(world.weights("two"))
-        join(world.weights("two"), json.dumps(found).encode().replace(old.encode(), new.encode(), 1), data)
-
-    return damage
 
 
 def named_twice(world: World) -> None:
@@ -409,15 +400,15 @@ def configured(name: str = "two", **changes: Any) -> Damage:
     return lambda world: world.configure(name, **changes)
 
 
-def other_base(world: World) -> None:
-    """Every matrix of the base with its rows in another order: same shapes, same statistics, another model."""
+def shuffled(name: str) -> Damage:
+    """Every matrix with its rows in another order: same shapes, same statistics, another model."""
 
     def mix(found: Tensors) -> None:
         for key, value in found.items():
-            if value.ndim == 2:
+            if value.ndim == 2 and not key.startswith("classifier."):
                 found[key] = value[torch.randperm(len(value), generator=torch.Generator().manual_seed(7))]
 
-    world.change("base", mix)
+    return lambda world: world.change(name, mix)
 
 
 def base_of_the_base(world: World) -> None:
@@ -451,6 +442,11 @@ def fewer_layers(found: Tensors) -> None:
         del found[key]
 
 
+def more_layers(found: Tensors) -> None:
+    for key in [key for key in found if "layer.1." in key]:
+        found[key.replace("layer.1.", "layer.2.")] = found[key] + 0
+
+
 def wider(found: Tensors) -> None:
     for key, value in found.items():
         found[key] = torch.cat((value, value), -1) if key.endswith("output.dense.weight") else value
@@ -471,8 +467,17 @@ def other_words(world: World) -> None:
     (world.folder / "two" / "vocab.txt").write_text("\n".join([*words[:5], *reversed(words[5:])]) + "\n")
 
 
+def in_dtype(dtype: torch.dtype) -> Callable[[Tensors], object]:
+    return lambda found: found.update({key: value.to(dtype) for key, value in found.items()})
+
+
 def quantised(found: Tensors) -> None:
     found[f"bert.{QUERY}"] = (found[f"bert.{QUERY}"] * 1000).round().to(torch.int8)
+
+
+def packed_query(found: Tensors) -> None:
+    """A weight under the name and in the dtype that quantisers give it."""
+    found[f"bert.{QUERY}".replace("weight", "qweight")] = found.pop(f"bert.{QUERY}").to(torch.int32)
 
 
 def prefixed(prefix: str) -> Callable[[Tensors], object]:
@@ -481,6 +486,11 @@ def prefixed(prefix: str) -> Callable[[Tensors], object]:
             found[prefix + key] = found.pop(key)
 
     return edit
+
+
+def strange_in_base(found: Tensors) -> None:
+    prefixed("bert.")(found)
+    found["strange"] = torch.ones(2)
 
 
 def numbered(found: Tensors) -> None:
@@ -499,6 +509,42 @@ def head(**parts: torch.Tensor | None) -> Damage:
     return tensors(edit)
 
 
+def with_nan(dtype: torch.dtype) -> torch.Tensor:
+    """The weight of a head for two classes."""
+    weight = torch.ones(2, 32)
+    weight[1, 3] = float("nan")
+    return weight.to(dtype)
+
+
+def without_heads(world: World) -> None:
+    for name in world.experts:
+        world.change(name, lambda found: [found.pop(f"classifier.{part}") for part in ("weight", "bias")])
+
+
+def one_head(world: World) -> None:
+    """The experts `two` and `three` with the same head."""
+    head = {key: value for key, value in load_file(world.weights("two")).items() if key.startswith("classifier.")}
+    world.change("three", lambda found: found.update(head))
+    world.configure("three", id2label={"0": "two-0", "1": "two-1"})
+
+
+def position_ids(*, base: torch.Tensor, two: torch.Tensor) -> Damage:
+    """An integer buffer in the base and in one expert."""
+
+    def damage(world: World) -> None:
+        world.change("base", lambda found: found.update({"embeddings.position_ids": base}))
+        world.change("two", lambda found: found.update({"bert.embeddings.position_ids": two}))
+
+    return damage
+
+
+def without_poolers(world: World) -> None:
+    """NaN in what only the base has."""
+    for name in world.experts:
+        world.change(name, lambda found: [found.pop(key) for key in list(found) if "pooler" in key])
+    spoil("base", "pooler.dense.weight", float("nan"))(world)
+
+
 def batch_norm(world: World) -> None:
     """A module of one's own with BatchNorm, as base and experts."""
     for name in ("base", *world.experts):
@@ -511,15 +557,65 @@ def batch_norm(world: World) -> None:
         body |= {} if name == "base" else {"fc.weight": torch.ones(2, 8)}
         save_file(body, world.weights(name))
     experts = "\n".join(f"  {name}: {{path: {world.folder / name}, head: {{layers: [fc]}}}}" for name in world.experts)
-    recipe = f"base: {world.folder / 'base'}\nfamily: generic\nencoder_prefix: body\nexperts:\n{experts}\n"
-    (world.folder / "recipe.yaml").write_text(recipe)
-    world.words = ["merge", str(world.folder / "recipe.yaml"), "--out", str(world.out), "--quiet"]
+    text = f"base: {world.folder / 'base'}\nfamily: generic\nencoder_prefix: body\nexperts:\n{experts}\n"
+    recipe(text, "--out {out} --quiet")(world)
 
 
 def overflowing(world: World) -> None:
     for name in ("base", *world.experts):
         key = QUERY if name == "base" else f"bert.{QUERY}"
         world.change(name, lambda found, key=key: found[key].mul_(1e6))  # type: ignore[misc]
+
+
+# Commands
+
+
+def command(words: str, damage: Damage = lambda world: None) -> Damage:
+    """Another command than that of the row; {folder} and {out} stand for those of the world."""
+
+    def both(world: World) -> None:
+        damage(world)
+        world.words = shlex.split(words.format(folder=world.folder, out=world.out))
+
+    return both
+
+
+def recipe(text: str, words: str = "") -> Damage:
+    """A merge by a recipe, from the root of the file system."""
+
+    def damage(world: World) -> None:
+        (world.folder / "recipe.yaml").write_text(text)
+        world.patch.chdir("/")
+        command(f"merge {{folder}}/recipe.yaml {words}")(world)
+
+    return damage
+
+
+def lose(name: str) -> Damage:
+    return lambda world: (world.folder / name).unlink()
+
+
+def several_changes(world: World) -> None:
+    """An output with a file more, one less, one that is shorter and one with a flipped bit."""
+    (world.folder / "merged" / "two" / "extra.txt").write_text("?")
+    (world.folder / "merged" / "two" / "config.json").write_text("{}")
+    lose("merged/README.md")(world)
+    flip("merged/encoder.safetensors")(world)
+
+
+def no_places(world: World) -> None:
+    """As after a download: the file that says where the experts are is not there."""
+    words = "align {folder}/merged --data two={folder}/data/two.csv --out {out} --device cpu"
+    command(words, lose("merged/orthomerge.local.json"))(world)
+
+
+def aligned_before(world: World) -> None:
+    """The merge, aligned."""
+    merged = world.folder / "merged"
+    data: dict[str, Any] = {"two": str(world.table("two"))}
+    align(merged, data, aligner="ridge", encoding=Encoding(device="cpu")).save(world.folder / "aligned")
+    shutil.rmtree(merged)
+    (world.folder / "aligned").rename(merged)
 
 
 # Data
@@ -534,13 +630,13 @@ def raw_rows(data: bytes, name: str = "two") -> Damage:
 
 
 def other_data(name: str, data: bytes) -> Damage:
-    """A file of another format as the inputs of `two`; `{two}` in the words is replaced by it."""
+    """A file of another format as the inputs of `two`."""
 
     def damage(world: World) -> None:
         path = world.folder / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-        world.words = ["DATA", str(path.parents[1] if path.suffix == ".png" else path)]
+        world.data = str(path.parents[1] if path.suffix == ".png" else path)
 
     return damage
 
@@ -557,10 +653,15 @@ def npz_bomb(world: World) -> None:
         data[at + 24 : at + 28] = struct.pack("<I", 0xFFFFFFF0)
         at = data.find(b"PK\x01\x02", at + 1)
     path.write_bytes(data)
-    world.words = ["DATA", str(path)]
+    world.data = str(path)
 
 
 # The machine
+
+
+def little_room(world: World) -> None:
+    usage = shutil.disk_usage(world.folder)._replace(free=1000)
+    world.patch.setattr(shutil, "disk_usage", lambda folder: usage)
 
 
 def reads_fail(number: int) -> Damage:
@@ -639,9 +740,9 @@ def spelled(name: str) -> Damage:
 
     def damage(world: World) -> None:
         (world.folder / "two").rename(world.folder / name)
-        out = world.folder / "results" / name
+        world.out = world.folder / "results" / name
         words = ["merge", "--base", str(world.folder / "base"), "--expert", f"two={world.folder / name}"]
-        world.words = [*words, "--method", "average", "--out", str(out), "--quiet"]
+        world.words = [*words, "--method", "average", "--out", str(world.out), "--quiet"]
 
     return damage
 

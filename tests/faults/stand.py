@@ -15,9 +15,9 @@ from tests.aligning import contents
 from tests.faults.injection import Injector, Ran, What, injector, memory_folder
 from tests.faults.tiny import TASKS, commands
 
-from orthomerge.api.recipes import write
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on
@@ -118,22 +118,22 @@ class Stand:
 
 
 @contextmanager
-def stand_for(name: str, experts: Path) -> Iterator[Stand]:
-    """A stand for one of the commands of `tiny`."""
+def stands_for(experts: Path) -> Iterator[dict[str, Stand]]:
+    """A stand for each of the commands of `tiny`; all share one process."""
     with memory_folder() as folder:
         root = folder / "root"
         recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
         merged = write(recipe, out=folder / "merged").out
-        older = commands(experts, merged, seed=1)[name]
-        words = [*commands(experts, merged)[name], "--out", str(root / "out")]
-        with injector(
-            root,
-            warm=[[*older, "--out", str(folder / "older")]],
-            settings={"orthomerge.fitting.loop:_BETWEEN": 0.0},  # a fit keeps its state at every look
-        ) as process:
-            found = Stand(name, process, words, folder / "older", {})
-            ran = found.run(Scenario("count"))
-            assert ran.code == 0, ran.err
-            found = replace(found, new=outcome(root / "out"))
-            assert found.new != outcome(found.older)
-            yield found
+        older = {name: folder / f"older-{name}" for name in commands(experts, merged)}
+        warm = [[*words, "--out", str(older[name])] for name, words in commands(experts, merged, seed=1).items()]
+        # A fit keeps its state at every look.
+        with injector(root, warm=warm, settings={"orthomerge.fitting.fit:_BETWEEN": 0.0}) as process:
+            stands = {}
+            for name, words in commands(experts, merged).items():
+                stand = Stand(name, process, [*words, "--out", str(root / "out")], older[name], {})
+                ran = stand.run(Scenario("count"))  # before any reset: the process is still loading
+                assert ran.code == 0, ran.err
+                stands[name] = replace(stand, new=outcome(root / "out"))
+                assert stands[name].new != outcome(older[name])
+                stand.reset(Scenario("count"))
+            yield stands

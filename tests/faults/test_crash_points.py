@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 from tests.faults.injection import Ran
-from tests.faults.stand import STATE, Scenario, Stand, stand_for
-from tests.faults.tiny import write_experts
+from tests.faults.stand import STATE, Scenario, Stand, stands_for
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
-MOST = {"merge": 11, "align": 6, "fit": 4}  # points a scenario in `make test`
-LAST = {"merge": 5, "align": 3, "fit": 2}  # of them at the end, where the output appears
+MOST = {"merge": 8, "align": 4, "fit": 3}  # points a scenario in `make test`
+LAST = {"merge": 4, "align": 2, "fit": 2}  # of them at the end, where the output appears
 # What each call fails with.
 ERRORS = {
     "write": errno.ENOSPC, "create": errno.ENOSPC, "truncate": errno.ENOSPC, "fsync": errno.EIO, "mkdir": errno.EROFS,
@@ -34,13 +33,8 @@ SCENARIOS = (
 
 
 @pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_experts(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(params=tuple(MOST))
-def stand(request: pytest.FixtureRequest, experts: Path) -> Iterator[Stand]:
-    with stand_for(str(request.param), experts) as found:
+def stands(experts: Path) -> Iterator[dict[str, Stand]]:
+    with stands_for(experts) as found:
         yield found
 
 
@@ -109,8 +103,9 @@ def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str, seen: set[tupl
     seen.add(met)
 
 
-def test_every_call(stand: Stand) -> None:
-    wrong = []
+@pytest.mark.parametrize("name", MOST)
+def test_every_call(name: str, stands: dict[str, Stand]) -> None:
+    stand, wrong = stands[name], []
     for scenario in SCENARIOS:
         seen: set[tuple[str, ...]] = set()
         calls = stand.counted(scenario).calls

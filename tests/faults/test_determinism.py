@@ -12,10 +12,10 @@ import pytest
 from tests.aligning import contents
 from tests.faults.tiny import TASKS, write_experts
 
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.threads import THREADS
 from orthomerge.merging.methods import METHODS
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Fit, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,21 +53,19 @@ def test_two_worlds(tmp_path: Path) -> None:
     assert {name: one[name] == other[name] for name in one} == dict.fromkeys(one, True)
 
 
-def test_the_same_again_in_one_process(tmp_path: Path) -> None:
+def test_the_same_again_in_one_process(experts: Path, tmp_path: Path) -> None:
     """Nothing is carried over from one run to the next: no generator, no cache, no thread count."""
-    folder = write_experts(tmp_path / "models")
-    recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="dare", seed=5)
+    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="dare", seed=5)
     found = [contents(write(recipe, out=tmp_path / name).out) for name in ("a", "b")]
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("given", ["0", "many", ""])
-def test_threads_of_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    folder = write_experts(tmp_path / "models")
-    fit = Fit({task: str(folder / f"{task}.csv") for task in TASKS}, device="cpu")
-    recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="moma", fit=fit)
+def test_threads_of_a_fit(experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    fit = Fit({task: str(experts / f"{task}.csv") for task in TASKS}, device="cpu")
+    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="moma", fit=fit)
     monkeypatch.setenv(THREADS, given)
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(RecipeError, match=f"ORTHOMERGE_THREADS must be a number of threads, got '{given}'"):
         write(recipe, out=tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
+    assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.faults.injection import injector, memory_folder
-from tests.faults.tiny import TASKS, commands, write_experts
+from tests.faults.tiny import TASKS, commands
 
 from orthomerge.api.load import load
-from orthomerge.api.recipes import write
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 # Whoever may go online must be asked for by name, not held back by a variable.
@@ -38,15 +38,14 @@ def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def test_no_command_asks_for_the_network(tmp_path: Path) -> None:
-    folder = write_experts(tmp_path / "models")
+def test_no_command_asks_for_the_network(experts: Path) -> None:
     with memory_folder() as place:
-        recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="average")
+        recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
         merged = write(recipe, out=place / "merged").out
         home = {"HOME": str(place / "home"), "HF_HOME": str(place / "home" / "hf")}
-        loaded = [[*words, "--out", str(place / name)] for name, words in commands(folder, merged).items()]
+        loaded = [[*words, "--out", str(place / name)] for name, words in commands(experts, merged).items()]
         with injector(place / "root", warm=loaded[1:], environment={**ONLINE, **home}) as process:
-            for words in every_command(folder, place / "root", merged):
+            for words in every_command(experts, place / "root", merged):
                 ran = process.run(words)
                 assert ran.code == 0, (words, ran.err)
                 assert [path for kind, path in ran.calls if kind == "network"] == [], words
@@ -70,12 +69,11 @@ main()
 """
 
 
-def test_a_merge_where_there_is_no_network(tmp_path: Path) -> None:
+def test_a_merge_where_there_is_no_network(experts: Path, tmp_path: Path) -> None:
     """In a network namespace without even a loopback device."""
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-n", "true"], check=False).returncode:
         pytest.skip("may not make a network namespace here; the calls themselves are watched above")
-    folder = write_experts(tmp_path / "models")
-    words = [*commands(folder, tmp_path)["merge"], "--out", str(tmp_path / "out")]
+    words = [*commands(experts, tmp_path)["merge"], "--out", str(tmp_path / "out")]
     ended = subprocess.run(
         ["unshare", "-n", sys.executable, "-c", PROGRAM, *words],
         capture_output=True,
@@ -87,15 +85,14 @@ def test_a_merge_where_there_is_no_network(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "orthomerge.json").exists()
 
 
-def test_sockets_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_that_cannot_be_made(experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library, with Python's sockets taken away."""
 
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("a socket was asked for")
 
-    folder = write_experts(tmp_path / "models")
     for name in ("socket", "create_connection", "getaddrinfo"):
         monkeypatch.setattr(socket, name, refuse)
-    recipe = Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method="ties")
+    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="ties")
     out = write(recipe, out=tmp_path / "out").out
     assert load(out).heads.keys() == TASKS.keys()

@@ -21,23 +21,18 @@ import pytest
 import torch
 from tests.aligning import contents
 from tests.faults.injection import injector, memory_folder
-from tests.faults.tiny import TASKS, commands, write_experts
+from tests.faults.tiny import TASKS, commands
 
-from orthomerge.api.recipes import write
 from orthomerge.cli import app
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.running import read_run
 from orthomerge.merging.task_arithmetic import TaskArithmetic
 from orthomerge.models.saved import verify_folder
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]
 ALL = os.environ.get("CRASH_POINTS") == "all"
-
-
-@pytest.fixture(scope="module")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_experts(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -58,7 +53,7 @@ def test_an_evaluation_that_is_interrupted(experts: Path, recipe: Recipe) -> Non
                 (root / "tmp").mkdir(parents=True)
                 calls = process.run(words).calls
                 before = contents(root / "run")
-                for k in range(1, len(calls) + 1, 1 if ALL else 9):
+                for k in range(1, len(calls) + 1, 1 if ALL else 23):
                     if not older:
                         shutil.rmtree(root / "run", ignore_errors=True)
                     number = (signal.SIGINT, signal.SIGTERM)[k % 2]

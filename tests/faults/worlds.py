@@ -17,9 +17,9 @@ from typing import Any
 from tests.faults.tiny import TASKS
 
 from orthomerge.api.align import align
-from orthomerge.api.recipes import write
 from orthomerge.merging.methods import METHODS
 from orthomerge.models.encoding import Encoding
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Fit, Recipe
 
 _STEPS = {"steps": 3, "look": 1, "batch": 4}

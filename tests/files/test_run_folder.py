@@ -14,7 +14,6 @@ from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.running import FILES, drop_stale, put_records
 from orthomerge.files.ownership import EXPERT, EXPORT, MANIFEST, write_marker
 from orthomerge.files.run_folder import RUN, check_claim, claim, claimed, drop, ours_in
-from orthomerge.runs.ledger import open_ledger
 
 PREDICTIONS = Predictions(np.zeros(2, np.int32), np.ones(2, np.int32))
 
@@ -23,7 +22,7 @@ def record(name: str) -> Record:
     return Record("a", "ties", "current", "accuracy", 0.5, 0.4, 0.6, 10, "data-free", predictions=name)
 
 
-@pytest.mark.parametrize("name", [*FILES, "predictions/a.npz", "diagnosis.json", "stages.json"])
+@pytest.mark.parametrize("name", [*FILES, "predictions/a.npz", "diagnosis.json"])
 def test_a_file_of_somebody_else_is_refused_by_name(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("years of work")
@@ -95,15 +94,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert not list((tmp_path / "far").iterdir())
 
 
-def test_a_run_of_another_kind_is_refused_also_with_force(tmp_path: Path) -> None:
-    with open_ledger(tmp_path, kind="run") as ledger:
-        ledger.write()
-    with pytest.raises(OutputError, match="holds a run, not a sweep"), open_ledger(tmp_path, force=True, kind="sweep"):
-        pass
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "stages.json").write_text("years of work")
-    with (
-        pytest.raises(OutputError, match=r"stages.json was not written by orthomerge"),
-        open_ledger(tmp_path / "other", force=True),
-    ):
-        pass
+def test_a_run_of_another_kind_is_refused(tmp_path: Path) -> None:
+    claim(tmp_path, [], kind="run")
+    with pytest.raises(OutputError, match="holds a run, not a sweep"):
+        claim(tmp_path, [], kind="sweep")

@@ -14,8 +14,8 @@ import torch
 
 from orthomerge.data.task import Examples, Modality, Task
 from orthomerge.fitting.inputs import Targets, encoded, encoded_rows, prepare
-from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
+from orthomerge.fitting.setting import Setting
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks
 from orthomerge.merging.stream import prepare as surveyed
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CLASSES = {"two": 2, "three": 3, "five": 5}
 POOLINGS = {"bert": "mean", "vit": "cls"}
 WIDTH = 32
+CPU = torch.device("cpu")
 
 Kind = Literal["bert", "vit"]
 
@@ -183,26 +184,25 @@ def has_hooks(setting: Setting) -> bool:
     return any(module._forward_pre_hooks or module._forward_hooks for module in setting.encoder.module.modules())
 
 
-def first_numbers(setting: Setting, count: int, start: int = 0) -> torch.Tensor:
-    """The numbers [T, count] of some targets of each task."""
-    inputs = setting.inputs
-    return torch.stack([inputs.starts[task] + torch.arange(start, start + count) for task in setting.tasks])
-
-
-def all_features(setting: Setting) -> torch.Tensor:
-    """What the experts make of all targets, by number."""
-    return torch.cat([targets.features for targets in setting.inputs.targets.values()])
+def first_targets(setting: Setting, count: int, start: int = 0) -> dict[str, Targets]:
+    """Some targets of each task."""
+    return {task: some.at(slice(start, start + count)) for task, some in setting.inputs.targets.items()}
 
 
 def shared_setting(kind: Kind = "bert", weights: tuple[float, float] = (1.0, 0.3), inputs: int = 6) -> Setting:
     """Every input of `make_setting` as a target of every task: with one weight for its own, another for the others."""
     setting = make_setting(kind, inputs=inputs)
-    own, rows = setting.inputs.targets, torch.arange(setting.inputs.size)
+    own, rows = setting.inputs.targets, torch.arange(len(setting.inputs.pool))
     targets = {}
     for task in setting.tasks:
         setting.encoder.load(setting.tuned(task))
         counts = torch.full((len(rows),), weights[1])
         counts[own[task].rows] = weights[0]
-        targets[task] = Targets(rows, encoded_rows(setting.encoder, setting.inputs, rows), counts)
+        targets[task] = Targets(rows, encoded_rows(setting.encoder, setting.inputs.pool, rows), counts)
     setting.encoder.load(setting.base)
     return replace(setting, inputs=setting.inputs.with_targets(targets))
+
+
+def numbers(seed: int, size: int) -> torch.Tensor:
+    """Normal numbers of a seed."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))

@@ -9,9 +9,8 @@ import torch
 from tests.fitting.making import Kind, make_setting
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.adamerging import AdaMerging
-from orthomerge.fitting.kinds import Setting
-from orthomerge.fitting.starts import elected_vectors, start_vector, summed_vectors, task_vectors
+from orthomerge.fitting.adamerging import AdaMerging, elected
+from orthomerge.fitting.setting import Setting
 
 
 def by_hand(setting: Setting, table: dict[str, Any], vectors: torch.Tensor) -> torch.Tensor:
@@ -35,7 +34,7 @@ def test_entropy_falls_from_task_arithmetic(kind: Kind, by: str) -> None:
     table = fitted.facts["coefficients"]
     assert set(table) == set(setting.tasks)
     assert fitted.facts["trained"] == 3 * (1 if by == "task" else len(setting.layout.shapes))
-    torch.testing.assert_close(fitted.weights, by_hand(setting, table, task_vectors(setting)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fitted.weights, by_hand(setting, table, setting.task_vectors()), rtol=1e-5, atol=1e-6)
     assert fitted.classifiers is setting.heads
 
 
@@ -56,34 +55,31 @@ def test_clamped_or_not() -> None:
 
 def test_the_trimmed_vectors_are_those_of_ties() -> None:
     setting = make_setting("bert")
-    vectors = task_vectors(setting)
-    elected = elected_vectors(setting, vectors, 0.2)
-    count = sum(place.stop - place.start for place in setting.layout.places.values())
+    vectors, count = setting.task_vectors(), setting.layout.elements
+    found = elected(vectors, 0.2, elements=count)
     trimmed = torch.zeros_like(vectors)
     for number, vector in enumerate(vectors):
         kept = vector.abs().topk(int(0.2 * count)).indices
         trimmed[number, kept] = vector[kept]
     sign = trimmed.sum(0).sign()
-    torch.testing.assert_close(elected, torch.where(trimmed.sign() == sign, trimmed, torch.zeros(())))
+    torch.testing.assert_close(found, torch.where(trimmed.sign() == sign, trimmed, torch.zeros(())))
     merged = setting.merged("ties_sum", {"scale": 0.4, "density": 0.2}) - setting.base
-    torch.testing.assert_close(0.4 * elected.sum(0), merged, rtol=1e-4, atol=1e-6)
-    everything = elected_vectors(setting, vectors[:1], 1.0)
-    assert torch.equal(everything, vectors[:1])
+    torch.testing.assert_close(0.4 * found.sum(0), merged, rtol=1e-4, atol=1e-6)
+    assert torch.equal(elected(vectors[:1], 1.0, elements=count), vectors[:1])
 
 
 def test_plus_plus() -> None:
     setting = make_setting("bert")
     fitted = AdaMerging(vectors="ties", density=0.5, steps=4, batch=8, lr=0.01).fit(setting)
-    vectors = elected_vectors(setting, task_vectors(setting), 0.5)
+    vectors = elected(setting.task_vectors(), 0.5, elements=setting.layout.elements)
     expected = by_hand(setting, fitted.facts["coefficients"], vectors)
     torch.testing.assert_close(fitted.weights, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_starts() -> None:
     setting = make_setting("bert")
-    torch.testing.assert_close(summed_vectors(setting), task_vectors(setting).sum(0))
-    start = start_vector(setting, "average", {})
-    torch.testing.assert_close(start, task_vectors(setting).mean(0), rtol=1e-4, atol=1e-6)
+    start = setting.start_vector("average", {})
+    torch.testing.assert_close(start, setting.task_vectors().mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_seeds_and_refusals() -> None:

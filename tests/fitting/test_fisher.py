@@ -13,11 +13,10 @@ from torch import nn
 
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.data.task import Examples, Modality
-from orthomerge.fitting.drawing import drawn
 from orthomerge.fitting.fisher import Fisher, directions, fisher_of
 from orthomerge.fitting.inputs import Inputs, encoded, prepare
-from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
+from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
 
 
@@ -109,12 +108,12 @@ def test_equal_fishers_give_the_average() -> None:
 def test_gradients_are_squared_input_by_input_and_class_by_class(kind: Kind) -> None:
     setting = make_setting(kind, inputs=4)
     head, encoder = setting.heads["five"], setting.encoder
-    found = fisher_of(setting, drawn(setting, 4), "five", setting.tuned("five"), head, samples=8)
+    found = fisher_of(setting, setting.drawn(4), "five", setting.tuned("five"), head, samples=8)
     assert not encoder.gradient.any()
     expected = torch.zeros_like(found)
     parameters = list(encoder.module.parameters())
     for row in setting.inputs.targets["five"].rows:
-        scores = head(encoder.features(setting.inputs.batch(row[None])))[0].log_softmax(0)
+        scores = head(encoder.features(setting.inputs.pool.batch(row[None])))[0].log_softmax(0)
         for score in scores:
             gradients = torch.autograd.grad(score, parameters, retain_graph=True, allow_unused=True)
             named = dict(zip(setting.layout.shapes, gradients, strict=True))

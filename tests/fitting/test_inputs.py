@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from tests.fitting.making import CLASSES, Kind, Words, make_setting
 
 from orthomerge.data.task import Examples, Lazy
 from orthomerge.fitting import inputs as module
-from orthomerge.fitting.inputs import Inputs, Part, Targets, encoded, prepare
+from orthomerge.fitting.inputs import Inputs, Targets, encoded, prepare
+from orthomerge.models.prepared import Part
 from orthomerge.models.processing import PixelProcessor, Processor
 
 COUNTS = {"one": 5, "two": 3, "three": 7}
@@ -55,21 +57,18 @@ def test_a_batch_is_the_processors(kind: Kind, room: int | None, monkeypatch: py
     if room is not None:
         monkeypatch.setattr(module, "_room", lambda device: room)
     inputs, items, processor = make(kind)
-    assert (inputs._tensors is None) == (room == 0)
+    assert (inputs.pool.kept is None) == (room == 0)
     assert {task: targets.rows.tolist() for task, targets in inputs.targets.items()} == {
         "one": [0, 1, 2, 3, 4],
         "two": [5, 6, 7],
         "three": [8, 9, 10, 11, 12, 13, 14],
     }
     for rows in ([3], [14, 0, 6], [1, 1, 13, 5, 2], list(range(15))):
-        batch, expected = inputs.batch(torch.tensor(rows)), processor([items[row] for row in rows])
+        batch, expected = inputs.pool.batch(torch.tensor(rows)), processor([items[row] for row in rows])
         assert batch.keys() == expected.keys()
         for name, tensor in expected.items():
             assert torch.equal(batch[name], tensor), name
             assert batch[name].dtype == tensor.dtype
-    assert inputs.rows.tolist() == list(range(15))
-    assert inputs.starts == {"one": 0, "two": 5, "three": 8}
-    assert not inputs.shared
     for task, targets in inputs.targets.items():
         assert targets.features.tolist() == [[float(COUNTS[task])] * 4] * COUNTS[task]
         assert targets.features.dtype == torch.float32
@@ -92,7 +91,7 @@ def test_some_of_the_inputs(kind: Kind, room: int | None, monkeypatch: pytest.Mo
         expected = processor([items[row] for row in targets.rows.tolist()])
         assert all(torch.equal(batch[name], tensor) for name, tensor in expected.items())
     assert len(inputs.raw("two")) == 3
-    assert some.rows.tolist() == [9, 12, 8, 4]
+    assert some.targets["one"].rows.tolist() == [4]
     assert some.processors["one"] is processor
 
 
@@ -137,17 +136,17 @@ def test_a_pool_that_grew_is_one_that_was_made_at_once(
     inputs, items, processor = make(kind)
     more: list[Any] = texts(4, 9) if kind == "bert" else pictures(4, 9)
     grown = inputs.extended([Part(Examples(more, None, "train"), processor)])
-    assert grown.size == 19
+    assert len(grown.pool) == 19
     assert grown.targets == inputs.targets
     rows = torch.tensor([17, 3, 15, 18, 12])
-    batch, expected = grown.batch(rows), processor([[*items, *more][row] for row in rows])
+    batch, expected = grown.pool.batch(rows), processor([[*items, *more][row] for row in rows])
     for name, tensor in expected.items():
         assert torch.equal(batch[name], tensor), name
     ends = [3, 18]
     shared = grown.with_targets({"new": Targets.of(torch.tensor(ends), torch.zeros(2, 4), device=CPU, weight=0.3)})
     assert all(a is b for a, b in zip(shared.raw("new"), (items[3], more[3]), strict=True))
     assert shared.targets["new"].weights.tolist() == pytest.approx([0.3, 0.3])
-    assert inputs.extended([]) is inputs
+    assert inputs.extended([]).pool is inputs.pool
 
 
 def test_each_task_has_its_own_processor() -> None:
@@ -156,7 +155,7 @@ def test_each_task_has_its_own_processor() -> None:
     examples = {task: Examples(["a b c d e"], None, "train") for task in ("long", "short")}
     blank = {task: torch.zeros(1, 2) for task in examples}
     inputs = prepare(examples, {"long": long, "short": short}, blank, device=CPU)
-    assert (inputs.batch(torch.tensor([0, 1]))["attention_mask"]).sum(1).tolist() == [6, 3]
+    assert (inputs.pool.batch(torch.tensor([0, 1]))["attention_mask"]).sum(1).tolist() == [6, 3]
 
 
 def test_some_targets_and_others_after_them() -> None:
@@ -168,3 +167,14 @@ def test_some_targets_and_others_after_them() -> None:
     assert both.rows.tolist() == [1, 4, 7]
     assert both.weights.tolist() == pytest.approx([0.3, 1.0, 0.5])
     assert len(both) == 3
+
+
+def test_groups_hold_every_row_once_and_are_of_similar_length() -> None:
+    pool = make_setting("bert", inputs=64).inputs.pool
+    lengths = (pool.batch(torch.arange(192))["attention_mask"] != 0).sum(1)
+    for seed in range(30):
+        rows = torch.randperm(192, generator=torch.Generator().manual_seed(seed))[:48]
+        groups = pool.groups(rows)
+        assert torch.cat(groups).sort().values.tolist() == list(range(48))
+        own = [lengths[rows[places]] for places in groups]
+        assert all(short.max() <= long.min() for short, long in pairwise(own))

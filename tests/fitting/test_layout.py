@@ -104,7 +104,7 @@ def test_a_transformer(kind: Kind) -> None:
     encoder.load(expert)
     for parameter, (_, view) in zip(encoder.module.parameters(), setting.layout.views(encoder.weights), strict=True):
         assert parameter.data_ptr() == view.data_ptr()
-    batch = setting.inputs.batch(torch.arange(5))
+    batch = setting.inputs.pool.batch(torch.arange(5))
     features = encoder.features(batch)
     assert torch.equal(features, encoder._pool(plain, batch))
     encoder.gradient.zero_()

@@ -11,8 +11,8 @@ from tests.fitting.making import Kind, has_hooks, make_setting
 
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import grams, linear_layers
-from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.model_tailor import ModelTailor
+from orthomerge.fitting.setting import Setting
 
 KINDS = ["bert", "vit"]
 
@@ -133,7 +133,7 @@ def test_refusals_leave_no_hooks() -> None:
         ModelTailor(sign=2)
     with pytest.raises(RecipeError, match="'damping' must be positive, got 0"):
         ModelTailor(damping=0.0)
-    with pytest.raises(RecipeError, match="'rest' must be 'base' or 'mean', got 'bass'; did you mean 'base'"):
+    with pytest.raises(RecipeError, match="'rest' must be base or mean, got 'bass'; did you mean 'base'"):
         ModelTailor(rest="bass")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match="'block' must be at least 1"):
         ModelTailor(block=0)

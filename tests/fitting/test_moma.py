@@ -12,9 +12,8 @@ from tests.fitting.making import WIDTH, make_setting
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.distance import FeatureDistance
 from orthomerge.fitting.inputs import encoded
-from orthomerge.fitting.kinds import Setting
-from orthomerge.fitting.loop import divided
 from orthomerge.fitting.moma import Moma
+from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head
 
 SOFT_AND_HARD = {"soft", "hard", "soft, projected", "hard, projected"}
@@ -131,11 +130,10 @@ def test_the_absorbed_model_is_the_trained_one(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(FeatureDistance, "__init__", keep)
     setting = make_setting("vit")
     fitted = Moma(steps=10, batch=8, map_lr=0.02).fit(setting)
-    A = made[0].A.detach()
-    torch.testing.assert_close(A.mT @ A, torch.eye(WIDTH).repeat(3, 1, 1), rtol=1e-5, atol=1e-5)
-    for number, task in enumerate(setting.tasks):
+    for task, A in made[0].maps.items():
+        torch.testing.assert_close(A.T @ A, torch.eye(WIDTH), rtol=1e-5, atol=1e-5)
         features = encoded(setting.encoder, setting.inputs, task)
-        expected = setting.heads[task](features @ A[number].T)
+        expected = setting.heads[task](features @ A.detach().T)
         torch.testing.assert_close(fitted.classifiers[task](features), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -145,7 +143,7 @@ def test_seeds() -> None:
     other = moma.fit(replace(make_setting("bert"), seed=1))
     assert not torch.equal(once.weights, other.weights)
     setting = make_setting("bert")
-    few, held = divided(setting.inputs, 0.1, seed=0)
+    few, held = setting.inputs.divided(0.1, seed=0)
     assert held is not None
     nothing = moma.fit(replace(setting, inputs=few.at(dict.fromkeys(setting.tasks, slice(9)))))
     assert "held_out" not in nothing.curve[-1]

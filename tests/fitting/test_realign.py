@@ -11,8 +11,8 @@ from tests.fitting.making import make_setting, shared_setting
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.inputs import encoded
-from orthomerge.fitting.kinds import Fitted, Setting
 from orthomerge.fitting.realign import Realign
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.models.heads import Head
 
 QUICK: dict[str, Any] = {"steps": 30, "look": 10, "batch": 8, "options": {"scale": 0.3}}

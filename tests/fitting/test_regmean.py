@@ -13,11 +13,10 @@ from tests.fitting.making import Kind, Words, has_hooks, make_setting
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.fitting.drawing import drawn
 from orthomerge.fitting.grams import grams, least_squares, linear_layers
-from orthomerge.fitting.kinds import Setting
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.regmean import RegMean
+from orthomerge.fitting.setting import Setting
 
 KINDS = ["bert", "vit"]
 
@@ -102,9 +101,10 @@ def test_padded_positions_do_not_count() -> None:
     setting = make_setting("bert")
     once = RegMean().fit(setting).weights
     # Prepared batch by batch, as where memory is short, every text with seven more empty places.
-    parts = tuple(replace(part, processor=Words(padding=7)) for part in setting.inputs._parts)
-    longer = replace(setting, inputs=replace(setting.inputs, _tensors=None, _parts=parts))
-    assert longer.inputs.batch(torch.arange(3))["input_ids"].shape[1] > 7
+    pool = setting.inputs.pool
+    parts = tuple(replace(part, processor=Words(padding=7)) for part in pool.parts)
+    longer = replace(setting, inputs=replace(setting.inputs, pool=replace(pool, kept=None, parts=parts)))
+    assert longer.inputs.pool.batch(torch.arange(3))["input_ids"].shape[1] > 7
     torch.testing.assert_close(RegMean().fit(longer).weights, once, rtol=1e-4, atol=1e-4)
     setting.encoder.load(setting.tuned("two"))
     mine = grams(setting, setting.inputs, "two")
@@ -125,9 +125,9 @@ def test_same_seed_same_bits_and_few_inputs_are_drawn_by_it() -> None:
     once = RegMean(inputs=7).fit(setting).weights
     assert torch.equal(RegMean(inputs=7).fit(setting).weights, once)
     assert not torch.equal(RegMean(inputs=7).fit(replace(setting, seed=1)).weights, once)
-    few = drawn(setting, 7)
+    few = setting.drawn(7)
     assert [len(targets) for targets in few.targets.values()] == [7, 7, 7]
-    assert torch.equal(drawn(setting, 99).targets["five"].rows, setting.inputs.targets["five"].rows)
+    assert torch.equal(setting.drawn(99).targets["five"].rows, setting.inputs.targets["five"].rows)
 
 
 def test_a_direction_that_no_input_has_keeps_the_average() -> None:

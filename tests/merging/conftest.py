@@ -10,7 +10,7 @@ import torch
 
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
 from orthomerge.merging.stream import prepare
-from orthomerge.merging.vectors import TILE, Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.merging.vectors import TILE, TaskVector, TaskVectors
 
 Numbers = torch.Tensor | list[float]
 
@@ -26,14 +26,10 @@ def _vectors(
         }
         for expert in experts
     ]
-    start = InMemory(base or {key: torch.zeros_like(delta) for key, delta in deltas[0].items()})
-    tuned = [{key: start.tensors[key] + delta for key, delta in expert.items()} for expert in deltas]
+    start = base or {key: torch.zeros_like(delta) for key, delta in deltas[0].items()}
+    tuned = [{key: start[key] + delta for key, delta in expert.items()} for expert in deltas]
     return TaskVectors(
-        {
-            name: TaskVector(start, ((1.0, Difference(InMemory(tensors))),))
-            for name, tensors in zip("abcdefgh", tuned, strict=False)
-        },
-        tile,
+        {name: TaskVector.between(start, tensors) for name, tensors in zip("abcdefgh", tuned, strict=False)}, tile
     )
 
 

@@ -21,7 +21,7 @@ from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.random import keep_mask
 from orthomerge.merging.stream import prepare
-from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.merging.vectors import InMemory, TaskVector, TaskVectors
 
 TASKS, WEIGHTS, DENSITY = ("a", "b", "c"), (0.5, 0.8, 0.3), 0.4
 LAYERS = {"first": (14, 9), "second": (9, 14)}
@@ -147,10 +147,8 @@ def test_ways_that_merge_the_factors(way: str, adapted: tuple[Any, Path], vector
         weights = tuple(
             math.sqrt(weight * layer(model, name).scaling[task]) for task, weight in zip(TASKS, WEIGHTS, strict=True)
         )
-        base = InMemory({side: torch.zeros_like(tensor) for side, tensor in factors["a"].items()})
-        apart = TaskVectors(
-            {task: TaskVector(base, ((1.0, Difference(InMemory(pair))),)) for task, pair in factors.items()}
-        )
+        zero = {side: torch.zeros_like(tensor) for side, tensor in factors["a"].items()}
+        apart = TaskVectors({task: TaskVector.between(zero, pair) for task, pair in factors.items()})
         method = ("task_arithmetic", {"scale": weights}) if way == "linear" else ("ties@peft", {"weights": weights})
         found = ours(*method, apart)
         expected = theirs(model, way, **({"density": 0.2} if way == "ties" else {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
 
 from orthomerge.api.load import load
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
-from orthomerge.merging.device import MethodOnDevice, VectorsOnDevice
 from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.polar import from_gram, svd
-from orthomerge.merging.stream import prepare
+from orthomerge.merging.stream import merge_blocks, prepare
 from orthomerge.merging.vectors import TaskVector, TaskVectors
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
 MATRICES = [name for name, row in METHODS.items() if row.matrices]
@@ -38,32 +38,26 @@ def vectors() -> TaskVectors:
     return TaskVectors({task: TaskVector.between(base, state) for task, state in tuned.items()})
 
 
-def merged(method: TensorMethod, given: TaskVectors) -> dict[str, torch.Tensor]:
-    return {
-        block.site.key: method.merge(block.base, block.deltas, site=block.site)
-        for block in given.blocks(scope="matrix")
-    }
+def merged(method: TensorMethod, vectors: TaskVectors) -> dict[str, torch.Tensor]:
+    return dict(merge_blocks(vectors, method, lambda block, weights: (block.site.key, weights)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*MATRICES, "knots dare_ties"])
 def test_the_same_merge(name: str, device: str) -> None:
-    """Whether the look was taken there or here."""
+    """Whether the survey was on the device or on the host."""
     options: dict[str, Any] = {"merger": "dare_ties"} if " " in name else {}
-    method: Any = make_method(name.split(maxsplit=1)[0], options, tasks=TASKS)
-    given, there = vectors(), torch.device(device)
-    here = merged(prepare(method, given), given)
-    for seen in (VectorsOnDevice(given, there), given):
-        found = merged(MethodOnDevice(prepare(method, seen), there), given)
-        assert all(value.is_cpu and value.dtype == torch.float32 for value in found.values())
-        for key, value in here.items():
-            torch.testing.assert_close(found[key], value, rtol=0, atol=0 if device == "cpu" else 1e-5)
-
-
-def test_factors_come_along() -> None:
-    given = vectors()
-    assert VectorsOnDevice(given, torch.device("cpu")).factors("wide.weight") is None
-    assert VectorsOnDevice(given, torch.device("cpu")).shapes == given.shapes
+    method = make_method(name.split(maxsplit=1)[0], options, tasks=TASKS)
+    host = vectors()
+    there = replace(host, device=torch.device(device))
+    expected = merged(prepare(method, host), host)
+    for surveyed in (there, host):
+        result = merged(prepare(method, surveyed), there)
+        assert result.keys() == expected.keys()
+        for key, value in result.items():
+            assert value.is_cpu
+            assert value.dtype == torch.float32
+            torch.testing.assert_close(value, expected[key], rtol=0, atol=0 if device == "cpu" else 1e-5)
 
 
 @pytest.mark.parametrize("top", [None, 3])

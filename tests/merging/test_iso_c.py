@@ -2,20 +2,9 @@
 
 import pytest
 import torch
+from tests.merging.matrices import merge, normal
 
-from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.merging.iso_c import IsoC
-from orthomerge.merging.kinds import Site
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-def merge(method: IsoC, deltas: torch.Tensor, *, key: str = "layer.0.weight") -> torch.Tensor:
-    shape = tuple(deltas.shape[1:])
-    return method.merge(torch.ones(shape), deltas, site=Site(key, shape, 0, tuple(map(str, range(len(deltas))))))
-
 
 SHAPES = [(1, 9, 9), (2, 24, 24), (3, 24, 60), (3, 60, 24), (5, 1, 7), (5, 7, 1)]
 
@@ -60,34 +49,3 @@ def test_zero_and_cancelling_experts_give_zero() -> None:
     assert torch.equal(merge(IsoC(), torch.zeros(3, 8, 5)), torch.zeros(8, 5))
     tau = normal(8, 5)
     assert torch.equal(merge(IsoC(), torch.stack([tau, -tau])), torch.zeros(8, 5))
-
-
-@pytest.mark.parametrize("shape", [(4, 7), (4, 3, 2, 5, 5), (4, 1, 5, 6), (4,)])
-def test_other_tensors_get_the_scaled_mean(shape: tuple[int, ...]) -> None:
-    deltas = normal(*shape)
-    torch.testing.assert_close(merge(IsoC(), deltas), 1.5 * deltas.mean(0))
-
-
-def test_embeddings_are_matrices_unless_told_otherwise() -> None:
-    deltas = normal(2, 50, 8)
-    key = "visual.positional_embedding"
-    assert torch.equal(merge(IsoC(), deltas, key=key), merge(IsoC(), deltas))
-    assert torch.equal(merge(IsoC(scale=1.0, embeddings=False), deltas, key=key), deltas.mean(0))
-
-
-@pytest.mark.parametrize("shape", [(3, 12, 30), (3, 30, 12)])
-def test_inputs_stay_and_bytes_repeat(shape: tuple[int, ...]) -> None:
-    deltas = normal(*shape)
-    before = deltas.clone()
-    first, second = merge(IsoC(), deltas), merge(IsoC(), deltas)
-    assert torch.equal(deltas, before)
-    assert torch.equal(first, second)
-    assert first.dtype == torch.float32
-    assert first.is_contiguous()
-
-
-def test_refusals() -> None:
-    with pytest.raises(RecipeError, match="'scale' must be a finite number, got inf"):
-        IsoC(scale=float("inf"))
-    with pytest.raises(NumericalError, match=r"'layer\.0\.weight' must be finite"):
-        merge(IsoC(), torch.full((2, 3, 3), float("nan")))

@@ -2,20 +2,10 @@
 
 import pytest
 import torch
+from tests.merging.matrices import merge, normal
 
-from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.merging.iso_c import IsoC
 from orthomerge.merging.iso_cts import IsoCts
-from orthomerge.merging.kinds import Site
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-def merge(method: IsoC | IsoCts, deltas: torch.Tensor, *, key: str = "layer.0.weight") -> torch.Tensor:
-    shape = tuple(deltas.shape[1:])
-    return method.merge(torch.ones(shape), deltas, site=Site(key, shape, 0, tuple(map(str, range(len(deltas))))))
 
 
 def oracle(deltas: torch.Tensor, *, common: float) -> torch.Tensor:
@@ -93,51 +83,3 @@ def test_low_rank_experts_keep_their_directions() -> None:
     torch.testing.assert_close(merge(IsoCts(), tau), merge(IsoC(), tau), atol=1e-8, rtol=1e-5)
     low = torch.stack([normal(20, 1, seed=t) @ normal(1, 30, seed=9 - t) for t in range(3)])
     assert merge(IsoCts(), low).isfinite().all()
-
-
-def test_zero_and_cancelling_experts_are_finite() -> None:
-    assert torch.equal(merge(IsoCts(), torch.zeros(3, 20, 12)), torch.zeros(20, 12))
-    tau = normal(8, 5)
-    assert merge(IsoCts(common=0.4), torch.stack([tau, -tau])).isfinite().all()
-
-
-@pytest.mark.parametrize("common", [0.0, 0.8])
-@pytest.mark.parametrize("shape", [(9, 4, 6), (9, 6, 4), (5, 1, 8), (5, 8, 1), (3, 1, 1)])
-def test_more_experts_than_rank(shape: tuple[int, ...], common: float) -> None:
-    merged = merge(IsoCts(common=common), normal(*shape))
-    assert merged.shape == shape[1:]
-    assert merged.isfinite().all()
-    assert merged.any()
-
-
-@pytest.mark.parametrize("shape", [(4, 7), (4, 3, 2, 5, 5), (4, 1, 5, 6), (4,)])
-def test_other_tensors_get_the_scaled_mean(shape: tuple[int, ...]) -> None:
-    deltas = normal(*shape)
-    torch.testing.assert_close(merge(IsoCts(), deltas), 1.5 * deltas.mean(0))
-
-
-def test_embeddings_are_matrices_unless_told_otherwise() -> None:
-    deltas = normal(2, 50, 8)
-    key = "shared.weight"
-    assert torch.equal(merge(IsoCts(), deltas, key=key), merge(IsoCts(), deltas))
-    assert torch.equal(merge(IsoCts(scale=1.0, embeddings=False), deltas, key=key), deltas.mean(0))
-
-
-@pytest.mark.parametrize("shape", [(3, 12, 30), (3, 30, 12)])
-def test_inputs_stay_and_bytes_repeat(shape: tuple[int, ...]) -> None:
-    deltas = normal(*shape)
-    before = deltas.clone()
-    first, second = merge(IsoCts(), deltas), merge(IsoCts(), deltas)
-    assert torch.equal(deltas, before)
-    assert torch.equal(first, second)
-    assert first.dtype == torch.float32
-    assert first.is_contiguous()
-
-
-def test_refusals() -> None:
-    with pytest.raises(RecipeError, match="'scale' must be a finite number, got nan"):
-        IsoCts(scale=float("nan"))
-    with pytest.raises(RecipeError, match=r"'common' must be in \[0, 1\], got 1.2"):
-        IsoCts(common=1.2)
-    with pytest.raises(NumericalError, match=r"'layer\.0\.weight' must be finite"):
-        merge(IsoCts(), torch.full((2, 3, 3), float("nan")))

@@ -2,19 +2,9 @@
 
 import pytest
 import torch
+from tests.merging.matrices import merge, normal
 
-from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.merging.kinds import Site
 from orthomerge.merging.tsv_m import TsvM
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-def merge(method: TsvM, deltas: torch.Tensor, *, key: str = "layer.0.weight") -> torch.Tensor:
-    shape = tuple(deltas.shape[1:])
-    return method.merge(torch.ones(shape), deltas, site=Site(key, shape, 0, tuple(map(str, range(len(deltas))))))
 
 
 def oracle(deltas: torch.Tensor) -> torch.Tensor:
@@ -83,48 +73,3 @@ def test_an_expert_that_changed_nothing_disturbs_nothing() -> None:
     U, s, Vh = (torch.linalg.svd(two)[i] for i in range(3))
     cut = (U[:, :, :4] * s[:, None, :4]) @ Vh[:, :4]  # a third of the rank each, as with three experts
     torch.testing.assert_close(merge(TsvM(), deltas), merge(TsvM(), cut), atol=1e-7, rtol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(9, 4, 6), (9, 6, 4), (5, 1, 8), (5, 8, 1), (3, 1, 1)])
-def test_more_experts_than_rank(shape: tuple[int, ...]) -> None:
-    merged = merge(TsvM(), normal(*shape))
-    assert merged.shape == shape[1:]
-    assert merged.isfinite().all()
-    assert merged.any()
-
-
-def test_zero_and_low_rank_are_finite() -> None:
-    assert torch.equal(merge(TsvM(), torch.zeros(3, 8, 5)), torch.zeros(8, 5))
-    low = torch.stack([normal(20, 1, seed=t) @ normal(1, 30, seed=9 - t) for t in range(3)])
-    assert merge(TsvM(), low).isfinite().all()
-
-
-@pytest.mark.parametrize("shape", [(4, 7), (4, 3, 2, 5, 5), (4, 1, 5, 6), (4,)])
-def test_other_tensors_get_the_scaled_mean(shape: tuple[int, ...]) -> None:
-    deltas = normal(*shape)
-    torch.testing.assert_close(merge(TsvM(scale=2.0), deltas), 2 * deltas.mean(0))
-
-
-def test_embeddings_are_matrices_unless_told_otherwise() -> None:
-    deltas = normal(2, 50, 8)
-    key = "embeddings.word_embeddings.weight"
-    assert torch.equal(merge(TsvM(), deltas, key=key), merge(TsvM(), deltas))
-    assert torch.equal(merge(TsvM(embeddings=False), deltas, key=key), deltas.mean(0))
-    assert torch.equal(merge(TsvM(embeddings=False), deltas), merge(TsvM(), deltas))
-
-
-def test_inputs_stay_and_bytes_repeat() -> None:
-    deltas = normal(3, 12, 30)
-    before = deltas.clone()
-    first, second = merge(TsvM(), deltas), merge(TsvM(), deltas)
-    assert torch.equal(deltas, before)
-    assert torch.equal(first, second)
-    assert first.dtype == torch.float32
-    assert first.is_contiguous()
-
-
-def test_refusals() -> None:
-    with pytest.raises(RecipeError, match="'scale' must be a finite number, got nan"):
-        TsvM(scale=float("nan"))
-    with pytest.raises(NumericalError, match=r"'layer\.0\.weight' must be finite"):
-        merge(TsvM(), torch.full((2, 3, 3), float("inf")))

@@ -1,22 +1,10 @@
 """WUDI-Merging against autograd and torch's own Adam, by its theorems, and at its edges."""
 
-from typing import cast
-
 import pytest
 import torch
+from tests.merging.matrices import merge, normal
 
-from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.merging.kinds import Site
-from orthomerge.merging.wudi import Rest, Wudi, _curvature
-
-
-def normal(*shape: int, seed: int = 0, scale: float = 1e-2) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-def merge(method: Wudi, deltas: torch.Tensor, *, key: str = "layer.0.weight") -> torch.Tensor:
-    shape = tuple(deltas.shape[1:])
-    return method.merge(torch.ones(shape), deltas, site=Site(key, shape, 0, tuple(map(str, range(len(deltas))))))
+from orthomerge.merging.wudi import Wudi, _curvature
 
 
 def loss(tau: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
@@ -149,18 +137,3 @@ def test_inputs_stay_and_bytes_repeat(name: str) -> None:
     assert torch.equal(first, second)
     assert first.dtype == torch.float32
     torch.testing.assert_close(merge(Wudi(steps=20, scale=0.5), deltas), first / 2)
-
-
-def test_refusals() -> None:
-    with pytest.raises(RecipeError, match="'scale' must be a finite number, got nan"):
-        Wudi(scale=float("nan"))
-    with pytest.raises(RecipeError, match="'lr' must be a finite number, got inf"):
-        Wudi(lr=float("inf"))
-    with pytest.raises(RecipeError, match="'lr' must be positive, got 0"):
-        Wudi(lr=0.0)
-    with pytest.raises(RecipeError, match="'steps' must be at least 0, got -1"):
-        Wudi(steps=-1)
-    with pytest.raises(RecipeError, match="'rest' must be 'base' or 'mean', got 'means'; did you mean 'mean'"):
-        Wudi(rest=cast("Rest", "means"))
-    with pytest.raises(NumericalError, match=r"'layer\.0\.weight' must be finite"):
-        merge(Wudi(), torch.full((2, 3, 3), float("nan")))

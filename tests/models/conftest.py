@@ -121,7 +121,7 @@ def account() -> Callable[..., dict[str, str]]:
     """What each name of a checkpoint is to a family: a canonical name, `head` or `foreign`."""
 
     def accountant(family: Family, names: list[str]) -> dict[str, str]:
-        heads = family.head.names() if family.head else ()
+        heads = family.head.parts().values() if family.head else ()
         inside = any(name.startswith(family.prefix) for name in names)
         found = {}
         for name in names:

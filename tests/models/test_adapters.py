@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from tests.aligning import HEADS, write_tables
 
 from orthomerge.api.load import load
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import NumericalError
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.experts import open_experts
 from orthomerge.models.load import quiet
 from orthomerge.models.opening import Expert
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Align, Fit, Recipe
 
 BATCH = {"input_ids": torch.randint(5, 90, (6, 9), generator=torch.Generator().manual_seed(7))}

@@ -21,11 +21,11 @@ from orthomerge.evaluation.records import Record
 from orthomerge.files.hub import fetch
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.card import model_card
-from orthomerge.models.licences import licence_of
 from orthomerge.models.manifest import read_manifest
+from orthomerge.models.reopening import licence_of
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.writing import rewrite_card
-from orthomerge.runs.card import evaluation_of
+from orthomerge.runs.publishing import evaluation_of
 
 __all__ = ["cache", "hub"]  # fixtures
 
@@ -120,7 +120,7 @@ def test_data_used(out: Path, tmp_path: Path) -> None:
         ("---\nlicense: other\nlicense_name: mine\n---\n", "other (mine)"),
         ('---\nwidget: a & b *\nlicense: "mit"\n---\n', "mit"),
         ("---\nlicense: mit\n", None),
-        ("---\nlicense: 3\n---\n", None),
+        ("---\nlicense:\n- mit\n- apache-2.0\ntags: [x]\n---\n", "mit, apache-2.0"),
         ("---\n- license\n---\n", None),
         ("---\na: b: c\n---\n", None),
         ("---\ntags: [x]\n---\n", None),
@@ -215,8 +215,8 @@ def test_what_counts_as_measured(out: Path) -> None:
                       value=value, low=0.1, high=0.9, examples=10)  # fmt: skip
 
     others = [record("task_arithmetic", 0.3, protocol="knn"), record("task_arithmetic", 0.4, aligner="auto")]
-    assert evaluation_of(om.load(out), others) is None
-    found = evaluation_of(om.load(out), [*others, record("task_arithmetic", 0.5), record("expert", 0.8)])
+    assert evaluation_of(om.load(out).title, others) is None
+    found = evaluation_of(om.load(out).title, [*others, record("task_arithmetic", 0.5), record("expert", 0.8)])
     assert found is not None
     assert found["tasks"] == {"two": {"value": 0.5, "low": 0.1, "high": 0.9, "examples": 10, "expert": 0.8}}
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.config import encoder_config
-from orthomerge.models.encoder import Encoder
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.heads import Head, Linear
+from orthomerge.models.modules import Encoder
+from orthomerge.models.stock import encoder_config
 from orthomerge.models.tensors import MemoryTensors
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_encoder_pooling_and_head_give_the_stock_logits(
     model = build(found.architecture, name)
     batch = batch_for(found, model.config)
     encoder, tensors = split_off(save(model, tmp_path / "whole"), found, account)
-    assert set(tensors) == set(found.head.names())
+    assert set(tensors) == set(found.head.parts().values())
     head = make_head(found.head, tensors)
     with torch.no_grad():
         features = found.features(encoder, batch, found.default_pooling)

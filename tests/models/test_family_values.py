@@ -13,11 +13,11 @@ import torch
 from tests.models.making import TASKS, live_models, open_models, same_tensors, stock, tensors_of, write_models
 
 import orthomerge as om
-from orthomerge.models.config import KNOWN
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.load import quiet
 from orthomerge.models.modules import Skeleton
 from orthomerge.models.saved import verify_folder
+from orthomerge.models.stock import KNOWN
 
 WITHOUT_STOCK_CLASS = {"clip", "t5_encoder"}
 
@@ -110,7 +110,7 @@ def test_the_module_gives_what_a_stock_model_with_these_weights_gives(
     heads = family(name).head
     for task in TASKS:
         twin = live_models(name)[task]
-        own = heads.names() if heads else ()
+        own = heads.parts().values() if heads else ()
         mean = {
             key: value if key in own else sum(experts[each].state_dict()[key] for each in TASKS) / 2
             for key, value in twin.state_dict().items()

@@ -63,7 +63,7 @@ def test_rows_are_matched_by_name() -> None:
 
 
 def test_labels_that_do_not_fit() -> None:
-    with pytest.raises(IncompatibleError, match=r"the head has 3 rows but 2 labels \('a', 'b'\); give one label a row"):
+    with pytest.raises(IncompatibleError, match=r"3 rows but 2 labels \('a', 'b'\); give one label per row"):
         Head(Linear(W), ("a", "b"))
     with pytest.raises(IncompatibleError, match="label sets differ: 'c', 'd'"):
         Head(Linear(W), LABELS).reordered(("a", "b", "d"))

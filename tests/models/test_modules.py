@@ -11,13 +11,11 @@ import torch
 from tests.models.conftest import _build
 
 from orthomerge.core.errors import CheckpointError, RecipeError
-from orthomerge.models.config import encoder_config
-from orthomerge.models.encoder import Encoder
-from orthomerge.models.families import family
+from orthomerge.models.families import family, generic
 from orthomerge.models.family import Family
-from orthomerge.models.generic import generic
 from orthomerge.models.load import quiet
-from orthomerge.models.modules import loaded, release
+from orthomerge.models.modules import Encoder, loaded, release
+from orthomerge.models.stock import encoder_config
 from orthomerge.models.tensors import MemoryTensors
 
 Tensors = dict[str, torch.Tensor]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import family
-from orthomerge.models.open_clip import to_transformers
+from orthomerge.models.names import to_transformers
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.families import FAMILIES
 from orthomerge.models.families import family as find_family
-from orthomerge.models.pooling import eos, mean, pooler, shifted_decoder
+from orthomerge.models.family import eos, mean, pooler, shifted_decoder
 
 IDS = torch.tensor([[7, 1, 0], [8, 9, 1]])
 

@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from orthomerge.files.checkpoint import Spec
-from orthomerge.models.families import FAMILIES
+from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family, HeadLayout
-from orthomerge.models.generic import generic
 from orthomerge.models.split import Split, split_base, split_expert
 
 BERT, ROBERTA, T5 = FAMILIES["bert"], FAMILIES["roberta"], FAMILIES["t5"]

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from tests.models.making import same_tensors, stock
 
 import orthomerge as om
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import CheckpointError, OrthomergeError
 from orthomerge.files.opening import open_expert
 from orthomerge.files.ownership import LOCAL
 from orthomerge.models.reopening import reopen_experts
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import read_recipe
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.families import FAMILIES, family, family_for
-from orthomerge.models.generic import generic
+from orthomerge.models.families import FAMILIES, family, family_for, generic
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -26,7 +25,7 @@ def test_every_row_loads_and_bears_its_name(name: str) -> None:
 
 def test_families_import_nothing_heavy() -> None:
     code = (
-        "import sys; from orthomerge.models.families import FAMILIES, family; import orthomerge.models.generic; "
+        "import sys; from orthomerge.models.families import FAMILIES, family; "
         "[family(name) for name in FAMILIES]; print({'torch', 'transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -74,7 +73,12 @@ def test_generic() -> None:
     found = generic("backbone", ["head.dense", "head.out"], "relu")
     assert found.prefix == "backbone."
     assert found.head is not None
-    assert found.head.names() == ("head.dense.weight", "head.dense.bias", "head.out.weight", "head.out.bias")
+    assert found.head.parts() == {
+        "hidden.weight": "head.dense.weight",
+        "hidden.bias": "head.dense.bias",
+        "weight": "head.out.weight",
+        "bias": "head.out.bias",
+    }
     assert generic("net.").prefix == "net."
     assert generic("").prefix == ""
     assert generic("").head is None

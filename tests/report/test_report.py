@@ -15,7 +15,7 @@ from orthomerge.core.errors import CheckpointError
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.run_info import RunInfo, read_info, write_info
 from orthomerge.report.facts import numbers_of
-from orthomerge.report.payload import json_block, points_payload
+from orthomerge.report.figure_data import json_block, points_payload
 from orthomerge.report.report import report
 from orthomerge.report.story import story
 from orthomerge.report.tables import boards
@@ -48,7 +48,7 @@ def test_everything_is_there(tmp_path: Path) -> None:
         "With its heads aligned it reaches 84.0 %: 80 % of what merging had lost is won back, without a single new",
         "Mostly misalignment",
         "a doubt",
-        "aligned by auto on 50 inputs a task from train (inductive)",
+        "aligned by auto on 50 inputs per task from train (inductive)",
         "density = 0.2",
         "abababababab",
         "cdcdcdcdcdcd",

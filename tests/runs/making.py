@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.aligning import write_tables
 
-from orthomerge.runs.watching import Silent
+from orthomerge.runs.driver import Silent
 
 RECIPE = """\
 base: base

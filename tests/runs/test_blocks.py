@@ -8,10 +8,8 @@ import pytest
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.runs.blocks import Diagnose, Evaluate, Reading, Report
-from orthomerge.runs.line import stages_of
-from orthomerge.runs.looks_of import looks_of
-from orthomerge.runs.protocols_of import protocols_of
 from orthomerge.runs.recipe import Recipe, read_recipe
+from orthomerge.runs.scoring import looks_of, protocols_of
 
 
 def read(folder: Path, text: str) -> Recipe:
@@ -46,7 +44,7 @@ report: {title: x}"""
     )
     assert found.diagnose == Diagnose("ridge", points=10, scales=True)
     assert found.report == Report("x")
-    protocols = protocols_of(found)
+    protocols = protocols_of(found.evaluate, found.method)
     ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
     assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
@@ -54,16 +52,6 @@ report: {title: x}"""
     assert protocols[-1].models == ("base", "task_arithmetic")
     looks = looks_of(found)
     assert (looks.aligner, looks.points) == ("ridge", 10)
-
-
-def test_which_stages(tmp_path: Path) -> None:
-    assert stages_of(read(tmp_path, "")) == ["merge"]
-    whole = ["merge", "evaluate", "card", "diagnose", "report"]
-    assert stages_of(read(tmp_path, "evaluate: {data: {a: x.csv}}")) == whole
-    assert stages_of(read(tmp_path, "evaluate: {data: {a: x.csv}}\ndiagnose: false\nreport: true")) == [
-        *whole[:3],
-        "report",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +93,9 @@ def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
 )
 def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str) -> None:
     found = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, {block}}}")
+    assert found.evaluate is not None
     with pytest.raises(RecipeError, match=message):
-        protocols_of(found)
+        protocols_of(found.evaluate, found.method)
 
 
 def test_scales_need_a_base(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from orthomerge.api.recipes import write
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
 from orthomerge.merging.methods import make_method
 from orthomerge.runs.mergekit import translate
+from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe, read_recipe
 
 TIES = """

@@ -39,9 +39,8 @@ def test_cells_by_hand(berts: Path, tmp_path: Path) -> None:
 
 def test_the_recipe_of_a_variant(tmp_path: Path) -> None:
     recipe = read(tmp_path, "{methods: [dare], scales: [0.5], seeds: 2}", "seed: 7")
-    merges = [variant.recipe(recipe) for variant in variants_of(recipe)]
+    merges = [variant.merge(recipe) for variant in variants_of(recipe)]
     assert [(merge.seed, merge.parameters) for merge in merges] == [(7, {"scale": 0.5}), (8, {"scale": 0.5})]
-    assert (merges[0].evaluate, merges[0].sweep) == (recipe.evaluate, None)
 
 
 def test_what_means_the_same_is_done_once(tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_fits_draw_at_random(tmp_path: Path) -> None:
     recipe = read(tmp_path, "{methods: [regmean, average], seeds: 2, aligners: [none]}", fit)
     found = [(variant.method, variant.first, variant.seen) for variant in variants_of(recipe)]
     assert found == [("regmean", 0, "transductive"), ("regmean", 1, "transductive"), ("average", 0, "data-free")]
-    fits = [variant.recipe(recipe).fit is not None for variant in variants_of(recipe)]
+    fits = [variant.merge(recipe).fit is not None for variant in variants_of(recipe)]
     assert fits == [True, True, False]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.aligning import contents
@@ -21,26 +22,26 @@ from orthomerge.files import publish
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.blocks import Evaluate, Sweep
 from orthomerge.runs.recipe import Recipe
-from orthomerge.runs.sweeping import sweep as sweeping
+from orthomerge.runs.store import Store
+from orthomerge.runs.sweeping import scoring
+from orthomerge.runs.sweeping.scoring import RESULT
 from orthomerge.runs.sweeping.sweep import Swept
+from orthomerge.runs.work import STORE
 
 NAMES = ("average", "task_arithmetic scale=0.5")
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
 def serial(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Swept]:
     """A recipe and its sweep, which tests must leave as they are."""
-    folder = tmp_path_factory.mktemp("sweep")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ORTHOMERGE_CACHE", str(folder / "cache"))
-        recipe = lay_out(berts, folder, RUN)
-        return recipe, orthomerge.sweep(recipe, run=folder / "run")
+    recipe = lay_out(berts, tmp_path_factory.mktemp("sweep"), RUN)
+    return recipe, sweep(recipe, recipe.parent / "run")
+
+
+def sweep(recipe: Path | Recipe, folder: Path, **options: Any) -> Swept:
+    swept = orthomerge.run(recipe, out=folder, **options).swept
+    assert swept is not None
+    return swept
 
 
 def copied(serial: tuple[Path, Swept], folder: Path) -> tuple[Path, Path]:
@@ -49,8 +50,8 @@ def copied(serial: tuple[Path, Swept], folder: Path) -> tuple[Path, Path]:
 
 
 def test_what_a_sweep_writes(serial: tuple[Path, Swept]) -> None:
-    swept = serial[1]
-    run = swept.folder
+    recipe, swept = serial
+    run = recipe.parent / "run"
     assert (swept.cells, swept.failures, swept.found) == (4 + 6, [], 0)
     records = read_records(run / "records.jsonl")
     assert {record.split for record in records} == {"test"}
@@ -75,10 +76,10 @@ def test_numbers_are_those_of_a_run(serial: tuple[Path, Swept], tmp_path: Path) 
     recipe.write_text(f"{text}method: task_arithmetic\nparameters: {{scale: 0.4}}\n")
     for name in ("base", "two", "three", "two.csv", "three.csv"):
         (tmp_path / name).symlink_to(serial[0].parent / name)
-    ran = orthomerge.run(recipe, run=tmp_path / "run")
+    ran = orthomerge.run(recipe, out=tmp_path / "run")
     found = {
         (record.task, record.method.partition(" ")[0], record.way, record.seed): record.value
-        for record in read_records(serial[1].folder / "records.jsonl")
+        for record in read_records(serial[0].parent / "run" / "records.jsonl")
         if record.method in ("base", "expert", "task_arithmetic scale=0.4")
     }
     plain = {
@@ -90,41 +91,46 @@ def test_numbers_are_those_of_a_run(serial: tuple[Path, Swept], tmp_path: Path) 
 
 def times(run: Path) -> dict[str, int]:
     """When each model was scored."""
-    return {path.stem: path.stat().st_mtime_ns for path in (run / "scores").iterdir()}
+    store = Store(run / STORE)
+    entries = [entry for entry in store.entries() if entry.kind == "scores"]
+    return {entry.name: (store.content(entry.key) / RESULT).stat().st_mtime_ns for entry in entries}
 
 
 def test_a_killed_sweep_goes_on(serial: tuple[Path, Swept], tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(Killed):
-        orthomerge.sweep(serial[0], run=run, watch=KillAt("dare-drop=0.5-scale=0.4-seed1"))
+        sweep(serial[0], run, watch=KillAt("dare-drop=0.5-scale=0.4-seed1"))
     before = times(run)
     assert before.keys() == {"base", "expert", "task_arithmetic-scale=0.4", "dare-drop=0.5-scale=0.4"}
-    swept = orthomerge.sweep(serial[0], run=run)
+    swept = sweep(serial[0], run)
     assert (swept.done, swept.found) == (1, 4)
     after = times(run)
     assert {name: after[name] for name in before} == before
-    assert outcome(run) == outcome(serial[1].folder)
-    again = orthomerge.sweep(serial[0], run=run)
+    assert outcome(run) == outcome(serial[0].parent / "run")
+    again = sweep(serial[0], run)
     assert (again.done, times(run)) == (0, after)
     assert again.rows == swept.rows
-    forced = orthomerge.sweep(serial[0], run=run, force=True)
-    assert (forced.done, outcome(run)) == (5, outcome(serial[1].folder))
+    forced = sweep(serial[0], run, force=True)
+    assert (forced.done, outcome(run)) == (5, outcome(serial[0].parent / "run"))
 
 
 def test_what_is_damaged_is_scored_again(serial: tuple[Path, Swept], tmp_path: Path) -> None:
     recipe, run = copied(serial, tmp_path)
-    (run / "scores/base.json").write_text("{}")
-    next((run / "predictions").glob("task_arithmetic*")).unlink()
-    swept = orthomerge.sweep(recipe, run=run)
-    assert (swept.done, swept.found) == (2, 3)
-    assert outcome(run) == outcome(serial[1].folder)
+    next((run / "predictions").glob("task_arithmetic*")).unlink()  # the store still has it
+    store = Store(run / STORE)
+    for entry in store.entries():
+        if entry.name == "base":
+            (store.content(entry.key) / RESULT).write_text("{}")
+    swept = sweep(recipe, run)
+    assert (swept.done, swept.found) == (1, 4)
+    assert outcome(run) == outcome(serial[0].parent / "run")
 
 
 def test_a_scale_more(serial: tuple[Path, Swept], tmp_path: Path) -> None:
     recipe, run = copied(serial, tmp_path)
     before = times(run)
     recipe.write_text(RUN.replace("scales: [0.4]", "scales: [0.4, 0.9]"))
-    swept = orthomerge.sweep(recipe, run=run)
+    swept = sweep(recipe, run)
     after = times(run)
     assert {name: after[name] for name in before} == before
     assert after.keys() - before.keys() == {
@@ -132,9 +138,9 @@ def test_a_scale_more(serial: tuple[Path, Swept], tmp_path: Path) -> None:
     }  # fmt: skip
     assert (swept.done, swept.found, swept.cells) == (3, 5, 2 * (4 + 6))
     recipe.write_text(RUN)
-    assert orthomerge.sweep(recipe, run=run).done == 0
+    assert sweep(recipe, run).done == 0
     assert times(run) == before
-    assert outcome(run) == outcome(serial[1].folder)
+    assert outcome(run) == outcome(serial[0].parent / "run")
 
 
 def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
@@ -142,7 +148,7 @@ def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
     methods = f"methods: [average, {large}, dare]"
     text = f"{PLAIN}dtype: float16\nsweep: {{{methods}, aligners: [none, ridge], shots: [2, 500]}}\n"
     recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
-    typed = CliRunner().invoke(app, ["sweep", str(recipe), "--run", str(run), "--quiet"])
+    typed = CliRunner().invoke(app, ["run", str(recipe), "--out", str(run), "--quiet"])
     assert typed.exit_code == 1
     assert "6 cells failed, the others are done:" in typed.stderr
     assert "examples, fewer than 500 shots" in typed.stderr
@@ -152,7 +158,7 @@ def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
     assert "| 500 a class | average | aligner ridge, 500/class | failed |" in text
     assert "| 2 a class | average | aligner ridge, 2/class |  |" in text
     recipe.write_text(recipe.read_text().replace("1000000.0", "1.0").replace("500", "5"))
-    mended = orthomerge.sweep(recipe, run=run)
+    mended = sweep(recipe, run)
     assert mended.failures == []
     assert mended.found == 0  # other shots are other scores of every model
 
@@ -160,58 +166,57 @@ def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
 def test_what_might_pass_is_tried_again(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = SMALL.replace("aligners: [none]", "aligners: [ridge], shots: 500")
     recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
-    first, again = orthomerge.sweep(recipe, run=run), orthomerge.sweep(recipe, run=run)
+    first, again = sweep(recipe, run), sweep(recipe, run)
     assert (len(first.failures), len(again.failures), again.done) == (12, 12, 0)  # it would fail again
     assert {record.method for record in read_records(run / "records.jsonl")} == {"base", *NAMES}  # all labels at once
 
-    def out_of_memory(recipe: Recipe, **given: object) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
         raise OrthomergeError("there is not enough memory")
 
     recipe.write_text(SMALL.replace("[average, task_arithmetic]", "[slerp]"))
-    monkeypatch.setattr(sweeping, "carry_out", out_of_memory)
-    failed = orthomerge.sweep(recipe, run=run)
+    monkeypatch.setattr(scoring, "merge", out_of_memory)
+    failed = sweep(recipe, run)
     assert {failure.message for failure in failed.failures} == {"there is not enough memory"}
     monkeypatch.undo()
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
-    passed = orthomerge.sweep(recipe, run=run)
+    passed = sweep(recipe, run)
     assert (passed.failures, passed.done) == ([], 1)
 
 
 def test_the_command_line(berts: Path, tmp_path: Path) -> None:
     recipe, run, typed = lay_out(berts, tmp_path, SMALL), tmp_path / "run", CliRunner()
-    listed = typed.invoke(app, ["sweep", str(recipe), "--run", str(run), "--list"])
+    listed = typed.invoke(app, ["run", str(recipe), "--out", str(run), "--list"])
     assert listed.stdout.splitlines() == [
         "average, current (data-free), seed 0",
         "task_arithmetic scale=0.5, current (data-free), seed 0",
         "2 cells",
     ]
     assert not run.exists()
-    as_json = typed.invoke(app, ["sweep", str(recipe), "--list", "--json"])
+    as_json = typed.invoke(app, ["run", str(recipe), "--list", "--json"])
     assert len(json.loads(as_json.stdout)) == 2
-    done = typed.invoke(app, ["sweep", str(recipe), "--run", str(run)])
+    done = typed.invoke(app, ["run", str(recipe), "--out", str(run)])
     assert done.exit_code == 0
     assert "2 cells from 2 merges; " in done.stderr
     assert "### Best for each budget of inputs, chosen on validation" in done.stdout
     assert f"all cells: {run / 'sweep.csv'}" in done.stdout
-    told = json.loads(typed.invoke(app, ["sweep", str(recipe), "--run", str(run), "--json"]).stdout)
+    told = json.loads(typed.invoke(app, ["run", str(recipe), "--out", str(run), "--json"]).stdout)
     assert told["models"] == {"done": 0, "found": 4}
     assert told["best"][0]["chosen"]["merge"] in ("average", "task_arithmetic scale=0.5")
 
 
 def test_models_that_are_kept(berts: Path, tmp_path: Path) -> None:
     recipe, run = lay_out(berts, tmp_path, SMALL.replace("[none]}", "[none], keep: true}")), tmp_path / "run"
-    orthomerge.sweep(recipe, run=run)
+    sweep(recipe, run)
     assert sorted(path.name for path in (run / "merges").glob("[a-z]*")) == ["average", "task_arithmetic-scale=0.5"]
     assert verify_folder(run / "merges/average") == []
-    assert orthomerge.sweep(recipe, run=run).done == 0
+    assert sweep(recipe, run).done == 0
     recipe.write_text(SMALL)
-    assert orthomerge.sweep(recipe, run=run).done == 0
+    assert sweep(recipe, run).done == 0
     assert not (run / "merges").exists()
     recipe.write_text(SMALL.replace("[none]}", "[none], keep: true}"))
-    assert orthomerge.sweep(recipe, run=run).done == 2
+    assert sweep(recipe, run).done == 0  # the scores are there, the models are made again
     (run / "merges/average/thesis.tex").write_text("years of work")
     recipe.write_text(SMALL)
-    assert orthomerge.sweep(recipe, run=run).done == 0
+    assert sweep(recipe, run).done == 0
     assert [path.name for path in (run / "merges").iterdir()] == ["average"]  # which holds a file of somebody else
     assert (run / "merges/average/thesis.tex").read_text() == "years of work"
 
@@ -221,9 +226,10 @@ def test_nothing_that_works(berts: Path, tmp_path: Path) -> None:
         "  device", "  references: false\n  device"
     )
     recipe = lay_out(berts, tmp_path, text + "sweep: {methods: [average], aligners: [ridge], shots: 500}\n")
-    swept = orthomerge.sweep(recipe, run=tmp_path / "run")
-    assert (len(swept.failures), swept.best, swept.page) == (2, [], None)
-    assert (swept.folder / "sweep.md").read_text().startswith("No cell was scored.")
+    ran = orthomerge.run(recipe, out=tmp_path / "run")
+    assert ran.swept is not None
+    assert (len(ran.swept.failures), ran.swept.best, ran.page) == (2, [], None)
+    assert (ran.folder / "sweep.md").read_text().startswith("No cell was scored.")
 
 
 def test_without_base_and_references(berts: Path, tmp_path: Path) -> None:
@@ -232,16 +238,16 @@ def test_without_base_and_references(berts: Path, tmp_path: Path) -> None:
     for path in (tmp_path / "base").iterdir():
         if path.name not in ("config.json", "model.safetensors"):  # what reads the inputs, else the base's
             shutil.copy(path, tmp_path / "two")
-    swept = orthomerge.sweep(recipe, run=tmp_path / "run")
-    assert {record.method for record in read_records(swept.folder / "records.jsonl")} == {"average", "slerp"}
-    assert "### Best in hindsight" in (swept.folder / "sweep.md").read_text()
-    assert read_records(swept.folder / "validation.jsonl") == []
+    sweep(recipe, tmp_path / "run")
+    assert {record.method for record in read_records(tmp_path / "run" / "records.jsonl")} == {"average", "slerp"}
+    assert "### Best in hindsight" in (tmp_path / "run" / "sweep.md").read_text()
+    assert read_records(tmp_path / "run" / "validation.jsonl") == []
 
 
 def test_fits(berts: Path, tmp_path: Path) -> None:
     fit = "fit: {data: {two: two.csv, three: three.csv}, device: cpu, limit: 20}\n"
     text = PLAIN + fit + "sweep: {methods: [{method: realign, parameters: {steps: 2}}, average], aligners: [none]}\n"
-    swept = orthomerge.sweep(lay_out(berts, tmp_path, text), run=tmp_path / "run")
+    swept = sweep(lay_out(berts, tmp_path, text), tmp_path / "run")
     assert [(best.budget, best.hindsight.variant.name) for best in swept.best] == [
         ("the fit's inputs", "realign steps=2"),
         ("no inputs", "average"),
@@ -255,26 +261,25 @@ def test_a_recipe_in_python(berts: Path, tmp_path: Path) -> None:
     grid = Sweep(("average",), aligners=("none",))
     recipe = Recipe(experts, base=str(tmp_path / "base"), evaluate=block, report=False, sweep=grid)
     with pytest.raises(RecipeError, match="Give the run folder"):
-        orthomerge.sweep(recipe)
-    swept = orthomerge.sweep(recipe, run=tmp_path / "run")
+        orthomerge.run(recipe)
+    swept = sweep(recipe, tmp_path / "run")
     assert [row.variant.name for row in swept.rows] == ["average"]
-    assert orthomerge.sweep(recipe, run=tmp_path / "run").done == 0
+    assert sweep(recipe, tmp_path / "run").done == 0
 
 
 def test_a_disk_that_is_too_small(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = lay_out(berts, tmp_path, SMALL.replace("[none]}", "[none], keep: true}"))
     monkeypatch.setattr(publish.shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
-    said = list[str]()
     with pytest.raises(OutputError, match=r"0\.00 GB free, but the output needs"):
-        orthomerge.sweep(recipe, run=tmp_path / "run", say=said.append)
-    assert "for 2 models to keep" in said[0]
+        sweep(recipe, tmp_path / "run")
 
 
 def test_a_folder_that_is_another_s(berts: Path, tmp_path: Path) -> None:
-    recipe = lay_out(berts, tmp_path, SMALL)
-    orthomerge.run(recipe, run=tmp_path / "run")
+    recipe = lay_out(berts, tmp_path, PLAIN)
+    orthomerge.run(recipe, out=tmp_path / "run")
+    recipe.write_text(SMALL)
     before = contents(tmp_path / "run")
     for force in (False, True):
         with pytest.raises(OutputError, match="holds a run, not a sweep; give another folder"):
-            orthomerge.sweep(recipe, run=tmp_path / "run", force=force)
+            sweep(recipe, tmp_path / "run", force=force)
     assert contents(tmp_path / "run") == before

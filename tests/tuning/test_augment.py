@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.tuning.augment import augment, shift
+from orthomerge.tuning.batches import moved, shift
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 def test_the_edge_is_repeated() -> None:
     image = torch.arange(9.0).view(1, 1, 3, 3).expand(3, 2, 3, 3)
-    moved = shift(image, torch.tensor([[1, 0], [0, -1], [-1, 2]]))
-    assert moved[0, 0].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5]]  # down
-    assert moved[1, 1].tolist() == [[1, 2, 2], [4, 5, 5], [7, 8, 8]]  # to the left
-    assert moved[2, 0].tolist() == [[3, 3, 3], [6, 6, 6], [6, 6, 6]]  # up, and twice to the right
-    assert moved[:, 0].equal(moved[:, 1])
+    found = shift(image, torch.tensor([[1, 0], [0, -1], [-1, 2]]))
+    assert found[0, 0].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5]]  # down
+    assert found[1, 1].tolist() == [[1, 2, 2], [4, 5, 5], [7, 8, 8]]  # to the left
+    assert found[2, 0].tolist() == [[3, 3, 3], [6, 6, 6], [6, 6, 6]]  # up, and twice to the right
+    assert found[:, 0].equal(found[:, 1])
 
 
 def moves(step: int, *, seed: int = 0, count: int = 400) -> list[tuple[int, int]]:
     """By how much images of 16 rows and 24 columns were moved, read off the pixel that was in their middle."""
     images = torch.zeros(count, 1, 16, 24)
     images[:, :, 8, 12] = 1
-    moved = augment({"pixel_values": images}, "shift", seed=seed, step=step)["pixel_values"]
-    assert moved.sum() == count
-    return [(row - 8, column - 12) for _, _, row, column in moved.nonzero().tolist()]
+    found = moved({"pixel_values": images}, seed=seed, step=step)["pixel_values"]
+    assert found.sum() == count
+    return [(row - 8, column - 12) for _, _, row, column in found.nonzero().tolist()]
 
 
 def test_every_image_by_up_to_an_eighth_of_its_side() -> None:
@@ -56,9 +56,8 @@ def test_draws_depend_on_seed_and_step_only() -> None:
 
 def test_what_is_left_alone() -> None:
     batch = {"pixel_values": torch.randn(3, 3, 7, 7), "other": torch.arange(3)}
-    for how in ("none", "shift"):  # a side of 7 has no eighth
-        found = augment(batch, how, seed=0, step=0)
-        assert all(found[name].equal(tensor) for name, tensor in batch.items())
+    found = moved(batch, seed=0, step=0)  # a side of 7 has no eighth
+    assert all(found[name].equal(tensor) for name, tensor in batch.items())
 
 
 class Killed(BaseException):

@@ -26,7 +26,8 @@ from orthomerge.models.families import family
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.linearised import deltas_between, linearised_features
 from orthomerge.models.load import quiet
-from orthomerge.tuning import making, saving
+from orthomerge.tuning import finetune as module
+from orthomerge.tuning import saving
 from orthomerge.tuning.loop import Report
 from orthomerge.tuning.model import load_base
 
@@ -111,7 +112,7 @@ def test_stock_transformers_loads_it_and_gives_the_same_logits(
         kept[:] = [encoder.eval(), head]
         write(folder, encoder, names, head, **rest)
 
-    monkeypatch.setattr(making, "write_expert", spy)
+    monkeypatch.setattr(module, "write_expert", spy)
     tune(task, tmp_path / "out", epochs=1.0)
     batch = processors[task.modality](task["val"].inputs)
     found = family("bert" if kind == "words" else "vit")

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
-from orthomerge.tuning.settings import Tuning, choose_device, derive
+from orthomerge.tuning.settings import Tuning
 
 
 def test_settings_are_a_schema() -> None:
@@ -47,20 +46,3 @@ def test_zero_turns_things_off() -> None:
     off = dict.fromkeys(("clip", "warmup", "weight_decay", "head_epochs", "penalty"), 0.0)
     made = asdict(Tuning(**off))  # type: ignore[arg-type]
     assert {name: made[name] for name in off} == off
-
-
-def test_devices() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
-    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    for name in ("tpu9", "meta", "gpu"):
-        with pytest.raises(RecipeError, match=rf"unknown device '{name}'; use auto, cpu, cuda or cuda:0"):
-            choose_device(name)
-    with pytest.raises(RecipeError, match=r"there is no device 'cuda:99' here, torch sees \d+ GPUs; use auto"):
-        choose_device("cuda:99")
-
-
-def test_derived_seeds_differ_by_purpose_and_place_and_fit_a_generator() -> None:
-    seeds = {derive(seed, what, number) for seed in (0, 1) for what in ("a", "b") for number in range(5)}
-    assert len(seeds) == 20
-    assert derive(1, "a", 2) == derive(1, "a", 2)
-    assert all(0 <= seed < 2**63 for seed in seeds)

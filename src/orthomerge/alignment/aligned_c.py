@@ -1,4 +1,4 @@
-"""The expert's head, fitted to merged features until it says what the expert said: no labels, no new parameters.
+"""The expert's head, fitted to merged features until its outputs are the expert's: no labels, no new parameters.
 
 Kong et al. 2024, "Rethink the Evaluation Protocol of Model Merging on Classification Task" (FT-Classifier), Eq. 8, and
 its third version, MOMA, Eq. 12; arXiv 2412.13526. From W' = W, b' = b and on unlabelled inputs x, Adam minimises
@@ -33,13 +33,13 @@ import torch
 from torch.nn.functional import normalize
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one, require_finite
-from orthomerge.alignment.distillation import divergence
+from orthomerge.alignment.descent import Descent, require_finite
 from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.problem import Problem
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.models.features import FeaturePair
-from orthomerge.models.heads import Head, Linear
+from orthomerge.models.heads import Head
 
 Recipe = Literal["paper", "tuned"]
 
@@ -86,50 +86,42 @@ class AlignedC:
                 f"'recipe' must be {' or '.join(map(repr, known))}, got {self.recipe!r}; {nearest(self.recipe, known)}"
             )
         at_least_one(epochs=self.epochs, batch=self.batch, most=self.most)
-        self._adam(count=1)
+        self._descent(1)
 
     @property
     def schedule(self) -> Schedule:
         """The recipe with what was overridden."""
-        made = _RECIPES[self.recipe]
-        return replace(
-            made,
-            epochs=made.epochs if self.epochs is None else self.epochs,
-            lr=made.lr if self.lr is None else self.lr,
-            batch=made.batch if self.batch is None else self.batch,
-            most=made.most if self.most is None else self.most,
-        )
+        options = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
+        return replace(_RECIPES[self.recipe], **{name: value for name, value in options.items() if value is not None})
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean divergence from the expert's outputs under the old head and the new."""
         problem = Problem.of(pair, head)
-        H, Z = problem.H, problem.Z
-        made = self.distil(pair.merged.values, Z, head, task=problem.task)
-        before, after = (divergence(Z, logits_from(each, H)) for each in (head, made))
-        return Alignment(made, {"loss_before": before, "loss": after, "steps": self.schedule.steps(len(H))})
+        aligned = self.distil(pair.merged.values, problem.Z, head, task=problem.task)
+        before, after = (problem.divergence(logits_from(each, problem.H)) for each in (head, aligned))
+        return Alignment(aligned, {"loss_before": before, "loss": after, "steps": self.schedule.steps(len(problem.H))})
 
     def distil(self, features: torch.Tensor, teacher: torch.Tensor, head: Head, *, task: str) -> Head:
         """The head fitted to merged features [n, d] and the expert's logits [n, C] on the same inputs."""
-        values, adam = features.float(), self._adam(count=len(features))
+        values = features.float()
         inputs = normalize(values, dim=-1) if head.normalise else values
         m, s = self._coordinates(head, inputs)
         layers = _Layers(head, m, s)
         x, target = ((inputs - m) * s).float(), teacher.to(inputs.device, torch.float32).softmax(1)
         name = f"the head of {task!r} diverged under aligned-c"
-        adam.minimise(
+        self._descent(len(x)).minimise(
             layers.parameters,
             lambda rows: layers.gradients(x.index_select(0, rows), target.index_select(0, rows)),
             count=len(x),
-            generator=torch.Generator().manual_seed(self.seed),
             name=name,
         )
-        made = layers.head()
-        require_finite(made.tensors().values(), name=name)
-        return made
+        aligned = layers.head()
+        require_finite(aligned.tensors().values(), name=name)
+        return aligned
 
-    def _adam(self, *, count: int) -> Adam:
-        made = self.schedule
-        return Adam(made.steps(count), made.lr, made.batch, made.decay, self.seed)
+    def _descent(self, count: int) -> Descent:
+        schedule = self.schedule
+        return Descent(schedule.steps(count), schedule.lr, schedule.batch, schedule.decay, self.seed)
 
     def _coordinates(self, head: Head, inputs: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Origin m [d] (float64) and scale s in which the head is trained."""
@@ -178,12 +170,12 @@ class _Layers:
         with torch.no_grad():
             logits = torch.nn.functional.linear(h, tensors["weight"], tensors.get("bias"))
             error = logits.softmax(1).sub_(target).div_(len(inputs))
-            found = [error.T @ h]
+            gradients = [error.T @ h]
             if "bias" in tensors:
-                found.append(error.sum(0))
+                gradients.append(error.sum(0))
         if activation is not None:
-            found += torch.autograd.grad(h, self.parameters[len(found) :], error @ tensors["weight"])
-        return found
+            gradients += torch.autograd.grad(h, self.parameters[len(gradients) :], error @ tensors["weight"])
+        return gradients
 
     def head(self) -> Head:
         """What was trained, for features as they are."""
@@ -192,7 +184,4 @@ class _Layers:
         tensors[weight] = tensors[weight] * self._s
         if bias in tensors:
             tensors[bias] = tensors[bias] - tensors[weight] @ self._m
-        tensors = {name: tensor.float() for name, tensor in tensors.items()}
-        output = Linear(tensors["weight"], tensors.get("bias"))
-        hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if self._like.hidden else None
-        return replace(self._like, output=output, hidden=hidden)
+        return self._like.with_tensors({name: tensor.float() for name, tensor in tensors.items()})

@@ -50,17 +50,12 @@ ALIGNERS: Mapping[str, Row] = dict(
         _row("linear", "linear_maps:Linear", "Any linear map", f"{_MOMA}, Table 1"),
         _row("invertible", "linear_maps:Invertible", "Any invertible linear map", f"{_MOMA}, Table 1"),
         _row("affine", "linear_maps:Affine", "Any affine map", f"{_MOMA}, Table 1"),
-        _row(
-            "logit-procrustes",
-            "logit_procrustes:LogitProcrustes",
-            "Procrustes where the head looks",
-            _OURS,
-        ),
-        _row("aligned-m", "aligned_m:AlignedM", "A square matrix before the head, by Adam", f"{_RETHINK}, Eq. 7"),
-        _row("orth-m", "orth_m:OrthM", "The same, nearly orthogonal", f"{_RETHINK}, Eq. 9"),
-        _row("moma-orthogonal", "moma_orthogonal:MomaOrthogonal", "Orthogonal map by Adam", f"{_MOMA}, Eq. 8"),
+        _row("logit-procrustes", "logit_procrustes:LogitProcrustes", "Procrustes where the head looks", _OURS),
+        _row("aligned-m", "trained_maps:AlignedM", "A square matrix before the head, by Adam", f"{_RETHINK}, Eq. 7"),
+        _row("orth-m", "trained_maps:OrthM", "The same, nearly orthogonal", f"{_RETHINK}, Eq. 9"),
+        _row("moma-orthogonal", "trained_maps:MomaOrthogonal", "Orthogonal map by Adam", f"{_MOMA}, Eq. 8"),
         _row("surgery", "surgery:Surgery", "A low-rank module before the head", "arXiv 2402.02705", extra=True),
-        _row("probsurgery", "probsurgery:ProbSurgery", "The same, probabilistic", "Wei et al. 2025", extra=True),
+        _row("probsurgery", "surgery:ProbSurgery", "The same, probabilistic", "Wei et al. 2025", extra=True),
     )
 )
 

@@ -1,32 +1,35 @@
 """Gradient descent for aligners: Adam on one batch of inputs after the other, in float32, reproducible by its seed.
 
-Kingma and Ba 2015, arXiv 1412.6980. Aligners hand in their gradients: most are a few lines of algebra, and at these
-sizes autograd takes thrice the time.
+Aligners compute their gradients themselves: most are a few lines of algebra, and at these sizes autograd takes three
+times as long.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
 import torch
 
+from orthomerge.core.adam import Adam, rate_share
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError, RecipeError
-
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True)
-class Adam:
-    """`steps` of `batch` inputs; `decay` lets the learning rate `lr` fall to zero along a cosine."""
+class Descent:
+    """`steps` of `batch` inputs at learning rate `lr`, which falls to zero along a cosine with `decay`.
 
-    steps: int
-    lr: float
-    batch: int
-    decay: bool
-    seed: int
+    `seed`: of the order of the inputs. `device`: where it is trained.
+    """
+
+    steps: int = 1000
+    lr: float = 1e-3
+    batch: int = 16
+    decay: bool = True
+    seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         at_least_one(steps=self.steps, batch=self.batch)
@@ -41,23 +44,19 @@ class Adam:
         gradients: Callable[[torch.Tensor], Sequence[torch.Tensor]],
         *,
         count: int,
-        generator: torch.Generator,
         name: str,
+        generator: torch.Generator | None = None,
     ) -> None:
         """Change `parameters` in place; `gradients(rows)` are theirs on the rows [b] of a batch of `count` inputs.
 
-        `generator`: what the order of inputs is drawn from. `name`: what is trained, for messages.
+        `name`: what is trained, for messages. `generator`: for the order of the inputs, one of the seed by default.
         """
-        means, squares = ([torch.zeros_like(parameter) for parameter in parameters] for _ in range(2))
+        states = [Adam(parameter) for parameter in parameters]
+        generator = generator or torch.Generator().manual_seed(self.seed)
         for step, rows in enumerate(self._batches(count, generator, parameters[0].device)):
-            found = gradients(rows)
-            lr = self.lr * (1 + math.cos(math.pi * step / self.steps)) / 2 if self.decay else self.lr
-            size, root = lr / (1 - _BETA_1 ** (step + 1)), math.sqrt(1 - _BETA_2 ** (step + 1))
-            with torch.no_grad():
-                for parameter, gradient, mean, square in zip(parameters, found, means, squares, strict=True):
-                    mean.lerp_(gradient, 1 - _BETA_1)
-                    square.mul_(_BETA_2).addcmul_(gradient, gradient, value=1 - _BETA_2)
-                    parameter.addcdiv_(mean, square.sqrt().div_(root).add_(_EPSILON), value=-size)
+            lr = self.lr * rate_share(step, self.steps) if self.decay else self.lr
+            for state, parameter, gradient in zip(states, parameters, gradients(rows), strict=True):
+                state.step(parameter, gradient, lr)
         # Once is enough: Adam's means never come back from a gradient that is not finite.
         require_finite(parameters, name=name)
 
@@ -77,17 +76,3 @@ def require_finite(tensors: Iterable[torch.Tensor], *, name: str) -> None:
     """Refuse what diverged."""
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
         raise NumericalError(f"{name}: it is no longer finite; lower 'lr', or look at the scale of features and head")
-
-
-def at_least_one(**counts: int | None) -> None:
-    """Refuse counts of zero and less."""
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise RecipeError(f"{name!r} must be at least 1, got {count}")
-
-
-def not_negative(**weights: float) -> None:
-    """Refuse weights of a penalty that are below zero, infinite or NaN."""
-    for name, weight in weights.items():
-        if not 0 <= weight < math.inf:
-            raise RecipeError(f"{name!r} must be a number of at least 0, got {weight}")

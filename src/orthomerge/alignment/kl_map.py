@@ -32,9 +32,9 @@ from torch.nn.functional import linear, log_softmax
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
+from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.newton import Fit, Rows
 from orthomerge.alignment.problem import Problem, Solved
-from orthomerge.alignment.strengths import strength
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.extract import device_of
 
@@ -59,7 +59,7 @@ class KlMap(Solved):
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        strength("strength", self.strength)
+        check_strength("strength", self.strength)
 
     def align(self, problem: Problem) -> Alignment:
         """Facts: the strength, whether the tolerance was reached, and in how many steps."""

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from orthomerge.alignment.strengths import careful
+from orthomerge.core.errors import RecipeError
 
 STRENGTHS = (math.inf, *(10 ** (power / 2) for power in range(8, -13, -1)))
 _TINY = 1e-13  # share of the largest eigenvalue below which one is rounding
@@ -76,3 +77,16 @@ def chosen_strength(spectrum: Spectrum, R: torch.Tensor) -> float:
     seen = spectrum.U.T @ R
     errors = (leave_one_out(spectrum, R, strength, seen=seen) for strength in STRENGTHS)
     return STRENGTHS[careful(torch.stack([error.square().sum(1) for error in errors]))]
+
+
+def careful(losses: torch.Tensor) -> int:
+    """Of choices [k, n], from careful to bold, the first whose mean over n is within one standard error of the best."""
+    excess = losses - losses[int(losses.mean(1).argmin())]
+    near = excess.mean(1) <= excess.std(1, correction=1) / math.sqrt(losses.shape[1])
+    return int(near.nonzero()[0])
+
+
+def check_strength(name: str, value: float | Literal["auto"]) -> None:
+    """Refuse a strength that is neither 0 or more, infinity for "change nothing", nor `auto`."""
+    if value != "auto" and (math.isnan(value) or value < 0):
+        raise RecipeError(f"{name!r} must be 0 or more, or auto, got {value!r}")

@@ -24,8 +24,8 @@ import torch
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import first_map, folded, with_first_map
+from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.problem import Problem, Solved
-from orthomerge.alignment.strengths import strength
 from orthomerge.core.errors import RecipeError
 
 
@@ -41,7 +41,7 @@ class Affine(Solved):
     shifts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        strength("strength", self.strength)
+        check_strength("strength", self.strength)
 
     def align(self, problem: Problem) -> Alignment:
         chosen = self.chosen(problem)
@@ -127,7 +127,7 @@ class Scaling(Solved):
     prior: float = 10.0
 
     def __post_init__(self) -> None:
-        strength("prior", self.prior)
+        check_strength("prior", self.prior)
 
     def align(self, problem: Problem) -> Alignment:
         C, S = problem.H.square().sum(0), (problem.T * problem.H).sum(0)

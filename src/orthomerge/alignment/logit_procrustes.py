@@ -28,10 +28,10 @@ import torch
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import first_map, with_first_map
+from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.alignment.rigid import choose_rigid, polar_factor, spread
-from orthomerge.alignment.strengths import strength
 from orthomerge.models.heads import Head
 
 _SETTLED = 1e-5  # share of all that was gained which a step must gain to be worth another
@@ -47,7 +47,7 @@ class LogitProcrustes(Solved):
     steps: int = 200
 
     def __post_init__(self) -> None:
-        strength("kappa", self.kappa)
+        check_strength("kappa", self.kappa)
 
     def align(self, problem: Problem) -> Alignment:
         start = choose_rigid(problem, kappa=self.kappa, bias=self.bias)

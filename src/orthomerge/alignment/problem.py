@@ -19,6 +19,7 @@ from orthomerge.alignment.moments import Moments
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
+from orthomerge.models.kinds import head_kind
 
 FOLDS = 5
 
@@ -44,6 +45,10 @@ class Problem:
     def Z(self) -> torch.Tensor:  # noqa: N802 - the letter of the legend
         """The expert's logits, [n, C] in float64."""
         return logits_from(self.head, self.T)
+
+    def divergence(self, logits: torch.Tensor) -> float:
+        """The mean divergence of some logits [n, C] from the expert's."""
+        return float(head_kind(self.head.kind).divergence(logits.double(), self.Z).mean())
 
     @cached_property
     def moments(self) -> Moments:

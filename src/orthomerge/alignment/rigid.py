@@ -35,9 +35,9 @@ import torch
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
+from orthomerge.alignment.least_squares import careful, check_strength
 from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.problem import Problem, Solved
-from orthomerge.alignment.strengths import careful, strength
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.heads import Head
 
@@ -55,7 +55,7 @@ class Orthogonal(Solved):
     bias: bool = True
 
     def __post_init__(self) -> None:
-        strength("kappa", self.kappa)
+        check_strength("kappa", self.kappa)
 
     def align(self, problem: Problem) -> Alignment:
         found = choose_rigid(problem, kappa=self.kappa, bias=self.bias)

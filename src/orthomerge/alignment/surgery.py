@@ -1,59 +1,67 @@
-"""A small module of its own between merged features and head takes off what merging has added to the features.
+"""A small module of its own between merged features and head removes what merging has added to the features.
 
 Yang et al. 2024, "Representation Surgery for Multi-Task Model Merging", arXiv 2402.02705, and its code:
 
-    f' = f - U relu(D f),    Adam on the mean over inputs and entries of |f' - t|,
+    surgery        f' = f - U relu(D f),    Adam on the mean over inputs and entries of |f' - t|
 
-from U = 0, so that training starts at the merged model. The module is no part of a checkpoint: its tensors are counted
-and kept beside the model.
+Wei et al. 2025, "Representation Surgery in Model Merging with Probabilistic Modeling", ICML (PMLR 267; not on arXiv),
+and its code: the correction is drawn from a normal distribution while it is trained, and is its mean afterwards,
 
-Letters: f, t [n, d] features of the merged encoder and of the expert, as they are, before a head normalises; D [r, d],
-U [d, r].
-Differs from the paper: one optimiser a task (the authors' single Adam lets idle tasks drift on momentum in old versions
-of torch); epochs go through the inputs in turn, where the code draws two batches of a fresh shuffle at each of 500
-rounds. Unlabelled inputs are what the caller gives, not the test set.
+    probsurgery    h = relu(D f),  mu = U h,  log sigma^2 = V h,  f' = f - mu - sigma e,  e ~ N(0, I),
+
+and Adam on the same loss plus beta times the mean over inputs of KL(N(mu, sigma^2) || N(0, I)).
+
+Both start from U = V = 0: training starts at the merged model. The module is no part of a checkpoint: its tensors are
+counted and kept beside the model.
+
+Letters: f, t [n, d] features of the merged encoder and of the expert, as they are, before a head normalises; D [r, d];
+U, V [d, r]; v = log sigma^2.
+Differs from the papers: one optimiser per task (the authors' single Adam lets idle tasks drift on momentum in old
+versions of torch); epochs go through the inputs in turn, where the code draws two batches of a fresh shuffle at each of
+500 rounds; unlabelled inputs are the caller's, not the test set. Of probsurgery V is not kept, because nothing reads it
+after training, and the result is where training ends; the authors' code evaluates on the test set 50 times and reports
+the best. It also has eight times Surgery's width and five times its steps, so what the noise itself brings shows only
+beside Surgery with `rank` 128 and `steps` 5000.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.descent import Adam, at_least_one
+from orthomerge.alignment.descent import Descent
 from orthomerge.alignment.problem import Problem
+from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.models.extract import device_of
 from orthomerge.models.extras import SurgeryHead
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 
+_AHEAD = 50  # steps for which noise is drawn at once
+
 
 @dataclass(frozen=True)
-class Surgery:
-    """`rank`: r; `steps`, `lr`, `batch`: Adam's; `decay`: the learning rate falls to zero; `seed`: of D and batches.
+class Surgery(Descent):
+    """`rank`: r; `steps`, `lr`, `batch`, `decay`: Adam's; `seed`: of D and batches; `device`: where it is trained."""
 
-    `device`: where it is trained.
-    """
-
-    rank: int = 16
-    steps: int = 1000
-    lr: float = 1e-3
-    batch: int = 16
     decay: bool = False
-    seed: int = 0
-    device: str = "cpu"
+    rank: int = 16
 
     def __post_init__(self) -> None:
         at_least_one(rank=self.rank)
-        self._adam()
+        super().__post_init__()
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean absolute distance to the expert's features before and after."""
-        module = Module.of(pair, head, self.seed, rank=self.rank, layers=2, device=self.device)
-        f, t, (D, U) = module.f, module.t, module.layers
+        task = Problem.of(pair, head).task  # for its checks
+        generator, place = torch.Generator().manual_seed(self.seed), device_of(self.device)
+        f, t = (values.float().to(place) for values in (pair.merged.values, pair.expert.values))
+        weights = _start(2, self.rank, head.width, generator).to(place)
+        D, U = weights  # U is transposed
 
         def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
             x = f[rows]
@@ -61,12 +69,52 @@ class Surgery:
             G = (t[rows] - x).add_(h @ U).sign_().div_(x.numel())  # dloss / d(U h)
             return [torch.stack([((G @ U.T) * (h > 0)).T @ x, h.T @ G])]
 
-        name = f"the module of {module.task!r} diverged under surgery"
-        module.train(self._adam(), gradients, name=name)
-        return module.alignment(head, "surgery")
+        name = f"the module of {task!r} diverged under surgery"
+        self.minimise([weights], gradients, count=len(f), name=name, generator=generator)
+        return _alignment(pair, head, weights, "surgery")
 
-    def _adam(self) -> Adam:
-        return Adam(self.steps, self.lr, self.batch, self.decay, self.seed)
+
+@dataclass(frozen=True)
+class ProbSurgery(Descent):
+    """`width`: r; `beta`: weight of the KL term; `seed`: of D, the batches and the noise.
+
+    `steps`, `lr`, `batch`, `decay`: Adam's; `device`: where it is trained, which noise depends on.
+    """
+
+    steps: int = 5000
+    decay: bool = False
+    width: int = 128
+    beta: float = 1e-4
+
+    def __post_init__(self) -> None:
+        at_least_one(width=self.width)
+        not_negative(beta=self.beta)
+        super().__post_init__()
+
+    def fit(self, pair: FeaturePair, head: Head) -> Alignment:
+        """Facts: the mean absolute distance to the expert's features before and, without noise, after."""
+        task = Problem.of(pair, head).task  # for its checks
+        generator, place = torch.Generator().manual_seed(self.seed), device_of(self.device)
+        f, t = (values.float().to(place) for values in (pair.merged.values, pair.expert.values))
+        weights = _start(3, self.width, head.width, generator).to(place)
+        D, U, V = weights  # U and V are transposed
+        drawn = _noise(generator, min(self.batch, len(f)), head.width, place)
+
+        def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
+            x = f[rows]
+            h = (x @ D.T).relu_()
+            mu, v = h @ U, h @ V
+            noise = next(drawn)[: len(rows)] * (v / 2).exp()
+            G = (t[rows] - x + mu + noise).sign_().div_(x.numel())
+            weight = self.beta / len(rows)
+            to_mu = G + weight * mu
+            to_v = G.mul_(noise).add_(v.exp().sub_(1), alpha=weight).div_(2)
+            to_h = (to_mu @ U.T + to_v @ V.T) * (h > 0)
+            return [torch.stack([to_h.T @ x, h.T @ to_mu, h.T @ to_v])]
+
+        name = f"the module of {task!r} diverged under probsurgery"
+        self.minimise([weights], gradients, count=len(f), name=name, generator=generator)
+        return _alignment(pair, head, weights, "probsurgery")
 
 
 def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
@@ -75,46 +123,24 @@ def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tens
     return torch.empty(rank, width).uniform_(-bound, bound, generator=generator)
 
 
-@dataclass(frozen=True, eq=False)
-class Module:
-    """A module in training, whose layers are one tensor.
-
-    `f`, `t` [n, d] float32; `weights` [layers, r, d]: D, then U and what else there is, both transposed.
-    """
-
-    task: str
-    f: torch.Tensor
-    t: torch.Tensor
-    weights: torch.Tensor
-    generator: torch.Generator
-
-    @classmethod
-    def of(cls, pair: FeaturePair, head: Head, seed: int, *, rank: int, layers: int, device: str) -> Module:
-        """Where training starts: all layers but the first are zero."""
-        task = Problem.of(pair, head).task  # for its checks
-        place, generator = device_of(device), torch.Generator().manual_seed(seed)
-        f, t = (values.float().to(place) for values in (pair.merged.values, pair.expert.values))
-        weights = torch.zeros(layers, rank, head.width)
-        weights[0] = first_layer(rank, head.width, generator)
-        return cls(task, f, t, weights.to(place), generator)
-
-    @property
-    def layers(self) -> tuple[torch.Tensor, ...]:
-        """Views of the weights."""
-        return self.weights.unbind()
-
-    def train(self, adam: Adam, gradients: Callable[[torch.Tensor], Sequence[torch.Tensor]], *, name: str) -> None:
-        """Change the weights in place."""
-        adam.minimise([self.weights], gradients, count=len(self.f), generator=self.generator, name=name)
-
-    def alignment(self, head: Head, kind: str) -> Alignment:
-        """What was trained, with the distances before and after."""
-        f, t, weights = self.f.cpu(), self.t.cpu(), self.weights.cpu()
-        D, U = weights[0].clone(), weights[1].T.contiguous()
-        before, after = (distance(each, t) for each in (f, f - (f @ D.T).relu_() @ U.T))
-        return Alignment(SurgeryHead(head, D, U, kind), {"loss_before": before, "loss": after})
+def _start(layers: int, rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    """The layers [layers, r, d] of a module: D drawn, the others zero."""
+    weights = torch.zeros(layers, rank, width)
+    weights[0] = first_layer(rank, width, generator)
+    return weights
 
 
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Mean over inputs and entries of the absolute difference."""
-    return float((one.double() - other.double()).abs().mean())
+def _noise(fit: torch.Generator, batch: int, width: int, device: torch.device) -> Iterator[torch.Tensor]:
+    """Normal numbers [batch, width] without end, by a seed that the fit draws; drawn for many steps at once."""
+    generator = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=fit)))
+    while True:
+        yield from torch.randn(_AHEAD, batch, width, generator=generator, device=device)
+
+
+def _alignment(pair: FeaturePair, head: Head, weights: torch.Tensor, kind: str) -> Alignment:
+    """The trained module, with the distances before and after."""
+    f, t = pair.merged.values.float(), pair.expert.values.float()
+    D, U = weights[0].cpu().clone(), weights[1].cpu().T.contiguous()
+    corrected = f - (f @ D.T).relu_() @ U.T
+    before, after = (float((each.double() - t.double()).abs().mean()) for each in (f, corrected))
+    return Alignment(SurgeryHead(head, D, U, kind), {"loss_before": before, "loss": after})

@@ -25,25 +25,25 @@ def suggested_commands(
     base: str | None = None,
     moved: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """By kind, see `Case`. A saved model knows its base and experts; `base` and `moved`: those that lie elsewhere now.
+    """Command lines by kind, see `Case`. `base` and `moved`: base and experts whose recorded paths are outdated.
 
-    `refit` merges anew and so names all of them; it is left out where a command line cannot say how they are opened.
+    `refit` merges anew and so names all of them; it is left out if a command line cannot say how they are opened.
     """
     where, out = shlex.quote(folder), shlex.quote(folder.rstrip("/"))
     inputs = _options("--data", data)
     places = ([f"--base {shlex.quote(base)}"] if base is not None else []) + _options("--expert", moved or {})
-    known = " ".join((*inputs, *places))
+    sources = " ".join((*inputs, *places))
     commands = {
-        "align": f"orthomerge align {where} --aligner {aligner} {known} --out {out}-aligned",
-        "probe": f"orthomerge evaluate {where} {known} --protocol current --protocol probe",
+        "align": f"orthomerge align {where} --aligner {aligner} {sources} --out {out}-aligned",
+        "probe": f"orthomerge evaluate {where} {sources} --protocol current --protocol probe",
     }
-    sources = _sources(experts, tuple(data))
-    if sources is not None:
-        commands["refit"] = f"orthomerge merge --method realign {' '.join((*sources, *inputs))} --out {out}-realigned"
+    opening = _opening(experts, tuple(data))
+    if opening is not None:
+        commands["refit"] = f"orthomerge merge --method realign {' '.join((*opening, *inputs))} --out {out}-realigned"
     return commands
 
 
-def _sources(experts: Experts, tasks: tuple[str, ...]) -> list[str] | None:
+def _opening(experts: Experts, tasks: tuple[str, ...]) -> list[str] | None:
     """Base and experts, and how they are opened; None if an expert is in memory, or described by more than its path."""
     opening = experts.opening
     chosen = {task: opening.experts[task] for task in tasks}

@@ -19,7 +19,7 @@ from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.families import accuracy_figure, family_figures, mean_interval
 from orthomerge.analysis.figures import Figure, Points, figure_key
 from orthomerge.analysis.geometry import geometry_figures
-from orthomerge.analysis.layers import LayerComparison, Samples
+from orthomerge.analysis.layers import layer_figures
 from orthomerge.analysis.looks import Looks, fitting_split, limited
 from orthomerge.analysis.masks import start_masking
 from orthomerge.analysis.points import LEAST, points_figure
@@ -103,44 +103,29 @@ def diagnose(
     `records`: scores of a run. `search`: scores by scale. `commands`: command lines by kind, see `Case`.
     """
     looks = looks or Looks()
-    tasks = _checked(model, experts, tasks, looks)
-    encoded = EncodedTasks(tasks, {task: experts.teacher(task) for task in tasks}, how or Encoding(), progress)
+    for name in tasks:
+        if name not in experts.tasks:
+            raise RecipeError(f"the expert of {name!r} is needed and is missing; {nearest(name, experts.tasks)}")
+    splits = {name: fitting_split(task) for name, task in tasks.items()}
+    tasks = {name: limited(task, most=looks.limit, seed=looks.seed) for name, task in tasks.items()}
+    encoded = EncodedTasks(tasks, {name: experts.teacher(name) for name in tasks}, how or Encoding(), progress)
     setting = _Setting(model, experts, encoded, looks)
-    for name, task in tasks.items():
-        encoded.features(model, name, fitting_split(task))
+    for name, split in splits.items():
+        encoded.features(model, name, split)
         encoded.features(model, name, "test")
-    layers = _layers(setting)  # before any expert is run, so that the encoder is computed once
-    comparisons, points = _compare_tasks(setting, layers)
+    layers = _layers(setting)  # before other experts are run, so that the merged encoder is computed once
+    comparisons, points = _compare_tasks(setting)
     conflict, vector_figures = _compare_vectors(setting)
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
-
-    readings = _by_name({task: each.readings for task, each in comparisons.items()})
-    right = _by_name({task: each.hits for task, each in comparisons.items()})
-    split = fitting_split(next(iter(tasks.values())))
-    case = Case(
-        model.title,
-        looks.aligner,
-        right["expert"],
-        right["merged"],
-        right["aligned"],
-        readings,
-        per_class=min(each.fitted / len(tasks[task].labels) for task, each in comparisons.items()),
-        base=base,
-        free=not find_aligner(looks.aligner).extra,
-        access=model.origin.access,
-        witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
-        conflict=conflict,
-        scales={} if search is None else search.means,
-        scale=_scale(model),
-        commands=commands,
-        seed=looks.seed,
-    )
+    case = _case(setting, comparisons, conflict, base, records, search=search, commands=commands)
+    split = next(iter(splits.values()))
+    fitted = f"{split} inputs (maps: at most {looks.maps} per task)"
     figures: list[Figure | None] = [
-        accuracy_figure({**right, "base": base} if isinstance(base, dict) else right),
+        accuracy_figure(_by_name({name: each.hits for name, each in comparisons.items()}), base),
         *points,
-        *family_figures(readings, case.expert, fitted=f"{split} inputs (maps: at most {looks.maps} of a task)"),
-        *geometry_figures({task: each.geometry for task, each in comparisons.items()}, fitted=split),
-        *(layers.figures() if layers else ()),
+        *family_figures(case.families, case.expert, fitted=fitted),
+        *geometry_figures({name: each.geometry for name, each in comparisons.items()}, fitted=split),
+        *layers,
         *vector_figures,
         None if search is None else scale_figure(search),
         shots_figure(records, method=recorded_name(records, model.title, model=model.digest)),
@@ -149,7 +134,7 @@ def diagnose(
     facts = {
         **asdict(looks),
         "fitted_on": split,
-        "inputs": {task: {"aligner": each.fitted, "maps": each.mapped} for task, each in comparisons.items()},
+        "inputs": {name: {"aligner": each.fitted, "maps": each.mapped} for name, each in comparisons.items()},
         "access": model.origin.access,
         "left_out": setting.left_out,
         "versions": {"orthomerge": VERSION, "torch": torch.__version__},
@@ -158,48 +143,67 @@ def diagnose(
     return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
 
 
-def _checked(model: Model, experts: Experts, tasks: Mapping[str, Task], looks: Looks) -> dict[str, Task]:
-    """The tasks with as many inputs to fit to as are wanted; an error if one cannot be diagnosed."""
-    if not tasks:
-        raise RecipeError("there is no task to compare the model and its experts on: give the data of at least one")
-    for task in tasks:
-        model.head(task)
-        if task not in experts.tasks:
-            raise RecipeError(
-                f"the expert of {task!r} is needed and not among those given; {nearest(task, experts.tasks)}"
-            )
-    for each in tasks.values():
-        fitting_split(each)
-    return {name: limited(task, most=looks.limit, seed=looks.seed) for name, task in tasks.items()}
+def _case(
+    setting: _Setting,
+    comparisons: Mapping[str, TaskComparison],
+    conflict: Conflict | None,
+    base: dict[str, Hits] | float | None,
+    records: Sequence[Record],
+    *,
+    search: ScaleSearch | None,
+    commands: Mapping[str, str] | None,
+) -> Case:
+    """Everything that the verdict rests on."""
+    model, looks, tasks = setting.model, setting.looks, setting.tasks
+    right = _by_name({name: each.hits for name, each in comparisons.items()})
+    method = model.origin.facts["method"]
+    # The curve over scales is that of task arithmetic; other merges have no place on it.
+    scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
+    return Case(
+        model.title,
+        looks.aligner,
+        right["expert"],
+        right["merged"],
+        right["aligned"],
+        _by_name({name: each.readings for name, each in comparisons.items()}),
+        per_class=min(each.fitted / len(tasks[name].labels) for name, each in comparisons.items()),
+        base=base,
+        free=not find_aligner(looks.aligner).extra,
+        access=model.origin.access,
+        witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
+        conflict=conflict,
+        scales={} if search is None else search.means,
+        scale=float(scale) if isinstance(scale, int | float) else None,
+        commands=commands,
+        seed=looks.seed,
+    )
 
 
-def _layers(setting: _Setting) -> LayerComparison | None:
-    """The model's hidden states for CKA; None if they are not wanted or there are too few inputs."""
-    looks = setting.looks
-    if not looks.layers:
-        return None
-    samples = Samples.of(setting.tasks, most=looks.layers, seed=looks.seed)
-    if isinstance(samples, str):
-        setting.left_out["CKA"] = samples
-        return None
+def _layers(setting: _Setting) -> tuple[Figure, ...]:
+    """CKA layer by layer, if it is wanted and there are enough inputs."""
+    if not setting.looks.layers:
+        return ()
     setting.stage("encoding layer by layer")
-    return LayerComparison.of(setting.model, samples, how=setting.encoded.how)
+    encoded = setting.encoded
+    figures = layer_figures(setting.model, encoded.teachers, setting.tasks, looks=setting.looks, how=encoded.how)
+    if isinstance(figures, str):
+        setting.left_out["CKA"] = figures
+        return ()
+    return figures
 
 
-def _compare_tasks(setting: _Setting, layers: LayerComparison | None) -> tuple[dict[str, TaskComparison], list[Points]]:
-    """Task by task: everything that features show, t-SNE, and the expert's layers."""
+def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
+    """Everything that features show, task by task, and t-SNE."""
     comparisons: dict[str, TaskComparison] = {}
     points: list[Points] = []
-    encoded, looks = setting.encoded, setting.looks
+    encoded = setting.encoded
     for name, task in setting.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
-        if layers is not None:
-            layers.add(name, encoded.teacher(name))
         setting.stage(f"comparing features of {name}")
-        classifier = encoded.classifier(setting.model, name)
+        head, classifier = setting.head(name), encoded.classifier(setting.model, name)
         with single_threaded():
-            comparisons[name] = compare_task(support, test, head=setting.head(name), classifier=classifier, looks=looks)
-            if looks.points:
+            comparisons[name] = compare_task(support, test, head=head, classifier=classifier, looks=setting.looks)
+            if setting.looks.points:
                 points += _points(setting, name, test, comparisons[name])
         encoded.keep([setting.model])
     return comparisons, points
@@ -267,10 +271,3 @@ def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, 
     """Values by name and task instead of by task and name; only names that every task has."""
     names = [name for name in next(iter(by_task.values())) if all(name in each for each in by_task.values())]
     return {name: {task: each[name] for task, each in by_task.items()} for name in names}
-
-
-def _scale(model: Model) -> float | None:
-    """The merge's place on the curve over scales, which is that of task arithmetic."""
-    method = model.origin.facts["method"]
-    scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
-    return float(scale) if isinstance(scale, int | float) else None

@@ -1,4 +1,4 @@
-"""What was found out about a merge: a verdict in words, numbers, and figures; one JSON file of a run folder."""
+"""The diagnosis of a merge: a verdict in words, numbers, and figures; one JSON file of a run folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS: Mapping[str, type[Any]] = {"lines": Lines, "heat": Heat, "bars": Bars, "
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence or two in plain words, and the numbers that it rests on. `title`: a few words."""
+    """One or two sentences in plain words, and the numbers that they rest on. `title`: a few words."""
 
     title: str
     text: str
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`method`: the merge that was looked at. `facts`: how it was done (inputs, split, seed, aligner, subsamples)."""
+    """`method`: the merge. `facts`: how it was diagnosed (inputs, split, seed, aligner, subsamples)."""
 
     method: str
     tasks: tuple[str, ...]
@@ -39,7 +39,7 @@ class Diagnosis:
 
 
 def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
-    """Whole or not at all. JSON has no NaN: a missing number is null."""
+    """Write it whole or not at all. JSON has no NaN: a missing number is null."""
     kinds = {kind: name for name, kind in _KINDS.items()}
     document = asdict(diagnosis)
     for figure, plain in zip(diagnosis.figures, document["figures"], strict=True):
@@ -70,7 +70,7 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """Nothing inside a list of numbers is a number that is missing."""
+    """Turn null inside a list of numbers into NaN."""
     if isinstance(value, Mapping):
         return {name: _numbers(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -148,9 +148,10 @@ def family_figures(
     )
 
 
-def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]]) -> Bars:
-    """Accuracy by task and in the mean, from hits by classifier and task."""
+def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, Hits] | float | None) -> Bars:
+    """Accuracy by task and in the mean, from hits by classifier and task; of the base if its hits are known."""
     tasks = tuple(next(iter(hits.values())))
+    hits = {**hits, "base": base} if isinstance(base, Mapping) else hits
     rows = {name: [[part] for part in by_task.values()] + [list(by_task.values())] for name, by_task in hits.items()}
     return Bars(
         "accuracy",

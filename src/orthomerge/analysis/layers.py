@@ -18,12 +18,12 @@ import torch
 
 from orthomerge.analysis.cka import LEAST, cka_matrix, linear_cka
 from orthomerge.analysis.figures import Heat
-from orthomerge.analysis.looks import sample
+from orthomerge.analysis.looks import Looks, sample
 from orthomerge.data.task import Examples
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.extract import extract
-from orthomerge.models.heads import head_of
-from orthomerge.models.pooling import cls
+from orthomerge.models.family import cls
+from orthomerge.models.heads import Head, head_of
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Task
@@ -32,101 +32,76 @@ if TYPE_CHECKING:
     from orthomerge.models.processing import Processor
 
 FEATURES = "features"  # what the head reads
-_ALL = "all tasks"  # inputs of every task together
 _BEHIND = ("pooler", "projection")
 _NAME = "every layer"
 
 States = dict[str, torch.Tensor]  # [n, d] by layer, in float32
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Test inputs of each task, and equally many of every task together. `most`: how many were asked for."""
-
-    own: Mapping[str, Examples]
-    mixed: Examples
-    most: int
-
-    @classmethod
-    def of(cls, tasks: Mapping[str, Task], *, most: int, seed: int) -> Samples | str:
-        """Draw the inputs; a text says why there are too few."""
-        own = {name: sample(task["test"], most=most, seed=seed) for name, task in tasks.items()}
-        for name, examples in own.items():
-            if len(examples) < LEAST:
-                return f"{name!r} has fewer than {LEAST} test inputs"
-        share = min(-(-most // len(tasks)), *(len(task["test"]) for task in tasks.values()))
-        inputs = [item for task in tasks.values() for item in sample(task["test"], most=share, seed=seed).inputs]
-        return cls(own, Examples(inputs, None, "test"), most)
-
-
-@dataclass(frozen=True, eq=False)
-class LayerComparison:
-    """States of the model by task, features of the mixed inputs by encoder, and CKA by task and layer."""
-
-    samples: Samples
-    states: Mapping[str, States]
-    mixed: Mapping[str, torch.Tensor]
-    poolings: tuple[str, ...]
-    how: Encoding
-    by_layer: dict[str, dict[str, float]] = field(default_factory=dict)
-    experts: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: Model, samples: Samples, *, how: Encoding) -> LayerComparison:
-        """Run the model; experts are added one by one."""
-        how = replace(how, cache=None)
-        states = {task: _states(model, examples, task, how) for task, examples in samples.own.items()}
-        heads = {task: head_of(model.head(task)) for task in samples.own}
-        # Features depend on how a head reads the encoder, and experts may differ in that: one view per way of reading.
-        tasks = {(head.pooling, head.max_length): task for task, head in reversed(heads.items())}
-        mixed = {}
-        for task in heads:
-            if task in tasks.values():
-                name = model.title if len(tasks) == 1 else f"{model.title} as {task}"
-                mixed[f"{name} (merged)" if name in heads else name] = _features(model, samples.mixed, task, how)
-        poolings = dict.fromkeys(head.pooling or model.family.default_pooling for head in heads.values())
-        return cls(samples, states, mixed, tuple(poolings), how)
-
-    def add(self, task: str, expert: Model) -> None:
-        """Run an expert on the inputs of its task and on the mixed ones."""
-        theirs, ours = _states(expert, self.samples.own[task], task, self.how), self.states[task]
-        self.by_layer[task] = {
-            name: linear_cka(ours[name], theirs[name], unbiased=True) for name in theirs if name in ours
-        }
-        self.experts[task] = _features(expert, self.samples.mixed, task, self.how)
-
-    def figures(self) -> tuple[Heat, ...]:
-        """Layers by task, and encoders by encoder."""
-        views = {**self.experts, **self.mixed}
-        layers = tuple(next(iter(self.by_layer.values())))
-        return (
-            Heat(
-                "cka-layers",
-                "Merged and expert, layer by layer",
-                f"Linear CKA (unbiased) of hidden states on at most {self.samples.most} test inputs of the task, read "
-                f"as the pooling {', '.join(self.poolings)!r} reads the last ones. 1: equal up to a rotation and a "
-                "scale. Missing: the layer says the same of every input there.",
-                layers,
-                tuple(self.by_layer),
-                tuple(tuple(values.get(layer, math.nan) for values in self.by_layer.values()) for layer in layers),
-                "CKA",
-            ),
-            Heat(
-                "cka-experts",
-                "How alike the encoders see things",
-                f"Linear CKA (unbiased) between features of the same {len(self.samples.mixed)} test inputs, as many of "
-                "every task. Inputs of several tasks fall apart into tasks, which all encoders see: this alone makes "
-                "for a high CKA.",
-                tuple(views),
-                tuple(views),
-                cka_matrix(list(views.values())),
-                "CKA",
-            ),
-        )
+def layer_figures(
+    model: Model, experts: Mapping[str, Model], tasks: Mapping[str, Task], *, looks: Looks, how: Encoding
+) -> tuple[Heat, ...] | str:
+    """CKA of the model and its experts by layer, and of all encoders; a text says why there are too few inputs."""
+    own = {name: sample(task["test"], most=looks.layers, seed=looks.seed) for name, task in tasks.items()}
+    for name, examples in own.items():
+        if len(examples) < LEAST:
+            return f"{name!r} has fewer than {LEAST} test inputs"
+    share = min(-(-looks.layers // len(tasks)), *(len(task["test"]) for task in tasks.values()))
+    parts = [sample(task["test"], most=share, seed=looks.seed) for task in tasks.values()]
+    mixed = Examples([item for part in parts for item in part.inputs], None, "test")
+    how = replace(how, cache=None)
+    heads = {task: head_of(model.head(task)) for task in tasks}
+    states = {task: _states(model, examples, task, how) for task, examples in own.items()}
+    merged = _merged_views(model, heads, mixed, how)
+    by_layer, views = {}, {}
+    for task, expert in experts.items():
+        theirs, ours = _states(expert, own[task], task, how), states[task]
+        by_layer[task] = {name: linear_cka(ours[name], theirs[name], unbiased=True) for name in theirs if name in ours}
+        views[task] = _features(expert, head_of(expert.head(task)), mixed, how)
+    poolings = ", ".join(dict.fromkeys(head.pooling or model.family.default_pooling for head in heads.values()))
+    layers = tuple(next(iter(by_layer.values())))
+    views |= merged
+    return (
+        Heat(
+            "cka-layers",
+            "Merged and expert, layer by layer",
+            f"Linear CKA (unbiased) of hidden states on at most {looks.layers} test inputs of the task, read as the "
+            f"pooling {poolings!r} reads the last ones. 1: equal up to a rotation and a scale. Missing: the layer says "
+            "the same of every input there.",
+            layers,
+            tuple(by_layer),
+            tuple(tuple(values.get(layer, math.nan) for values in by_layer.values()) for layer in layers),
+            "CKA",
+        ),
+        Heat(
+            "cka-experts",
+            "How alike the encoders see things",
+            f"Linear CKA (unbiased) between features of the same {len(mixed)} test inputs, as many of every task. "
+            "Inputs of several tasks fall apart into tasks, which all encoders see: this alone makes for a high CKA.",
+            tuple(views),
+            tuple(views),
+            cka_matrix(list(views.values())),
+            "CKA",
+        ),
+    )
 
 
-def _features(model: Model, examples: Examples, task: str, how: Encoding) -> torch.Tensor:
-    return encode(model, examples, task=_ALL, head=head_of(model.head(task)), how=how).values
+def _merged_views(
+    model: Model, heads: Mapping[str, Head], examples: Examples, how: Encoding
+) -> dict[str, torch.Tensor]:
+    """Features by the model, one set for each way in which its heads read the encoder."""
+    readers: dict[tuple[str | None, int | None], str] = {}
+    for task, head in heads.items():
+        readers.setdefault((head.pooling, head.max_length), task)
+    views = {}
+    for task in readers.values():
+        name = model.title if len(readers) == 1 else f"{model.title} as {task}"
+        views[f"{name} (merged)" if name in heads else name] = _features(model, heads[task], examples, how)
+    return views
+
+
+def _features(model: Model, head: Head, examples: Examples, how: Encoding) -> torch.Tensor:
+    return encode(model, examples, task="all tasks", head=head, how=how).values
 
 
 def _states(model: Model, examples: Examples, task: str, how: Encoding) -> States:

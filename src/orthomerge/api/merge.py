@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.api.open import Named, opening_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.opening import Named, opening_of
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

@@ -34,7 +34,6 @@ from orthomerge.cli.options import (
     ShardSize,
 )
 from orthomerge.cli.study import COMMANDS, suites
-from orthomerge.cli.sweeping import sweep
 from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.core.version import VERSION
 
@@ -188,7 +187,7 @@ def aligners(
 
 
 app.add_typer(suites, name="suite")
-for _command in (align, export, *COMMANDS, sweep):
+for _command in (align, export, *COMMANDS):
     app.command()(_command)
 
 

@@ -6,7 +6,6 @@ import ctypes
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,8 @@ from orthomerge.core.table import Table, plain
 from orthomerge.runs.recipe import Recipe, load_recipe_mapping, parse_value
 
 if TYPE_CHECKING:
-    from orthomerge.api.plan import Plan
-    from orthomerge.models.experts import Parts
+    from orthomerge.models.sources import Parts
+    from orthomerge.runs.plan import Plan
 
 AUTO = "auto"  # a scale that is chosen on validation data
 # Names of glibc's malloc.h.
@@ -102,8 +101,8 @@ def _is_fitted(document: Mapping[str, Any]) -> bool:
 
 
 def merge(recipe: Recipe, *, data: list[str], force: bool, as_json: bool, quiet: bool) -> None:
-    from orthomerge.api.recipes import write
     from orthomerge.cli.progress import shown
+    from orthomerge.runs.models import write
 
     _keep_freed_memory()
     started = time.perf_counter()
@@ -155,10 +154,10 @@ def _keep_freed_memory() -> None:
 
 
 def plan(recipe: Recipe, *, as_json: bool) -> None:
-    from orthomerge.api.plan import plan as look
+    from orthomerge.runs.plan import plan as look
 
     if recipe.parameters.get("scale") == AUTO:  # chosen when the data has been looked at; any number plans alike
-        recipe = replace(recipe, parameters={**recipe.parameters, "scale": 1.0})
+        recipe = recipe.with_scale(1.0)
     made = look(recipe)
     if as_json:
         print_json(_plan_document(made))

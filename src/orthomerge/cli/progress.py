@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from orthomerge.core.progress import Progress
-    from orthomerge.runs.watching import Watch
+    from orthomerge.runs.driver import Watch
 
 
 _EVERY = 5.0  # seconds between lines in a log
@@ -75,11 +75,11 @@ class _Stages:
         self._prefix = f"[{place}/{count}] {name}"
         self._within.stage(self._prefix, None)
 
-    def end(self, name: str, *, seconds: float, found: bool) -> None:
-        self._tell(f"{self._prefix}: {'found, unchanged' if found else f'done in {seconds:.1f} s'}")
+    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
+        self._tell(f"[{place}/{count}] {name}: {'found, unchanged' if found else f'done in {seconds:.1f} s'}")
 
     def stage(self, title: str, total: int | None) -> None:
-        self._within.stage(f"{self._prefix}: {title}", total)
+        self._within.stage(f"{self._prefix}: {title}" if self._prefix else title, total)
 
     def advance(self, count: int) -> None:
         self._within.advance(count)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.runs.recipe import Recipe
@@ -31,4 +30,4 @@ def choose_scale(recipe: Recipe, data: Mapping[str, str], *, quiet: bool) -> Rec
     )
     if not quiet:
         sys.stderr.write(f"{search.criterion} on validation data, by scale:\n{search.plot()}\n")
-    return replace(recipe, parameters={**recipe.parameters, "scale": search.best})
+    return recipe.with_scale(search.best)

@@ -16,10 +16,10 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.heads import head_of, logits_of
 
 if TYPE_CHECKING:
-    from orthomerge.models.encoder import Encoder
     from orthomerge.models.features import Features
     from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model
+    from orthomerge.models.modules import Encoder
 
 
 _Key = tuple["Encoder", str, Split, str | None, int | None]

@@ -5,7 +5,6 @@ A folder is removed only with a proof that this program wrote it: a marker of ou
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,11 +16,10 @@ def remove_file(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def remove_empty(folder: Path) -> bool:
-    """Remove a folder if nothing is in it; whether it is gone."""
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if nothing is in it."""
     with suppress(OSError):
         folder.rmdir()
-    return not os.path.lexists(folder)
 
 
 def remove_tree(folder: Path, *, proof: str) -> None:

@@ -1,4 +1,4 @@
-"""AdaMerging: one coefficient a task, or a task and tensor, that makes predictions on unlabelled inputs sure.
+"""AdaMerging: one coefficient per task, or per task and tensor, fitted for confident predictions on unlabelled inputs.
 
 Yang et al., "AdaMerging: Adaptive Model Merging for Multi-Task Learning", ICLR 2024, arXiv 2310.02575.
 
@@ -8,7 +8,8 @@ Layer-wise means tensor-wise, as in the authors' code. `vectors = ties` is AdaMe
 and of which only the elements with the elected sign are left.
 
 Differs from the authors' code: a step sees one batch of 2 `batch` inputs of every task, where theirs adds up the
-gradients of two batches of 16; inputs are those given, not necessarily the test split's. Their clamp to [0, 1] is kept.
+gradients of two batches of 16; inputs are the caller's, not necessarily the test split's. Their clamp to [0, 1] is
+kept.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.coefficients import Coefficients
-from orthomerge.fitting.entropy import Entropy
-from orthomerge.fitting.kinds import Fitted
-from orthomerge.fitting.loop import Loop, check_loop, divided
-from orthomerge.fitting.starts import elected_vectors, task_vectors
+from orthomerge.fitting.loop import Loop, check_loop
+from orthomerge.fitting.objective import Entropy
+from orthomerge.fitting.setting import Fitted
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 @dataclass(frozen=True)
 class AdaMerging:
-    """`by`: layer (one coefficient a task and tensor) or task. `start`: every coefficient at first.
+    """`by`: layer (one coefficient per task and tensor) or task. `start`: every coefficient at first.
 
     `clamp`: keep coefficients within 0 and 1, as the authors' code does and FusionBench does not.
     """
@@ -51,10 +53,10 @@ class AdaMerging:
             raise RecipeError(f"'density' must be above 0 and at most 1, got {self.density}")
 
     def fit(self, setting: Setting) -> Fitted:
-        vectors = task_vectors(setting)
+        vectors = setting.task_vectors()
         if self.vectors == "ties":
-            vectors = elected_vectors(setting, vectors, self.density)
-        inputs, held = divided(setting.inputs, self.hold_out, seed=setting.seed)
+            vectors = elected(vectors, self.density, elements=setting.layout.elements)
+        inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
         gates = Coefficients(
             setting.base.to(setting.device),
             vectors,
@@ -64,16 +66,27 @@ class AdaMerging:
             lr=self.lr,
             bounds=(0.0, 1.0) if self.clamp else None,
         )
-        objective = Entropy(setting.heads, inputs)
         loop = Loop(steps=self.steps, batch=2 * self.batch, cosine=False, look=self.look)
-        course = loop.run(setting, gates, objective, held)
+        course = loop.run(setting, gates, Entropy(setting.heads, setting.device), inputs, held)
         facts = {"trained": gates.size, "coefficients": coefficient_table(setting, gates)}
         return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(course.rows))
 
 
 def coefficient_table(setting: Setting, gates: Coefficients) -> dict[str, Any]:
-    """By task: its coefficient, or one a tensor."""
+    """By task: its coefficient, or one per tensor."""
     rows = dict(zip(setting.tasks, gates.clamped().tolist(), strict=True))
-    if gates.groups == 1:
+    if gates.values.shape[1] == 1:
         return {task: values[0] for task, values in rows.items()}
     return {task: dict(zip(setting.layout.shapes, values, strict=True)) for task, values in rows.items()}
+
+
+def elected(vectors: torch.Tensor, density: float, *, elements: int) -> torch.Tensor:
+    """Task vectors [T, P] as TIES leaves them: a share of the largest `elements`, and only those of elected sign."""
+    kept = max(int(density * elements), 1)
+    trimmed = torch.empty_like(vectors)
+    for number, vector in enumerate(vectors):
+        size = vector.abs()
+        limit = size.kthvalue(len(size) - kept + 1).values
+        trimmed[number] = vector * (size >= limit)
+    sign = torch.copysign(torch.ones((), device=vectors.device), trimmed.sum(0))
+    return trimmed.mul_(trimmed * sign > 0)

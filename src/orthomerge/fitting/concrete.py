@@ -1,25 +1,43 @@
-"""A shared random mask over a vector: theta = theta_b + m' V, with m' = m / mean(m), tensor by tensor.
+"""Concrete merging: a random mask, shared by all tasks, fitted for confident predictions on unlabelled inputs.
 
-Tang et al. 2023, arXiv 2312.06173. m = sigma((x + logit(u)) / temperature) is a relaxed Bernoulli sample with logits x,
-drawn anew every step; which one depends on the seed and the step alone. The gradient that reaches x is
+Tang et al., "Concrete Subspace Learning based Interference Elimination for Multi-task Model Fusion", 2023, arXiv
+2312.06173.
 
-    (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature,
+    concrete_ta:    theta = theta_b + scale sum_t m' tau_t,               min over x of the entropy, summed over tasks
+    concrete_am:    theta = theta_b + m' sum_t lambda_t^l tau_t^l,        the same over x, then over lambda
 
-the mean over the tensor: its second term is what the division by mean(m) adds. A tensor of one element has m' = 1.
+m' = m / mean(m), tensor by tensor, where m = sigma((x + logit(u)) / temperature) is a relaxed Bernoulli sample with
+logits x, drawn anew every step; which one depends on the seed and the step alone. As in the authors' code, x starts at
+0, Adam's rate is 1e-3 throughout, and the result is one last sample.
+
+Differs from the authors' code: inputs come in a new order every epoch, where theirs repeat the first; inputs are the
+caller's, not necessarily the test split's; Adam's epsilon is 1e-15. Ours are the two ends without chance: `expected`,
+the mask without noise, and `binary`, its positive logits.
 
 Letters: x, m, m', u, V, theta [P].
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.adam import FlatAdam
+from orthomerge.core.seeds import derive
+from orthomerge.fitting.adamerging import coefficient_table
+from orthomerge.fitting.coefficients import Coefficients
+from orthomerge.fitting.gates import Gates
 from orthomerge.fitting.layout import Layout
-from orthomerge.tuning.settings import derive
+from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
+from orthomerge.fitting.objective import Entropy, Objective
+from orthomerge.fitting.setting import Fitted
+
+if TYPE_CHECKING:
+    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.setting import Setting
+
 
 Final = Literal["sample", "expected", "binary"]
 FINALS: tuple[Final, ...] = ("sample", "expected", "binary")
@@ -27,8 +45,12 @@ FINALS: tuple[Final, ...] = ("sample", "expected", "binary")
 _LEAST = 1e-7  # of u, and of a mean
 
 
-class ConcreteMask:
-    """`vector`: V, which may be changed between steps. `mask`: m' of the present sample."""
+class ConcreteMask(Gates):
+    """theta = theta_b + m' V. `vector`: V, which may be changed between steps; `mask`: m' of the present sample.
+
+    The gradient that reaches x (`values`) is (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature, the mean over the
+    tensor: its second term is what the division by mean(m) adds. A tensor of one element has m' = 1.
+    """
 
     def __init__(
         self,
@@ -40,77 +62,214 @@ class ConcreteMask:
         lr: float = 1e-3,
         seed: int = 0,
     ) -> None:
-        self.vector, self.logits, self.mask = vector, torch.zeros_like(base), torch.ones_like(base)
+        super().__init__(torch.zeros_like(base), lr=lr)
+        self.vector, self.mask = vector, torch.ones_like(base)
         self._base, self._places = base, list(layout.places.values())
-        self._temperature, self._lr, self._seed = temperature, lr, seed
-        self._means = [torch.ones(()) for _ in self._places]  # mean(m), a tensor each
-        self._adam = FlatAdam(len(base), base.device)
+        self._temperature, self._seed = temperature, seed
+        self._means = [torch.ones(()) for _ in self._places]  # mean(m), one per tensor
         self._draw()
-
-    @property
-    def size(self) -> int:
-        return len(self.logits)
 
     def write(self, weights: torch.Tensor) -> None:
         torch.addcmul(self._base, self.mask, self.vector, out=weights)
 
-    def gradient(self, gradient: torch.Tensor, number: int) -> torch.Tensor:
-        """That of the logits of one tensor, from that of the weights [P]."""
-        place = self._places[number]
-        scaled, reached = self.mask[place], gradient[place] * self.vector[place]
-        reached -= (reached * scaled).mean()
-        return reached.mul_(scaled).mul_(1 - scaled * self._means[number]).div_(self._temperature)
+    def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        reached = gradient * self.vector
+        for place, mean in zip(self._places, self._means, strict=True):
+            part, scaled = reached[place], self.mask[place]
+            part -= (part * scaled).mean()
+            part.mul_(scaled).mul_(1 - scaled * mean).div_(self._temperature)
+        return reached
 
     def step(self, gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
-        self._adam.begin()
-        for number, place in enumerate(self._places):
-            self._adam.update(self.logits, place, self.gradient(gradient, number), self._lr * share)
+        self._adam.step(self.values, self.gradient(gradient), self._lr * share)
         self._draw()
         self.write(weights)
 
     def final(self, form: Final) -> torch.Tensor:
-        """What to end with, as m' [P]: the present sample, sigma(x / temperature), or one where x is not negative."""
+        """M' [P] to end with: the present sample, sigma(x / temperature), or one where x is not negative."""
         if form == "sample":
             return self.mask
-        found = torch.ones_like(self.mask)
+        mask = torch.ones_like(self.mask)
         for place in self._places:
-            logits = self.logits[place]
+            logits = self.values[place]
             m = (logits >= 0).float() if form == "binary" else torch.sigmoid(logits / self._temperature)
-            found[place] = m / m.mean().clamp_min(_LEAST)
-        return found
+            mask[place] = m / m.mean().clamp_min(_LEAST)
+        return mask
 
     def measures(self) -> dict[str, float]:
         """`masked`: the share of the elements of V, zeros aside, that are more likely off than on."""
         live = self.vector != 0
-        return {"masked": float(((self.logits < 0) & live).sum()) / max(int(live.sum()), 1)}
-
-    def kept(self) -> torch.Tensor:
-        return self.logits.clone()
+        return {"masked": float(((self.values < 0) & live).sum()) / max(int(live.sum()), 1)}
 
     def restore(self, kept: torch.Tensor) -> None:
-        self.logits.copy_(kept)
-        self._draw()
-
-    def state(self) -> dict[str, Any]:
-        return {"logits": self.logits, "adam": self._adam.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.logits.copy_(state["logits"])
-        self._adam.load(state["adam"])
+        super().restore(kept)
         self._draw()
 
     def _draw(self) -> None:
         generator = torch.Generator(self.mask.device)
         generator.manual_seed(derive(self._seed, "concrete", self._adam.steps))
         for number, place in enumerate(self._places):
-            logits = self.logits[place]
+            logits = self.values[place]
             noise = torch.rand(logits.shape, generator=generator, device=logits.device).logit_(_LEAST)
             m = noise.add_(logits).div_(self._temperature).sigmoid_()
             self._means[number] = m.mean().clamp_min(_LEAST)
             self.mask[place] = m.div_(self._means[number])
 
 
-def check_temperature(temperature: float) -> None:
-    """Refuse what no sample can be drawn at."""
+@dataclass(frozen=True)
+class ConcreteTa:
+    """`scale`: of the summed task vectors. `final`: the mask of the result. `hold_out`: share that is held out.
+
+    Facts give the held-out entropy of all three masks.
+    """
+
+    scale: float = 0.3
+    steps: int = 2000
+    batch: int = 16
+    lr: float = 1e-3
+    temperature: float = 0.5
+    final: Final = "sample"
+    hold_out: float = 0.1
+    look: int = 50
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
+        _check_temperature(self.temperature)
+
+    def fit(self, setting: Setting) -> Fitted:
+        base, vector = setting.base.to(setting.device), torch.zeros(setting.layout.size)
+        for task in setting.tasks:
+            vector += setting.task_vector(task)
+        vector = vector.to(setting.device).mul_(self.scale)
+        inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
+        gates = ConcreteMask(base, vector, setting.layout, temperature=self.temperature, lr=self.lr, seed=setting.seed)
+        objective = Entropy(setting.heads, setting.device)
+        loop = Loop(steps=self.steps, batch=self.batch, cosine=False, look=self.look, checkpointing=self.checkpointing)
+        course = loop.run(setting, gates, objective, inputs, held)
+        facts: dict[str, Any] = {**gates.measures(), "trained": gates.size}
+        facts["ends"] = {} if held is None else self._ends(setting, gates, objective, held, base)
+        weights = torch.addcmul(base, gates.final(self.final), vector)
+        setting.encoder.load(weights)
+        return Fitted(weights.cpu(), setting.heads, facts, tuple(course.rows))
+
+    @staticmethod
+    def _ends(
+        setting: Setting, gates: ConcreteMask, objective: Objective, held: Inputs, base: torch.Tensor
+    ) -> dict[str, float]:
+        """The held-out entropy of every way of ending."""
+        losses: dict[str, float] = {}
+        for form in FINALS:
+            setting.encoder.load(torch.addcmul(base, gates.final(form), gates.vector))
+            losses[form] = held_out_loss(setting, objective, held)
+        return losses
+
+
+@dataclass(frozen=True)
+class ConcreteAm:
+    """Concrete AdaMerging: a mask under which coefficients do well, then the coefficients; both by least entropy.
+
+    1. The mask, two levels per step: every lambda goes back to `start` and makes one step of Adam at `inner_lr` with
+       the mask as it is; then the mask's logits make a step, on other inputs, with lambda as it is.
+    2. A last mask stays, and lambda is trained as in `adamerging`, one coefficient per task and tensor.
+
+    As in the authors' code: lambda starts at 0.3, clamped to [0, 1] (`clamp`; FusionBench does not); the moments of the
+    inner Adam are kept from one step to the next, although lambda is not; no gradient goes from the second level
+    through the first.
+
+    Differs from the authors' code: the inner gradient is taken at the lambda that it moves, where theirs is still that
+    of the last step's weights; both levels see one sample, as in FusionBench.
+
+    `steps`, `lr`: of the mask, each step with two passes. `inner_lr`: of the coefficients meanwhile. `adapt_steps`,
+    `adapt_lr`: of the coefficients under the mask that stays, which `final` names.
+    """
+
+    start: float = 0.3
+    steps: int = 2000
+    batch: int = 16
+    lr: float = 1e-3
+    inner_lr: float = 1.0
+    temperature: float = 0.5
+    final: Final = "sample"
+    adapt_steps: int = 1000
+    adapt_lr: float = 1e-3
+    clamp: bool = True
+    hold_out: float = 0.1
+    look: int = 50
+    checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
+        _check_temperature(self.temperature)
+        if min(self.inner_lr, self.adapt_lr) <= 0 or self.adapt_steps < 1:
+            raise RecipeError("'inner_lr' and 'adapt_lr' must be positive, and 'adapt_steps' at least 1")
+
+    def fit(self, setting: Setting) -> Fitted:
+        base, vectors = setting.base.to(setting.device), setting.task_vectors()
+        inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
+        objective, zero = Entropy(setting.heads, setting.device), torch.zeros_like(base)
+        mask = ConcreteMask(
+            base, zero.clone(), setting.layout, temperature=self.temperature, lr=self.lr, seed=setting.seed
+        )
+        levels = TwoLevels(mask, self._coefficients(setting, zero, vectors, self.inner_lr))
+        # The state of this part lies inside that of the next, so that it is removed with it.
+        state = None if setting.state is None else replace(setting.state, part="mask")
+        first = self._loop(2 * self.steps).run(replace(setting, state=state), levels, objective, inputs, held)
+        facts: dict[str, Any] = levels.measures()
+        gates = self._coefficients(setting, base, vectors.mul_(mask.final(self.final)), self.adapt_lr)
+        second = self._loop(self.adapt_steps).run(setting, gates, objective, inputs, held)
+        facts |= {"trained": levels.size + gates.size, "coefficients": coefficient_table(setting, gates)}
+        curve = [{"stage": stage, **row} for stage, course in enumerate((first, second), 1) for row in course.rows]
+        return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(curve))
+
+    def _coefficients(self, setting: Setting, origin: torch.Tensor, vectors: torch.Tensor, lr: float) -> Coefficients:
+        bounds = (0.0, 1.0) if self.clamp else None
+        return Coefficients(origin, vectors, setting.layout, groups="tensor", start=self.start, lr=lr, bounds=bounds)
+
+    def _loop(self, steps: int) -> Loop:
+        return Loop(steps=steps, batch=self.batch, cosine=False, look=self.look, checkpointing=self.checkpointing)
+
+
+class TwoLevels(Gates):
+    """Gates that step in turn: first the coefficients, then the mask, after which the coefficients start again.
+
+    The coefficients' weights, from an origin of zero, are the mask's vector: the mask is the same for all tasks.
+    """
+
+    def __init__(self, mask: ConcreteMask, coefficients: Coefficients) -> None:
+        self.mask, self.values, self._coefficients = mask, mask.values, coefficients
+        self._start, self._inner = coefficients.kept(), True
+        coefficients.write(mask.vector)
+
+    def write(self, weights: torch.Tensor) -> None:
+        self.mask.write(weights)
+
+    def step(self, gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
+        if self._inner:
+            self._coefficients.step(gradient * self.mask.mask, self.mask.vector, share)
+        else:
+            self.mask.step(gradient, weights, share)
+            self._coefficients.restore(self._start)
+            self._coefficients.write(self.mask.vector)
+        self.mask.write(weights)
+        self._inner = not self._inner
+
+    def measures(self) -> dict[str, float]:
+        return self.mask.measures()
+
+    def restore(self, kept: torch.Tensor) -> None:
+        self.mask.restore(kept)
+
+    def state(self) -> dict[str, Any]:
+        return {"mask": self.mask.state(), "coefficients": self._coefficients.state(), "inner": self._inner}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.mask.load(state["mask"])
+        self._coefficients.load(state["coefficients"])
+        self._coefficients.write(self.mask.vector)
+        self._inner = state["inner"]
+
+
+def _check_temperature(temperature: float) -> None:
     if not 0 < temperature < float("inf"):
         raise RecipeError(f"'temperature' must be positive, got {temperature}; the paper's is 0.5")

@@ -1,4 +1,4 @@
-"""MOMA's objective, Eq. 10: features, carried over by a map of each task's own, at the expert's.
+"""MOMA's objective, Eq. 10: features, mapped by a matrix per task, compared with the expert's.
 
     sum_t mean_x || A_t g(x) - g_t(x) ||  +  alpha sum_t || A_t^T A_t - I ||
 
@@ -9,7 +9,7 @@ times an orthogonal map; a `linear` map has no penalty; `none` leaves the featur
 A acts on what the head reads: features, or for a head that normalises (CLIP) those of unit length, times the mean norm
 of the expert's so that alpha means the same; then folding it into the head is exact.
 
-Letters: A [T, d, d]; features g, g_t [T, B, d]; s [T] the factor of a similarity.
+Letters: A [d, d] of a task; features g, g_t [n, d].
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.functional import normalize
 
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.rigid import polar_factor
+from orthomerge.fitting.objective import Objective
 from orthomerge.models.heads import Classifier, Head
 
 if TYPE_CHECKING:
@@ -32,9 +33,11 @@ Transform = Literal["none", "orthogonal", "similarity", "linear"]
 Norm = Literal["l2", "l1", "mse"]
 Penalty = Literal["fro", "fro2", "l1"]
 
+_TINY = 1e-24  # gives a root a gradient at zero
 
-class FeatureDistance:
-    """See the module. `lr`: of Adam, for A."""
+
+class FeatureDistance(Objective):
+    """`maps`: A by task; `factors`: logarithms of the factors of similarities, by task. `lr`: of both."""
 
     def __init__(
         self,
@@ -47,85 +50,64 @@ class FeatureDistance:
         alpha: float,
         lr: float,
     ) -> None:
-        self.inputs, self._heads, self._tasks = inputs, dict(heads), list(heads)
+        super().__init__(heads, lr=lr)
         self._transform, self._norm, self._form, self._alpha = transform, norm, penalty, alpha
-        self._teacher = torch.cat([inputs.targets[task].features for task in heads])
-        self._weights = torch.cat([inputs.targets[task].weights for task in heads])
-        self.lr, width, device = lr, self._teacher.shape[1], inputs.device
-        self._eye = torch.eye(width, device=device)
-        self._scales = torch.ones(len(heads), 1, 1, device=device)
-        for number, (task, head) in enumerate(heads.items()):
-            if head.normalise:
-                self._scales[number] = inputs.targets[task].features.norm(dim=1).mean()
-        unit = [head.normalise for head in heads.values()]
-        self._unit = torch.tensor(unit, device=device)[:, None, None] if any(unit) else None
-        self.A = self._eye.repeat(len(heads), 1, 1).requires_grad_(transform != "none")
-        self.factors = torch.zeros(len(heads), device=device).requires_grad_(transform == "similarity")  # logarithms
-        self.parameters = [] if transform == "none" else [self.A]
+        features = {task: inputs.targets[task].features for task in heads}
+        self._lengths = {task: features[task].norm(dim=1).mean() for task, head in heads.items() if head.normalise}
+        self.maps = {task: torch.eye(own.shape[1], device=own.device) for task, own in features.items()}
+        self.factors = {task: torch.zeros((), device=own.device) for task, own in features.items()}
+        if transform != "none":
+            self.parameters += (A.requires_grad_() for A in self.maps.values())
         if transform == "similarity":
-            self.parameters.append(self.factors)
+            self.parameters += (factor.requires_grad_() for factor in self.factors.values())
 
-    def loss(self, features: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        there = numbers.to(features.device, non_blocking=True)
-        seen, target = self._read(features), self._read(self._teacher[there])
-        return (self._weights[there] * self._distance(self._mapped(seen) - target)).mean(1).sum()
+    def terms(self, features: torch.Tensor, targets: Targets, task: str) -> torch.Tensor:
+        mapped, target = self._read(features, task), self._read(targets.features, task)
+        if self._transform != "none":
+            mapped = mapped @ self.maps[task].T
+        if self._transform == "similarity":
+            mapped = mapped * self.factors[task].exp()
+        gap = mapped - target
+        if self._norm == "l2":
+            return (gap.square().sum(-1) + _TINY).sqrt()
+        return gap.abs().mean(-1) if self._norm == "l1" else gap.square().mean(-1)
 
     def penalty(self) -> torch.Tensor | None:
         if self._transform in ("none", "linear") or not self._alpha:
             return None
-        return self._alpha * self._excess().sum()
-
-    def judge(self, features: torch.Tensor, targets: Targets, task: str) -> torch.Tensor:
-        number = self._tasks.index(task)
-        seen, target = (self._read(each[None], number) for each in (features, targets.features))
-        return self._distance(self._mapped(seen, number) - target)[0]
+        return self._alpha * torch.stack([self._size(_excess(A)) for A in self.maps.values()]).sum()
 
     def classifiers(self) -> dict[str, Classifier]:
         """W' = W A, for every kind of map."""
-        found: dict[str, Classifier] = {}
-        for number, (task, head) in enumerate(self._heads.items()):
-            map_ = self.A[number].detach().double() * self.factors[number].detach().double().exp()
-            found[task] = head if self._transform == "none" else folded(head, map_.cpu(), task=task)
-        return found
+        if self._transform == "none":
+            return dict(self._heads)
+        maps = {task: A.detach().double() * self.factors[task].detach().double().exp() for task, A in self.maps.items()}
+        return {task: folded(head, maps[task].cpu(), task=task) for task, head in self._heads.items()}
 
     def measures(self) -> dict[str, float]:
         """`defect`: the mean of ||A^T A - I||_F over tasks."""
         if self._transform == "none":
             return {}
         with torch.no_grad():
-            return {"defect": float((self.A.mT @ self.A - self._eye).norm(dim=(1, 2)).mean())}
+            return {"defect": float(torch.stack([_excess(A).norm() for A in self.maps.values()]).mean())}
 
+    @torch.no_grad()
     def project(self) -> None:
         """Put the nearest orthogonal matrix in the place of each A."""
-        with torch.no_grad():
-            for number, task in enumerate(self._tasks):
-                self.A[number] = polar_factor(self.A[number].double().cpu(), task=task).to(self.A)
+        for task, A in self.maps.items():
+            A.copy_(polar_factor(A.double().cpu(), task=task))
 
-    def _read(self, features: torch.Tensor, number: int | None = None) -> torch.Tensor:
-        """What the heads read of features [T, B, d], or of one task's [1, B, d]."""
-        if self._unit is None:
-            return features
-        unit, scales = (self._unit, self._scales) if number is None else (self._unit[number], self._scales[number])
-        return torch.where(unit, normalize(features, dim=-1) * scales, features)
+    def _read(self, features: torch.Tensor, task: str) -> torch.Tensor:
+        """What the task's head reads of features."""
+        return normalize(features, dim=-1) * self._lengths[task] if task in self._lengths else features
 
-    def _mapped(self, seen: torch.Tensor, number: int | None = None) -> torch.Tensor:
-        if self._transform == "none":
-            return seen
-        A = self.A if number is None else self.A[number][None]
-        found = seen @ A.mT
-        if self._transform == "similarity":
-            factors = self.factors if number is None else self.factors[number][None]
-            found = found * factors.exp()[:, None, None]
-        return found
-
-    def _distance(self, gap: torch.Tensor) -> torch.Tensor:
-        if self._norm == "l2":
-            return (gap.square().sum(-1) + 1e-24).sqrt()  # which has a gradient at zero
-        return gap.abs().mean(-1) if self._norm == "l1" else gap.square().mean(-1)
-
-    def _excess(self) -> torch.Tensor:
-        excess = self.A.mT @ self.A - self._eye
+    def _size(self, excess: torch.Tensor) -> torch.Tensor:
         if self._form == "l1":
-            return excess.abs().sum((1, 2))
-        squares = excess.square().sum((1, 2))
-        return squares if self._form == "fro2" else (squares + 1e-24).sqrt()
+            return excess.abs().sum()
+        squares = excess.square().sum()
+        return squares if self._form == "fro2" else (squares + _TINY).sqrt()
+
+
+def _excess(A: torch.Tensor) -> torch.Tensor:
+    """A^T A - I."""
+    return A.T @ A - torch.eye(len(A), device=A.device)

@@ -1,4 +1,4 @@
-"""Fisher merging: every weight as the experts' mean, weighted by how much each one's predictions hang on it.
+"""Fisher merging: every weight is the experts' mean, weighted by how much each one's predictions depend on it.
 
 Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", 2022, arXiv 2111.09832.
 
@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.fitting.drawing import at_least_one, drawn, heads_on_device
-from orthomerge.fitting.kinds import Fitted
+from orthomerge.fitting.setting import Fitted
 from orthomerge.merging.options import finite, per_expert
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
     from orthomerge.models.heads import Head
 
 
@@ -40,8 +40,8 @@ _NOTHING = 1e-9  # share of the largest eigenvalue that is left out
 class Fisher:
     """`inputs`: how many of each task are looked at. `samples`: backward passes for each of them, at most.
 
-    `floor`: share of the mean Fisher below which a weight is averaged. `normalise`: every F_t to length one first.
-    `weights`: c, one number an expert; equal when not given.
+    `floor`: share of the mean Fisher below which a weight is averaged. `normalise`: scale every F_t to norm one.
+    `weights`: c, one number per expert; equal by default.
     """
 
     inputs: int = 256
@@ -51,8 +51,7 @@ class Fisher:
     weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        at_least_one("inputs", self.inputs)
-        at_least_one("samples", self.samples)
+        at_least_one(inputs=self.inputs, samples=self.samples)
         finite("floor", self.floor)
         if self.floor < 0:
             raise RecipeError(f"'floor' must be at least 0, got {self.floor}")
@@ -63,7 +62,7 @@ class Fisher:
 
     def fit(self, setting: Setting) -> Fitted:
         shares = per_expert(1.0 if self.weights is None else self.weights, len(setting.tasks))
-        few, heads = drawn(setting, self.inputs), heads_on_device(setting)
+        few, heads = setting.drawn(self.inputs), setting.heads_on_device()
         # Measured from the first expert, so that equal experts come out to the bit.
         first = setting.tuned(setting.tasks[0])
         total, moved, mean = torch.zeros_like(first), torch.zeros_like(first), torch.zeros_like(first)
@@ -78,11 +77,11 @@ class Fisher:
             total += F
             moved.addcmul_(F, expert)
             mean.add_(expert, alpha=1 / len(setting.tasks))
-        elements = sum(math.prod(shape) for shape in setting.layout.shapes.values())
+        elements = setting.layout.elements
         floor = self.floor * float(total.double().sum()) / elements
-        known = total > floor
-        weights = first + torch.where(known, moved / total, mean)
-        averaged = 1 - int(known.sum()) / elements
+        weighted = total > floor
+        weights = first + torch.where(weighted, moved / total, mean)
+        averaged = 1 - int(weighted.sum()) / elements
         return Fitted(weights, setting.heads, {"norms": norms, "averaged": averaged})
 
 
@@ -105,10 +104,8 @@ def fisher_of(
                 encoder.gradient.zero_()
     total /= len(inputs.targets[task])
     if not torch.isfinite(total).all():
-        strange = next(name for name, view in setting.layout.views(total) if not torch.isfinite(view).all())
-        raise NumericalError(
-            f"the Fisher information of task {task!r} is not finite in {strange!r}; look at that expert"
-        )
+        name = next(name for name, view in setting.layout.views(total) if not torch.isfinite(view).all())
+        raise NumericalError(f"the Fisher information of task {task!r} is not finite in {name!r}; look at that expert")
     return total
 
 
@@ -123,5 +120,5 @@ def directions(logits: torch.Tensor, samples: int, random: torch.Generator) -> t
         exact: torch.Tensor = (vectors[:, kept] * values[kept].sqrt()).T
         return exact
     labels = torch.multinomial(p, samples, replacement=True, generator=random)
-    found: torch.Tensor = (torch.eye(len(p), dtype=p.dtype)[labels] - p) / math.sqrt(samples)
-    return found
+    drawn: torch.Tensor = (torch.eye(len(p), dtype=p.dtype)[labels] - p) / math.sqrt(samples)
+    return drawn

@@ -12,7 +12,7 @@ linear weight that another kind of module shares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from orthomerge.core.errors import IncompatibleError, NumericalError
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 Layers = Mapping[str, Sequence[nn.Linear]]
@@ -39,22 +39,26 @@ class _Enough(Exception):  # noqa: N818 - no error: everything was seen
 def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
     """The modules of every linear weight, by the weight's name."""
     names = {id(parameter): name for name, parameter in encoder.named_parameters()}
-    found: dict[str, tuple[nn.Linear, ...]] = {}
+    layers: dict[str, tuple[nn.Linear, ...]] = {}
     others: set[str] = set()
     for module in encoder.modules():
         if isinstance(module, nn.Linear):
             name = names[id(module.weight)]
-            found[name] = (*found.get(name, ()), module)
+            layers[name] = (*layers.get(name, ()), module)
         else:
             others |= {names[id(parameter)] for parameter in module.parameters(recurse=False)}
-    return {name: modules for name, modules in found.items() if name not in others}
+    return {name: modules for name, modules in layers.items() if name not in others}
 
 
 @contextmanager
 def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
-    """Inside, `see` is told of every layer that is called and what it reads."""
+    """Inside, every call of a layer calls `see` with the layer's name and input."""
+
+    def hook(name: str, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        see(name, args[0] if args else named["input"])
+
     handles = [
-        module.register_forward_pre_hook(partial(_tell, see, name), with_kwargs=True)
+        module.register_forward_pre_hook(partial(hook, name), with_kwargs=True)
         for name, modules in layers.items()
         for module in modules
     ]
@@ -68,15 +72,15 @@ def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterat
 @torch.no_grad()
 def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
     """The layers in the order in which a forward pass calls them, as often as it does."""
-    found: list[str] = []
+    calls: list[str] = []
     first = inputs.targets[setting.tasks[0]].rows[:1]
-    with watching(linear_layers(setting.encoder.module), lambda name, _: found.append(name)):
-        setting.encoder.features(inputs.batch(first))
-    if not found:
+    with watching(linear_layers(setting.encoder.module), lambda name, _: calls.append(name)):
+        setting.encoder.features(inputs.pool.batch(first))
+    if not calls:
         raise IncompatibleError(
             "the encoder calls no nn.Linear, so there is nothing to solve for; merge it with 'average' or 'fisher'"
         )
-    return tuple(found)
+    return tuple(calls)
 
 
 @torch.no_grad()
@@ -96,10 +100,10 @@ def grams(
 
     def see(name: str, values: torch.Tensor) -> None:
         nonlocal seen
-        rows = _real(values, batch)
-        if rows is not None:
-            rows = rows.double()
-            product = rows.T @ (rows if equal else rows * _of_rows(weights, values, batch))
+        found = _rows(values, weights, batch)
+        if found is not None:
+            rows, each = found
+            product = rows.T @ (rows * each)
             counts[name] = counts.get(name, 0) + len(rows)
             sums[name] = sums[name].add_(product) if name in sums else product
         seen += 1
@@ -108,12 +112,9 @@ def grams(
 
     with watching(linear_layers(setting.encoder.module) if layers is None else layers, see):
         for targets, batch in inputs.batches(task, _SIZE):
-            weights, equal = targets.weights, bool((targets.weights == 1).all())
-            seen = 0
-            try:
+            weights, seen = targets.weights, 0
+            with suppress(_Enough):
                 setting.encoder.features(batch)
-            except _Enough:
-                continue
     for name, total in sums.items():
         total.div_(max(counts[name], 1))
         if not torch.isfinite(total).all():
@@ -144,31 +145,19 @@ def least_squares(total: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Ten
     return vectors @ ((vectors.T @ moments) / values[kept, None]), float("inf")
 
 
-def _tell(
-    see: Callable[[str, torch.Tensor], None], name: str, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    see(name, args[0] if args else named["input"])
-
-
-def _of_rows(weights: torch.Tensor, values: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The weight of the input that each row of `_real` comes from, [r, 1] in float64; one where it is of no input."""
-    mask = batch.get("attention_mask")
-    if mask is not None and values.shape[:-1] == mask.shape:
-        each = weights[:, None].expand(mask.shape)[mask != 0]
-    else:
-        count = values.shape[:-1].numel()
-        each = (
-            weights.repeat_interleave(count // len(weights)) if count % len(weights) == 0 else weights.new_ones(count)
-        )
-    return each[:, None].double()
-
-
-def _real(values: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The rows [r, k] of a layer's input that come from an input and are no padding; None where it holds no inputs."""
-    size = len(next(iter(batch.values())))
+def _rows(
+    values: torch.Tensor, weights: torch.Tensor, batch: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The rows [r, k] of a layer's input that come from an input and are no padding, and the weight of that input, [r,
+    1], both in float64; one where a row belongs to no input, and None where none does.
+    """
+    size, mask = len(weights), batch.get("attention_mask")
     if values.ndim > 2 and len(values) % size:
         return None  # a table, such as DeBERTa's of relative positions
-    mask = batch.get("attention_mask")
     if mask is not None and values.shape[:-1] == mask.shape:
-        return values[mask != 0]
-    return values.reshape(-1, values.shape[-1])
+        real = mask != 0
+        return values[real].double(), weights[:, None].expand(mask.shape)[real][:, None].double()
+    rows = values.reshape(-1, values.shape[-1]).double()
+    whole = len(rows) % size == 0
+    each = weights.repeat_interleave(len(rows) // size) if whole else weights.new_ones(len(rows))
+    return rows, each[:, None].double()

@@ -22,7 +22,6 @@ from orthomerge.core.errors import IncompatibleError, NumericalError, some
 from orthomerge.files.checkpoint import Spec, torch_dtype
 
 if TYPE_CHECKING:
-    from orthomerge.models.modules import Skeleton
     from orthomerge.models.tensors import Tensors
 
 
@@ -42,28 +41,31 @@ class Layout:
     @cached_property
     def places(self) -> dict[str, slice]:
         """Where each tensor lies."""
-        found, start = {}, 0
+        places, start = {}, 0
         for name, shape in self.shapes.items():
             size = math.prod(shape)
-            found[name] = slice(start, start + size)
+            places[name] = slice(start, start + size)
             start += -(-size // _ALIGNED) * _ALIGNED
-        return found
+        return places
+
+    @property
+    def elements(self) -> int:
+        """The number of parameters: P without gaps."""
+        return sum(map(math.prod, self.shapes.values()))
 
     @property
     def size(self) -> int:
-        """P, gaps and all."""
+        """P, gaps included."""
         last = max((place.stop for place in self.places.values()), default=0)
         return -(-last // _ALIGNED) * _ALIGNED
 
     def flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Tensors by name as one, [P] in float32 on the CPU; those that have no place here are left out."""
-        missing = [name for name in self.shapes if name not in tensors]
-        if missing:
-            raise IncompatibleError(f"weights are missing for {some(missing)}; all experts must be of one architecture")
-        found = torch.zeros(self.size)
+        _check_complete([name for name in self.shapes if name not in tensors])
+        flat = torch.zeros(self.size)
         for name, place in self.places.items():
-            found[place] = tensors[name].detach().reshape(-1).float().cpu()
-        return found
+            flat[place] = tensors[name].detach().reshape(-1).float().cpu()
+        return flat
 
     def views(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors inside a flat one, with which they share memory; leading dimensions of `flat` are kept."""
@@ -89,24 +91,14 @@ class FlatEncoder:
         self.layout = Layout.of(encoder)
         named = {name: name for name in self.layout.shapes} if names is None else names
         self.names = {key: name for key, name in named.items() if name in self.layout.shapes}
-        self.weights = self.layout.flat(dict(encoder.named_parameters())).to(device)
-        self.gradient = torch.zeros_like(self.weights)
-        views = zip(self.layout.views(self.weights), self.layout.views(self.gradient), strict=True)
         parameters = dict(encoder.named_parameters())
-        for (name, value), (_, gradient) in views:
+        self.weights = self.layout.flat(parameters).to(device)
+        self.gradient = torch.zeros_like(self.weights)
+        gradients = dict(self.layout.views(self.gradient))
+        for name, view in self.layout.views(self.weights):
             parameter = parameters[name]
-            parameter.data, parameter.grad = value, gradient
+            parameter.data, parameter.grad = view, gradients[name]
             parameter.requires_grad_(True)
-
-    @classmethod
-    def of(
-        cls,
-        skeleton: Skeleton,
-        pool: Callable[[nn.Module, Mapping[str, torch.Tensor]], torch.Tensor],
-        device: torch.device,
-    ) -> FlatEncoder:
-        """The module of a skeleton, which belongs to nobody else."""
-        return cls(skeleton.module, pool, device, skeleton.names)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """What the heads read, [B, d]."""
@@ -127,9 +119,7 @@ class FlatEncoder:
                 start = ends[self.names[key]]
                 flat[start : start + block.numel()] = block.reshape(-1)
                 ends[self.names[key]] = start + block.numel()
-        missing = [name for name, place in self.layout.places.items() if ends[name] != place.stop]
-        if missing:
-            raise IncompatibleError(f"weights are missing for {some(missing)}; all experts must be of one architecture")
+        _check_complete([name for name, place in self.layout.places.items() if ends[name] != place.stop])
         return flat
 
     def tensors(self, weights: torch.Tensor, specs: Mapping[str, Spec]) -> dict[str, torch.Tensor]:
@@ -146,3 +136,8 @@ class FlatEncoder:
                     f"{float(view.abs().max()):.3g}); use --dtype float32 or bfloat16, or lower 'lr'"
                 )
         return tensors
+
+
+def _check_complete(missing: list[str]) -> None:
+    if missing:
+        raise IncompatibleError(f"weights are missing for {some(missing)}; all experts must be of one architecture")

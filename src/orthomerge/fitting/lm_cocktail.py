@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.fitting.drawing import at_least_one, drawn, heads_on_device
 from orthomerge.fitting.inputs import encoded
-from orthomerge.fitting.kinds import Fitted
+from orthomerge.fitting.setting import Fitted
 from orthomerge.merging.options import finite
 from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 _BASE = "(base)"
@@ -51,7 +51,7 @@ class LmCocktail:
         finite("temperature", self.temperature)
         if self.temperature <= 0:
             raise RecipeError(f"'temperature' must be positive, got {self.temperature}")
-        at_least_one("inputs", self.inputs)
+        at_least_one(inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:
         losses = _losses(setting, self.inputs, base=self.base)
@@ -59,7 +59,7 @@ class LmCocktail:
         by_name = dict(zip(losses, shares.tolist(), strict=True))
         weights = setting.base.clone()
         for task in setting.tasks:
-            weights.add_(setting.tuned(task).sub_(setting.base), alpha=by_name[task])
+            weights.add_(setting.task_vector(task), alpha=by_name[task])
         facts: dict[str, object] = {}
         if self.base:
             facts = {"base": by_name.pop(_BASE), "base_loss": losses.pop(_BASE)}
@@ -69,7 +69,7 @@ class LmCocktail:
 @torch.no_grad()
 def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
     """The loss of every model that takes part, by name."""
-    few, heads = drawn(setting, count), heads_on_device(setting)
+    few, heads = setting.drawn(count), setting.heads_on_device()
     losses = {}
     for name, weights in _models(setting, base=base):
         setting.say(f"losses: {name}")

@@ -1,4 +1,4 @@
-"""Model Tailor: of each expert only a patch, the rest of its linear layers back to the base, and the patch made up.
+"""Model Tailor: a patch of each expert; the rest of its linear layers reverts to the base, and the patch compensates.
 
 Zhu et al., "Model Tailor: Mitigating Catastrophic Forgetting in Multi-modal Large Language Models", 2024, arXiv
 2402.12048. Code: didizhu-zju/Model-Tailor.
@@ -22,18 +22,18 @@ error larger. Its evaluation has balance 0.5.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from orthomerge.core.errors import NumericalError, RecipeError, nearest
-from orthomerge.fitting.drawing import at_least_one, drawn
+from orthomerge.core.checks import at_least_one
+from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import called, grams
-from orthomerge.fitting.kinds import Fitted
-from orthomerge.merging.options import finite, fraction
+from orthomerge.fitting.setting import Fitted
+from orthomerge.merging.options import choices, finite, fraction
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 Rest = Literal["base", "mean"]
@@ -66,15 +66,11 @@ class ModelTailor:
             raise RecipeError(f"'damping' must be positive, got {self.damping}")
         if self.sign not in (-1, 0, 1):
             raise RecipeError(f"'sign' must be -1 (consistent), 1 (as released) or 0 (none), got {self.sign}")
-        if self.rest not in get_args(Rest):
-            raise RecipeError(
-                f"'rest' must be 'base' or 'mean', got {self.rest!r}; {nearest(self.rest, get_args(Rest))}"
-            )
-        at_least_one("block", self.block)
-        at_least_one("inputs", self.inputs)
+        choices(self)
+        at_least_one(block=self.block, inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:
-        few = drawn(setting, self.inputs)
+        few = setting.drawn(self.inputs)
         called(setting, few)  # refuses an encoder without linear layers before any work is done
         base, weights = dict(setting.layout.views(setting.base)), setting.base.clone()
         merged = dict(setting.layout.views(weights))
@@ -135,9 +131,9 @@ class ModelTailor:
         """Which entries of a block revert: exactly int(sparsity * count), those of equal score from the front on."""
         score = self.balance * _standard((tuned - base).abs())
         score = score + (1 - self.balance) * _standard((weight / diagonal).square())
-        found = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
-        found[score.flatten().argsort(stable=True)[: int(self.sparsity * score.numel())]] = True
-        return found.view_as(score)
+        lowest = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
+        lowest[score.flatten().argsort(stable=True)[: int(self.sparsity * score.numel())]] = True
+        return lowest.view_as(score)
 
 
 def _standard(values: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ The paper gives Adam, the mask's learning rate 0.1, "L2 regularization weight 5e
 (images) or 5e-4 with 24 (text); masking rates between 10 % and 90 %. It does not give alpha, the starts, the number of
 steps, the norms, or what is done with A and S at the end. Ours: alpha 1, A = I, S = 0, 500 steps, rates that fall along
 a cosine, Euclidean norms that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and the nearest
-orthogonal matrix in the place of A. Facts tell the held-out loss of all four ways of ending: mask soft or hard, A
+orthogonal matrix in the place of A. Facts give the held-out loss of all four ways of ending: mask soft or hard, A
 projected or not.
 """
 
@@ -23,24 +23,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.distance import FeatureDistance, Norm, Penalty, Transform
-from orthomerge.fitting.fixed import Fixed
-from orthomerge.fitting.kinds import Fitted
-from orthomerge.fitting.loop import Loop, check_loop, divided, held_out_loss
-from orthomerge.fitting.mask import Form, Mask
-from orthomerge.fitting.starts import start_vector
+from orthomerge.fitting.gates import Fixed, Form, Gates, Mask
+from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
+from orthomerge.fitting.setting import Fitted
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.kinds import Setting
-
-
-_FORMS: tuple[Form, ...] = ("soft", "hard")
+    from orthomerge.fitting.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -48,8 +43,7 @@ class Moma:
     """`start`, `options`: the merge whose vector is masked. `transform`: none, orthogonal, similarity or linear.
 
     `mask`: soft, hard, or none at all (the paper's ablation). `cap`: how far beyond the merge an element may grow (the
-    paper: 1, not at all). `project`: end with orthogonal matrices. `hold_out`: share of the inputs that is only looked
-    at.
+    paper: 1, not at all). `project`: end with orthogonal matrices. `hold_out`: share of the inputs that is held out.
     """
 
     start: str = "task_arithmetic"
@@ -80,9 +74,8 @@ class Moma:
             raise RecipeError("with neither a mask nor a transform there is nothing to fit; set one of them")
 
     def fit(self, setting: Setting) -> Fitted:
-        delta = start_vector(setting, self.start, self.options)
-        base = setting.base.to(setting.device)
-        inputs, held = divided(setting.inputs, self.hold_out, seed=setting.seed)
+        inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
+        gates = self._gates(setting)
         objective = FeatureDistance(
             setting.heads,
             inputs,
@@ -92,42 +85,39 @@ class Moma:
             alpha=self.alpha,
             lr=self.map_lr,
         )
-        gates: Mask | Fixed = Fixed(base + delta)
-        if self.mask != "none":
-            gates = Mask(
-                base,
-                delta,
-                cap=self.cap,
-                lr=self.lr,
-                decay=self.decay,
-                form=self.mask,
-            )
         loop = Loop(steps=self.steps, batch=self.batch, look=self.look, checkpointing=self.checkpointing)
-        course = loop.run(setting, gates, objective, held)
+        course = loop.run(setting, gates, objective, inputs, held)
         trained = gates.size + sum(parameter.numel() for parameter in objective.parameters)
         facts: dict[str, Any] = {**gates.measures(), **objective.measures(), "trained": trained}
         facts["ends"] = self._ends(setting, gates, objective, held)
         gates.write(setting.encoder.weights)
         return Fitted(setting.encoder.weights.cpu().clone(), objective.classifiers(), facts, tuple(course.rows))
 
+    def _gates(self, setting: Setting) -> Gates:
+        base, delta = setting.base.to(setting.device), setting.start_vector(self.start, self.options)
+        if self.mask == "none":
+            return Fixed(base + delta)
+        return Mask(base, delta, cap=self.cap, lr=self.lr, decay=self.decay, form=self.mask)
+
     def _ends(
-        self, setting: Setting, gates: Mask | Fixed, objective: FeatureDistance, held: Inputs | None
+        self, setting: Setting, gates: Gates, objective: FeatureDistance, held: Inputs | None
     ) -> dict[str, float]:
-        """The held-out loss of every way of ending; leaves the objective as `project` says."""
-        found: dict[str, float] = {}
+        """The held-out loss of every way of ending; leaves the maps as `project` says."""
+        losses: dict[str, float] = {}
         writers: dict[str, Callable[[torch.Tensor], None]] = {"unmasked": gates.write}
         if isinstance(gates, Mask):
-            writers = {form: partial(gates.write_as, form=form) for form in _FORMS}
+            writers = {form: partial(gates.write_as, form=form) for form in get_args(Form)}
         orthogonal = self.transform in ("orthogonal", "similarity")
-        before = objective.A.detach().clone()
+        before = {task: A.detach().clone() for task, A in objective.maps.items()}
         for projected in (False, True) if orthogonal else (False,):
             if projected:
                 objective.project()
             for name, write in writers.items():
                 write(setting.encoder.weights)
                 if held is not None:
-                    found[f"{name}, projected" if projected else name] = held_out_loss(setting, objective, held)
+                    losses[f"{name}, projected" if projected else name] = held_out_loss(setting, objective, held)
         if orthogonal and not self.project:
             with torch.no_grad():
-                objective.A.copy_(before)
-        return found
+                for task, A in objective.maps.items():
+                    A.copy_(before[task])
+        return losses

@@ -1,11 +1,11 @@
-"""Realign: one encoder that says what the experts say, and heads solved for it; nothing is added to the model.
+"""Realign: one encoder distilled from the experts, and heads solved for it; nothing is added to the model.
 
 From a merge without data, in stages; what is kept in the end is the stage whose loss on held-out inputs is least:
 
 1. heads: solved for the merged encoder by an aligner (`solver`), as `orthomerge align` does;
 2. encoder: trained so that under those heads its outputs are the experts', by KL(expert || merged), all tasks in one
    pass. What is trained (`gates`) is every weight (free), a mask over the merged vector that is not capped at the
-   merge (mask), or a coefficient a task and row (row) or singular component (component): far fewer numbers;
+   merge (mask), or a coefficient per task and row (row) or singular component (component): far fewer numbers;
 3. heads: solved again, for the encoder as it now is.
 
 With few inputs, mixtures of them are added (`copies`), which cost a pass through the experts but no data.
@@ -25,23 +25,20 @@ import torch
 
 from orthomerge.alignment.aligners import find_aligner, make_aligner
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.coefficients import Coefficients
-from orthomerge.fitting.components import Components
-from orthomerge.fitting.copies import with_mixtures
-from orthomerge.fitting.divergence import Divergence
-from orthomerge.fitting.free import Free
+from orthomerge.fitting.coefficients import Coefficients, Components
+from orthomerge.fitting.gates import Free, Mask
 from orthomerge.fitting.inputs import Targets, encoded
-from orthomerge.fitting.kinds import Fitted
-from orthomerge.fitting.loop import Loop, check_loop, divided, held_out_loss
-from orthomerge.fitting.mask import Mask
-from orthomerge.fitting.starts import start_vector, task_vectors
+from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
+from orthomerge.fitting.mixtures import with_mixtures
+from orthomerge.fitting.objective import Divergence
+from orthomerge.fitting.setting import Fitted
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
 
 if TYPE_CHECKING:
     from orthomerge.fitting.gates import Gates
     from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 Heads = Mapping[str, Head]
@@ -99,8 +96,8 @@ class Realign:
 
     def fit(self, setting: Setting) -> Fitted:
         encoder = setting.encoder
-        merged = setting.base.to(setting.device) + start_vector(setting, self.start, self.options)
-        known, held, solvable = self._inputs(setting)
+        merged = setting.base.to(setting.device) + setting.start_vector(self.start, self.options)
+        fitted, held, solvable = self._inputs(setting)
         stages = _Stages(setting, held)
 
         encoder.load(merged)
@@ -109,10 +106,10 @@ class Realign:
         stages.judge("solved", solved)
 
         first = solved if self.read_by == "solved" and stages.best == "solved" else setting.heads
-        objective = Divergence(first, setting.heads, known, lr=self.head_lr)
+        objective = Divergence(first, setting.heads, setting.device, lr=self.head_lr)
         gates = self._gates(setting, merged)
-        course = self._loop(held).run(setting, gates, objective, held)
-        trained = cast("Heads", objective.classifiers())
+        course = self._loop(held).run(setting, gates, objective, fitted, held)
+        trained = objective.classifiers()
         stages.judge("trained", trained)
         again = solve_heads(setting, solvable, self.solver)
         stages.judge("solved again", again)
@@ -125,7 +122,7 @@ class Realign:
             "held_out": stages.losses,
             "best_step": course.best_step,
             "trained": gates.size,
-            "mixtures": sum(map(len, known.targets.values())) - sum(map(len, setting.inputs.targets.values())),
+            "mixtures": _count(fitted) - _count(setting.inputs),
             **gates.measures(),
         }
         return Fitted(encoder.weights.cpu().clone(), ends[stages.best], facts, tuple(course.rows))
@@ -137,7 +134,7 @@ class Realign:
         solved on mixtures too, unless there are so few inputs that mixtures of them say little of others. Aligners know
         no weights, so that heads are solved on those targets of a task that count most.
         """
-        inputs, held = divided(setting.inputs, self.hold_out, seed=setting.seed, fewest=_FEW)
+        inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed, fewest=_FEW)
         sizes = {task: len(targets) for task, targets in inputs.targets.items()}
         counts = {task: self._mixtures(size) for task, size in sizes.items()}
         if not any(counts.values()):
@@ -173,15 +170,15 @@ class Realign:
         )
 
     def _gates(self, setting: Setting, merged: torch.Tensor) -> Gates:
-        inputs, classes = (sum(map(len, some)) for some in (setting.inputs.targets.values(), _labels(setting)))
-        kind = ("free" if inputs >= _MANY * classes else "mask") if self.gates == "auto" else self.gates
+        classes = sum(len(head.labels) for head in setting.heads.values())
+        kind = ("free" if _count(setting.inputs) >= _MANY * classes else "mask") if self.gates == "auto" else self.gates
         if kind == "free":
             return Free(merged, lr=_STEP * _moved(setting) if self.lr == "auto" else self.lr, decay=self.decay)
         rate = _RATES[kind] if self.lr == "auto" else self.lr
         if kind == "row":
-            return Coefficients(merged, task_vectors(setting), setting.layout, groups="row", lr=rate)
+            return Coefficients(merged, setting.task_vectors(), setting.layout, groups="row", lr=rate)
         if kind == "component":
-            return Components(merged, task_vectors(setting), setting.layout, lr=rate)
+            return Components(merged, setting.task_vectors(), setting.layout, lr=rate)
         base = setting.base.to(setting.device)
         return Mask(base, merged - base, cap=self.cap, start=1 / self.cap, lr=rate, decay=self.decay)
 
@@ -201,7 +198,7 @@ class _Stages:
     def judge(self, name: str, heads: Heads) -> None:
         self._last = name
         if self._held is not None:
-            objective = Divergence(heads, self._setting.heads, self._held)
+            objective = Divergence(heads, self._setting.heads, self._setting.device)
             self.losses[name] = held_out_loss(self._setting, objective, self._held)
 
 
@@ -223,14 +220,14 @@ def _of_most_weight(targets: Targets) -> Targets:
     return targets if most.all() else targets.at(most.nonzero().flatten())
 
 
-def _labels(setting: Setting) -> list[tuple[str, ...]]:
-    return [head.labels for head in setting.heads.values()]
+def _count(inputs: Inputs) -> int:
+    return sum(map(len, inputs.targets.values()))
 
 
 def _moved(setting: Setting) -> float:
     """By how much fine-tuning moved a weight: the root mean square over all weights that it moved, mean of tasks."""
-    found = []
+    moves = []
     for task in setting.tasks:
-        vector = setting.tuned(task) - setting.base
-        found.append(float(vector[vector != 0].square().mean().sqrt()) if vector.any() else 0.0)
-    return max(sum(found) / len(found), 1e-8)
+        vector = setting.task_vector(task)
+        moves.append(float(vector[vector != 0].square().mean().sqrt()) if vector.any() else 0.0)
+    return max(sum(moves) / len(moves), 1e-8)

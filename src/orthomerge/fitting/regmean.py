@@ -6,10 +6,21 @@ Per linear layer, W minimises sum_t E_x ||W x - W_t x||^2 over the inputs x that
 
     (sum_t G_t) W^T = sum_t G_t W_t^T,    G_t = E x x^T with everything off the diagonal times `alpha`.
 
+RegMean++: the same from the first block to the last, on inputs that the merged blocks below have made.
+
+Nguyen et al., "RegMean++: Enhancing Effectiveness and Generalization of Regression Mean for Model Merging", 2025,
+arXiv 2508.03121. Code: nthehai01/RegMean-plusplus.
+
+The inputs x of block b in expert t are those of task t after the *merged* blocks below b, through expert t's own block
+b. A block is what lies under the first number in a module's path (`encoder.layer.3`, `layers.3`); a linear layer
+outside all of them (a pooler, a projection) is a block by itself. Blocks come in the order in which a forward pass
+calls them.
+
 Letters: T experts; W, W_t [m, k]; G_t [k, k]; see `grams` for which weights are linear layers and which rows count.
 Everything else is averaged: biases, norms, embeddings, convolutions, and linear layers that are never called.
-Differs from the paper: padded positions do not count. Solved in float64 for the difference to the average, so that a
-direction that no expert's inputs have keeps the average. `alpha` is FusionBench's; the paper's code has 0.1 or 0.9.
+Differs from the papers: padded positions do not count. Solved in float64 for the difference to the average, so that a
+direction that no expert's inputs have keeps the average. `alpha` is FusionBench's; RegMean's code has 0.1 or 0.9.
+RegMean++'s code leaves layers outside the blocks averaged.
 """
 
 from __future__ import annotations
@@ -20,21 +31,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError
-from orthomerge.fitting.drawing import at_least_one, drawn, mean_expert
-from orthomerge.fitting.grams import called, grams, least_squares, shrunk
-from orthomerge.fitting.kinds import Fitted
+from orthomerge.fitting.grams import called, grams, least_squares, linear_layers, shrunk
+from orthomerge.fitting.setting import Fitted
 from orthomerge.merging.options import fraction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orthomerge.fitting.kinds import Setting
+    from orthomerge.fitting.setting import Setting
 
 
 @dataclass(frozen=True)
 class RegMean:
-    """`alpha`: what is left of the correlations between inputs; at 0 every input weighs for itself.
+    """`alpha`: what is left of the correlations between inputs; at 0 each feature is weighted by itself.
 
     `inputs`: how many of each task are looked at, drawn by the seed.
     """
@@ -44,20 +55,51 @@ class RegMean:
 
     def __post_init__(self) -> None:
         fraction("alpha", self.alpha, zero=True)
-        at_least_one("inputs", self.inputs)
+        at_least_one(inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:
-        few = drawn(setting, self.inputs)
+        few = setting.drawn(self.inputs)
         called(setting, few)  # refuses an encoder without linear layers before any work is done
-        weights = mean_expert(setting)
+        weights = setting.mean_expert()
         equations = Equations(dict(setting.layout.views(weights)), self.alpha)
         for task in setting.tasks:
             setting.say(f"inputs of every layer: {task}")
             expert = setting.tuned(task)
             setting.encoder.load(expert)
             equations.add(grams(setting, few, task), dict(setting.layout.views(expert)))
-        found = equations.solve()
-        return Fitted(weights, setting.heads, conditions(found, len(setting.layout.shapes)))
+        return Fitted(weights, setting.heads, _facts(equations.solve(), len(setting.layout.shapes)))
+
+
+@dataclass(frozen=True)
+class RegMeanPp(RegMean):
+    """RegMean++. `alpha`: what is left of the correlations between inputs; at 0 each feature is weighted by itself.
+
+    `inputs`: how many of each task are looked at, drawn by the seed.
+    """
+
+    def fit(self, setting: Setting) -> Fitted:
+        few = setting.drawn(self.inputs)
+        calls = called(setting, few)
+        modules = linear_layers(setting.encoder.module)
+        weights = setting.mean_expert()
+        merged, places = dict(setting.layout.views(weights)), setting.layout.places
+        blocks = tuple(dict.fromkeys(map(_block, calls)))
+        conditions: dict[str, float] = {}
+        for number, block in enumerate(blocks, 1):
+            setting.say(f"block {number} of {len(blocks)}: {block}")
+            own = [name for name in calls if _block(name) == block]
+            layers = {name: modules[name] for name in own}
+            inside = [name for name in places if name.startswith(f"{block}.")]
+            equations = Equations(merged, self.alpha)
+            setting.encoder.load(weights)
+            for task in setting.tasks:
+                expert = setting.tuned(task)
+                for name in inside:
+                    setting.encoder.weights[places[name]] = expert[places[name]].to(setting.device)
+                seen = grams(setting, few, task, layers=layers, calls=len(own))
+                equations.add(seen, dict(setting.layout.views(expert)))
+            conditions |= equations.solve()
+        return Fitted(weights, setting.heads, {"blocks": len(blocks), **_facts(conditions, len(places))})
 
 
 class Equations:
@@ -79,23 +121,30 @@ class Equations:
 
     def solve(self) -> dict[str, float]:
         """Write every layer's weight; the condition numbers, by name."""
-        found = {}
+        conditions = {}
         for name, total in self._totals.items():
-            change, found[name] = least_squares(total, self._moments[name])
+            change, conditions[name] = least_squares(total, self._moments[name])
             if not torch.isfinite(change).all():
                 raise NumericalError(f"the equations of {name!r} have no finite solution; lower 'alpha'")
             self._average[name].add_(change.T.float().cpu())
-        return found
+        return conditions
 
 
-def conditions(found: Mapping[str, float], tensors: int) -> dict[str, object]:
-    """Condition numbers as facts: how many of so many tensors were solved for, and how well they could be."""
-    finite = [number for number in found.values() if number != float("inf")]
+def _facts(conditions: Mapping[str, float], tensors: int) -> dict[str, object]:
+    """How many tensors were solved for, and how well conditioned their equations are."""
+    finite = [number for number in conditions.values() if number != float("inf")]
     facts: dict[str, object] = {
-        "layers": len(found),
-        "averaged": tensors - len(found),
-        "singular": len(found) - len(finite),
+        "layers": len(conditions),
+        "averaged": tensors - len(conditions),
+        "singular": len(conditions) - len(finite),
     }
-    if finite:
-        facts |= {"condition": median(finite), "worst": max(finite)}
-    return facts
+    return facts | {"condition": median(finite), "worst": max(finite)} if finite else facts
+
+
+def _block(name: str) -> str:
+    """The path of the block that a weight lies in."""
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: place + 1])
+    return ".".join(parts[:-1])

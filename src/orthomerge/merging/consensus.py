@@ -4,7 +4,7 @@ Wang et al., "Localizing task information for improved model merging and compres
 task t uses an entry when |tau_t| > lambda_t |tau_m - tau_t|, tau_m = sum_t tau_t (its TALL mask); entries
 used by no task ("catastrophic") or by one ("selfish") are dropped: theta = theta_b + alpha * mask * tau_m.
 
-*Differs from the paper:* lambda_t and alpha are given, not searched on validation data. (FusionBench 0.2.33
+*Differs from the paper:* lambda_t and alpha are options, not searched on validation data. (FusionBench 0.2.33
 compares |theta_b - tau_t| on the left, which is a slip; this is the paper's formula.)
 """
 
@@ -21,7 +21,7 @@ from orthomerge.merging.options import PerExpert, finite, per_expert
 
 @dataclass(frozen=True)
 class Consensus:
-    """`threshold`: lambda_t, one or one an expert; `agree`: tasks that must use an entry; `scale`: alpha."""
+    """`threshold`: lambda_t, one or one per expert; `agree`: tasks that must use an entry; `scale`: alpha."""
 
     threshold: PerExpert = 0.4
     agree: int = 2

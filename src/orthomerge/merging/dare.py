@@ -173,7 +173,7 @@ def dare_mergekit(
 ) -> Dare:
     """DARE as in mergekit 0.1.5 (`dare_linear`): drop at random, restore each tensor's L1 norm, weigh, add.
 
-    `density`: share of entries that stay; `weights`: one per expert, 1 unless given; `scale`: lambda.
+    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda.
 
     mergekit calls the options `density`, `weight`, `normalize`, `rescale` and `lambda`.
 
@@ -197,7 +197,7 @@ def dare_ties_mergekit(
 ) -> Dare:
     """DARE with an election as in mergekit 0.1.5: drop at random, restore the L1 norm, weigh, elect, add.
 
-    `density`: share of entries that stay; `weights`: one per expert, 1 unless given; `scale`: lambda.
+    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda.
 
     mergekit's method is `dare_ties` (options `density`, `weight`, `normalize`, `rescale`, `lambda`).
 
@@ -213,7 +213,7 @@ def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, se
 
     `density`: share of entries that stay; `weights`: one per expert; `seed` fixes what is dropped.
 
-    *Differs from the paper:* in words only: `density` is 1 - p, and `weights` (each 1 unless given) stand for
+    *Differs from the paper:* in words only: `density` is 1 - p, and `weights` (each 1 by default) stand for
     lambda.
 
     *Differs from PEFT:* the draws depend on seed, tensor and expert alone, not on what was drawn before.
@@ -224,7 +224,7 @@ def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, se
 def dare_ties_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, seed: int = 0) -> Dare:
     """DARE with an election as in peft 0.21: drop at random, rescale, elect, weigh, divide by the count.
 
-    `density`: share of entries that stay; `weights`: one per expert, each 1 unless given.
+    `density`: share of entries that stay; `weights`: one per expert, each 1 by default.
 
     The function is `peft.utils.merge_utils.dare_ties` with `majority_sign_method="total"`.
 

@@ -1,7 +1,7 @@
-"""Trim, elect, merge: the three steps that every reading of TIES puts together in its own way.
+"""Trim, elect, merge: the three steps of TIES, which its variants combine in different ways.
 
 Yadav et al., "TIES-merging", 2023, arXiv 2306.01708, section 3. Pure functions on the rows of one block, one
-row an expert. The rows may be the caller's: nothing here writes into them.
+row per expert. Nothing here writes into the rows, which may belong to the caller.
 
 An entry *agrees* when its sign is the elected one; multiplied by that sign it is then positive, so `relu(row
 * sign)` is its magnitude and zero for all others. Comparisons, masks and `where` would say the same ten times
@@ -15,7 +15,7 @@ import torch
 
 
 def trim(rows: Iterable[torch.Tensor], thresholds: Sequence[float]) -> list[torch.Tensor]:
-    """Zero the entries with |x| < threshold, one threshold a row; 0 keeps all, infinity none."""
+    """Zero the entries with |x| < threshold, one threshold per row; 0 keeps all, infinity none."""
     return [_trimmed(row, limit) for row, limit in zip(rows, thresholds, strict=True)]
 
 
@@ -60,7 +60,7 @@ def disjoint_mean(
     factors: Sequence[float] | None = None,
     votes: Sequence[float] | None = None,
 ) -> torch.Tensor:
-    """sum_t factors_t x_t / sum_t votes_t, both over the entries that agree; each is 1 unless given.
+    """sum_t factors_t x_t / sum_t votes_t, both over the entries that agree; each is 1 by default.
 
     Where the votes come to zero the sum is left as it is.
     """
@@ -71,8 +71,8 @@ def disjoint_mean(
         agreeing = _agreeing(row, sign)
         result.add_(agreeing, alpha=factor)
         count.add_(agreeing.sign_(), alpha=vote)
-    nobody = torch.eq(count, 0, out=torch.empty_like(count))  # 1.0 where true
-    return result.mul_(sign).div_(count.add_(nobody))
+    none = torch.eq(count, 0, out=torch.empty_like(count))  # 1.0 where true
+    return result.mul_(sign).div_(count.add_(none))
 
 
 def _agreeing(row: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:

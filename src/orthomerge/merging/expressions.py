@@ -1,4 +1,4 @@
-"""Arithmetic on task vectors, as one line of a recipe: `c + (b - a)`, `-0.5 * toxic`.
+"""Arithmetic on task vectors, as one line of text: `c + (b - a)`, `-0.5 * toxic`.
 
 Names, numbers, `+ - * /` and parentheses, as in Python; a name that is not a plain word goes in quotes.
 """
@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([A-Za-z_][\w.]*)|'([^'
 
 
 def evaluate(text: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
-    """The task vector that an expression stands for."""
+    """The task vector that an expression evaluates to."""
     try:
         value = _value(*_parsed(text, vectors))
     except SyntaxError:
@@ -31,7 +31,7 @@ def evaluate(text: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
 
 
 def _parsed(text: str, vectors: Mapping[str, TaskVector]) -> tuple[ast.AST, dict[str, TaskVector]]:
-    """The tree, with names `_0`, `_1`, ... in it, for a task's name need not be one in Python; and what they mean."""
+    """The syntax tree with placeholders `_0`, `_1`, ... for names, which need not be identifiers; and their vectors."""
     named = dict[str, TaskVector]()
 
     def placeholder(match: re.Match[str]) -> str:
@@ -73,4 +73,4 @@ def _value(node: ast.AST, named: Mapping[str, TaskVector]) -> TaskVector | float
             if isinstance(right, TaskVector):
                 raise TypeError("task vectors can be multiplied and divided by numbers only")
             return left / right
-    raise TypeError("only names, numbers, + - * / and parentheses are known")
+    raise TypeError("only names, numbers, + - * / and parentheses are allowed")

@@ -1,4 +1,4 @@
-"""The basis that the experts' updates of one matrix have in common, from their thin factors where these are known.
+"""The basis that the experts' updates of one matrix have in common, from their thin factors if these are known.
 
 Stoica et al., "Model merging with SVD to tie the Knots", 2025, arXiv 2410.19735: [M_1 .. M_T] = U S [V_1 .. V_T]^T.
 In the basis U expert t's update is the *part* S V_t^T = U^T M_t; nothing is lost, for U spans whatever any M_t maps to.
@@ -42,11 +42,11 @@ def joint_basis_of_factors(pairs: Sequence[Pair], *, key: str) -> torch.Tensor:
 
 
 def parts(U: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """Each update in the basis U: U^T M_t, [T, p, k] in float32, on the host whatever made U."""
-    found = torch.empty(len(updates), U.shape[1], updates.shape[2])
-    for part, M in zip(found, updates, strict=True):
+    """Each update in the basis U: U^T M_t, [T, p, k] in float32, on the host even if U is on a device."""
+    result = torch.empty(len(updates), U.shape[1], updates.shape[2])
+    for part, M in zip(result, updates, strict=True):
         part.copy_(U.T @ M.double())
-    return found
+    return result
 
 
 def parts_of_factors(U: torch.Tensor, pairs: Sequence[Pair]) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""What a merging method is: the types that every file in this folder fills.
+"""Types of merging methods and of what they read.
 
-A *tensor method* is a pure function of one tensor across the experts. A *survey method* first takes one streamed
-look at everything (thresholds, norms, angles) and then becomes a tensor method. Both are small frozen dataclasses
+A *tensor method* is a pure function of one tensor across the experts. A *survey method* first streams
+everything once (thresholds, norms, angles) and then becomes a tensor method. Both are small frozen dataclasses
 whose fields are their hyper-parameters and therefore the schema of a recipe.
 
 Letters: T experts; a block holds `base` [n] and `deltas` [T, n] in float32, where n elements start at `site.start` of
@@ -57,7 +57,7 @@ class Vectors(Protocol):
         ...
 
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
-        """Of one matrix: each expert's delta as two thin factors [m, r] and [r, k]; None where not all are known."""
+        """Each expert's delta of one matrix as two thin factors [m, r] and [r, k]; None unless all are known."""
         ...
 
 

@@ -1,10 +1,10 @@
 """Whether experts are what a recipe says they are: evidence from a sample of the weights, before any work.
 
-Fine-tuning moves weights little and each task in a direction of its own. So an expert of another base stands at right
-angles to this one; experts of one common other base have moved from this one the same way; an expert that is the
-base, or another expert, was given by mistake; and pages of zeros are a file that was never written out.
+Fine-tuning moves weights little and each task in a direction of its own. So an expert of another base is orthogonal to
+this one; experts of one common other base have moved from this one in the same direction; an expert that equals the
+base, or another expert, was named by mistake; and pages of zeros are a file that was never written out.
 
-Letters: theta_0 the base, theta_t an expert, tau_t = theta_t - theta_0.
+Letters: T experts; theta_0 the base, theta_t an expert, tau_t = theta_t - theta_0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
 
 
-# cos(theta_t, theta_0): experts of one base stay within a few degrees of it, strangers are at right angles.
+# cos(theta_t, theta_0): experts of one base stay within a few degrees of it, others are orthogonal.
 _LEAST_COSINE = 0.3
-# cos(tau_s, tau_t) of different experts: about 0 for tasks of their own, 1 where all share a way that is not theirs.
+# cos(tau_s, tau_t) of different experts: about 0 for different tasks, 1 where all share a direction that is not theirs.
 _MOST_COMMON = 0.9
 _STRIDE = 1 << 21
 _RUN = 1 << 12  # elements
@@ -36,112 +36,119 @@ _INSIST = "or set 'check_base: false' to merge all the same"
 
 def check_kinship(experts: Experts, vectors: TaskVectors) -> None:
     """Refuse experts whose task vectors mean nothing, and say by which numbers."""
-    if not experts.has_base or vectors.tasks != experts.tasks or not experts.opening.check_base:
-        return
-    count = len(vectors.tasks)
-    norm, dots = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)  # |theta_t|^2, ...
-    gram, base_norm = torch.zeros(count, count, dtype=torch.float64), 0.0
-    moved, apart = torch.zeros(count, dtype=torch.bool), torch.eye(count, dtype=torch.bool)
-    for block in _sample(vectors):
-        base, tau = block.base.double().reshape(-1), block.deltas.double().reshape(count, -1)
-        if not moved.all() or not apart.all():
-            moved |= (tau != 0).any(1)
-            apart |= torch.stack([(row != tau).any(1) for row in tau])
-        _refuse_zeros(experts, vectors, block)
+    if experts.has_base and vectors.tasks == experts.tasks and experts.opening.check_base:
+        _Kinship(experts, vectors).check()
+
+
+class _Kinship:
+    """Sums over a sample, and what they say of the experts."""
+
+    def __init__(self, experts: Experts, vectors: TaskVectors) -> None:
+        self.vectors, self.tasks = vectors, vectors.tasks
+        self.base = str(experts.parts.base.path)
+        self.paths = [str(experts.parts.sources[task].checkpoint.path) for task in vectors.tasks]
+        T = len(vectors.tasks)
+        self.base_norm = 0.0  # |theta_0|^2
+        self.norms = torch.zeros(T, dtype=torch.float64)  # |theta_t|^2
+        self.dots = torch.zeros(T, dtype=torch.float64)  # <theta_t, theta_0>
+        self.gram = torch.zeros(T, T, dtype=torch.float64)  # <tau_s, tau_t>
+        self.moved = torch.zeros(T, dtype=torch.bool)  # whether tau_t is not zero
+        self.apart = torch.eye(T, dtype=torch.bool)  # whether tau_s is not tau_t
+
+    def check(self) -> None:
+        for block in self._sample():
+            self._refuse_zeros(block)
+            self._add(block)
+        self._refuse_strangers()
+        self._refuse_twins()
+        self._refuse_common_direction()
+
+    def _sample(self) -> Iterator[Block]:
+        """Short runs of every tensor: some spread over it, and its end, where a file that was cut off shows."""
+        for key, shape in self.vectors.shapes.items():
+            count = prod(shape)
+            starts = dict.fromkeys((*range(0, count, _STRIDE), max(count - _RUN, 0))) if count else {}
+            for start in starts:
+                yield self.vectors.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))
+
+    def _add(self, block: Block) -> None:
+        base, tau = block.base.double().reshape(-1), block.deltas.double().reshape(len(self.tasks), -1)
+        self.moved |= (tau != 0).any(1)
+        self.apart |= torch.stack([(row != tau).any(1) for row in tau])
         if len(block.site.shape) < 2:
-            continue  # norms and biases of strangers can be alike
+            return  # norms and biases of unrelated models can be alike
         theta = tau + base
-        dots += theta @ base
-        norm += (theta * theta).sum(1)
-        base_norm += float(base @ base)
-        gram += tau @ tau.T
-    if base_norm:
-        _refuse_strangers(experts, vectors, (dots / (norm * base_norm).sqrt().clamp_min(1e-300)).tolist())
-    _refuse_twins(experts, vectors, moved, apart)
-    _refuse_common_way(experts, vectors, gram)
+        self.dots += theta @ base
+        self.norms += (theta * theta).sum(1)
+        self.base_norm += float(base @ base)
+        self.gram += tau @ tau.T
 
+    def _refuse_zeros(self, block: Block) -> None:
+        """A page of zeros in one model where another has numbers: the file has its size, but not its content.
 
-def _sample(vectors: TaskVectors) -> Iterator[Block]:
-    """Short runs of every tensor: some spread over it, and its end, where a file that was cut off shows."""
-    for key, shape in vectors.shapes.items():
-        count = prod(shape)
-        starts = dict.fromkeys((*range(0, count, _STRIDE), max(count - _RUN, 0))) if count else {}
-        for start in starts:
-            yield vectors.block(Site(key, shape, start, vectors.tasks), min(start + _RUN, count))
-
-
-def _base_path(experts: Experts) -> str:
-    return str(experts.parts.base.path)
-
-
-def _refuse_strangers(experts: Experts, vectors: TaskVectors, cosines: list[float]) -> None:
-    for task, cosine in zip(vectors.tasks, cosines, strict=True):
-        if cosine < _LEAST_COSINE:
-            raise IncompatibleError(
-                f"expert {task!r} ({experts.parts.sources[task].checkpoint.path}) was not fine-tuned from "
-                f"the base {_base_path(experts)}: the cosine between their weights is {cosine:.3f}, and fine-tuning "
-                f"leaves it near 1; find the right base, {_INSIST}"
-            )
-
-
-def _refuse_zeros(experts: Experts, vectors: TaskVectors, block: Block) -> None:
-    """A page of zeros in one model where another has numbers: the file has its size, but not its content.
-
-    Of matrices only: a bias may well have started at zero.
-    """
-    theta = torch.cat((block.base.reshape(1, -1), (block.deltas + block.base).reshape(len(vectors.tasks), -1)))
-    if theta.shape[1] < _PAGE or len(block.site.shape) < 2:
-        return
-    blank = ~theta.any(1)
-    if not blank.any() or blank.all():
-        return
-    place, key = int(blank.to(torch.uint8).argmax()), block.site.key
-    task = vectors.tasks[place - 1] if place else None
-    who = "the base" if task is None else f"expert {task!r}"
-    source = vectors.base if task is None else next(source for _, source in vectors.vectors[task].terms)
-    raise CheckpointError(
-        f"{key!r} in {who} ({source.origin(key)}) holds only zeros from element {block.site.start} on, where others "
-        f"have numbers: the file was not written to its end; fetch it again, {_INSIST}"
-    )
-
-
-def _refuse_twins(experts: Experts, vectors: TaskVectors, moved: torch.Tensor, apart: torch.Tensor) -> None:
-    """Experts that are the base, or each other, in every element: the sample raises the suspicion, the whole tells."""
-    names = {task: str(experts.parts.sources[task].checkpoint.path) for task in vectors.tasks}
-    for place, task in enumerate(vectors.tasks):
-        given_as_base = names[task] == str(experts.parts.base.path)  # as one file given twice, below
-        if (
-            not moved[place]
-            and not given_as_base
-            and not any(bool(block.deltas[place].any()) for block in vectors.blocks())
-        ):
-            raise IncompatibleError(
-                f"expert {task!r} ({names[task]}) is the base {_base_path(experts)} itself: not one of its encoder's "
-                f"weights differs; give the fine-tuned model, {_INSIST} (an expert with a frozen encoder)"
-            )
-    for one, other in combinations(range(len(vectors.tasks)), 2):
-        if names[vectors.tasks[one]] == names[vectors.tasks[other]]:
-            continue  # one file given twice, for its two heads say; the plan has noted it
-        if not apart[one, other] and all(torch.equal(b.deltas[one], b.deltas[other]) for b in vectors.blocks()):
-            first, second = vectors.tasks[one], vectors.tasks[other]
-            raise IncompatibleError(
-                f"experts {first!r} ({names[first]}) and {second!r} ({names[second]}) are the same model: not one of "
-                f"their encoders' weights differs; give each task its own expert, {_INSIST}"
-            )
-
-
-def _refuse_common_way(experts: Experts, vectors: TaskVectors, gram: torch.Tensor) -> None:
-    """Experts that have all gone the same way from the base were fine-tuned from where that way leads."""
-    paths = [str(experts.parts.sources[task].checkpoint.path) for task in vectors.tasks]
-    different = [place for place, path in enumerate(paths) if path not in paths[:place]]
-    length = gram.diagonal().sqrt()[different]
-    if len(different) < 2 or not (length > 0).all():
-        return
-    cosines = gram[different][:, different] / length.outer(length)
-    least = float(cosines.min())
-    if least > _MOST_COMMON:
-        raise IncompatibleError(
-            f"the experts were not fine-tuned from the base {_base_path(experts)}, but all from another model: "
-            f"the cosine between what any two of them changed is at least {least:.3f}, and that of different tasks is "
-            f"near 0; find the model that they have in common, {_INSIST}"
+        Of matrices only: a bias may well have started at zero.
+        """
+        theta = torch.cat((block.base.reshape(1, -1), (block.deltas + block.base).reshape(len(self.tasks), -1)))
+        if theta.shape[1] < _PAGE or len(block.site.shape) < 2:
+            return
+        blank = ~theta.any(1)
+        if not blank.any() or blank.all():
+            return
+        place, key = int(blank.to(torch.uint8).argmax()), block.site.key
+        who, origin = "the base", self.vectors.base.origin(key)
+        if place:
+            task = self.tasks[place - 1]
+            who, origin = f"expert {task!r}", self.vectors.vectors[task].terms[0][1].origin(key)
+        raise CheckpointError(
+            f"{key!r} in {who} ({origin}) holds only zeros from element {block.site.start} on, where others "
+            f"have numbers: the file was not written to its end; fetch it again, {_INSIST}"
         )
+
+    def _refuse_strangers(self) -> None:
+        if not self.base_norm:
+            return
+        cosines = self.dots / (self.norms * self.base_norm).sqrt().clamp_min(1e-300)
+        for task, path, cosine in zip(self.tasks, self.paths, cosines.tolist(), strict=True):
+            if cosine < _LEAST_COSINE:
+                raise IncompatibleError(
+                    f"expert {task!r} ({path}) was not fine-tuned from the base {self.base}: the cosine between their "
+                    f"weights is {cosine:.3f}, and fine-tuning leaves it near 1; find the right base, {_INSIST}"
+                )
+
+    def _refuse_twins(self) -> None:
+        """Experts that are the base, or each other, in every element; only suspects of the sample are read whole.
+
+        One file that was named twice, for its two heads say, is no mistake; opening has noted it.
+        """
+        named = list(zip(self.tasks, self.paths, strict=True))
+        for place, (task, path) in enumerate(named):
+            if path == self.base or self.moved[place]:
+                continue
+            if not any(block.deltas[place].any() for block in self.vectors.blocks()):
+                raise IncompatibleError(
+                    f"expert {task!r} ({path}) is the base {self.base} itself: not one of its encoder's weights "
+                    f"differs; give the fine-tuned model, {_INSIST} (an expert with a frozen encoder)"
+                )
+        for one, other in combinations(range(len(named)), 2):
+            if self.paths[one] == self.paths[other] or self.apart[one, other]:
+                continue
+            if all(torch.equal(block.deltas[one], block.deltas[other]) for block in self.vectors.blocks()):
+                (first, path), (second, twin) = named[one], named[other]
+                raise IncompatibleError(
+                    f"experts {first!r} ({path}) and {second!r} ({twin}) are the same model: not one of "
+                    f"their encoders' weights differs; give each task its own expert, {_INSIST}"
+                )
+
+    def _refuse_common_direction(self) -> None:
+        """Experts that all moved from the base in one direction were fine-tuned from where it leads."""
+        different = [place for place, path in enumerate(self.paths) if path not in self.paths[:place]]
+        length = self.gram.diagonal().sqrt()[different]
+        if len(different) < 2 or not (length > 0).all():
+            return
+        least = float((self.gram[different][:, different] / length.outer(length)).min())
+        if least > _MOST_COMMON:
+            raise IncompatibleError(
+                f"the experts were not fine-tuned from the base {self.base}, but all from another model: "
+                f"the cosine between what any two of them changed is at least {least:.3f}, and that of different tasks "
+                f"is near 0; find the model that they have in common, {_INSIST}"
+            )

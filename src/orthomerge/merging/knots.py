@@ -35,14 +35,14 @@ Merger = Literal[
     "dare_ties@peft", "magmax",
 ]  # fmt: skip
 _OPTIONS = ("scale", "density", "drop", "weights")
-_KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; the others are made again
+_KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; others are computed again
 
 
 @dataclass(frozen=True)
 class Knots:
     """`merger`: what merges the aligned parts; `scale`, `density`, `drop`, `weights`: its options.
 
-    An option that is not given is the merger's own.
+    An option that is None has the default of the merger.
     """
 
     merger: Merger = "ties"
@@ -58,17 +58,17 @@ class Knots:
         self.inner()
 
     def inner(self) -> TensorMethod | SurveyMethod:
-        """The merger with its options; one that it does not have is refused."""
+        """The merger with its options; an option that it does not have is refused."""
         maker = method_maker(METHODS[self.merger])
-        known = schema(maker)
-        given: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
-        for name in given:
-            if name not in known:
-                has = ", ".join(option for option in _OPTIONS if option in known)
+        fields = schema(maker)
+        options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
+        for name in options:
+            if name not in fields:
+                has = ", ".join(option for option in _OPTIONS if option in fields)
                 raise RecipeError(f"method knots: merger {self.merger!r} has no {name!r}; it has {has}")
-        if "seed" in known:
-            given["seed"] = self.seed
-        return cast("TensorMethod | SurveyMethod", build(maker, given, where=f"method knots: merger {self.merger}"))
+        if "seed" in fields:
+            options["seed"] = self.seed
+        return cast("TensorMethod | SurveyMethod", build(maker, options, where=f"method knots: merger {self.merger}"))
 
     def survey(self, vectors: Vectors) -> TensorMethod:
         aligned, inner = Parts(vectors), self.inner()
@@ -77,7 +77,7 @@ class Knots:
 
 @dataclass(frozen=True)
 class _Knots:
-    """KnOTS with a merger that has seen all parts."""
+    """KnOTS with a merger after its survey."""
 
     aligned: Parts
     merger: TensorMethod
@@ -86,7 +86,7 @@ class _Knots:
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if len(site.shape) != 2:
-            return self.merger.merge(base.cpu(), deltas.cpu(), site=site)
+            return self.merger.merge(base.cpu(), deltas.cpu(), site=site).to(base.device)
         U, part = self.aligned.part(Block(site, base, deltas))
         if not U.shape[1]:
             return torch.zeros_like(base)
@@ -96,7 +96,7 @@ class _Knots:
 
 @dataclass(frozen=True)
 class Parts:
-    """Task vectors with every matrix in the basis that its updates have in common: what a merger sees."""
+    """Task vectors with every matrix in the basis that its updates have in common: the input of the merger."""
 
     vectors: Vectors
     _bases: dict[str, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
@@ -107,12 +107,12 @@ class Parts:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """A matrix [m, k] has become one of [p, k]; p is known only when it was decomposed."""
-        found = dict(self.vectors.shapes)
+        """A matrix [m, k] becomes one of [p, k]; the decomposition determines p."""
+        shapes = dict(self.vectors.shapes)
         for key, shape in self.vectors.shapes.items():
             if len(shape) == 2 and 0 not in shape:
-                found[key] = next(iter(self.blocks(keys=(key,)))).site.shape
-        return found
+                shapes[key] = next(iter(self.blocks(keys=(key,)))).site.shape
+        return shapes
 
     def blocks(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[Block]:
         for key in self.vectors.shapes if keys is None else keys:

@@ -13,21 +13,21 @@ import torch
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
 from orthomerge.files.lora import Adapter, AdapterSource
-from orthomerge.merging.device import LARGER, MethodOnDevice, VectorsOnDevice
 from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
 from orthomerge.models.extract import device_of
 from orthomerge.models.split import TIED
-from orthomerge.models.tensors import in_writing_order
-from orthomerge.models.weights import EncoderWeights
+from orthomerge.models.tensors import EncoderWeights, in_writing_order
 
 if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
-    from orthomerge.models.experts import Experts, Source
+    from orthomerge.models.experts import Experts
+    from orthomerge.models.sources import Source
 
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+_LARGER = 32  # times the memory for blocks in progress on a device: whole matrices, several at once
 _SHARES = (1, 8)  # by how much blocks shrink when memory runs out
 
 
@@ -54,15 +54,16 @@ class MergedTensors:
 
     @cached_property
     def vectors(self) -> TaskVectors:
-        return task_vectors(self.experts, self.vector, order=self.specs)
+        vectors = task_vectors(self.experts, self.vector, order=self.specs)
+        return vectors if self.device == "cpu" else replace(vectors, device=device_of(self.device))
 
     @cached_property
     def prepared(self) -> TensorMethod:
         """The method after its survey of all vectors, if it has one."""
-        if self.device == "cpu":
-            return prepare(self.method, self.vectors)
-        device = device_of(self.device)
-        return MethodOnDevice(prepare(self.method, VectorsOnDevice(self.vectors, device)), device)
+        if self.vectors.device is not None:
+            # torch loads its library of decompositions at the first call, which two threads must not make at once.
+            torch.linalg.eigvalsh(torch.eye(2, device=self.vectors.device))
+        return prepare(self.method, self.vectors)
 
     def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
         """The merged encoder in order. When memory runs out, the rest is computed in smaller tiles: the same bits."""
@@ -88,7 +89,7 @@ class MergedTensors:
 
     def _attempt(self, share: int) -> Generator[tuple[str, torch.Tensor], None, None]:
         copied, vectors = self.experts.parts.copied, replace(self.vectors, tile=max(TILE // share, 1))
-        memory = MEMORY // share * (1 if self.device == "cpu" else LARGER)
+        memory = MEMORY // share * (1 if self.vectors.device is None else _LARGER)
         workers = None if share == 1 else 1
         with closing(merge_blocks(vectors, self.prepared, self._cast, workers=workers, memory=memory)) as merged:
             for key, spec in self.specs.items():
@@ -123,7 +124,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def task_vectors(
     experts: Experts, vector: str | None = None, *, order: Mapping[str, Spec] | None = None
 ) -> TaskVectors:
-    """The experts' task vectors, lazy, in writing order; with an expression, the one that it stands for."""
+    """The task vectors of experts, lazy, in writing order; with an expression, the one vector that it evaluates to."""
     parts = experts.parts
     merged = [key for key in order or experts.specs if key in parts.merged]
     base = EncoderWeights(parts.base, {key: parts.base_split.names[key] for key in merged})
@@ -162,7 +163,7 @@ def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
 
 
 def check_tied(experts: Experts) -> None:
-    """Weights under two names must be the same under both; of two that differ, nobody can say which counts."""
+    """Refuse checkpoints in which weights under two names, which must be tied, differ."""
     parts = experts.parts
     splits = [(parts.base, parts.base_split), *((each.checkpoint, each.split) for each in parts.sources.values())]
     for source, split in splits:

@@ -145,13 +145,11 @@ FITTED: Mapping[str, Row] = dict(
         _fitted("realign", "realign:Realign", "Distilled into one encoder, heads solved; adds nothing", "orthomerge"),
         _fitted("moma", "moma:Moma", "A mask over the merge and an orthogonal map a task", _MOMA),
         _fitted("adamerging", "adamerging:AdaMerging", "Coefficients a task or layer by least entropy", _ADA),
-        _fitted("concrete_ta", "concrete_ta:ConcreteTa", "A shared random mask by least entropy", _CONCRETE),
-        _fitted("concrete_am", "concrete_am:ConcreteAm", "Mask, then coefficients, by least entropy", _CONCRETE),
+        _fitted("concrete_ta", "concrete:ConcreteTa", "A shared random mask by least entropy", _CONCRETE),
+        _fitted("concrete_am", "concrete:ConcreteAm", "Mask, then coefficients, by least entropy", _CONCRETE),
         _fitted("fisher", "fisher:Fisher", "Average weighted by Fisher", "Matena and Raffel 2022, arXiv 2111.09832"),
         _fitted("regmean", "regmean:RegMean", "Least squares a layer", "Jin et al. 2023, arXiv 2212.09849"),
-        _fitted(
-            "regmean_pp", "regmean_pp:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121"
-        ),
+        _fitted("regmean_pp", "regmean:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121"),
         _fitted("lm_cocktail", "lm_cocktail:LmCocktail", "Average by loss", "Xiao et al. 2023, arXiv 2311.13534"),
         _fitted("model_tailor", "model_tailor:ModelTailor", "Sparse patches", "Zhu et al. 2024, arXiv 2402.12048"),
     )

@@ -28,6 +28,7 @@ ROUNDING = 2.0**-23  # of float32: a singular value below this share of the larg
 _TALL = 1.5  # rows a column from which a QR decomposition pays
 _RESOLVED = 1e-6  # share of the largest singular value that eigenvalues of a Gram matrix still resolve
 _LARGE = 1e-4  # and from which they give eight digits of it and of its vector
+_FAILED = (torch.linalg.LinAlgError, np.linalg.LinAlgError)  # type: ignore[attr-defined]
 _TABLES = ("embed", "shared.weight", "position", "relative_attention_bias", "wte.weight", "wpe.weight")
 
 
@@ -84,8 +85,8 @@ def _right(
         )
     if not X.any():
         return X.new_zeros(0), X.new_zeros(0, k)
-    found = from_gram(X, top=top, floor=floor) if X.is_cuda else None
-    s, Vh = found or _factors(torch.linalg.qr(X, mode="r").R if m > _TALL * k else X, key=key)
+    factors = from_gram(X, top=top, floor=floor) if X.is_cuda else None
+    s, Vh = factors or _factors(torch.linalg.qr(X, mode="r").R if m > _TALL * k else X, key=key)
     rank = int((s > max(ROUNDING * float(s[0]), floor)).sum())
     s, Vh = s[:rank][:top], Vh[:rank][:top]
     largest = Vh.abs().argmax(1, keepdim=True)
@@ -97,20 +98,20 @@ def from_gram(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The first `top` factors s and Vh, or all above `floor`, by eigenvectors of X^T X; None if one is too small."""
     try:
-        values, vectors = torch.linalg.eigh(X.T @ X)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        s, Vh = _gram(X)
+    except _FAILED:
         return None
-    s = values.flip(0)[:top].clamp_min(0).sqrt()
+    s, Vh = s[:top], Vh[:top]
     doubtful = (s < _LARGE * s[0]) & (s > min(floor, _LARGE * float(s[0])))
-    return None if doubtful.any() or not s[0] else (s, vectors.flip(1).T[:top])
+    return None if doubtful.any() or not s[0] else (s, Vh)
 
 
 def _factors(R: torch.Tensor, *, key: str) -> tuple[torch.Tensor, torch.Tensor]:
     """The factors s and Vh from the first solver that converges."""
-    for solve in (_divide_and_conquer, _second_solver, _gram):
+    for solve in (_divide_and_conquer, _second_solver, _resolved_gram):
         try:
             return solve(R)
-        except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
+        except _FAILED:
             continue
     raise NumericalError(
         f"no solver could decompose {key!r}: gesdd, gesvd and the eigenvalues of its Gram matrix all failed "
@@ -132,11 +133,13 @@ def _second_solver(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(values), torch.from_numpy(rows)
 
 
-def _gram(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues of R^T R, jitter on its diagonal; half the digits, so small singular values become zero."""
-    gram = R.T @ R
-    jitter = torch.finfo(gram.dtype).eps * float(gram.diagonal().max())
-    gram.diagonal().add_(jitter)
-    eigenvalues, vectors = torch.linalg.eigh(gram)
-    s = (eigenvalues.flip(0) - jitter).clamp_min(0).sqrt()
-    return torch.where(s > _RESOLVED * s[0], s, 0.0), vectors.flip(1).T
+def _gram(X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By eigenvalues of X^T X, which keep half of the digits."""
+    values, vectors = torch.linalg.eigh(X.T @ X)
+    return values.flip(0).clamp_min(0).sqrt(), vectors.flip(1).T
+
+
+def _resolved_gram(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with singular values that it cannot resolve set to zero."""
+    s, Vh = _gram(R)
+    return torch.where(s > _RESOLVED * s[0], s, 0.0), Vh

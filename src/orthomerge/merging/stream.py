@@ -53,7 +53,7 @@ def merge_blocks(
     workers: int | None = None,
     memory: int = MEMORY,
 ) -> Generator[Result, None, None]:
-    """Merge every block and yield `finish(block, merged weights)` in streaming order.
+    """Merge every block and yield `finish(block, merged weights)` in streaming order, the weights on the host.
 
     At most `memory` bytes of blocks are in progress at once; a single block that is larger is merged alone. Close the
     generator if it is not exhausted: its threads would outlive it.
@@ -63,7 +63,7 @@ def merge_blocks(
         torch.set_num_threads(1)  # OpenMP keeps this per thread
         _refuse_non_finite(block, vectors)
         delta = method.merge(block.base, block.deltas, site=block.site)
-        return finish(block, torch.add(block.base, delta))
+        return finish(block, torch.add(block.base, delta).cpu())
 
     rows = len(vectors.tasks) + _SCRATCH
     pending: deque[tuple[int, Future[Result]]] = deque()

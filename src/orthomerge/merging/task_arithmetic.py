@@ -14,7 +14,7 @@ from orthomerge.merging.options import finite, scaled_sum
 
 @dataclass(frozen=True)
 class TaskArithmetic:
-    """`scale`: lambda, one for all experts or one each (0.3 suits eight tasks, 0.7 five)."""
+    """`scale`: lambda, one for all experts or one per expert (0.3 suits eight tasks, 0.7 five)."""
 
     scale: float | tuple[float, ...] = 0.3
 

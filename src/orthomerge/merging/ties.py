@@ -185,7 +185,7 @@ def ties_mergekit(
 def ties_peft(density: float = 0.2, weights: tuple[float, ...] | None = None) -> Ties:
     """TIES as in peft 0.21: trim each tensor, elect, weigh, divide by the count of those that agree.
 
-    `density`: share of each tensor that survives the trim; `weights`: one per expert, 1 unless given.
+    `density`: share of each tensor that survives the trim; `weights`: one per expert, by default 1.
 
     The function is `peft.utils.merge_utils.ties` with `majority_sign_method="total"`.
 

@@ -1,7 +1,7 @@
 """Task vectors: lazy differences of weights that can be added, subtracted and scaled.
 
-tau = theta_t - theta_b (Ilharco et al. 2023, arXiv 2212.04089). Nothing is read or subtracted before a block is asked
-for, so `tau_c + (tau_b - tau_a)` costs three numbers until it is written.
+tau = theta_t - theta_b (Ilharco et al. 2023, arXiv 2212.04089). Nothing is read or subtracted before a block is
+requested, so `tau_c + (tau_b - tau_a)` costs three numbers until then.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Weights(Protocol):
 
 
 class Source(Protocol):
-    """Whatever a task vector is made of: a fine-tuned model, or an adapter."""
+    """A term of a task vector: a fine-tuned model or an adapter."""
 
     def shape(self, key: str) -> tuple[int, ...] | None:
         """Shape of the delta; None where the source does not touch that tensor."""
         ...
 
     def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
-        """Elements [start, stop) of the delta, float32, freshly made; `base` holds the same elements of the base."""
+        """Elements [start, stop) of the delta, float32, a new tensor; `base` holds the same elements of the base."""
         ...
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Two thin matrices whose product is the delta, float32; None where none are known."""
+        """Two thin matrices whose product is the delta, float32; None if they are not known."""
         ...
 
     def origin(self, key: str) -> str:
@@ -107,7 +107,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class TaskVector:
-    """sum_i coefficient_i * delta_i, all against one base; checked when made."""
+    """sum_i coefficient_i * delta_i, all against one base; shapes are checked at construction."""
 
     base: Weights
     terms: tuple[tuple[float, Source], ...]
@@ -140,7 +140,7 @@ class TaskVector:
         return total
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Thin matrices [m, r] and [r, k] whose product is the delta (r = 0: untouched); None where none are known."""
+        """Thin matrices [m, r] and [r, k] whose product is the delta (r = 0: untouched); None if they are not known."""
         import torch
 
         m, k = self.base.shape(key)
@@ -190,10 +190,14 @@ class TaskVector:
 
 @dataclass(frozen=True)
 class TaskVectors:
-    """Several task vectors over one base, streamed block by block in a fixed order."""
+    """Several task vectors over one base, streamed block by block in a fixed order.
+
+    `device`: of blocks and factors, for methods that decompose matrices. Results have the last digits of that device.
+    """
 
     vectors: Mapping[str, TaskVector]
     tile: int = TILE
+    device: torch.device | None = None
 
     def __post_init__(self) -> None:
         if not self.vectors:
@@ -234,12 +238,14 @@ class TaskVectors:
         deltas = torch.empty((len(self.vectors), *base.shape), dtype=torch.float32)
         for row, vector in zip(deltas, self.vectors.values(), strict=True):
             row.copy_(vector.read(site.key, site.start, stop, base=base))
+        if self.device is not None:
+            base, deltas = base.to(self.device), deltas.to(self.device)
         if site.start == 0 and stop == prod(site.shape):
             return Block(site, base.reshape(site.shape), deltas.reshape(-1, *site.shape))
         return Block(site, base, deltas)
 
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
-        """Of one matrix: each expert's thin factors; None where not all are known."""
+        """The thin factors of each expert's delta of one matrix; None unless all are known."""
         pairs = [vector.factors(key) for vector in self.vectors.values()]
-        known = tuple(pair for pair in pairs if pair is not None)
-        return known if len(known) == len(pairs) else None
+        thin = tuple((left.to(self.device), right.to(self.device)) for left, right in filter(None, pairs))
+        return thin if len(thin) == len(pairs) else None

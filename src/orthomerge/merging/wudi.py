@@ -22,20 +22,17 @@ is the closed form above. An expert that did not change the weight has no term i
 weights as [in, out] under the names of linear weights; do not merge it with this method.
 """
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 
-from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.adam import Adam
+from orthomerge.core.errors import RecipeError
 from orthomerge.merging.kinds import Scope, Site
-from orthomerge.merging.options import finite
+from orthomerge.merging.options import choices, finite
 from orthomerge.merging.polar import is_table, svd
 
-Rest = Literal["base", "mean"]
-
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # of Adam
 _NEGLIGIBLE = 1e-5  # share of ||tau_t|| below which a singular value adds 1e-10 to G: float32 cannot hold it
 _BARE = ("visual.proj", "text_projection")
 
@@ -50,7 +47,7 @@ class Wudi:
     scale: float = 1.0
     steps: int = 300
     lr: float = 1e-5
-    rest: Rest = "base"
+    rest: Literal["base", "mean"] = "base"
 
     scope: ClassVar[Scope] = "matrix"
 
@@ -61,10 +58,7 @@ class Wudi:
             raise RecipeError(f"'lr' must be positive, got {self.lr}")
         if self.steps < 0:
             raise RecipeError(f"'steps' must be at least 0, got {self.steps}")
-        if self.rest not in get_args(Rest):
-            raise RecipeError(
-                f"'rest' must be 'base' or 'mean', got {self.rest!r}; {nearest(self.rest, get_args(Rest))}"
-            )
+        choices(self)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if base.ndim != 2 or is_table(site.key) or site.key.endswith(_BARE):
@@ -79,17 +73,13 @@ class Wudi:
         tau = deltas.sum(0)
         *first_products, last = _curvature(deltas, key=key)
         C = _target(deltas)
-        gradient, mean, square, root = (torch.zeros_like(tau) for _ in range(4))
-        for step in range(1, self.steps + 1):
+        adam, gradient = Adam(tau), torch.empty_like(tau)
+        for _ in range(self.steps):
             product = tau
             for matrix in first_products:
                 product = product @ matrix
             torch.matmul(product, last, out=gradient)
-            gradient.sub_(C)
-            mean.lerp_(gradient, 1 - _BETA_1)
-            square.mul_(_BETA_2).addcmul_(gradient, gradient, value=1 - _BETA_2)
-            torch.sqrt(square, out=root).div_(math.sqrt(1 - _BETA_2**step)).add_(_EPSILON)
-            tau.addcdiv_(mean, root, value=-self.lr / (1 - _BETA_1**step))
+            adam.step(tau, gradient.sub_(C), self.lr)
         return tau
 
 

@@ -57,18 +57,18 @@ def _header(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results(manifest: dict[str, Any], pipeline: str | None) -> list[dict[str, Any]]:
-    """The hub's `model-index`: one result a task."""
-    found = manifest.get("evaluation")
-    if not found:
+    """The hub's `model-index`: one result per task."""
+    scores = manifest.get("evaluation")
+    if not scores:
         return []
-    name = f"accuracy ({found['access']})"
+    name = f"accuracy ({scores['access']})"
     results = [
         {
             "task": {"type": pipeline or "other", "name": task},
-            "dataset": {"name": task, "type": task, "split": found["split"]},
+            "dataset": {"name": task, "type": task, "split": scores["split"]},
             "metrics": [{"type": "accuracy", "value": round(row["value"], 4), "name": name}],
         }
-        for task, row in found["tasks"].items()
+        for task, row in scores["tasks"].items()
     ]
     return [{"name": f"merge by {manifest['method']['name']}", "results": results}]
 
@@ -105,11 +105,11 @@ def _tasks(manifest: dict[str, Any]) -> str:
 
 def _accuracy(manifest: dict[str, Any]) -> str:
     """What was measured, beside the experts; nothing where nothing was."""
-    found = manifest.get("evaluation")
-    if not found:
+    scores = manifest.get("evaluation")
+    if not scores:
         return ""
-    scores = found["tasks"]
-    others = [role for role in ("expert", "base") if all(role in row for row in scores.values())]
+    tasks = scores["tasks"]
+    others = [role for role in ("expert", "base") if all(role in row for row in tasks.values())]
     rows = [
         (
             _text(task),
@@ -118,14 +118,14 @@ def _accuracy(manifest: dict[str, Any]) -> str:
             f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
             f"{row['examples']:,}",
         )
-        for task, row in scores.items()
+        for task, row in tasks.items()
     ]
     if len(rows) > 1:
-        means = [sum(row[role] for row in scores.values()) / len(scores) for role in (*others, "value")]
+        means = [sum(row[role] for row in tasks.values()) / len(tasks) for role in (*others, "value")]
         rows.append(("mean", *(f"{100 * mean:.1f}" for mean in means), "", ""))
     return (
-        f"## Accuracy\n\nIn percent, on the {_text(found['split'])} split; this model is {_text(found['access'])} "
-        f"({_ACCESS.get(found['access'], 'see the documentation')}).\n\n"
+        f"## Accuracy\n\nIn percent, on the {_text(scores['split'])} split; this model is {_text(scores['access'])} "
+        f"({_ACCESS.get(scores['access'], 'see the documentation')}).\n\n"
         + _table(("task", *others, "merged", "95 % interval", "inputs"), rows)
     )
 
@@ -158,7 +158,7 @@ def _aligned(manifest: dict[str, Any]) -> str:
     about = manifest.get("alignment")
     if about is None:
         return f"The merge is {_text(manifest['fit']['access'])}."
-    added = sum(found["extra"]["parameters"] for found in about["tasks"].values())
+    added = sum(task["extra"]["parameters"] for task in about["tasks"].values())
     grown = f"adds {added:,} parameters, kept beside the heads" if added else "adds no parameter"
     return f"Heads were aligned by `{_code(about['aligner'])}`, which is {_text(about['access'])} and {grown}."
 

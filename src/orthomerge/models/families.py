@@ -2,47 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.models.family import Family, HeadLayout
-from orthomerge.models.names import (
-    deberta_names,
-    dinov2_names,
-    modern_layer_norm,
-    vit_names,
+from orthomerge.models.family import (
+    Batch,
+    Family,
+    HeadLayout,
+    cls,
+    cls_mean,
+    eos,
+    mean,
+    patches,
+    pooler,
+    projection,
+    shifted_decoder,
 )
-from orthomerge.models.open_clip import vision_names
-from orthomerge.models.pooling import cls, cls_mean, eos, mean, patches, pooler, projection, shifted_decoder
+from orthomerge.models.heads import Activation
+from orthomerge.models.names import deberta_names, dinov2_names, modern_layer_norm, vision_names, vit_names
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _stock(names: tuple[str, str, str], *, task: Literal["Sequence", "Image"] = "Sequence", **fields: Any) -> Family:
+    """A family of which transformers has an encoder, and a classifier that keeps it under the family's name.
+
+    `names`: of the family, its title, and the start of the names of its classes.
+    """
+    name, title, stem = names
+    classes = {"encoder_class": f"{stem}Model", "architecture": f"{stem}For{task}Classification"}
+    usual = {"modality": "text" if task == "Sequence" else "image", "model_types": (name,), "prefix": f"{name}."}
+    return Family(name=name, title=title, **{**classes, **usual, **fields})
+
 
 # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one layer.
-_BERT = Family(
-    name="bert",
-    title="BERT",
-    model_types=("bert",),
-    modality="text",
-    encoder_class="BertModel",
-    prefix="bert.",
+_BERT = _stock(
+    ("bert", "BERT", "Bert"),
     head=HeadLayout(("classifier",)),
     poolings={"pooler": pooler, "cls": cls, "mean": mean},
-    architecture="BertForSequenceClassification",
     optional=("pooler.*", "embeddings.position_ids"),
     foreign=("cls.*",),
     adapt=modern_layer_norm,
 )
 
 # Liu et al. 2019, arXiv 1907.11692. The bare first token goes into a head of two layers; the pooler is unused.
-_ROBERTA = Family(
-    name="roberta",
-    title="RoBERTa",
-    model_types=("roberta",),
-    modality="text",
-    encoder_class="RobertaModel",
-    prefix="roberta.",
+_ROBERTA = _stock(
+    ("roberta", "RoBERTa", "Roberta"),
     head=HeadLayout(("classifier.dense", "classifier.out_proj"), "tanh"),
     poolings={"cls": cls, "mean": mean},
-    architecture="RobertaForSequenceClassification",
     encoder_options={"add_pooling_layer": False},
     optional=("pooler.*", "embeddings.position_ids"),
     foreign=("lm_head.*",),
@@ -70,48 +80,32 @@ _CAMEMBERT = replace(
 )
 
 # Sanh et al. 2019, arXiv 1910.01108. The first token goes into a head of two layers with ReLU between.
-_DISTILBERT = Family(
-    name="distilbert",
-    title="DistilBERT",
-    model_types=("distilbert",),
-    modality="text",
-    encoder_class="DistilBertModel",
-    prefix="distilbert.",
+_DISTILBERT = _stock(
+    ("distilbert", "DistilBERT", "DistilBert"),
     head=HeadLayout(("pre_classifier", "classifier"), "relu"),
     poolings={"cls": cls, "mean": mean},
-    architecture="DistilBertForSequenceClassification",
     optional=("embeddings.position_ids",),
     foreign=("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
     adapt=modern_layer_norm,
 )
 
 # Clark et al. 2020, arXiv 2003.10555. The first token goes into a head of two layers with GELU between; no pooler.
-_ELECTRA = Family(
-    name="electra",
-    title="ELECTRA",
-    model_types=("electra",),
-    modality="text",
-    encoder_class="ElectraModel",
-    prefix="electra.",
+_ELECTRA = _stock(
+    ("electra", "ELECTRA", "Electra"),
     head=HeadLayout(("classifier.dense", "classifier.out_proj"), "gelu"),
     poolings={"cls": cls, "mean": mean},
-    architecture="ElectraForSequenceClassification",
     optional=("embeddings.position_ids",),
     foreign=("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
     adapt=modern_layer_norm,
 )
 
 # He et al. 2021, arXiv 2006.03654 and 2111.09543. The first token goes through `pooler.dense`, part of the head here.
-_DEBERTA_V2 = Family(
-    name="deberta_v2",
-    title="DeBERTa-v2 / v3",
+_DEBERTA_V2 = _stock(
+    ("deberta_v2", "DeBERTa-v2 / v3", "DebertaV2"),
     model_types=("deberta-v2",),
-    modality="text",
-    encoder_class="DebertaV2Model",
     prefix="deberta.",
     head=HeadLayout(("pooler.dense", "classifier"), "gelu"),
     poolings={"cls": cls, "mean": mean},
-    architecture="DebertaV2ForSequenceClassification",
     # Old files keep absolute positions even where the model (position_biased_input: false) does not use them.
     optional=("embeddings.position_embeddings.*", "embeddings.position_ids"),
     foreign=("cls.*", "lm_predictions.*", "mask_predictions.*"),
@@ -153,16 +147,11 @@ _T5_ENCODER = Family(
 )
 
 # Dosovitskiy et al. 2021, arXiv 2010.11929. The [CLS] token after the last norm goes into one linear layer.
-_VIT = Family(
-    name="vit",
-    title="ViT",
-    model_types=("vit",),
-    modality="image",
-    encoder_class="ViTModel",
-    prefix="vit.",
+_VIT = _stock(
+    ("vit", "ViT", "ViT"),
+    task="Image",
     head=HeadLayout(("classifier",)),
     poolings={"cls": cls, "mean": patches(1)},
-    architecture="ViTForImageClassification",
     encoder_options={"add_pooling_layer": False},
     optional=("pooler.*", "embeddings.mask_token"),
     foreign=("decoder.*",),
@@ -170,16 +159,11 @@ _VIT = Family(
 )
 
 # Touvron et al. 2021, arXiv 2012.12877. ViT with a distillation token, which its plain classifier does not read.
-_DEIT = Family(
-    name="deit",
-    title="DeiT",
-    model_types=("deit",),
-    modality="image",
-    encoder_class="DeiTModel",
-    prefix="deit.",
+_DEIT = _stock(
+    ("deit", "DeiT", "DeiT"),
+    task="Image",
     head=HeadLayout(("classifier",)),
     poolings={"cls": cls, "mean": patches(2)},
-    architecture="DeiTForImageClassification",
     encoder_options={"add_pooling_layer": False},
     optional=("pooler.*", "embeddings.mask_token"),
     # The distilled models have two heads, averaged by a class of its own: no head that an expert could have.
@@ -188,16 +172,11 @@ _DEIT = Family(
 )
 
 # Oquab et al. 2023, arXiv 2304.07193. [CLS] and the mean of the patches, side by side (2d features), go into one layer.
-_DINOV2 = Family(
-    name="dinov2",
-    title="DINOv2",
-    model_types=("dinov2",),
-    modality="image",
-    encoder_class="Dinov2Model",
-    prefix="dinov2.",
+_DINOV2 = _stock(
+    ("dinov2", "DINOv2", "Dinov2"),
+    task="Image",
     head=HeadLayout(("classifier",)),
     poolings={"cls_mean": cls_mean, "cls": cls, "mean": patches(1)},
-    architecture="Dinov2ForImageClassification",
     optional=("embeddings.mask_token",),
     adapt=dinov2_names,
 )
@@ -262,9 +241,9 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
     """
     fitting = {row.name: row for row in FAMILIES.values() if model_type in row.model_types}
     if not fitting:
-        known = sorted({kind for row in FAMILIES.values() for kind in row.model_types})
+        model_types = sorted({kind for row in FAMILIES.values() for kind in row.model_types})
         raise RecipeError(
-            f"unknown model type {model_type!r} ({nearest(model_type, known)}); for any other model write "
+            f"unknown model type {model_type!r} ({nearest(model_type, model_types)}); for any other model write "
             "`family: generic` in the recipe, with its `encoder_prefix` and the `head` of each expert"
         )
     if len(fitting) == 1:
@@ -275,3 +254,35 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
         return fitting["clip_classifier" if linear else "clip"]
     decoder = any("decoder." in name for name in names)
     return fitting["t5" if decoder and not linear else "t5_encoder"]
+
+
+def generic(prefix: str, head_layers: Sequence[str] = (), activation: Activation | None = None) -> Family:
+    """A module that keeps its encoder under `prefix` and its head in one or two linear layers."""
+    layers = tuple(head_layers)
+    if len(layers) > 2:
+        raise RecipeError(f"a head has one or two layers, got {len(layers)}: {', '.join(layers)}")
+    if activation is not None and activation not in get_args(Activation):
+        raise RecipeError(f"unknown activation {activation!r}; {nearest(activation, get_args(Activation))}")
+    if (len(layers) == 2) != (activation is not None):
+        raise RecipeError(
+            f"a head of two layers needs an activation between them, and only such a head has one; "
+            f"got {len(layers)} layers and activation {activation or 'none'}"
+        )
+    return Family(
+        name="generic",
+        title="any module",
+        model_types=(),
+        modality="other",
+        encoder_class="",
+        prefix=prefix if not prefix or prefix.endswith(".") else f"{prefix}.",
+        head=HeadLayout(layers, activation) if layers else None,
+        poolings={"output": _output},
+    )
+
+
+def _output(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    import torch
+
+    if not isinstance(output, torch.Tensor):
+        raise RecipeError(f"a generic encoder must return its features as one tensor, got {type(output).__name__}")
+    return output

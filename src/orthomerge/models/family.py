@@ -1,7 +1,9 @@
-"""What orthomerge must know of a model family: where the encoder ends and its head begins.
+"""What orthomerge must know of a model family: where the encoder ends and its head begins, and how features are read.
 
 `families` is the table. Names of tensors are those on disk, as stock transformers writes them; *canonical* names are
-the encoder's own (`encoder.layer.0...`, without the `bert.` under which a classifier keeps it).
+the encoder's own (`encoder.layer.0...`, without the `bert.` under which a classifier keeps it). A pooling reads
+features [B, d] off an encoder's output: a pure function of the output, the batch that was run, and the encoder's config
+(None if it has none).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
+from orthomerge.core.errors import RecipeError
 from orthomerge.models.heads import Activation
 
 if TYPE_CHECKING:
@@ -20,13 +23,12 @@ if TYPE_CHECKING:
 
 
 Encoder = Callable[..., Any]  # a module, or a function of its parameters
-# Runs an encoder on a batch and gives its output.
-Forward = Callable[[Encoder, Mapping[str, "torch.Tensor"]], Any]
-# Reads the features [B, d] of a head off an output; gets the batch and the encoder's config, if it has one, too.
-Pooling = Callable[[Any, Mapping[str, "torch.Tensor"], Any], "torch.Tensor"]
+Batch = Mapping[str, "torch.Tensor"]
+Forward = Callable[[Encoder, Batch], Any]  # runs an encoder on a batch and gives its output
+Pooling = Callable[[Any, Batch, Any], "torch.Tensor"]
 
 
-def _plain(encoder: Encoder, batch: Mapping[str, torch.Tensor]) -> Any:
+def _plain(encoder: Encoder, batch: Batch) -> Any:
     return encoder(**batch)
 
 
@@ -38,8 +40,11 @@ class HeadLayout:
     activation: Activation | None = None
     normalise: bool = False
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"{layer}.{part}" for layer in self.layers for part in ("weight", "bias"))
+    def parts(self) -> dict[str, str]:
+        """Part of a head (`weight`, `hidden.bias`, ...) -> name of its tensor, first layer first."""
+        prefixes = ("hidden.", "")[-len(self.layers) :]
+        layers = zip(prefixes, self.layers, strict=True)
+        return {f"{part}{piece}": f"{layer}.{piece}" for part, layer in layers for piece in ("weight", "bias")}
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,11 @@ class Family:
     def default_pooling(self) -> str:
         return next(iter(self.poolings))
 
-    def features(self, encoder: Encoder, batch: Mapping[str, torch.Tensor], pooling: str) -> torch.Tensor:
+    def adapted(self, checkpoint: Checkpoint) -> Checkpoint:
+        """A checkpoint under the names of stock transformers."""
+        return self.adapt(checkpoint) if self.adapt else checkpoint
+
+    def features(self, encoder: Encoder, batch: Batch, pooling: str) -> torch.Tensor:
         """What a head reads, [B, d]: the encoder is run once, and its output is pooled."""
         output = self.forward(encoder, batch)
         return self.poolings[pooling](output, batch, getattr(encoder, "config", None))
@@ -83,3 +92,90 @@ class Family:
         """Whether an expert may lack an encoder tensor: it is optional, and the features are not read through it."""
         through_pooler = pooling == "pooler" and fnmatchcase(name, "pooler.*")
         return not through_pooler and any(fnmatchcase(name, pattern) for pattern in self.optional)
+
+
+def cls(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    """The last hidden state at the first token."""
+    hidden: torch.Tensor = output.last_hidden_state
+    return hidden[:, 0]
+
+
+def mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    """The mean of the last hidden states over the attention mask, so that padding does not count."""
+    if "attention_mask" not in batch:
+        raise RecipeError(
+            "pooling 'mean' needs an 'attention_mask' in every batch, or it would average over padding; "
+            f"got {', '.join(sorted(batch)) or 'nothing'}: let the tokenizer return the mask"
+        )
+    hidden: torch.Tensor = output.last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    # Summed in float32: half precision overflows or rounds on long texts.
+    return ((hidden.float() * mask).sum(1) / mask.sum(1)).to(hidden.dtype)
+
+
+def pooler(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    """The encoder's own pooled output: a dense layer and tanh over the first token."""
+    pooled: torch.Tensor | None = output.pooler_output
+    if pooled is None:
+        raise RecipeError("pooling 'pooler' needs an encoder with a pooler, and this one has none; use 'cls' or 'mean'")
+    return pooled
+
+
+def projection(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    """CLIP's projected image features."""
+    features: torch.Tensor = output.image_embeds
+    return features
+
+
+def patches(first: int) -> Pooling:
+    """The mean of an image's patch tokens, which start at `first` (after [CLS] and its like)."""
+
+    def patch_mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+        hidden: torch.Tensor = output.last_hidden_state
+        return hidden[:, first:].mean(1)
+
+    return patch_mean
+
+
+def cls_mean(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    """DINOv2's features [B, 2d]: the first token, and the mean of the patch tokens."""
+    import torch
+
+    hidden: torch.Tensor = output.last_hidden_state
+    return torch.cat([hidden[:, 0], hidden[:, 1:].mean(1)], dim=1)
+
+
+def eos(output: Any, batch: Batch, config: Any) -> torch.Tensor:
+    """T5's last hidden state of the decoder at each text's last end-of-sequence token."""
+    import torch
+
+    end = _special_token(config, "eos_token_id")
+    ids = batch["input_ids"]
+    ends = ids == end
+    if not bool(ends.any(1).all()):
+        raise RecipeError(
+            f"T5 features are read at the end-of-sequence token {end}, but some texts "
+            "have none; let T5's own tokenizer add it"
+        )
+    hidden: torch.Tensor = output.last_hidden_state
+    last = (ends * torch.arange(ids.shape[1], device=ids.device)).argmax(1)
+    return hidden[torch.arange(len(ids), device=ids.device), last]
+
+
+def shifted_decoder(encoder: Callable[..., Any], batch: Batch) -> Any:
+    """T5's output when its decoder reads the input itself, shifted by one."""
+    import torch
+
+    start, ids = _special_token(getattr(encoder, "config", None), "decoder_start_token_id"), batch["input_ids"]
+    shifted = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)
+    return encoder(**{"decoder_input_ids": shifted, "use_cache": False, **batch})
+
+
+def _special_token(config: Any, name: str) -> int:
+    token: int | None = getattr(config, name, None)
+    if token is None:
+        raise RecipeError(
+            f"T5 features need to know {name!r}: set it in the encoder's config, and give a function of parameters "
+            "that `config` as attribute"
+        )
+    return token

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from orthomerge.core.errors import IncompatibleError, some
 
@@ -79,12 +79,26 @@ class Head:
     pooling: str | None = None
     max_length: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, torch.Tensor],
+        labels: tuple[str, ...],
+        *,
+        activation: Activation | None = None,
+        **more: Any,
+    ) -> Head:
+        """A head of tensors by part (`weight`, `bias`, `hidden.weight`, `hidden.bias`); `more`: other fields."""
+        hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if "hidden.weight" in tensors else None
+        output = Linear(tensors["weight"], tensors.get("bias"))
+        return cls(output, labels, hidden, activation if hidden is not None else None, **more)
+
     def __post_init__(self) -> None:
         rows = self.output.weight.shape[0]
         if rows != len(self.labels):
             raise IncompatibleError(
                 f"the head has {rows} rows but {len(self.labels)} labels ({some(self.labels)}); "
-                "give one label a row, in the order of the rows"
+                "give one label per row, in the order of the rows"
             )
         if (self.hidden is None) != (self.activation is None):
             raise IncompatibleError("a head's hidden layer and its activation go together: give both or neither")
@@ -117,9 +131,8 @@ class Head:
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Head:
         """The same head with other numbers; `tensors` has the names of `tensors()`."""
-        hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if self.hidden is not None else None
-        output = Linear(tensors["weight"], tensors.get("bias"))
-        return replace(self, output=output, hidden=hidden)
+        head = Head.of(tensors, self.labels, activation=self.activation)
+        return replace(self, output=head.output, hidden=head.hidden)
 
     def reading_as(self, other: Head) -> Head:
         """The same layers, which read the encoder as another head does and mean what its outputs mean."""

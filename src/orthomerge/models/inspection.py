@@ -26,7 +26,7 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
     source = open_expert(reference)
     entries = source.entries if isinstance(source, Checkpoint) else source.stored
     config = source.config or {}
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "path": str(source.path),
         "format": "checkpoint" if isinstance(source, Checkpoint) else "LoRA adapter",
         "model_type": config.get("model_type") if isinstance(source, Checkpoint) else config.get("peft_type"),
@@ -34,17 +34,17 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
         "dtypes": dict(Counter(entry.spec.dtype for entry in entries.values())),
     }
     if isinstance(source, Checkpoint):
-        found |= _describe_model(source)
-        found["aliases"] = dict(source.aliases)
-    found["files"] = {
+        document |= _describe_model(source)
+        document["aliases"] = dict(source.aliases)
+    document["files"] = {
         file.path.name: {"size": file.size}
         | ({} if headers else {"sha256": RawFile(file.path, algorithm="sha256").digest().removeprefix("sha256:")})
         for file in source.files
     }
     if not headers:
-        found["non_finite"] = {name: bad for name, entry in entries.items() if (bad := _non_finite(entry))}
-    found["tensors"] = {name: {"dtype": e.spec.dtype, "shape": list(e.spec.shape)} for name, e in entries.items()}
-    return found
+        document["non_finite"] = {name: bad for name, entry in entries.items() if (bad := _non_finite(entry))}
+    document["tensors"] = {name: {"dtype": e.spec.dtype, "shape": list(e.spec.shape)} for name, e in entries.items()}
+    return document
 
 
 def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:

@@ -40,14 +40,6 @@ class HeadKind(Protocol):
         """How far the student's outputs are from the teacher's, [n]: what a fit minimises."""
         ...
 
-    def soft_targets(self, teacher: torch.Tensor) -> torch.Tensor:
-        """What `divergence_to` needs of the teacher's outputs, [n, C]: computed once and compared with many times."""
-        ...
-
-    def divergence_to(self, student: torch.Tensor, soft_targets: torch.Tensor) -> torch.Tensor:
-        """`divergence` from a teacher of which only the soft targets were kept, [n]."""
-        ...
-
     def targets(self, teacher: torch.Tensor) -> torch.Tensor:
         """What least squares fits instead of the teacher's logits, [n, C]."""
         ...
@@ -72,14 +64,8 @@ class SingleLabel:
 
     def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         """KL(softmax(teacher) || softmax(student)) per input (Hinton et al. 2015, arXiv 1503.02531)."""
-        return self.divergence_to(student, self.soft_targets(teacher))
-
-    def soft_targets(self, teacher: torch.Tensor) -> torch.Tensor:
-        """The logarithms of the teacher's probabilities."""
-        return teacher.log_softmax(-1)
-
-    def divergence_to(self, student: torch.Tensor, soft_targets: torch.Tensor) -> torch.Tensor:
-        return (soft_targets.exp() * (soft_targets - student.log_softmax(-1))).sum(-1)
+        logs = teacher.log_softmax(-1)
+        return (logs.exp() * (logs - student.log_softmax(-1))).sum(-1)
 
     def targets(self, teacher: torch.Tensor) -> torch.Tensor:
         """Logits without what all labels share, which softmax does not see."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -24,9 +24,9 @@ from torch.func import functional_call, jvp
 from orthomerge.core.errors import IncompatibleError, nearest
 
 if TYPE_CHECKING:
-    from orthomerge.models.encoder import Encoder
     from orthomerge.models.family import Family
     from orthomerge.models.model import Model
+    from orthomerge.models.modules import Encoder
 
 
 class LinearisedEncoder(nn.Module):
@@ -49,17 +49,17 @@ class LinearisedEncoder(nn.Module):
             switch("eager")
         self.encoder = encoder.eval().requires_grad_(False)
         self._family, self._pooling = family, pooling
-        known = dict(encoder.named_parameters())
+        parameters = dict(encoder.named_parameters())
         for name, delta in deltas.items():
-            if name not in known:
-                raise IncompatibleError(f"the encoder has no parameter {name!r}; {nearest(name, known)}")
-            if delta.shape != known[name].shape:
-                shapes = f"{tuple(delta.shape)}, but {tuple(known[name].shape)} in the encoder"
+            if name not in parameters:
+                raise IncompatibleError(f"the encoder has no parameter {name!r}; {nearest(name, parameters)}")
+            if delta.shape != parameters[name].shape:
+                shapes = f"{tuple(delta.shape)}, but {tuple(parameters[name].shape)} in the encoder"
                 raise IncompatibleError(f"the delta of {name!r} is {shapes}")
-        self.names = tuple(name for name in known if not deltas or name in deltas)
+        self.names = tuple(name for name in parameters if not deltas or name in deltas)
         # A parameter's name may not contain dots, so they lie in a list.
         self.deltas = nn.ParameterList(
-            torch.zeros_like(known[name]) if not deltas else deltas[name].detach().to(known[name]).clone()
+            torch.zeros_like(parameters[name]) if not deltas else deltas[name].detach().to(parameters[name]).clone()
             for name in self.names
         )
 
@@ -157,12 +157,10 @@ def tangent(encoder: Encoder, pooling: str) -> tuple[LinearisedEncoder, Family]:
     tuned.fill(encoder.tensors)
     deltas = deltas_between(start.module, tuned.module)
     module = linearised_features(encoder.family, pooling, start.module, deltas)
-    return module, replace(encoder.family, forward=_as_it_is, poolings={pooling: _as_they_come})
-
-
-def _as_it_is(tangent: Callable[..., Any], batch: Mapping[str, torch.Tensor]) -> Any:
-    return tangent(batch)
-
-
-def _as_they_come(features: torch.Tensor, batch: Mapping[str, torch.Tensor], config: Any) -> torch.Tensor:
-    return features
+    # The module takes a batch and gives features, which need no pooling.
+    family = replace(
+        encoder.family,
+        forward=lambda tangent, batch: tangent(batch),
+        poolings={pooling: lambda features, batch, config: features},
+    )
+    return module, family

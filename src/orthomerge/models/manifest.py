@@ -6,7 +6,8 @@ stay inside the folder; anything else is an error that names the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,10 +16,8 @@ from orthomerge.data.task import Access
 from orthomerge.files.documents import read_json
 from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.ownership import MANIFEST
-from orthomerge.models.families import FAMILIES
-from orthomerge.models.families import family as find_family
+from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
-from orthomerge.models.generic import generic
 from orthomerge.models.heads import Activation
 from orthomerge.models.kinds import KINDS
 
@@ -26,6 +25,59 @@ FORMAT = 2
 HEAD = "head.safetensors"  # in each task's folder
 EXTRA = "extra.safetensors"  # beside it, where an aligner adds a module
 _WAY_OUT = "the file is damaged: fetch the folder again, or merge again"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a value must be, in words, and whether one is."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _one_of(values: Iterable[object]) -> _Kind:
+    allowed = list(values)
+    words = ", ".join("null" if value is None else str(value) for value in allowed)
+    return _Kind(f"one of {words}", lambda value: value in allowed)
+
+
+_STRING = _Kind("a string", lambda value: isinstance(value, str))
+_OBJECT = _Kind("an object", lambda value: isinstance(value, dict))
+_LIST = _Kind("a list", lambda value: isinstance(value, list))
+_NUMBER = _Kind("a whole number", lambda value: type(value) is int)
+_BOOL = _Kind("true or false", lambda value: type(value) is bool)
+_HASH = _Kind("a hash of the form ALGORITHM:HEX", lambda value: isinstance(value, str) and ":" in value)
+_LENGTH = _Kind("null or a positive whole number", lambda v: v is None or (type(v) is int and 0 < v < 1 << 31))
+_ACCESS = _one_of(get_args(Access))
+
+# Nested as the manifest is. A key `*` stands for all, a key that ends with `?` may be absent; a list is one of such.
+_FILE = {"size": _NUMBER, "hash": _HASH}
+_INPUT = {"name": _STRING, "files": [_FILE]}
+_HEAD_SHAPE = {
+    "labels": [_STRING],
+    "kind": _STRING,
+    "pooling": _STRING,
+    "normalise": _BOOL,
+    "names": {"*": _STRING},
+    "activation": _one_of((None, *get_args(Activation))),
+    "max_length": _LENGTH,
+    "extra?": _Kind("null or a string", lambda value: value is None or isinstance(value, str)),
+}
+_SHAPE = {
+    "orthomerge": _STRING,
+    "family": _STRING,
+    "encoder": {"prefix": _STRING, "config": _OBJECT, "content": _STRING, "files": [_STRING], "processor": [_STRING]},
+    "method": {"name": _STRING, "parameters": _OBJECT},
+    "heads": {"*": _HEAD_SHAPE},
+    "inputs": {"base": _INPUT, "experts": {"*": _INPUT}},
+    "opening": _OBJECT,
+    "tensors": _OBJECT,
+    "files": {"*": _FILE},
+    "seed": _NUMBER,
+    "notes": _LIST,
+    "fit?": {"tasks": _OBJECT, "access": _ACCESS},
+    "alignment?": {"tasks": _OBJECT, "aligner": _STRING, "access": _ACCESS},
+}
 
 
 def read_manifest(folder: Path, *, any_name: bool = False) -> dict[str, Any]:
@@ -49,7 +101,10 @@ def read_manifest(folder: Path, *, any_name: bool = False) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has format {manifest.get('format')!r:.80}, this version reads {FORMAT}; update orthomerge"
         )
-    _check_parts(manifest, path)
+    _check_task_names(manifest.get("heads"), path)
+    for name, shape in _SHAPE.items():
+        _check_part(manifest, name, shape, path)
+    _check_listed(manifest, path)
     outside = [name for name in manifest["files"] if not is_plain_name(name)]
     if outside and not any_name:
         raise CheckpointError(f"{path} names files outside its own folder: {some(outside)}; do not trust this folder")
@@ -59,131 +114,67 @@ def read_manifest(folder: Path, *, any_name: bool = False) -> dict[str, Any]:
 def manifest_family(manifest: Mapping[str, Any], folder: Path) -> Family:
     """The family that a manifest names; the poolings of its heads must be that family's."""
     name = manifest["family"]
-    if name == "generic":
-        family = generic(manifest["encoder"]["prefix"])
-    elif name in FAMILIES:
-        family = find_family(name)
-    else:
+    if name != "generic" and name not in FAMILIES:
         raise CheckpointError(
             f"{folder / MANIFEST} has the model family {name!r:.80}, which this version does not know "
             f"({nearest(name, [*FAMILIES, 'generic'])}); update orthomerge, or fetch the folder again"
         )
+    family = generic(manifest["encoder"]["prefix"]) if name == "generic" else FAMILIES[name]
     for task, head in manifest["heads"].items():
         if head["pooling"] not in family.poolings:
             raise CheckpointError(
                 f"{folder / MANIFEST} has the pooling {head['pooling']!r:.80} for {task!r}, which family {name!r} does "
                 f"not have ({nearest(head['pooling'], family.poolings)}); update orthomerge, or fetch the folder again"
             )
+        if head["kind"] not in KINDS:
+            raise CheckpointError(
+                f"{folder / MANIFEST} has the kind of head {head['kind']!r:.80} for {task!r}, which this version does "
+                f"not know ({nearest(head['kind'], KINDS)}); update orthomerge"
+            )
     return family
 
 
-def _check_parts(manifest: dict[str, Any], path: Path) -> None:
-    """The types of every part that is read later."""
-    words = dict.fromkeys(("orthomerge", "family"), str)
-    objects = dict.fromkeys(("encoder", "method", "heads", "inputs", "opening", "tensors", "files"), dict)
-    kinds: dict[str, type] = {**words, **objects, "seed": int, "notes": list}
-    for part, kind in kinds.items():
-        _check(manifest, part, kind, path)
-    _check_encoder(manifest["encoder"], manifest["files"], path)
-    _check(manifest["method"], "name", str, path, "method.")
-    _check(manifest["method"], "parameters", dict, path, "method.")
-    for task, head in manifest["heads"].items():
-        _check_head(task, head, path)
-        names = (HEAD, EXTRA) if head.get("extra") else (HEAD,)
-        _check_listed(f"the head of {task!r}", [f"{task}/{name}" for name in names], manifest["files"], path)
-    _check_inputs(manifest["inputs"], path)
-    for stage in ("fit", "alignment"):
-        if stage in manifest:
-            _check(manifest, stage, dict, path)
-            _check_stage(stage, manifest[stage], path)
-    for name, file in manifest["files"].items():
-        _check_file(f"the file {name!r:.80}", file, path)
+def _check_task_names(heads: object, path: Path) -> None:
+    for task in heads if isinstance(heads, dict) else ():
+        if not is_plain_name(task) or "/" in task:
+            raise CheckpointError(f"{path}: {task!r:.80} cannot name a task's folder; do not trust this folder")
 
 
-def _check_encoder(encoder: dict[str, Any], files: Mapping[str, Any], path: Path) -> None:
-    for part, kind in {"prefix": str, "config": dict, "content": str, "files": list, "processor": list}.items():
-        _check(encoder, part, kind, path, "encoder.")
+def _check_part(within: Mapping[str, Any], key: str, shape: Any, path: Path, where: str = "") -> None:
+    """One key of an object in the manifest, and everything in it."""
+    name = key.removesuffix("?")
+    if key == "*":
+        for each in within:
+            _check_value(within[each], shape, path, f"{where}{each}")
+    elif name in within:
+        _check_value(within[name], shape, path, f"{where}{name}")
+    elif name == key:
+        raise CheckpointError(f"{path} has no {where + name!r:.200}; {_WAY_OUT}")
+
+
+def _check_value(value: Any, shape: Any, path: Path, where: str) -> None:
+    kind = shape if isinstance(shape, _Kind) else _LIST if isinstance(shape, list) else _OBJECT
+    if not kind.fits(value):
+        shown = f"{value!r:.80}" if isinstance(value, str | int | float) else type(value).__name__
+        raise CheckpointError(f"{path}: {where!r:.200} must be {kind.words}, got {shown}; {_WAY_OUT}")
+    if isinstance(shape, list):
+        for number, item in enumerate(value, 1):
+            _check_value(item, shape[0], path, f"{where}.{number}")
+    elif isinstance(shape, dict):
+        for key, inner in shape.items():
+            _check_part(value, key, inner, path, f"{where}.")
+
+
+def _check_listed(manifest: Mapping[str, Any], path: Path) -> None:
+    """Files that are read must be in the table of files, for the others are not verified."""
+    encoder, files = manifest["encoder"], manifest["files"]
     if not encoder["files"]:
         raise CheckpointError(f"{path} names no file of the encoder; {_WAY_OUT}")
-    _check_listed("the encoder", [*encoder["files"], *encoder["processor"]], files, path)
-
-
-def _check_listed(who: str, names: Iterable[object], files: Mapping[str, Any], path: Path) -> None:
-    """Files that are read must be in the table of files, for the others are not verified."""
-    for name in names:
-        if not isinstance(name, str) or name not in files:
-            raise CheckpointError(f"{path}: {who} needs {name!r:.80}, which is not among 'files'; {_WAY_OUT}")
-
-
-def _check_file(what: str, file: object, path: Path) -> None:
-    size, digest = (file.get("size"), file.get("hash")) if isinstance(file, dict) else (None, None)
-    if type(size) is not int or not isinstance(digest, str) or ":" not in digest:
-        raise CheckpointError(
-            f"{path}: {what} must have a 'size' in bytes and a 'hash' of the form ALGORITHM:HEX; {_WAY_OUT}"
-        )
-
-
-def _check_stage(name: str, stage: dict[str, Any], path: Path) -> None:
-    """A fit, or an alignment."""
-    _check(stage, "tasks", dict, path, f"{name}.")
-    if name == "alignment":
-        _check(stage, "aligner", str, path, f"{name}.")
-    if stage.get("access") not in get_args(Access):
-        known = ", ".join(get_args(Access))
-        raise CheckpointError(
-            f"{path}: '{name}.access' must be one of {known}, got {stage.get('access')!r:.80}; {_WAY_OUT}"
-        )
-
-
-def _check_head(task: str, head: object, path: Path) -> None:
-    if not is_plain_name(task) or "/" in task:
-        raise CheckpointError(f"{path}: {task!r:.80} cannot name a task's folder; do not trust this folder")
-    if not isinstance(head, dict):
-        raise CheckpointError(f"{path}: the head of {task!r} must be an object; {_WAY_OUT}")
-    labels, where = head.get("labels"), f"heads.{task}."
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise CheckpointError(f"{path}: the head of {task!r} must have 'labels', a list of strings; {_WAY_OUT}")
-    for part, kind in {"kind": str, "pooling": str, "normalise": bool, "names": dict}.items():
-        _check(head, part, kind, path, where)
-    if head["kind"] not in KINDS:
-        raise CheckpointError(
-            f"{path}: {where + 'kind'!r} is {head['kind']!r:.80}, which this version does not know "
-            f"({nearest(head['kind'], KINDS)}); update orthomerge"
-        )
-    activation, length, extra = (head.get(part) for part in ("activation", "max_length", "extra"))
-    sound = {
-        "activation": activation in (None, *get_args(Activation)),
-        "max_length": length is None or (type(length) is int and 0 < length < 1 << 31),
-        "extra": extra is None or isinstance(extra, str),
-    }
-    for part in (part for part, good in sound.items() if not good):
-        raise CheckpointError(f"{path}: {where + part!r} cannot be {head.get(part)!r:.80}; {_WAY_OUT}")
-    if any(not isinstance(name, str) for name in head["names"].values()):
-        raise CheckpointError(f"{path}: {where}'names' must lead to names of tensors; {_WAY_OUT}")
-
-
-def _check_inputs(inputs: dict[str, Any], path: Path) -> None:
-    """What the model was made of."""
-    _check(inputs, "base", dict, path, "inputs.")
-    _check(inputs, "experts", dict, path, "inputs.")
-    entries: Iterable[tuple[str, Any]] = (
-        ("base", inputs["base"]),
-        *((f"experts.{task}", entry) for task, entry in inputs["experts"].items()),
-    )
-    for where, entry in entries:
-        if not isinstance(entry, dict):
-            raise CheckpointError(f"{path}: 'inputs.{where}' must be an object; {_WAY_OUT}")
-        _check(entry, "name", str, path, f"inputs.{where}.")
-        _check(entry, "files", list, path, f"inputs.{where}.")
-        for file in entry["files"]:
-            _check_file(f"a file of 'inputs.{where}'", file, path)
-
-
-def _check(within: dict[str, Any], part: str, kind: type, path: Path, where: str = "") -> None:
-    if part not in within:
-        raise CheckpointError(f"{path} has no {where + part!r}; {_WAY_OUT}")
-    if not isinstance(within[part], kind):
-        wanted = {dict: "an object", list: "a list", int: "a whole number", bool: "true or false"}.get(kind, "a string")
-        raise CheckpointError(
-            f"{path}: {where + part!r} must be {wanted}, got {type(within[part]).__name__}; {_WAY_OUT}"
-        )
+    needed = {"the encoder": [*encoder["files"], *encoder["processor"]]}
+    for task, head in manifest["heads"].items():
+        stored = (HEAD, EXTRA) if head.get("extra") else (HEAD,)
+        needed[f"the head of {task!r}"] = [f"{task}/{name}" for name in stored]
+    for part, names in needed.items():
+        for name in names:
+            if name not in files:
+                raise CheckpointError(f"{path}: {part} needs {name!r:.80}, which is not among 'files'; {_WAY_OUT}")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.data.task import Access
-    from orthomerge.models.encoder import Encoder, Mode
     from orthomerge.models.experts import Experts
     from orthomerge.models.family import Family
     from orthomerge.models.heads import Extra, Head
     from orthomerge.models.kinds import Prediction
+    from orthomerge.models.modules import Encoder, Mode
     from orthomerge.models.multihead import MultiHead
     from orthomerge.models.processors import ProcessorSource
     from orthomerge.models.tensors import Tensors
@@ -152,7 +152,7 @@ class Model:
 
         One input gives a dict by task, a list of inputs a list of such dicts in the same order.
         """
-        from orthomerge.models.predicting import predict
+        from orthomerge.models.encoding import predict
 
         return predict(self, inputs, tasks=tasks, device=device, batch_size=batch_size)
 

@@ -1,4 +1,4 @@
-"""Stock encoders in memory, filled tensor by tensor from a stream.
+"""The weights of a model with what is needed to run them, and stock encoders in memory that are filled with them.
 
 transformers never sees a folder that somebody else made: the module is built from a config of known keys, and filled
 here. transformers 5 gives some modules other names than the tensors it saves, so a state dict whose
@@ -7,31 +7,93 @@ tensors hold their own number is loaded once, and where each number ends up is r
 
 from __future__ import annotations
 
+import hashlib
 import json
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
-from orthomerge.models.config import KNOWN
 from orthomerge.models.load import quiet
-from orthomerge.models.tensors import ContentHash, Tensors
+from orthomerge.models.split import matches
+from orthomerge.models.stock import KNOWN
+from orthomerge.models.tensors import ContentHash, FileTensors, content_digest
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.models.encoder import Encoder
     from orthomerge.models.family import Family
+    from orthomerge.models.tensors import Tensors
 
+
+Mode = Literal["ordinary", "linearised"]
 
 _POOLER = "pooler.*"  # optional in exactly those families whose class can be built without one
 _FIRST = 3  # of the numbers that tag tensors: 0 and 1 are what a module starts with
 _MOST_KEPT = 2  # modules in memory at a time: a merge and the expert that it is compared with
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """`config`: of the family's encoder class. `start`: of a linearised encoder, the weights it is linear around."""
+
+    family: Family
+    config: Mapping[str, Any]
+    tensors: Tensors
+    start: Tensors | None = None
+
+    @property
+    def mode(self) -> Mode:
+        return "ordinary" if self.start is None else "linearised"
+
+    @property
+    def digest(self) -> str:
+        """Identity of content: tensors and config; not of paths, options or heads."""
+        if not self.knows_digest:
+            if isinstance(self.tensors, FileTensors) or not self.family.encoder_class:
+                self.remember(content_digest(self.tensors, self.family.prefix))
+            else:
+                loaded(self)  # computes the weights once for both
+        parts = [self.family.name, self.content, self.config]
+        if self.start is not None:
+            parts.append(content_digest(self.start, self.family.prefix))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def knows_digest(self) -> bool:
+        return "_content" in self.__dict__
+
+    @property
+    def content(self) -> str:
+        """The hash of the one file that the tensors would be written to, once it is known."""
+        content: str = self.__dict__["_content"]
+        return content
+
+    def remember(self, content: str) -> None:
+        """Keep the hash of the tensors, which somebody computed while they passed by."""
+        self.__dict__["_content"] = content
+
+    def runner(self, pooling: str) -> tuple[Any, Family]:
+        """What gives features: a module that others may use too, and the family that says how it is read."""
+        if self.start is None:
+            return loaded(self).module, self.family
+        from orthomerge.models.linearised import tangent
+
+        return tangent(self, pooling)
+
+    def module(self, *, eager: bool = False) -> torch.nn.Module:
+        """A new module with these weights, in eval mode, on the CPU."""
+        if self.start is not None:
+            raise RecipeError(
+                "a linearised model is a tangent, which stock classes cannot run; use predict or evaluate"
+            )
+        skeleton = Skeleton.build(self.family, self.config, dict(self.tensors.specs), eager=eager)
+        skeleton.fill(self.tensors)
+        return skeleton.module
 
 
 def stock_config(family: Family, config: Mapping[str, Any]) -> Any:
@@ -48,11 +110,15 @@ def stock_config(family: Family, config: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent."""
+    """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent.
+
+    `architecture`: the same for modules that can hold each other's weights.
+    """
 
     module: torch.nn.Module
     names: Mapping[str, str]
     specs: Mapping[str, Spec]
+    architecture: str = ""
 
     @classmethod
     def build(
@@ -73,7 +139,7 @@ class Skeleton:
         tags = {key: torch.full(spec.shape, float(_FIRST + place)) for place, (key, spec) in enumerate(specs.items())}
         module = _load(family, stock_config(family, config), tags, options)
         names = _places(family, module, tags)
-        return cls(module.to(_widest(specs)).eval(), names, specs)
+        return cls(module.to(_widest(specs)).eval(), names, specs, _architecture(family, config, specs))
 
     def fill(self, tensors: Tensors, *, content: ContentHash | None = None) -> None:
         """Copy a stream of tensors into the module; `content` is fed what passes by."""
@@ -100,32 +166,34 @@ def loaded(encoder: Encoder) -> Skeleton:
 
     The last two are kept, and refilled where the next encoder has the same architecture.
     """
-    for key, (skeleton, owner) in _kept.items():
-        if owner() is encoder:
-            _kept.move_to_end(key)
-            return skeleton
-    specs = dict(encoder.tensors.specs)
-    architecture = _architecture(encoder.family, encoder.config, specs)
-    skeleton = _free(architecture) or Skeleton.build(encoder.family, encoder.config, specs)
-    skeleton.module.to("cpu")
-    content = None if encoder.knows_digest else ContentHash(specs, encoder.family.prefix)
-    skeleton.fill(encoder.tensors, content=content)
-    if content is not None:
-        encoder.remember(content.digest())
-    _kept[architecture, id(skeleton)] = (skeleton, weakref.ref(encoder))
+    skeleton = next((skeleton for skeleton, owner in _kept if owner() is encoder), None)
+    if skeleton is None:
+        specs = dict(encoder.tensors.specs)
+        skeleton = unshared(encoder.family, encoder.config, specs)
+        skeleton.module.to("cpu")
+        content = None if encoder.knows_digest else ContentHash(specs, encoder.family.prefix)
+        skeleton.fill(encoder.tensors, content=content)
+        if content is not None:
+            encoder.remember(content.digest())
+    _kept[:] = [each for each in _kept if each[0] is not skeleton]
+    _kept.append((skeleton, weakref.ref(encoder)))
     return skeleton
 
 
 def finished(encoder: Encoder) -> None:
     """Let the module of an encoder be refilled for the next one of its architecture."""
-    for key, (skeleton, owner) in list(_kept.items()):
-        if owner() is encoder:
-            _kept[key] = (skeleton, _nobody)
+    _kept[:] = [(skeleton, _nobody if owner() is encoder else owner) for skeleton, owner in _kept]
 
 
 def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
-    """A module with any weights that nobody else will see."""
-    return _free(_architecture(family, config, specs)) or Skeleton.build(family, config, specs)
+    """A module with any weights that nobody else will see: one that may be refilled, else a new one."""
+    free = [skeleton for skeleton, owner in _kept if owner() is None]
+    if len(_kept) - len(free) >= _MOST_KEPT:
+        free.append(next(skeleton for skeleton, owner in _kept if owner() is not None))
+    _kept[:] = [each for each in _kept if each[0] not in free]
+    architecture = _architecture(family, config, specs)
+    same = next((skeleton for skeleton in free if skeleton.architecture == architecture), None)
+    return same or Skeleton.build(family, config, specs)
 
 
 def release() -> None:
@@ -133,23 +201,11 @@ def release() -> None:
     _kept.clear()
 
 
-_Kept = OrderedDict[tuple[str, int], "tuple[Skeleton, Callable[[], Encoder | None]]"]
-_kept: _Kept = OrderedDict()
+_kept: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with whose weights they hold; the last used is last
 
 
 def _nobody() -> Encoder | None:
     return None
-
-
-def _free(architecture: str) -> Skeleton | None:
-    """A module of an architecture that may be refilled; there is one only when enough are kept."""
-    gone = [key for key, (_, owner) in _kept.items() if owner() is None]
-    if len(_kept) - len(gone) >= _MOST_KEPT:
-        gone.append(next(key for key in _kept if key not in gone))
-    free = [_kept.pop(key)[0] for key in gone if key[0] == architecture]
-    for key in gone:
-        _kept.pop(key, None)
-    return free[0] if free else None
 
 
 def _architecture(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> str:
@@ -181,7 +237,7 @@ def _load(family: Family, config: Any, tags: Mapping[str, torch.Tensor], options
     problems = {
         "it lacks": info["missing_keys"],
         "its config gives other shapes to": mismatched,
-        "the model has no place for": {key for key in info["unexpected_keys"] if not _matches(key, optional)},
+        "the model has no place for": {key for key in info["unexpected_keys"] if not matches(key, optional)},
     }
     for what, keys in problems.items():
         if keys:
@@ -189,8 +245,8 @@ def _load(family: Family, config: Any, tags: Mapping[str, torch.Tensor], options
                 f"the weights do not fit {family.encoder_class}: {what} {some(sorted(keys))}; "
                 "no weight is ever initialised at random"
             )
-    found: torch.nn.Module = module
-    return found
+    built: torch.nn.Module = module
+    return built
 
 
 def _places(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -219,7 +275,3 @@ def _widest(specs: Mapping[str, Spec]) -> torch.dtype:
 
     dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
     return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
-
-
-def _matches(key: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in patterns)

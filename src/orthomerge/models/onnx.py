@@ -1,4 +1,4 @@
-"""A model as an ONNX graph: the encoder with one task's head, or with all of them, one output a task.
+"""A model as an ONNX graph: the encoder with one task's head, or with all of them, one output per task.
 
 What is written is first run in onnxruntime, on batches and lengths that the export did not see, and compared with
 torch's logits; a graph that says something else is not kept. Weights are in float32.
@@ -21,9 +21,9 @@ from orthomerge.core.errors import NumericalError, OutputError, RecipeError
 from orthomerge.core.version import VERSION
 from orthomerge.files.ownership import EXPORT, write_marker
 from orthomerge.files.publish import publish, write_json
-from orthomerge.models.config import classifier_config
 from orthomerge.models.heads import Head
 from orthomerge.models.load import quiet
+from orthomerge.models.stock import classifier_config
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Batch = Mapping[str, "torch.Tensor"]
 _MODEL = "model.onnx"
+_INSTEAD = "use `orthomerge export` without --format onnx"
 _MOST_GAP = 1e-4  # between logits
 _LARGE = 1_500_000_000  # bytes of weights above which they are a file of their own: protobuf holds 2 GB
 _IDS = ("input_ids", "attention_mask")
@@ -69,7 +70,7 @@ def export_onnx(
     outputs = ["logits"] if task is not None else tasks
     size = sum(spec.nbytes for spec in model.weights.specs.values())
     with publish(out, force=force, need=3 * size, inputs=inputs, marker=EXPORT) as folder:
-        graph = _graph(model, heads, names)
+        graph = _graph(model.with_heads(heads), names)
         _write(graph, _sample(config, names, 2, 7), outputs, folder / _MODEL)
         gaps = _compared(graph, config, names, tasks, folder / _MODEL)
         about = {
@@ -106,36 +107,17 @@ def _head(model: Model, task: str) -> Head:
     return head
 
 
-def _graph(model: Model, heads: Mapping[str, Head], inputs: tuple[str, ...]) -> torch.nn.Module:
-    """Encoder and heads as one module, whose forward takes the inputs in order and gives logits in order."""
+def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
+    """The model in float32, whose forward takes the inputs in order and gives logits in order."""
     import torch
 
     class Graph(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.encoder = model.encoder.module().float()
-            for place, head in enumerate(heads.values()):
-                for name, tensor in head.tensors().items():
-                    self.register_buffer(f"head_{place}_{name.replace('.', '_')}", tensor.float())
+            self.model = model.module("cpu", torch.float32)
 
-        def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            batch = dict(zip(inputs, given, strict=True))
-            poolings = [head.pooling or model.family.default_pooling for head in heads.values()]
-            output = model.family.forward(self.encoder, batch)
-            features = {
-                name: model.family.poolings[name](output, batch, self.encoder.config)
-                for name in dict.fromkeys(poolings)
-            }
-            return tuple(
-                self._read(place, head)(features[pooling])
-                for place, (head, pooling) in enumerate(zip(heads.values(), poolings, strict=True))
-            )
-
-        def _read(self, place: int, head: Head) -> Head:
-            names = head.tensors()
-            return head.with_tensors(
-                {name: self.get_buffer(f"head_{place}_{name.replace('.', '_')}") for name in names}
-            )
+        def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return tuple(self.model(**dict(zip(inputs, values, strict=True))).values())
 
     return Graph().eval()
 
@@ -156,8 +138,8 @@ def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, leng
     mask = torch.ones_like(ids)
     mask[-1, (length + 1) // 2 :] = 0
     ids[mask == 0] = int(config.get("pad_token_id") or 0)
-    found = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
-    return {name: found[name] for name in inputs}
+    batch = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    return {name: batch[name] for name in inputs}
 
 
 def _write(graph: torch.nn.Module, batch: Batch, outputs: list[str], path: Path) -> None:
@@ -173,17 +155,13 @@ def _write(graph: torch.nn.Module, batch: Batch, outputs: list[str], path: Path)
                 path,
                 input_names=list(batch),
                 output_names=outputs,
-                dynamic_shapes={"given": free},
+                dynamic_shapes={"values": free},
                 dynamo=True,
                 external_data=size > _LARGE,
                 verbose=False,
             )
     except Exception as error:  # of whatever class: the exporter passes on those of all that it uses
-        lines = str(error).strip().splitlines() or [""]
-        raise OutputError(
-            f"torch cannot export this model to ONNX ({type(error).__name__}: {lines[0]:.200}); use "
-            "`orthomerge export` without --format onnx"
-        ) from error
+        raise OutputError(f"torch cannot export this model to ONNX ({_first_line(error)}); {_INSTEAD}") from error
 
 
 def _compared(
@@ -198,24 +176,25 @@ def _compared(
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         for count, length in _SIZES:
             batch = _sample(config, inputs, count, length)
-            found = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
+            outputs = session.run(None, {name: tensor.numpy() for name, tensor in batch.items()})
             with torch.no_grad():
-                meant = graph(*batch.values())
-            for task, ours, theirs in zip(tasks, meant, found, strict=True):
+                expected = graph(*batch.values())
+            for task, ours, theirs in zip(tasks, expected, outputs, strict=True):
                 gaps[task] = max(gaps[task], float((ours - torch.from_numpy(theirs)).abs().max()))
     except Exception as error:  # as above
-        lines = str(error).strip().splitlines() or [""]
-        raise OutputError(
-            f"onnxruntime cannot run the exported graph ({type(error).__name__}: {lines[0]:.200}); use "
-            "`orthomerge export` without --format onnx"
-        ) from error
+        raise OutputError(f"onnxruntime cannot run the exported graph ({_first_line(error)}); {_INSTEAD}") from error
     for task, gap in gaps.items():
         if not gap <= _MOST_GAP:
             raise NumericalError(
                 f"the logits of {task!r} differ by {gap:.1e} between torch and onnxruntime, more than {_MOST_GAP:g}; "
-                "the graph was not kept: use `orthomerge export` without --format onnx"
+                f"the graph was not kept: {_INSTEAD}"
             )
     return gaps
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]:.200}"
 
 
 @contextmanager

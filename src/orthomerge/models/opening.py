@@ -1,19 +1,28 @@
-"""How experts and their base are named and read: plain data, kept in every output so that nobody names them twice."""
+"""How experts and their base are named and read: plain data, kept in every output so that nobody names them twice.
+
+A live `PreTrainedModel`, with its tokenizer or image processor if it has one, may stand in for a path.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from orthomerge.core.errors import RecipeError
-from orthomerge.models.live import as_live
+from orthomerge.core.errors import CheckpointError, RecipeError, nearest
+from orthomerge.core.schema import build
+from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
+from orthomerge.files.paths import MemoryFile
+
+Named = Mapping[str, Any] | Sequence[str | Path]
 
 _TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 # Names of files and folders that an output has beside those of its tasks.
 _RESERVED = ("readme.md", "orthomerge.json", "orthomerge.local.json")
+_WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,39 @@ class Opening:
         check_task_names(self.experts)
 
 
+@dataclass(frozen=True, eq=False)
+class Live:
+    """`processor`: the tokenizer or image processor that belongs to the model, if it was given."""
+
+    model: Any
+    processor: Any = None
+
+
+def opening_of(
+    experts: Named,
+    *,
+    base: Any = None,
+    heads: Mapping[str, HeadNames | Mapping[str, Any]] | None = None,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    **options: Any,
+) -> tuple[Opening, dict[str, Live]]:
+    """What to open, as plain data, and the models that are in memory already (the base under "").
+
+    `options`: other fields of `Opening`.
+    """
+    heads, labels = heads or {}, labels or {}
+    named = experts if isinstance(experts, Mapping) else {_task_name(path): path for path in experts}
+    if len(named) < len(experts):
+        raise RecipeError("two experts have folders of the same name; give a mapping from task name to path")
+    for what, keys in (("labels", labels), ("heads", heads)):
+        for task in keys:
+            if task not in named:
+                raise RecipeError(f"'{what}' names {task!r}, which is no expert; {nearest(task, named)}")
+    live = {task: model for task, value in {**named, "": base}.items() if (model := as_live(value)) is not None}
+    read = {task: _expert(task, value, heads, labels) for task, value in named.items()}
+    return Opening(read, None if base is None else reference("the base", base), **options), live
+
+
 def reference(role: str, value: object) -> str:
     """What a user gave for a base or an expert, as text; a `Path` and a live model are never taken for a hub id."""
     if as_live(value) is not None:
@@ -99,3 +141,60 @@ def check_task_names(tasks: Mapping[str, object]) -> None:
             raise RecipeError(f"{task!r} cannot name an expert, because every output has a file of that name")
     if len({task.casefold() for task in tasks}) < len(tasks):
         raise RecipeError("two experts have names that differ in case only, which not every file system can tell apart")
+
+
+def as_live(value: object) -> Live | None:
+    """A live model, alone or as (model, processor); None for anything else."""
+    parts = value if isinstance(value, tuple) else (value,)
+    if not 1 <= len(parts) <= 2 or not (hasattr(parts[0], "state_dict") and hasattr(parts[0], "config")):
+        return None
+    if hasattr(parts[0], "peft_config"):
+        raise RecipeError("a live PEFT model must be merged first: give model.merge_and_unload(), or its saved folder")
+    return Live(*parts)
+
+
+def live_checkpoint(role: str, live: Live) -> Checkpoint:
+    """The tensors of a live model by name, with its config; nothing is copied."""
+    names = {torch_dtype(short): short for short in DTYPES}
+    file = MemoryFile(Path(f"<{role} in memory>"))
+    entries: dict[str, Entry] = {}
+    aliases: dict[str, str] = {}
+    owners: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, tensor in live.model.state_dict().items():
+        if tensor.dtype not in names:
+            raise CheckpointError(
+                f"{name!r} of the live model of {role!r} is {tensor.dtype}; convert it to float first"
+            )
+        owner = owners.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+        if owner != name and tensor.numel():
+            aliases[name] = owner
+            continue
+        spec = Spec(tuple(tensor.shape), names[tensor.dtype])
+        entries[name] = Entry(file, file.add(tensor), spec)
+    config = json.loads(live.model.config.to_json_string())  # as in the config.json of a saved model
+    return Checkpoint(file.path, entries, config=config, aliases=aliases, in_memory=True)
+
+
+def _task_name(path: str | Path) -> str:
+    """The task of an expert that is given by its path alone: `topic` for models/topic, tone.pth and org/topic@main."""
+    name = Path(path).name.partition("@")[0]
+    return name.removesuffix(Path(name).suffix) if Path(name).suffix in _WEIGHT_FILES else name
+
+
+def _expert(
+    task: str,
+    value: Any,
+    heads: Mapping[str, HeadNames | Mapping[str, Any]],
+    labels: Mapping[str, Sequence[str]],
+) -> Expert:
+    """One expert as plain data; a live model only has a name here."""
+    expert = value if isinstance(value, Expert) else Expert(reference(f"the expert of {task!r}", value))
+    if task in labels:
+        if isinstance(labels[task], str):
+            raise RecipeError(f"the 'labels' of {task!r} must be a list of names, got one text")
+        expert = replace(expert, labels=tuple(labels[task]))
+    if task in heads:
+        head = heads[task]
+        named = head if isinstance(head, HeadNames) else build(HeadNames, head, where=f"the head of {task!r}")
+        expert = replace(expert, head=named)
+    return expert

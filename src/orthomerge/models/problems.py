@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OrthomergeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import leaves
 from orthomerge.files.lora import Adapter
-from orthomerge.models.vocabulary import difference
 
 if TYPE_CHECKING:
-    from orthomerge.models.experts import Source
     from orthomerge.models.family import Family
+    from orthomerge.models.sources import Source
     from orthomerge.models.split import Split
 
 
 _SAID = "as it says"  # the way out is within the message
 _SAME_BASE = "all must come from the same base model"
 _STATISTICS = (".running_mean", ".running_var")
+_MOST_BYTES = 64 << 20
+_VOCABULARIES = (
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model"),
+    *("sentencepiece.bpe.model", "bpe.codes"),
+)
+_TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -115,16 +122,47 @@ def _architecture(where: str, source: Checkpoint | Adapter, base: Checkpoint, fa
 def _vocabulary(where: str, base: Path, expert: Path) -> Iterator[Problem]:
     """Tables of one size can still be of different words: the same row would then mean two things."""
     try:
-        found = difference(base, expert)
+        difference = _other_vocabulary(base, expert)
     except OSError as error:
         yield Problem(where, f"a file of its tokenizer cannot be read: {error}", "fetch it again", CheckpointError)
         return
     except OrthomergeError as error:
         yield Problem.of(where, error)
         return
-    if found:
+    if difference:
         fix = f"{_SAME_BASE}, with its tokenizer; or remove the tokenizer that is not the model's"
-        yield Problem(where, found, fix)
+        yield Problem(where, difference, fix)
+
+
+def _other_vocabulary(one: Path, other: Path) -> str | None:
+    """How the vocabularies of two folders differ, in words; None where they do not, or where one has none."""
+    for name in _VOCABULARIES:
+        first, second = _bytes(one / name), _bytes(other / name)
+        if first is not None and second is not None and first.split() != second.split():
+            return f"{other / name} is another vocabulary than {one / name}"
+    first, second = _bytes(one / _TOKENIZER), _bytes(other / _TOKENIZER)
+    if first is None or second is None or first == second:
+        return None
+    # Padding and truncation are saved in it, too; they may differ.
+    if _words(one / _TOKENIZER) != _words(other / _TOKENIZER):
+        return f"{other / _TOKENIZER} is another vocabulary than {one / _TOKENIZER}"
+    return None
+
+
+def _bytes(path: Path) -> bytes | None:
+    """The file; None if there is none, or one that whoever copies it will refuse."""
+    if not path.is_file() or leaves(path, path.parent) or path.stat().st_size > _MOST_BYTES:
+        return None
+    return path.read_bytes()
+
+
+def _words(path: Path) -> tuple[Any, Any]:
+    document = read_json(path)
+    model = document.get("model")
+    added = document.get("added_tokens")
+    rows = added if isinstance(added, list) else []
+    tokens = [(item.get("id"), item.get("content")) for item in rows if isinstance(item, dict)]
+    return (model.get("vocab") if isinstance(model, dict) else None), tokens
 
 
 def _missing(
@@ -179,8 +217,8 @@ def _head(where: str, expert: Source, specs: Mapping[str, Spec], family: Family,
     first = head.get("hidden.weight", head["weight"])
     widths = _widths(base, family) if family.encoder_class else set()
     if widths and (width := specs[first].shape[1]) not in widths:
-        made = " or ".join(map(str, sorted(widths)))
-        yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {made}", _SAME_BASE)
+        sizes = " or ".join(map(str, sorted(widths)))
+        yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {sizes}", _SAME_BASE)
     rows = specs[head["weight"]].shape[0]
     kind = (expert.checkpoint.config or {}).get("problem_type") if isinstance(expert.checkpoint, Checkpoint) else None
     if rows == 1 or kind in ("regression", "multi_label_classification"):

@@ -1,22 +1,143 @@
-"""Opening the experts of a saved model again, exactly as the merge did, without being told how."""
+"""What a saved model records of its base and experts, and opening them again without being told how.
+
+The manifest holds hashes and how each expert was opened, but no path. Paths, and short hashes of the inputs that a fit
+or an alignment has seen, are in a local file that is never pushed and not in the manifest. A path is used only if the
+recorded hashes are found there.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import build
+from orthomerge.files.documents import read_json
 from orthomerge.files.hashing import algorithm_of
+from orthomerge.files.links import contained, leaves
 from orthomerge.files.paths import RawFile
 from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.live import Live, as_live
-from orthomerge.models.opening import Opening, reference
+from orthomerge.models.opening import Live, Opening, as_live, reference
 from orthomerge.models.tensors import content_digest
 
 if TYPE_CHECKING:
+    from orthomerge.data.task import Examples
+    from orthomerge.files.checkpoint import Checkpoint
+    from orthomerge.files.lora import Adapter
     from orthomerge.models.model import Model
+
+
+_MOST_BYTES = 64 << 20
+_CARD = "README.md"
+_MOST_CARD, _LONGEST_LICENCE = 64 << 10, 100  # characters
+_HEADER = re.compile(r"\ufeff?\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_LICENCE = re.compile(r"^(license|license_name):(.*(?:\n[ \t]*- .*)*)", re.MULTILINE)
+_SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to be worth much to anybody else
+
+
+def record_of(model: Model) -> dict[str, Any]:
+    """What the model was made of: from the experts, if they are open, else as it was read."""
+    experts = model.origin.experts
+    if experts is None:
+        empty: dict[str, Any] = {"base": {"name": "", "files": []}, "experts": {}}
+        return {"inputs": empty, "opening": {}, "tensors": {}, **model.origin.record}
+    parts, opening = experts.parts, experts.opening
+    return {
+        "inputs": {
+            "base": _input(parts.base, opening.base or "the first expert", experts, ""),
+            "experts": {
+                task: _input(source.checkpoint, source.expert.path, experts, task)
+                for task, source in parts.sources.items()
+            },
+        },
+        "opening": {
+            **vars(opening),
+            "experts": {task: _without_path(vars(expert)) for task, expert in opening.experts.items()},
+            "base": opening.base is not None,
+        },
+        "tensors": {
+            "merged": len(parts.merged),
+            "copied": sorted(parts.copied),
+            "left_out": {
+                "base": parts.base_split.left_out,
+                **{task: source.split.left_out for task, source in parts.sources.items()},
+            },
+        },
+    }
+
+
+def local_document(model: Model, folder: Path) -> dict[str, Any]:
+    """Paths of experts by task, and of the base under "", absolute and relative to the output; short hashes of the
+    inputs seen, by task.
+    """
+    experts, places = model.origin.experts, dict(model.origin.places)
+    if experts is not None:
+        checkpoints = dict(zip(("", *experts.tasks), experts.checkpoints().values(), strict=True))
+        if not experts.has_base:
+            del checkpoints[""]
+        places = {task: str(source.path) for task, source in checkpoints.items() if not source.in_memory}
+    seen = {task: list(hashes) for task, hashes in model.origin.inputs.items()}
+    return local_places({"places": places, "inputs": seen}, folder) if places or seen else {}
+
+
+def local_places(local: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What `read_local` returns, as the local file of an output in `folder`."""
+    places = {role: _written_place(Path(place), folder) for role, place in local["places"].items()}
+    return {**local, "places": places}
+
+
+def read_local(folder: Path, name: str) -> dict[str, Any]:
+    """The local file of an output, its places as absolute paths; empty where it has none."""
+    path = folder / name
+    if not path.is_file() and not path.is_symlink():
+        return {"places": {}, "inputs": {}}
+    document = read_json(contained(path, folder), most=_MOST_BYTES)
+    places, seen = document.get("places"), document.get("inputs")
+    if not (
+        isinstance(places, dict)
+        and all(_is_place(place) for place in places.values())
+        and isinstance(seen, dict)
+        and all(isinstance(each, list) for each in seen.values())
+    ):
+        raise CheckpointError(f"{path} is damaged; remove it, and give --base and --expert where they are needed")
+    return {"places": {role: str(_current_path(place, folder)) for role, place in places.items()}, "inputs": seen}
+
+
+def short_hashes(examples: Examples) -> tuple[str, ...]:
+    """One hash per input, in order."""
+    return tuple(hashlib.sha256(_input_bytes(item)).hexdigest()[:_SHORT] for item in examples.inputs)
+
+
+def licence_of(path: Path, *, reference: str = "", revision: str | None = None) -> str | None:
+    """What the header of the model card in a folder says, as text; None where it says nothing, or cannot be read.
+
+    A model of the hub is fetched without its card, which is asked for here; if there is no answer, it is unknown.
+    """
+    if not path.is_dir():  # a bare file: what lies beside it need not be of it
+        return None
+    card = path / _CARD
+    if not card.is_file() and revision is not None:
+        card = _fetched_card(reference.partition("@")[0], revision) or card
+    elif leaves(card, path):
+        return None
+    try:
+        with card.open(encoding="utf-8", errors="replace") as file:
+            header = _HEADER.match(file.read(_MOST_CARD))
+    except OSError:
+        return None
+    # Two plain keys: a whole YAML document could be a bomb.
+    fields = {name: re.split(r"[,\n]", value) for name, value in _LICENCE.findall(header[1] if header else "")}
+    names, (own_name, *_) = fields.get("license", []), fields.get("license_name", [""])
+    licence = ", ".join(filter(None, (name.strip(" \t\r-[]'\"") for name in names)))
+    if licence == "other" and own_name.strip():
+        licence = f"other ({own_name.strip()})"
+    return "".join(char for char in licence if char.isprintable())[:_LONGEST_LICENCE] or None
 
 
 def reopen_experts(
@@ -39,15 +160,68 @@ def reopen_experts(
     record = model.origin.record
     if not record.get("opening"):
         raise RecipeError("this model does not say how its experts were opened; merge again, or give open experts")
+    recorded = record["opening"]
+    ways = {task: recorded.get("experts", {}).get(task) or {} for task in wanted}
     live: dict[str, Live] = {}
-    places = {task: _place(model, task, named.get(task), live) for task in wanted}
+    places = {task: {**way, "path": _place(model, task, named.get(task), live)} for task, way in ways.items()}
     where = None
-    if record["opening"].get("base"):
-        where = _place(model, "", base, live, needed=_needs_base(record["opening"], wanted))
-    opening = _opening(record["opening"], places, where, source=f"{folder or 'the model'}: how it was made")
-    opened = open_experts(opening, live).check()
-    _compare(opened, record["inputs"], wanted)
+    if recorded.get("base"):
+        # Experts cannot be read without the base where it has their tensors, or makes their heads.
+        makes_heads = any((way.get("head") or {}).get("classes") for way in ways.values())
+        where = _place(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
+    source = f"{folder or 'the model'}: how it was made"
+    opened = open_experts(build(Opening, {**recorded, "experts": places, "base": where}, where=source), live).check()
+    _check_same(opened, record["inputs"], wanted)
     return opened
+
+
+def _input_bytes(item: object) -> bytes:
+    return item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
+
+
+def _input(source: Checkpoint | Adapter, name: str, experts: Experts, task: str) -> dict[str, Any]:
+    """What identifies an input without telling where on this machine it lay."""
+    if source.in_memory:
+        model = experts.teacher(task) if task else experts.base
+        content = content_digest(model.weights, experts.family.prefix)
+        return {"name": name, "revision": None, "license": None, "files": [], "content": content}
+    revision = source.revision
+    files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
+    licence = licence_of(source.path, reference=name, revision=revision)
+    return {"name": name if revision else Path(name).name, "revision": revision, "license": licence, "files": files}
+
+
+def _fetched_card(name: str, revision: str) -> Path | None:
+    try:
+        from huggingface_hub import constants, hf_hub_download
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        return Path(hf_hub_download(name, _CARD, revision=revision))
+    except Exception:  # noqa: BLE001 - whatever it is: a card is no reason for a merge to fail
+        return None
+
+
+def _without_path(expert: Mapping[str, Any]) -> dict[str, Any]:
+    """How an expert was opened, as plain data."""
+    head = expert["head"]
+    return {**{name: value for name, value in expert.items() if name != "path"}, "head": head and vars(head)}
+
+
+def _written_place(path: Path, folder: Path) -> dict[str, str]:
+    absolute = Path(os.path.abspath(path))
+    return {"absolute": str(absolute), "relative": os.path.relpath(absolute, os.path.abspath(folder))}
+
+
+def _is_place(place: object) -> bool:
+    return isinstance(place, dict) and "absolute" in place and all(isinstance(each, str) for each in place.values())
+
+
+def _current_path(place: Mapping[str, str], folder: Path) -> Path:
+    """Where an input is now: at its absolute path, else at its path relative to the output."""
+    here = Path(os.path.abspath(folder))
+    tries = [Path(os.path.normpath(here / place[kind])) for kind in ("absolute", "relative") if kind in place]
+    return next((path for path in tries if path.exists()), tries[0])
 
 
 def _place(model: Model, task: str, named: Any, live: dict[str, Live], *, needed: bool = True) -> str | None:
@@ -67,25 +241,8 @@ def _place(model: Model, task: str, named: Any, live: dict[str, Live], *, needed
     raise CheckpointError(f"{role} was not found{was}; say where it is: {flag}")
 
 
-def _needs_base(recorded: Mapping[str, Any], tasks: Iterable[str]) -> bool:
-    """Whether experts cannot be read without the base: it has their tensors, or makes their heads."""
-    read = recorded.get("experts", {})
-    return recorded.get("missing") == "base" or any(
-        ((read.get(task) or {}).get("head") or {}).get("classes") for task in tasks
-    )
-
-
-def _opening(
-    recorded: Mapping[str, Any], places: Mapping[str, str | None], base: str | None, *, source: str
-) -> Opening:
-    """The recorded way of opening, with base and experts where they are now."""
-    read = recorded.get("experts", {})
-    experts = {task: {**(read.get(task) or {}), "path": path} for task, path in places.items()}
-    return build(Opening, {**recorded, "experts": experts, "base": base}, where=source)
-
-
-def _compare(experts: Experts, inputs: Mapping[str, Any], tasks: Iterable[str]) -> None:
-    """Whether base and experts are, byte for byte, those that the model was made from."""
+def _check_same(experts: Experts, inputs: Mapping[str, Any], tasks: Iterable[str]) -> None:
+    """Base and experts must be, byte for byte, those that the model was made from."""
     sources = experts.parts.sources
     opened = {
         task: (f"the expert of {task!r}", sources[task].checkpoint, inputs["experts"].get(task)) for task in tasks
@@ -100,10 +257,9 @@ def _compare(experts: Experts, inputs: Mapping[str, Any], tasks: Iterable[str]) 
             same = content_digest(here.weights, experts.family.prefix) == entry.get("content")
         else:
             hashes = [file["hash"] for file in entry["files"]]
-            files = (
-                [RawFile(file.path, algorithm=algorithm_of(hashes[0])) for file in checkpoint.files] if hashes else []
-            )
-            same = sorted(file.digest() for file in files) == sorted(hashes)
+            paths = [file.path for file in checkpoint.files] if hashes else []
+            digests = [RawFile(path, algorithm=algorithm_of(hashes[0])).digest() for path in paths]
+            same = sorted(digests) == sorted(hashes)
         if not same:
             raise IncompatibleError(
                 f"{who} at {checkpoint.path} is not the one that the model was made from: its hash differs; "

@@ -14,12 +14,12 @@ from orthomerge.files.links import contained, is_plain_name, leaves
 from orthomerge.files.ownership import LOCAL, MANIFEST
 from orthomerge.files.paths import RawFile
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.encoder import Encoder
-from orthomerge.models.heads import Head, Linear
-from orthomerge.models.local import read_local
+from orthomerge.models.heads import Head
 from orthomerge.models.manifest import EXTRA, HEAD, manifest_family, read_manifest
 from orthomerge.models.model import Model, Origin
+from orthomerge.models.modules import Encoder
 from orthomerge.models.processors import ProcessorSource
+from orthomerge.models.reopening import read_local
 from orthomerge.models.tensors import ContentHash, FileTensors
 
 if TYPE_CHECKING:
@@ -117,17 +117,8 @@ def _head(folder: Path, task: str, about: Mapping[str, Any], files: Mapping[str,
         )
     parts = {part: stored[name] for part, name in names.items()}
     check_parts(parts, path, rows=len(about["labels"]), activation=about["activation"])
-    hidden = Linear(parts["hidden.weight"], parts.get("hidden.bias")) if "hidden.weight" in parts else None
-    head = Head(
-        Linear(parts["weight"], parts.get("bias")),
-        tuple(about["labels"]),
-        hidden,
-        about["activation"],
-        about["normalise"],
-        about["kind"],
-        about["pooling"],
-        about["max_length"],
-    )
+    fields = {name: about[name] for name in ("activation", "normalise", "kind", "pooling", "max_length")}
+    head = Head.of(parts, tuple(about["labels"]), **fields)
     if about.get("extra") is None:
         return head
     from orthomerge.models.extras import rebuilt
@@ -176,8 +167,8 @@ def check_parts(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, act
 def verify_folder(folder: Path) -> list[str]:
     """Compute every hash of an output folder again; what is wrong, in words (empty: all is well)."""
     files = read_manifest(folder, any_name=True)["files"]
-    found = {name: file_problem(folder, name, expected) for name, expected in files.items()}
-    problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in found.items() if what]
+    wrong = {name: file_problem(folder, name, expected) for name, expected in files.items()}
+    problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in wrong.items() if what]
     for file in sorted(file for file in folder.rglob("*") if file.is_symlink() or file.is_file()):
         name = file.relative_to(folder).as_posix()
         if name in files or name in (MANIFEST, LOCAL):

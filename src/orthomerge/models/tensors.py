@@ -96,6 +96,26 @@ class MemoryTensors:
             yield key, self.tensors[key].detach().cpu().contiguous().reshape(-1)
 
 
+@dataclass(frozen=True, eq=False)
+class EncoderWeights:
+    """Floating-point encoder tensors of a checkpoint; `names` gives each one's name in the file."""
+
+    checkpoint: Checkpoint
+    names: Mapping[str, str]
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.names)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.checkpoint.spec(self.names[key]).shape
+
+    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
+        return self.checkpoint.read(self.names[key], start, stop).float()
+
+    def origin(self, key: str) -> str:
+        return str(self.checkpoint.origin(self.names[key]))
+
+
 class ContentHash:
     """The hash of a safetensors file with given tensors, computed from blocks whether or not it is ever written."""
 

@@ -25,26 +25,22 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.sizes import parse_size
 from orthomerge.core.version import VERSION
-from orthomerge.files.checkpoint import DTYPES, Checkpoint, Spec, is_float
+from orthomerge.files.checkpoint import DTYPES, Spec
 from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import publish, write_bytes, write_json
 from orthomerge.files.shards import write_index, write_shards
 from orthomerge.models.card import model_card
-from orthomerge.models.config import classifier_config
 from orthomerge.models.heads import Head, head_of
-from orthomerge.models.licences import licence_of
-from orthomerge.models.local import local_document
 from orthomerge.models.manifest import EXTRA, FORMAT, HEAD, read_manifest
 from orthomerge.models.processors import COMPANIONS
-from orthomerge.models.stock import head_names, named_tensors, why_not_stock
-from orthomerge.models.tensors import ContentHash, content_digest
+from orthomerge.models.reopening import local_document, record_of
+from orthomerge.models.stock import classifier_config, head_names, main_dtype, named_tensors, why_not_stock
+from orthomerge.models.tensors import ContentHash
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.files.lora import Adapter
-    from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
 
 
@@ -160,7 +156,7 @@ def _write_task(
         write_tensors(place, EXTRA, classifier.extra_tensors())
     stock = why_not_stock(family, classifier) is None and bool(model.config)
     if stock:
-        config = classifier_config(model.config, family, head.labels, torch_name(main_dtype(specs.values())))
+        config = classifier_config(model.config, family, head.labels, DTYPES[main_dtype(specs.values())][1])
         for name in (*dict.fromkeys(places.values()), *processor):
             _link(folder / name, place / name)
         index = {**places, **dict.fromkeys(tensors, HEAD)}
@@ -205,56 +201,6 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) 
         raise AssertionError(f"{written[0].name} was written for {name}")
 
 
-def record_of(model: Model) -> dict[str, Any]:
-    """What the model was made of: from the experts, if they are open, else as it was read."""
-    experts = model.origin.experts
-    if experts is None:
-        empty: dict[str, Any] = {"base": {"name": "", "files": []}, "experts": {}}
-        return {"inputs": empty, "opening": {}, "tensors": {}, **model.origin.record}
-    parts, opening = experts.parts, experts.opening
-    return {
-        "inputs": {
-            "base": _input(parts.base, opening.base or "the first expert", experts, ""),
-            "experts": {
-                task: _input(source.checkpoint, source.given.path, experts, task)
-                for task, source in parts.sources.items()
-            },
-        },
-        "opening": opening_document(experts),
-        "tensors": {
-            "merged": len(parts.merged),
-            "copied": sorted(parts.copied),
-            "left_out": {
-                "base": parts.base_split.left_out,
-                **{task: source.split.left_out for task, source in parts.sources.items()},
-            },
-        },
-    }
-
-
-def opening_document(experts: Experts) -> dict[str, Any]:
-    """How experts were opened, without where they are."""
-    opening = experts.opening
-    read = {
-        task: {
-            "prefix": expert.prefix,
-            "labels": None if expert.labels is None else list(expert.labels),
-            "head": None if expert.head is None else plain(vars(expert.head)),
-        }
-        for task, expert in opening.experts.items()
-    }
-    return {
-        "experts": read,
-        "base": opening.base is not None,
-        "family": opening.family,
-        "encoder_prefix": opening.encoder_prefix,
-        "pooling": opening.pooling,
-        "ignore": list(opening.ignore),
-        "missing": opening.missing,
-        "check_base": opening.check_base,
-    }
-
-
 def versions() -> dict[str, str]:
     """Of whatever can change a number."""
     return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
@@ -277,23 +223,10 @@ def _inputs(model: Model) -> list[Path]:
     return [*(source.path for source in opened if not source.in_memory), *places, *folder]
 
 
-def _input(source: Checkpoint | Adapter, reference: str, experts: Experts, task: str) -> dict[str, Any]:
-    """What identifies an input without telling where on this machine it lay."""
-    if source.in_memory:
-        model = experts.teacher(task) if task else experts.base
-        content = content_digest(model.weights, experts.family.prefix)
-        return {"name": reference, "revision": None, "license": None, "files": [], "content": content}
-    revision = source.revision
-    name = reference if revision else Path(reference).name
-    files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
-    licence = licence_of(source.path, reference=reference, revision=revision)
-    return {"name": name, "revision": revision, "license": licence, "files": files}
-
-
-def _finish(folder: Path, manifest: dict[str, Any], known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The last two files: card, and manifest with the table of all others; `known` rows are not hashed again."""
+def _finish(folder: Path, manifest: dict[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The last two files: card, and manifest with the table of all others; files in `rows` are not hashed again."""
     write_bytes(folder / README, model_card(manifest).encode())
-    manifest = {**manifest, "files": file_table(folder, known)}
+    manifest = {**manifest, "files": file_table(folder, rows)}
     write_json(folder / MANIFEST, manifest)
     return manifest
 
@@ -329,7 +262,7 @@ def _keep(path: Path, target: Path) -> None:
         shutil.copy2(path, target, follow_symlinks=False)
 
 
-def file_table(folder: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Size and hash of every file; those of a link are of what it leads to, which is a file of the same folder."""
     table: dict[str, Mapping[str, Any]] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
@@ -338,21 +271,11 @@ def file_table(folder: Path, known: Mapping[str, Mapping[str, Any]]) -> dict[str
             continue
         if path.is_symlink():
             target = (path.parent / path.readlink()).resolve().relative_to(folder.resolve()).as_posix()
-            table[name] = {**(known.get(target) or table.get(target) or _row(path)), "link": target}
+            table[name] = {**(rows.get(target) or table.get(target) or _row(path)), "link": target}
         else:
-            table[name] = known.get(name) or _row(path)
+            table[name] = rows.get(name) or _row(path)
     return table
 
 
 def _row(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "hash": RawFile(path).digest()}
-
-
-def main_dtype(specs: Iterable[Spec]) -> str:
-    """The dtype of most floating-point tensors."""
-    dtypes = [spec.dtype for spec in specs if is_float(spec.dtype)]
-    return max(sorted(set(dtypes)), key=dtypes.count) if dtypes else "F32"
-
-
-def torch_name(dtype: str) -> str:
-    return DTYPES[dtype][1]

@@ -1,26 +1,30 @@
 """Figures drawn by matplotlib: SVG and PNG in the size of a paper, and an SVG that is part of a page.
 
-Nothing global is changed for good, and the same figure gives the same bytes.
+No global setting of matplotlib is changed, and the same figure gives the same bytes.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from orthomerge.analysis.figures import Bars, Figure, Heat, Lines
-from orthomerge.core.errors import RecipeError
-from orthomerge.report.drawings.bars import draw_bars
-from orthomerge.report.drawings.heat import draw_heat
-from orthomerge.report.drawings.lines import draw_lines
-from orthomerge.report.drawings.points import draw_points
-from orthomerge.report.drawings.style import COLUMN, RC
+import numpy as np
 
-DPI = 200
+from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
+from orthomerge.core.errors import RecipeError
+from orthomerge.report.style import INK, RC, RULE, SERIES, SOFT, STROKES, UNKNOWN, class_colours, shown
+
+COLUMN, WIDE = 3.6, 7.2  # inches: one column, or the width of a page
+_DPI = 200
+_FEW = 12  # values on an axis that are few enough to mark and name each of them
+_FILLED = 0.8  # share of a group's width that bars fill
+_CELL = 0.31  # inches per side
+_MOST_NUMBERS = 160  # cells that are large enough to hold their numbers
+_MOST_NAMES = 40  # along one side of a heat map
 
 
 @dataclass(frozen=True)
@@ -38,34 +42,16 @@ class Drawn:
 
 def draw(figure: Figure) -> Drawn:
     """All forms of one figure."""
-    with _style(figure.key):
-        drawing = _made(figure)
+    with _settings(figure.key):
+        drawing = _DRAW[type(figure)](figure)
         svg = _saved(drawing, "svg", fonts="path").decode()
-        png = _saved(drawing, "png")
+        png = _saved(drawing, "png", fonts="path")
         text_svg = _saved(drawing, "svg", fonts="none").decode()
     return Drawn(svg, png, text_svg, wide=drawing.get_figwidth() > 1.4 * COLUMN)
 
 
-def _made(figure: Figure) -> Any:
-    if isinstance(figure, Lines):
-        return draw_lines(figure)
-    if isinstance(figure, Heat):
-        return draw_heat(figure)
-    return draw_bars(figure) if isinstance(figure, Bars) else draw_points(figure)
-
-
-def _saved(drawing: Any, form: str, *, fonts: str = "path") -> bytes:
-    import matplotlib as mpl
-
-    out = io.BytesIO()
-    nothing = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-    with mpl.rc_context({"svg.fonttype": fonts}):
-        drawing.savefig(out, format=form, dpi=DPI, metadata=nothing)
-    return out.getvalue()
-
-
 @contextmanager
-def _style(salt: str) -> Iterator[None]:
+def _settings(salt: str) -> Iterator[None]:
     try:
         import matplotlib as mpl
     except ImportError as error:
@@ -74,3 +60,211 @@ def _style(salt: str) -> Iterator[None]:
     with warnings.catch_warnings(), mpl.rc_context(settings):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
+
+
+def _saved(drawing: Any, form: str, *, fonts: str) -> bytes:
+    import matplotlib as mpl
+
+    out = io.BytesIO()
+    without_date = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+    with mpl.rc_context({"svg.fonttype": fonts}):
+        drawing.savefig(out, format=form, dpi=_DPI, metadata=without_date)
+    return out.getvalue()
+
+
+def _lines(figure: Lines) -> Any:
+    """Curves with their bands; many are told apart by colour and by stroke."""
+    drawing = _canvas(COLUMN, 2.5)
+    axes = drawing.add_subplot()
+    handles, many = [], len(figure.curves) > 5
+    for number, curve in enumerate(figure.curves):
+        colour = SERIES[number % len(SERIES)]
+        if curve.low is not None and curve.high is not None:
+            axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.16, linewidth=0)
+        (handle,) = axes.plot(
+            curve.x,
+            curve.y,
+            color=colour,
+            linewidth=1.2 if many and number else 1.7,
+            linestyle=STROKES[number // 2 % len(STROKES)] if many else "-",
+            marker="o" if len(curve.x) <= _FEW and not many else None,
+            markersize=3.4,
+        )
+        handles.append(handle)
+    places = sorted({x for curve in figure.curves for x in curve.x if np.isfinite(x)})
+    if figure.log_x and all(x > 0 for x in places):
+        axes.set_xscale("log")
+        if 1 < len(places) <= _FEW:
+            _name_places(axes, places)
+    axes.set_xlabel(shown(figure.x, most=60))
+    axes.set_ylabel(shown(figure.y, most=40))
+    _frame(axes)
+    axes.margins(x=0.02)
+    if len(figure.curves) > 1:
+        _legend(drawing, handles, [curve.name for curve in figure.curves])
+    return drawing
+
+
+def _name_places(axes: Any, places: Sequence[float]) -> None:
+    """Name places of a logarithmic axis as they are: 1, 5, 20, not as powers of ten."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _bars(figure: Bars) -> Any:
+    """Groups side by side, with intervals; many bars take the width of a page."""
+    count = max(len(figure.series), 1)
+    width = COLUMN if len(figure.groups) * count <= 12 else WIDE
+    drawing = _canvas(width, 2.5 if width == COLUMN else 2.7)
+    axes = drawing.add_subplot()
+    places = np.arange(len(figure.groups), dtype=np.float64)
+    step = _FILLED / count
+    handles = []
+    for number, series in enumerate(figure.series):
+        values = np.asarray(series.values, dtype=np.float64)
+        at = places - _FILLED / 2 + step * (number + 0.5)
+        handles.append(axes.bar(at, values, width=0.9 * step, color=SERIES[number % len(SERIES)], linewidth=0))
+        if series.low is not None and series.high is not None:
+            ends = np.asarray([values - np.asarray(series.low), np.asarray(series.high) - values])
+            kept = np.isfinite(ends).all(axis=0)
+            lengths = np.maximum(ends[:, kept], 0)
+            axes.errorbar(at[kept], values[kept], yerr=lengths, fmt="none", ecolor=SOFT, elinewidth=0.8)
+    names = [shown(group, most=18) for group in figure.groups]
+    crowded = len(names) * max(map(len, names), default=0) > 12 * width
+    axes.set_xticks(places, names, rotation=35 if crowded else 0, ha="right" if crowded else "center")
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel(shown(figure.unit, most=40))
+    axes.set_xlim(-0.6, len(figure.groups) - 0.4)
+    _frame(axes)
+    if len(figure.series) > 1:
+        _legend(drawing, handles, [series.name for series in figure.series])
+    return drawing
+
+
+def _heat(figure: Heat) -> Any:
+    """A cell per row and column, with its number while there is room; missing ones stay empty."""
+    values = np.ma.masked_invalid(np.asarray(figure.values, dtype=np.float64).reshape(len(figure.rows), -1))
+    rows, columns = values.shape
+    side = min(_CELL, (WIDE - 1.8) / max(columns, 1), 6.5 / max(rows, 1))
+    drawing = _canvas(min(max(columns * side + 1.6, COLUMN), WIDE), min(max(rows * side + 1.0, 2.2), 8.5))
+    axes = drawing.add_subplot()
+    colours, low, high = _heat_scale(figure, values)
+    mesh = axes.pcolormesh(values, cmap=colours, vmin=low, vmax=high, edgecolors="face", linewidth=0.3)
+    axes.invert_yaxis()
+    for set_ticks, names, most in ((axes.set_xticks, figure.columns, 20), (axes.set_yticks, figure.rows, 24)):
+        step = -(-len(names) // _MOST_NAMES) or 1
+        set_ticks(np.arange(0, len(names), step) + 0.5, [shown(name, most=most) for name in names[::step]])
+    if max(map(len, figure.columns), default=0) > 12 * side:
+        axes.tick_params(axis="x", rotation=45)
+        for label in axes.get_xticklabels():
+            label.set(horizontalalignment="right", rotation_mode="anchor")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    if rows * columns <= _MOST_NUMBERS:
+        _write_numbers(axes, values, mesh)
+    bar = drawing.colorbar(mesh, ax=axes, shrink=0.85, aspect=18, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2, color=RULE, labelcolor=INK)
+    bar.set_label(shown(figure.unit, most=40))
+    return drawing
+
+
+def _heat_scale(figure: Heat, values: Any) -> tuple[str, float, float]:
+    """Colours and their ends; a diverging scale has zero in its middle."""
+    low, high = (float(values.min()), float(values.max())) if values.count() else (0.0, 1.0)
+    if figure.diverging:
+        most = max(abs(low), abs(high)) or 1.0
+        return "RdBu_r", -most, most
+    if low >= 0 and high <= 1:
+        low, high = (0.0, 1.0) if low < 0.5 else (low, 1.0)
+    return "cividis", low, high if high > low else low + 1.0
+
+
+def _write_numbers(axes: Any, values: Any, mesh: Any) -> None:
+    """Numbers in black or white, whichever is easier to read on the cell."""
+    for (row, column), missing in np.ndenumerate(np.ma.getmaskarray(values)):
+        if missing:
+            continue
+        value = float(values[row, column])
+        red, green, blue, _ = mesh.cmap(mesh.norm(value))
+        colour = "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45 else "#fffffe"
+        text = f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
+        text = text.removeprefix("-") if float(text) == 0 else text
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=6.5, color=colour)
+
+
+def _points(figure: Points) -> Any:
+    """A panel per view, full where an input is classified correctly, hollow where not.
+
+    The panels share their axes: where a point moves to is part of what is shown.
+    """
+    from matplotlib.lines import Line2D
+
+    count = max(len(figure.views), 1)
+    colours = [*class_colours(len(figure.classes)), UNKNOWN]
+    true = np.asarray(figure.true, dtype=np.int64)
+    place = np.where((true >= 0) & (true < len(figure.classes)), true, len(figure.classes))
+    drawing = _canvas(WIDE if count > 1 else WIDE / 2, WIDE / max(count, 2) + 0.7)
+    panels = drawing.subplots(1, count, sharex=True, sharey=True, squeeze=False)[0]
+    for axes, view in zip(panels, figure.views, strict=False):
+        predicted = np.asarray(view.predicted, dtype=np.int64)
+        wrong = (predicted >= 0) & (true >= 0) & (predicted != true)
+        x, y = np.asarray(view.x), np.asarray(view.y)
+        for number, colour in enumerate(colours):
+            own = place == number
+            axes.plot(x[own & ~wrong], y[own & ~wrong], "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.85)
+            axes.plot(x[own & wrong], y[own & wrong], "o", mfc="none", mec=colour, markersize=2.8, markeredgewidth=0.8)
+        axes.set_title(shown(view.title or view.name, most=44))
+        axes.set(xticks=[], yticks=[], aspect="equal")
+        axes.spines[:].set_color(RULE)
+    _square(panels[0], figure)
+    if 0 < len(figure.classes) <= len(SERIES):
+        handles = [Line2D([], [], marker="o", linestyle="", markersize=4, color=colour) for colour in colours[:-1]]
+        _legend(drawing, handles, figure.classes)
+    return drawing
+
+
+def _square(axes: Any, figure: Points) -> None:
+    """One square frame around the points of all views."""
+    points = np.asarray([place for view in figure.views for place in zip(view.x, view.y, strict=True)]).reshape(-1, 2)
+    points = points[np.isfinite(points).all(1)]
+    if not len(points):
+        return
+    low, high = points.min(0), points.max(0)
+    half = 0.54 * max(*(high - low), 1e-9)
+    (x, y) = (low + high) / 2
+    axes.set(xlim=(x - half, x + half), ylim=(y - half, y + half))
+
+
+_DRAW: Mapping[type[Any], Callable[[Any], Any]] = {Lines: _lines, Heat: _heat, Bars: _bars, Points: _points}
+
+
+def _canvas(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure as Drawing
+
+    return Drawing(figsize=(width, height), layout="constrained")
+
+
+def _frame(axes: Any) -> None:
+    """Two spines, and horizontal rules behind what is drawn."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(axis="y")
+
+
+def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """A legend above the drawing, in one line or several."""
+    labels = [shown(name) for name in names]
+    room = 16 * drawing.get_figwidth()  # letters, of which each key takes six
+    drawing.legend(
+        handles,
+        labels,
+        loc="outside upper left",
+        ncols=max(1, min(len(labels), int(room / (max(map(len, labels), default=0) + 6)))),
+        handlelength=1.8,
+        columnspacing=1.4,
+        borderaxespad=0.2,
+    )

@@ -1,7 +1,7 @@
 """An SVG of matplotlib as part of an HTML page: no styles, no ids that clash, colours that follow the page.
 
-Only elements that draw are kept, and of attributes only those known here: what a label says can be nothing but text.
-Colours that are roles (ink, rules, paper) become classes, which the page's style sheet fills in for light and dark.
+Only elements that draw are kept, and only the attributes listed here, so a label can be nothing but text. Colours that
+are roles (ink, rules, paper) become classes, which the page's style sheet defines for light and dark.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 
-from orthomerge.report.drawings.style import INK, PAPER, RULE, SOFT
+from orthomerge.report.style import INK, PAPER, RULE, SOFT
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 _DRAWN = frozenset(("svg", "g", "path", "use", "defs", "clipPath", "rect", "line", "circle", "text", "tspan", "image"))
@@ -20,12 +20,12 @@ _LOOKS = frozenset(
      "opacity", "fill-opacity", "stroke-opacity", "text-anchor", "font-size", "font-weight", "fill-rule")
 )  # fmt: skip
 _ROLES: Mapping[str, str] = {INK: "ink", SOFT: "soft", RULE: "rule", PAPER: "paper"}
-_SCALE = 1.9  # pixels a point: so large a drawing gets at most
+_SCALE = 1.9  # pixels per point at most
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 
 
 def inline_svg(svg: str, *, prefix: str, label: str) -> str:
-    """`prefix` goes before every id; `label` is what a screen reader says."""
+    """`prefix`: put before every id. `label`: for screen readers."""
     root = ET.fromstring(svg)  # noqa: S314 - matplotlib has just written it
     view = root.get("viewBox", "0 0 100 100")
     width = f"{_SCALE * float(view.split()[2]):.0f}"
@@ -36,17 +36,17 @@ def inline_svg(svg: str, *, prefix: str, label: str) -> str:
 
 def _kept(element: ET.Element, prefix: str) -> ET.Element:
     name = element.tag.removeprefix(_SVG)
-    made = ET.Element(name, _attributes(element, prefix))
+    copy = ET.Element(name, _attributes(element, prefix))
     if name in ("text", "tspan"):
-        made.text = element.text
+        copy.text = element.text
     inner = [_kept(child, prefix) for child in element if child.tag.removeprefix(_SVG) in _DRAWN]
-    made.extend(child for child in inner if child.tag not in ("g", "defs") or len(child))
-    _share(made)
-    return made
+    copy.extend(child for child in inner if child.tag not in ("g", "defs") or len(child))
+    _share(copy)
+    return copy
 
 
 def _share(group: ET.Element) -> None:
-    """What all markers of a group have in common is said once."""
+    """Move what all markers of a group have in common to the group."""
     if group.tag != "g" or len(group) < 2 or any(child.tag != "use" for child in group):
         return
     for name in sorted(set(group[0].attrib) & {*_LOOKS, "class"}):
@@ -58,45 +58,45 @@ def _share(group: ET.Element) -> None:
 
 
 def _attributes(element: ET.Element, prefix: str) -> dict[str, str]:
-    found = {}
+    attributes: dict[str, str] = {}
     for name, value in element.attrib.items():
         if name == "id":
             # Groups have ids that nothing refers to.
             if not element.tag.endswith("}g"):
-                found["id"] = prefix + value
+                attributes["id"] = prefix + value
         elif name == f"{_XLINK}href":
-            found |= _link(value, prefix)
+            attributes |= _link(value, prefix)
         elif name == "clip-path":
-            found[name] = value.replace("url(#", f"url(#{prefix}")
+            attributes[name] = value.replace("url(#", f"url(#{prefix}")
         elif name == "style":
-            found.update(_looks(value))
+            attributes |= _looks(value)
         elif name in _PLACES:
-            found[name] = value if name in ("transform", "viewBox") else _short(value)
+            attributes[name] = value if name in ("transform", "viewBox") else _short(value)
         elif name in _LOOKS:
-            found[name] = value
-    return _with_roles(found)
+            attributes[name] = value
+    return _with_roles(attributes)
 
 
 def _link(value: str, prefix: str) -> dict[str, str]:
-    """To another element of the drawing, or a picture that it holds."""
+    """A link to another element of the drawing, or to a picture inside it."""
     if value.startswith("#"):
         return {"href": f"#{prefix}{value[1:]}"}
     return {"href": value} if value.startswith("data:image/png;base64,") else {}
 
 
 def _looks(style: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    looks: dict[str, str] = {}
     for part in style.split(";"):
         name, _, value = (text.strip() for text in part.partition(":"))
         if name == "font":
             size = re.search(r"([\d.]+)px", value)
-            found |= {"font-size": size[1]} if size else {}
-            found |= {"font-weight": "600"} if "bold" in value or re.search(r"\b[67]00\b", value) else {}
+            looks |= {"font-size": size[1]} if size else {}
+            looks |= {"font-weight": "600"} if "bold" in value or re.search(r"\b[67]00\b", value) else {}
         elif name == "font-size":
-            found[name] = value.removesuffix("px")
+            looks[name] = value.removesuffix("px")
         elif name in _LOOKS:
-            found[name] = value
-    return found
+            looks[name] = value
+    return looks
 
 
 def _with_roles(attributes: dict[str, str]) -> dict[str, str]:
@@ -110,4 +110,4 @@ def _with_roles(attributes: dict[str, str]) -> dict[str, str]:
 
 
 def _short(value: str) -> str:
-    return _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.2f}", value)
+    return _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}", value)

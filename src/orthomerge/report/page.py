@@ -1,14 +1,14 @@
-"""One HTML file that holds everything: styles, script, tables, figures and what can be downloaded.
+"""One HTML file that holds everything: styles, script, tables, figures and files to download.
 
-The page asks nothing of the network and its policy forbids it to. Every text goes through the template's escaping;
-what is marked as safe here was written by this package (styles, script, drawings made of known elements alone).
+The page makes no request, and its policy forbids them. Every text goes through the template's escaping; what is marked
+as safe here was written by this package (styles, script, drawings made of known elements alone).
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -21,13 +21,12 @@ from orthomerge.core.table import Table
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.report.drawing import Drawn
-from orthomerge.report.facts import listed, merged_tables, numbers_of, size_of, time_of, versions_of
-from orthomerge.report.figure_data import figure_csv
+from orthomerge.report.facts import listed, merged_tables, numbers_of, size_of, time_of
+from orthomerge.report.figure_data import figure_csv, json_block, points_payload
 from orthomerge.report.inline import inline_svg
-from orthomerge.report.payload import json_block, points_payload
-from orthomerge.report.reading import Material
+from orthomerge.report.material import Material
 from orthomerge.report.story import Story
-from orthomerge.report.tables import Board, Row, legend
+from orthomerge.report.tables import Board, legend
 
 _SCRIPTS = ("page.js", "tables.js", "points.js")
 
@@ -39,24 +38,21 @@ class Plate:
     figure: Figure
     drawn: Drawn
 
-    @property
-    def kind(self) -> str:
-        return type(self.figure).__name__.lower()
-
 
 def page(
     material: Material,
     *,
     title: str,
     boards: Sequence[Board],
-    told: Story,
+    summary: Story,
     plates: Sequence[Plate],
-    files: dict[str, str],
+    files: Mapping[str, str],
 ) -> str:
     """`files`: the tables in their forms, by name, to be downloaded from the page."""
     style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
     shown_plates = [_plate(plate, f"f{number}-") for number, plate in enumerate(plates)]
     points = [plate.figure for plate in plates if isinstance(plate.figure, Points)]
+    memory = material.info.memory if material.info else None
     context = {
         "title": title,
         "version": VERSION,
@@ -64,22 +60,21 @@ def page(
         "style": _safe(style),
         "head": _safe(head),
         "script": _safe(script),
-        "story": told,
+        "story": summary,
         "diagnosis": material.diagnosis,
         "notes": material.notes,
         "boards": boards,
         "comparisons": _shown(comparison_tables(material.comparisons)),
-        "gallery": [shown for shown in shown_plates if shown["kind"] != "points"],
-        "static_points": [shown for shown in shown_plates if shown["kind"] == "points"],
+        "gallery": [plate for plate in shown_plates if plate["kind"] != "points"],
+        "static_points": [plate for plate in shown_plates if plate["kind"] == "points"],
         "points": _safe(json_block(points_payload(points))) if points else None,
         "merged": _shown(merged_tables(material)),
         "absent": material.absent,
         "info": material.info,
-        "stages": _stages(material),
-        "memory": size_of(material.info.memory) if material.info else "",
-        "versions": versions_of(material),
+        "memory": size_of(memory) if memory else "",
+        "versions": material.versions,
         "files": {name: _data_uri(text) for name, text in files.items()},
-        "suite": next((record.suite for record in material.records if record.suite), ""),
+        "suite": material.suite,
         "records": len(material.records),
         "floor": _floor(boards),
         "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
@@ -88,24 +83,24 @@ def page(
 
 
 def encoded(text: str) -> bytes:
-    """UTF-8; half of a character, which JSON can hold, becomes a question mark."""
+    """UTF-8; half of a surrogate pair, which JSON can hold, becomes a question mark."""
     return text.encode("utf-8", errors="replace")
 
 
 def _shown(tables: Sequence[Table]) -> list[tuple[Table, Any]]:
-    """Tables beside their HTML."""
+    """Tables with their HTML."""
     return [(table, _safe(table.html())) for table in tables]
 
 
 def _plate(plate: Plate, prefix: str) -> dict[str, Any]:
     figure = plate.figure
-    label = f"{figure.title}. {figure.caption}"
     downloads = {f"{figure.key}.csv": _data_uri(figure_csv(figure), kind="text/csv")}
     if not isinstance(figure, Points):  # thousands of marks: the file beside the page has them
         downloads[f"{figure.key}.svg"] = _data_uri(plate.drawn.svg, kind="image/svg+xml")
+    label = f"{figure.title}. {figure.caption}"
     return {
         "key": figure.key,
-        "kind": plate.kind,
+        "kind": type(figure).__name__.lower(),
         "title": figure.title,
         "caption": figure.caption,
         "wide": plate.drawn.wide,
@@ -114,36 +109,10 @@ def _plate(plate: Plate, prefix: str) -> dict[str, Any]:
     }
 
 
-def _stages(material: Material) -> list[tuple[str, str, float]]:
-    """Stage, time in words, share of the longest."""
-    seconds = material.info.seconds if material.info else {}
-    most = max(seconds.values(), default=0.0) or 1.0
-    return [(stage, time_of(value), value / most) for stage, value in seconds.items()]
-
-
 def _floor(boards: Sequence[Board]) -> float:
     """Where the scale of intervals begins: below all rows but those of a joint label space."""
     lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
     return min(90.0, 10 * (min(lows, default=0.0) // 10))
-
-
-def _on_scale(value: float, floor: float) -> str:
-    return f"{100 * (value - floor) / (100 - floor):.1f}"
-
-
-def _cell_title(task: str, row: Row) -> str:
-    score = row.line.scores[task]
-    text = f"{score.value:.1f} % ({score.low:.1f} to {score.high:.1f}), {score.examples:,} inputs"
-    text += f", {row.line.seeds} seeds" if row.line.seeds > 1 else ""
-    return f"{text}. Here {row.apart[task]} than {row.against} (McNemar, Holm)." if task in row.apart else f"{text}."
-
-
-def _mean_title(row: Row) -> str:
-    line = row.line
-    told = f"Mean {line.mean:.1f} % ({line.low:.1f} to {line.high:.1f}) over {len(row.line.scores)} tasks."
-    if row.verdict == "reference":
-        return f"{told} What the others are compared with."
-    return f"{told} Against {row.against}: {row.verdict}." if row.verdict else told
 
 
 @cache
@@ -159,26 +128,24 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update(cell_title=_cell_title, mean_title=_mean_title, legend=legend)
-    environment.globals.update(on_scale=_on_scale)
-    environment.globals.update(time_of=time_of)
-    environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, day=_day)
+    environment.globals.update(legend=legend)
+    environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of)
     return environment
 
 
 def _prose(text: str) -> Any:
-    """Escaped; what stands between backticks is code."""
+    """Escape a text; what stands between backticks is code."""
     from markupsafe import Markup, escape
 
     parts = text.replace(" %", "\u00a0%").split("`")
     if len(parts) % 2 == 0:
         return escape("`".join(parts))
-    made = [Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)]
-    return Markup("").join(made)
+    pieces = [Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)]
+    return Markup("").join(pieces)
 
 
 def _day(text: str) -> str:
-    """A moment as a person writes it; what is none stays as it is."""
+    """An ISO time as a person writes it; any other text stays as it is."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

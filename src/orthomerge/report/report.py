@@ -22,12 +22,11 @@ from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import clear_partials, replacing
 from orthomerge.report.drawing import draw
 from orthomerge.report.figure_data import figure_csv
+from orthomerge.report.material import Material, read_material
 from orthomerge.report.page import Plate, encoded, page
-from orthomerge.report.reading import Material, read_material
 from orthomerge.report.story import story, story_bars
 from orthomerge.report.tables import Board, board_csv, board_table, boards, comparisons_csv
 
-_OVERVIEW = "accuracy"  # a diagnosis has it by task already
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -51,57 +50,50 @@ def report(
     files = out.with_name(f"{out.stem}_files")
     _check(out, files)
     material = read_material(run)
-    found = boards(material.records, material.comparisons)
-    told = story(found, method=material.diagnosis.method if material.diagnosis else None)
-    bars = story_bars(told)
-    figures = _figures(material, bars)
+    rows = boards(material.records, material.comparisons)
+    summary = story(rows, method=material.diagnosis.method if material.diagnosis else None)
+    figures = _figures(material, story_bars(summary))
     say(f"drawing {len(figures)} figures")
     plates = [Plate(figure, draw(figure)) for figure in figures]
-    tables = _tables(found, material)
-    heading = title or _title(material)
-    text = page(material, title=heading, boards=found, told=told, plates=plates, files=tables)
+    tables = _tables(rows, material)
+    heading = title or f"{material.suite or material.name}: one model from many"
+    text = page(material, title=heading, boards=rows, summary=summary, plates=plates, files=tables)
     _write(out, files, text=text, plates=plates, tables=tables)
     keys = [figure.key for figure in figures]
     return Written(out, files, len(encoded(text)), keys, sorted({name.partition(".")[0] for name in tables}))
 
 
-def _title(material: Material) -> str:
-    suite = next((record.suite for record in material.records if record.suite), None)
-    return f"{suite or material.name}: one model from many"
-
-
 def _figures(material: Material, bars: Figure | None) -> list[Figure]:
-    found = list(material.diagnosis.figures) if material.diagnosis else []
-    keys = [figure.key for figure in found]
+    """Those of the diagnosis, after the bars of the story unless the diagnosis has accuracies by task."""
+    figures = list(material.diagnosis.figures) if material.diagnosis else []
+    keys = [figure.key for figure in figures]
     for key in keys:
         if not _KEY.fullmatch(key):
             raise RecipeError(f"the figure {key!r:.80} must have a key of lower-case letters, digits and dashes")
         if keys.count(key) > 1:
             raise RecipeError(f"two figures of the diagnosis have the key {key!r}; diagnose again")
-    told = bars is None or not {bars.key, _OVERVIEW}.isdisjoint(keys)
-    return found if told or bars is None else [bars, *found]
+    return figures if bars is None or {bars.key, "accuracy"} & set(keys) else [bars, *figures]
 
 
-def _tables(found: Sequence[Board], material: Material) -> dict[str, str]:
+def _tables(rows: Sequence[Board], material: Material) -> dict[str, str]:
     """Texts by file name."""
     texts = {}
-    for board in found:
+    for board in rows:
         table = board_table(board)
         texts[f"{board.key}.md"] = table.markdown() + "\n"
         texts[f"{board.key}.csv"] = board_csv(board)
         texts[f"{board.key}.tex"] = table.latex(f"accuracy-{board.key}")
     if material.comparisons:
         tables = comparison_tables(material.comparisons)
+        latex = (table.latex(f"comparison-{number}") for number, table in enumerate(tables, 1))
         texts["comparisons.md"] = "\n\n".join(table.markdown() for table in tables) + "\n"
         texts["comparisons.csv"] = comparisons_csv(material.comparisons)
-        texts["comparisons.tex"] = "\n".join(
-            table.latex(f"comparison-{number}") for number, table in enumerate(tables, 1)
-        )
+        texts["comparisons.tex"] = "\n".join(latex)
     return texts
 
 
 def _check(out: Path, files: Path) -> None:
-    """A page that an earlier report wrote may be written again, and so may its folder, if no other file is in it."""
+    """Refuse to replace anything but a page of an earlier report and its folder, if no other file is in there."""
     if out.is_dir():
         raise OutputError(f"{out} is a folder; give the name of an .html file")
     check_no_output(out.parent)

@@ -1,6 +1,6 @@
-"""The accuracy tables of a report: a row for each method and way of reading, access classes never mixed.
+"""The accuracy tables of a report: one row per method and protocol, one table per access class.
 
-What a row says is `evaluation.tables.lines`; here comes beside it what the run's comparisons say of it.
+A row is a line of `evaluation.tables` with the outcome of the run's comparisons.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orthomerge.evaluation.comparisons import Comparison
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
 
-REFERENCES = ("expert", "base", "mtl")  # no merges: what merges are measured by
+REFERENCES = ("expert", "base", "mtl")  # what merges are compared with
 _CEILINGS = ("probe",)
 _ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
 MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
@@ -22,7 +22,7 @@ MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓",
 
 @dataclass(frozen=True)
 class Row:
-    """`verdict` of the comparison with `against`; both empty where there was none, `reference` for what it was with.
+    """`verdict` of the comparison with `against`; both empty without one. `reference`: others are compared with it.
 
     `apart`: tasks on which it is `better` or `worse` than the reference by McNemar. `best`: the best mean of a merge
     that needs nothing beyond encoder and heads, on all tasks of the board.
@@ -57,24 +57,22 @@ class Board:
 
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
-    """One table for each access class that occurs, inductive first."""
-    measured = [record for record in records if record.metric == "accuracy"]
-    tasks = tuple(dict.fromkeys(record.task for record in measured))
-    results = _rows(lines(measured), comparisons)
-    found = []
+    """One table per access class that occurs, inductive first."""
+    tasks = tuple(dict.fromkeys(record.task for record in records if record.metric == "accuracy"))
+    rows = _rows(lines(records), comparisons)
+    tables = []
     for access in _ORDER:
-        rows = [row for row in results if row.line.access == access]
-        if rows:
+        # A joint label space is another question: its rows stand together, after the others.
+        own = sorted((row for row in rows if row.line.access == access), key=lambda row: row.line.protocol == "joint")
+        if own:
             margins = {item.equivalence.margin for item in comparisons if item.way.access == access}
             margin = margins.pop() if len(margins) == 1 else None
-            # A joint label space is another question: its rows stand together, after the others.
-            rows.sort(key=lambda row: row.line.protocol == "joint")
-            found.append(Board(access, TITLES[access], tasks, tuple(_with_best(rows)), margin))
-    return found
+            tables.append(Board(access, TITLES[access], tasks, tuple(_with_best(own)), margin))
+    return tables
 
 
 def legend(board: Board) -> str:
-    """What the signs of a table mean; empty where it has none."""
+    """What the signs of a table mean; empty if it has none."""
     if not any(row.verdict for row in board.rows):
         return ""
     within = (
@@ -89,7 +87,7 @@ def legend(board: Board) -> str:
 
 
 def board_table(board: Board) -> Table:
-    """A table for readers. Rows that are no results of a merge are there too: nothing is left out."""
+    """A table for readers, with the rows of references too."""
     extra = "extra: numbers that inference needs beyond encoder and heads."
     return accuracy_table(
         board.title,
@@ -103,7 +101,7 @@ def board_table(board: Board) -> Table:
 
 
 def board_csv(board: Board) -> str:
-    """The same for programs, nothing rounded: intervals in columns of their own, those of each task after the tasks."""
+    """The same for programs, nothing rounded: intervals in columns of their own, those of each task at the end."""
     head = ["access", "method", "protocol", *board.tasks, "mean", "low", "high", "verdict", "against"]
     head += ["sd", "worst_seed", "seeds", "extra_parameters"]
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
@@ -136,11 +134,11 @@ def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
     return csv_text(head, rows)
 
 
-def _rows(own: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Row]:
+def _rows(results: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Row]:
     compared = {(item.method, item.way): item for item in comparisons}
     references = {(item.reference, item.way) for item in comparisons}
     rows = []
-    for line in own:
+    for line in results:
         key = (line.method, line.way)
         if item := compared.get(key):
             apart = {**dict.fromkeys(item.worse, "worse"), **dict.fromkeys(item.better, "better")}
@@ -151,7 +149,7 @@ def _rows(own: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def _with_best(rows: Sequence[Row]) -> list[Row]:
-    """References, ceilings and what was not scored on as many tasks as others cannot be the best."""
+    """References, ceilings and methods scored on fewer tasks than others cannot be the best."""
     merges = [
         row
         for row in rows

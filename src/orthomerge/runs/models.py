@@ -1,109 +1,145 @@
-"""The models of a run: the merge, and the same with its heads aligned.
-
-RUN/models/METHOD            the merge
-RUN/models/METHOD-ALIGNER    with its heads aligned
-
-The last one, the merge or its aligned form, is at the recipe's `out` if it has one. Base and experts are opened where
-they are.
-"""
+"""A recipe up to the model: merge or fit, align the heads, write the folder."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from orthomerge.api.load import load
-from orthomerge.api.recipes import aligned, input_paths, write
-from orthomerge.core.progress import Progress
-from orthomerge.core.version import VERSION
-from orthomerge.models.experts import Experts
-from orthomerge.models.model import Model
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import SILENT, Progress
+from orthomerge.files.publish import check_target
+from orthomerge.files.run_state import clear_state, state_folder
+from orthomerge.merging.merge import merge_opened
 from orthomerge.models.writing import write_model
-from orthomerge.runs.digests import Digests, digest_of, output_files
-from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.checks import check_recipe
+from orthomerge.runs.recipe import Align, Compute, Merge, Recipe
 
-MODELS = "models/"
-# Sections and places of a recipe, which are no options of its merge; the inputs of `fit` count by content.
-_NO_OPTIONS = ("experts", "base", "out", "align", "fit", "evaluate", "diagnose", "report", "sweep")
-_NOT_OF_A_FIT = ("data", "resume", "save_every")
+if TYPE_CHECKING:
+    from orthomerge.models.encoding import Encoding
+    from orthomerge.models.experts import Experts
+    from orthomerge.models.model import Model
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the models of a run are. `aligned`: None if heads are not aligned."""
+class Written:
+    """A model folder and the model in it."""
 
-    merged: Path
-    aligned: Path | None
-
-    @property
-    def out(self) -> Path:
-        """The last model."""
-        return self.aligned or self.merged
+    out: Path
+    manifest: dict[str, Any]
+    model: Model
 
 
-def places_of(recipe: Recipe, run: Path) -> Places:
-    """Where a recipe's models go."""
-    folder, method = run / MODELS, recipe.method.replace("/", "_")
-    last = Path(recipe.out).expanduser() if recipe.out is not None else None
-    if recipe.align is None:
-        return Places(last or folder / method, None)
-    return Places(folder / method, last or folder / f"{method}-{recipe.align.aligner}".replace("/", "_"))
+def merge(
+    experts: Experts,
+    merge: Merge,
+    compute: Compute,
+    *,
+    state: Path | None = None,
+    encoding: Encoding | None = None,
+    progress: Progress = SILENT,
+) -> Model:
+    """Merge or fit; nothing is written but `state`, from which a long fit that was killed continues."""
+    if merge.fit is None:
+        return merge_opened(
+            experts,
+            merge.method,
+            merge.parameters,
+            dtype=merge.dtype,
+            seed=merge.seed,
+            device=compute.device,
+            vector=merge.vector,
+        )
+    from orthomerge.api.fit import fit
+
+    return fit(
+        experts,
+        merge.method,
+        merge.fit.data,
+        merge.parameters,
+        dtype=merge.dtype,
+        seed=merge.seed,
+        device=compute.fit_device,
+        split=merge.fit.split,
+        limit=merge.fit.limit,
+        precision=compute.precision,
+        state=state if compute.resume else None,
+        save_every=compute.save_every,
+        encoding=encoding,
+        progress=progress,
+    )
 
 
-def merge_key(recipe: Recipe, experts: Experts, digests: Digests) -> str:
-    """What the merge depends on: the recipe without names of places, and the contents of its inputs."""
-    checkpoints = experts.checkpoints()
-    about: dict[str, Any] = {
-        "version": VERSION,
-        "recipe": {name: value for name, value in vars(recipe).items() if name not in _NO_OPTIONS},
-        "base": None if recipe.base is None else digests.checkpoint(checkpoints["base"]),
-        "experts": [
-            (task, {**asdict(expert), "path": digests.checkpoint(checkpoints[f"expert {task}"])})
-            for task, expert in recipe.tasks.items()
-        ],
-    }
-    if recipe.fit is not None:
-        options = {name: value for name, value in vars(recipe.fit).items() if name not in _NOT_OF_A_FIT}
-        about["fit"] = [options, {task: digests.source(source) for task, source in recipe.fit.data.items()}]
-    return digest_of(about)
+def align(
+    model: Model,
+    experts: Experts,
+    section: Align,
+    *,
+    seed: int,
+    encoding: Encoding | None = None,
+    progress: Progress = SILENT,
+) -> Model:
+    """The model with its heads aligned, as a section `align` says."""
+    from orthomerge.api.align import align as aligned  # most merges need no aligner, and importing them takes time
+
+    return aligned(
+        model,
+        section.data,
+        aligner=section.aligner,
+        options=section.options,
+        experts=experts,
+        split=section.split,
+        limit=section.limit,
+        seed=seed,
+        encoding=encoding,
+        progress=progress,
+    )
 
 
-def merge_model(
-    recipe: Recipe, experts: Experts, places: Places, *, force: bool, progress: Progress
-) -> dict[Path, str]:
-    """Merge or fit; the output's files with their hashes."""
-    write(recipe.merging, out=places.merged, experts=experts, force=force, progress=progress)
-    return output_files(places.merged)
+def write(
+    recipe: Recipe,
+    *,
+    out: str | Path | None = None,
+    experts: Experts | None = None,
+    force: bool = False,
+    encoding: Encoding | None = None,
+    progress: Progress = SILENT,
+) -> Written:
+    """Carry out a recipe up to a model folder: either the whole folder is there afterwards, or nothing of it.
+
+    `experts`: if they are open already.
+    """
+    place = out or recipe.out
+    if place is None:
+        raise RecipeError("where to? Give 'out' in the recipe, or --out")
+    target = Path(place)
+    experts = check_recipe(recipe, experts)
+    inputs = [*input_paths(recipe), *(each.path for each in experts.checkpoints().values())]
+    check_target(target, force=force, inputs=inputs)  # before any work
+    target = target.expanduser()
+    state = state_folder(target, "fitting")
+    model = merge(experts, recipe.merge, recipe.compute, state=state, encoding=encoding, progress=progress)
+    if recipe.align is not None:
+        model = align(model, experts, recipe.align, seed=recipe.seed, encoding=encoding, progress=progress)
+    progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
+    manifest = write_model(
+        model,
+        target,
+        force=force,
+        max_shard_size=recipe.max_shard_size,
+        inputs=inputs,
+        progress=progress.advance,
+    )
+    clear_state(state)
+    return Written(target, manifest, model)
 
 
-def align_key(recipe: Recipe, experts: Experts, places: Places, digests: Digests) -> str:
-    """What the aligned heads depend on: the merge, the experts, the section and its inputs."""
-    section = recipe.align
-    assert section is not None  # noqa: S101 - for mypy: there is no such stage without
-    options = {name: value for name, value in vars(section).items() if name != "data"}
-    data = {task: digests.source(source) for task, source in section.data.items()}
-    return digest_of([merge_key(recipe, experts, digests), output_digest(places.merged), options, data])
-
-
-def align_model(
-    recipe: Recipe, experts: Experts, places: Places, *, force: bool, progress: Progress
-) -> dict[Path, str]:
-    """Align the heads; the output's files with their hashes."""
-    assert places.aligned is not None  # noqa: S101 - as above
-    model = aligned(recipe, read_back(places.merged, experts), experts, progress=progress)
-    inputs = [*input_paths(recipe), places.merged]
-    write_model(model, places.aligned, force=force, max_shard_size=recipe.max_shard_size, inputs=inputs)
-    return output_files(places.aligned)
-
-
-def read_back(folder: Path, experts: Experts) -> Model:
-    """A model that a stage has written."""
-    model = load(folder)
-    return replace(model, origin=replace(model.origin, experts=experts))
-
-
-def output_digest(folder: Path) -> str:
-    """What identifies an output, whatever its card says."""
-    files = output_files(folder)
-    return digest_of({path.relative_to(folder).as_posix(): digest for path, digest in files.items()})
+def input_paths(recipe: Recipe) -> Iterator[Path]:
+    """What lies on this machine of experts, base and data, and must not be overlapped by an output."""
+    models = [expert.path for expert in recipe.tasks.values()] + ([recipe.base] if recipe.base is not None else [])
+    for text in (*models, *(str(source) for source in recipe.data if isinstance(source, str | Path))):
+        with suppress(OSError, RuntimeError, ValueError):  # whoever opens it says what is wrong with it
+            if (path := Path(text).expanduser()).exists():
+                yield path

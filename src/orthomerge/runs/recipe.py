@@ -1,11 +1,15 @@
-"""A merge, written down: typed, strict, and everything that the result depends on."""
+"""A recipe: what to merge, how, where to, and what to do with the result; typed, strict, and read from YAML.
+
+The file is flat. Its parts are what functions take: `opening` and `merge` are what the weights depend on, `target` is
+what is written, `compute` is how, and the sections (`align`, `evaluate`, ...) say what a run does afterwards.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +27,15 @@ _MOST_DEPTH = 50  # of lists and mappings in each other
 # Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
 
+Dtype = Literal["keep", "float32", "float16", "bfloat16", "float64"]
+Precision = Literal["auto", "float32", "bfloat16"]
+
 
 @dataclass(frozen=True)
 class Align:
     """How to align the heads of the merge, and on which inputs; labels that these have are not looked at.
 
-    `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most so many inputs a task.
+    `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most N inputs per task.
     """
 
     data: Mapping[str, str]
@@ -38,12 +45,7 @@ class Align:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise RecipeError("nothing to align on: give the inputs of at least one task as 'data'")
-        if self.split not in ("train", "val", "test"):
-            raise RecipeError(f"'split' must be train, val or test, got {self.split!r}")
-        if self.limit is not None and self.limit < 1:
-            raise RecipeError(f"'limit' must be at least 1, got {self.limit}")
+        _check_inputs(self.data, self.split, self.limit, "nothing to align on: give the inputs of at least one task")
 
 
 @dataclass(frozen=True)
@@ -52,26 +54,69 @@ class Fit:
 
     `data`, `split`, `limit`: as of `align`; in Python, a `Task` may be in the place of a path. `precision`: of the
     forward passes; auto is bfloat16 on a GPU, float32 on a CPU. `resume`: keep the state of a long fit beside the
-    output now and then, and go on from it after a kill. `save_every`: seconds between two such states, 60 if not given.
+    output, and continue from it after a kill. `save_every`: seconds between two such states, 60 if None.
     """
 
     data: Mapping[str, str]
     split: Literal["train", "val", "test"] = "train"
     limit: int | None = None
     device: str = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Precision = "auto"
     resume: bool = True
     save_every: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise RecipeError("nothing to fit to: give the inputs of every task as 'data'")
-        if self.split not in ("train", "val", "test"):
-            raise RecipeError(f"'split' must be train, val or test, got {self.split!r}")
-        if self.limit is not None and self.limit < 1:
-            raise RecipeError(f"'limit' must be at least 1, got {self.limit}")
+        _check_inputs(self.data, self.split, self.limit, "nothing to fit to: give the inputs of every task")
         if self.save_every is not None and not 0 <= self.save_every < float("inf"):
             raise RecipeError(f"'save_every' must be a number of seconds, got {self.save_every}")
+
+
+def _check_inputs(data: Mapping[str, str], split: str, limit: int | None, empty: str) -> None:
+    if not data:
+        raise RecipeError(f"{empty} as 'data'")
+    if split not in ("train", "val", "test"):
+        raise RecipeError(f"'split' must be train, val or test, got {split!r}")
+    if limit is not None and limit < 1:
+        raise RecipeError(f"'limit' must be at least 1, got {limit}")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What the weights depend on, beside base and experts. `fit`: the inputs of a fitted method."""
+
+    method: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    vector: str | None = None
+    dtype: Dtype = "keep"
+    seed: int = 0
+    fit: Fit | None = None
+
+    def variant(self, method: str, parameters: Mapping[str, Any], *, seed: int) -> Merge:
+        """The same experts merged by another method; a fit has the same inputs."""
+        fit = self.fit if find_method(method).fitted else None
+        return replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is written: where, and in files of what size."""
+
+    out: str | None = None
+    max_shard_size: str | int = "5GB"
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How weights are computed, on which nothing depends that identifies a result.
+
+    `device`: of a method that decomposes matrices; fits have their own. `resume` and `save_every`: see `Fit`.
+    """
+
+    device: str = "cpu"
+    fit_device: str = "auto"
+    precision: Precision = "auto"
+    resume: bool = True
+    save_every: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,8 +125,8 @@ class Recipe:
 
     `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
     `device`: where a method that decomposes matrices does so; the block `fit` has one of its own.
-    `evaluate`, `diagnose` and `report` are for `orthomerge.run`; the latter two are done wherever there is the first,
-    unless they are false. `sweep` is for `orthomerge.sweep`.
+    `evaluate`, `diagnose`, `report` and `sweep` are for `orthomerge.run`. Diagnosis and report are made wherever there
+    is `evaluate`, unless they are false. With `sweep`, many merges are made and scored instead of one.
     """
 
     experts: Mapping[str, Expert | str]
@@ -90,7 +135,7 @@ class Recipe:
     parameters: dict[str, Any] = field(default_factory=dict)
     vector: str | None = None
     out: str | None = None
-    dtype: Literal["keep", "float32", "float16", "bfloat16", "float64"] = "keep"
+    dtype: Dtype = "keep"
     max_shard_size: str | int = "5GB"
     seed: int = 0
     device: str = "cpu"
@@ -138,15 +183,35 @@ class Recipe:
         )
 
     @property
-    def merging(self) -> Recipe:
-        """The merge or the fit alone: heads are not aligned, and nothing comes after it."""
-        return replace(self, align=None, evaluate=None, diagnose=None, report=None, sweep=None)
+    def merge(self) -> Merge:
+        """What the weights depend on."""
+        return Merge(self.method, self.parameters, self.vector, self.dtype, self.seed, self.fit)
 
-    def variant(self, method: str, parameters: Mapping[str, Any], *, seed: int) -> Recipe:
-        """The same experts merged by another method, scored in the same way; a fit has the same inputs."""
-        fit = self.fit if find_method(method).fitted else None
-        merge = replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
-        return replace(merge, align=None, sweep=None, out=None)
+    @property
+    def target(self) -> Target:
+        """What is written."""
+        return Target(self.out, self.max_shard_size)
+
+    @property
+    def compute(self) -> Compute:
+        """How it is computed."""
+        if self.fit is None:
+            return Compute(self.device)
+        return Compute(self.device, self.fit.device, self.fit.precision, self.fit.resume, self.fit.save_every)
+
+    @property
+    def data(self) -> list[Any]:
+        """The inputs that all sections name."""
+        sections = [section for section in (self.fit, self.align, self.evaluate) if section is not None]
+        return [source for section in sections for source in section.data.values()]
+
+    def with_scale(self, scale: float) -> Recipe:
+        """The same with a number in the place of `scale: auto`."""
+        return replace(self, parameters={**self.parameters, "scale": scale})
+
+    def absolute(self) -> Recipe:
+        """The same with paths that other processes understand, wherever they work."""
+        return Recipe(**_anchored(vars(self), Path.cwd()))
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -228,8 +293,9 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths start from the recipe's folder; what has the form of a hub id does so only if there is such a path."""
+def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths start from `folder`; what has the form of a hub id does so only if there is such a path."""
+    from orthomerge.data.reading import names_dataset
     from orthomerge.files.hub import is_hub_id
 
     def anchor(reference: Any, is_id: Callable[[str], bool] = is_hub_id) -> Any:
@@ -240,23 +306,29 @@ def _anchored(document: dict[str, Any], folder: Path) -> dict[str, Any]:
             return reference
         return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
 
-    def expert(given: Any) -> Any:
-        return (
-            {**given, "path": anchor(given["path"])} if isinstance(given, dict) and "path" in given else anchor(given)
-        )
-
     changed = dict(document)
-    if isinstance(document.get("experts"), dict):
-        changed["experts"] = {task: expert(given) for task, given in document["experts"].items()}
+    if isinstance(document.get("experts"), Mapping):
+        changed["experts"] = {
+            task: anchor(expert) if isinstance(expert, str) else _changed(expert, "path", anchor)
+            for task, expert in document["experts"].items()
+        }
     if "base" in document:
         changed["base"] = anchor(document["base"])
     if isinstance(document.get("out"), str):
         changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
-    for name in ("align", "fit", "evaluate"):
-        block = document.get(name)
-        if isinstance(block, dict) and isinstance(block.get("data"), dict):
-            from orthomerge.data.reading import names_dataset
 
-            data = {task: anchor(source, names_dataset) for task, source in block["data"].items()}
-            changed[name] = {**block, "data": data}
+    def sources(data: Any) -> Any:
+        return (
+            {task: anchor(source, names_dataset) for task, source in data.items()} if isinstance(data, dict) else data
+        )
+
+    for name in {"align", "fit", "evaluate"} & document.keys():
+        changed[name] = _changed(document[name], "data", sources)
     return changed
+
+
+def _changed(block: Any, name: str, change: Callable[[Any], Any]) -> Any:
+    """A mapping or dataclass with one entry changed; whatever else a file has there is refused later."""
+    if is_dataclass(block) and not isinstance(block, type):
+        return replace(block, **{name: change(getattr(block, name))})
+    return {**block, name: change(block[name])} if isinstance(block, dict) and name in block else block

@@ -16,8 +16,7 @@ from orthomerge.files.removal import remove_empty, remove_tree
 from orthomerge.models.load import quiet
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.suites.suite import Say, Suite
-from orthomerge.tuning.finetune import finetune
-from orthomerge.tuning.multitask import finetune_jointly
+from orthomerge.tuning.finetune import finetune, finetune_jointly
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Task

@@ -22,7 +22,7 @@ from orthomerge.evaluation.subject import Subject
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.feature_cache import FeatureCache
+from orthomerge.models.features import FeatureCache
 from orthomerge.models.opening import Expert, Opening
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ import torch
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
-from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
+from orthomerge.merging.kinds import Block
 from orthomerge.merging.methods import Row, build_method
 from orthomerge.merging.stream import merge_blocks, prepare
-from orthomerge.merging.vectors import TILE, Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.merging.vectors import TILE, TaskVector, TaskVectors
 
 State = dict[str, torch.Tensor]
 
@@ -68,22 +68,24 @@ class _Case:
     def merged(
         self, base: State, experts: Mapping[str, State], *, seed: int = 0, tile: int = TILE, workers: int = 1
     ) -> State:
-        return self.run(self.method(tuple(experts), seed), _vectors(base, experts, tile), workers=workers)
-
-    def run(self, method: TensorMethod | SurveyMethod, vectors: TaskVectors, *, workers: int = 1) -> State:
         """Merge all blocks and join them to tensors."""
+        vectors = _vectors(base, experts, tile)
+        method = prepare(self.method(tuple(experts), seed), vectors)
         parts: dict[str, list[torch.Tensor]] = {key: [torch.empty(0)] for key in vectors.shapes}
-        with closing(merge_blocks(vectors, prepare(method, vectors), self._checked, workers=workers)) as blocks:
+        with closing(merge_blocks(vectors, method, self._checked, workers=workers)) as blocks:
             for key, block in blocks:
                 parts[key].append(block)
         return {key: torch.cat(parts[key]).reshape(shape) for key, shape in vectors.shapes.items()}
 
     def _checked(self, block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
-        where = f"of {block.site.key!r}"
-        self.require(weights.dtype == torch.float32, f"the result {where} must be float32, got {weights.dtype}")
-        shapes = tuple(weights.shape), tuple(block.base.shape)
-        self.require(shapes[0] == shapes[1], f"the result {where} must have shape {shapes[1]}, got {shapes[0]}")
+        self.require_like(weights, block)
         return block.site.key, weights.reshape(-1)
+
+    def require_like(self, result: torch.Tensor, block: Block) -> None:
+        """A result must have the shape of the base, in float32."""
+        where, shape = f"the result of {block.site.key!r} must", tuple(block.base.shape)
+        self.require(result.dtype == torch.float32, f"{where} be float32, got {result.dtype}")
+        self.require(result.shape == shape, f"{where} have shape {shape}, got {tuple(result.shape)}")
 
 
 def _row_is_complete(case: _Case) -> None:
@@ -129,7 +131,7 @@ def _inputs_are_not_changed(case: _Case) -> None:
     method = prepare(case.method(case.tasks), vectors)
     for block in vectors.blocks(scope=method.scope):
         base, deltas = block.base.clone(), block.deltas.clone()
-        method.merge(block.base, block.deltas, site=block.site)
+        case.require_like(method.merge(block.base, block.deltas, site=block.site), block)
         unchanged = torch.equal(block.base, base) and torch.equal(block.deltas, deltas)
         case.require(unchanged, f"the method must not write into its inputs, as it does for {block.site.key!r}")
 
@@ -204,10 +206,7 @@ def _state(seed: int, scale: float) -> State:
 
 
 def _vectors(base: State, experts: Mapping[str, State], tile: int = TILE) -> TaskVectors:
-    weights = InMemory(base)
-    return TaskVectors(
-        {task: TaskVector(weights, ((1.0, Difference(InMemory(expert))),)) for task, expert in experts.items()}, tile
-    )
+    return TaskVectors({task: TaskVector.between(base, expert) for task, expert in experts.items()}, tile)
 
 
 def _reversed(state: State) -> State:

@@ -1,59 +1,64 @@
-"""Inputs in the order that a seed gives, as batches on the device."""
+"""Labelled inputs in the order of a seed, as batches on the device; training images can be moved a little."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.processing import batches
-from orthomerge.tuning.settings import derive
-from orthomerge.tuning.store import Room, make_store
+from orthomerge.core.seeds import derive
+from orthomerge.models.prepared import Batch, Part, Pool
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples, Task
     from orthomerge.models.processing import Processor
-    from orthomerge.tuning.store import Store
 
 
-Batch = dict[str, torch.Tensor]
 Place = tuple[int, list[int]]  # number of a task, and which of its examples
+
+_PART = 8  # an image moves by at most its side over this
+_PIXELS = "pixel_values"
+# Of other processors it is unknown whether a row depends on the rest of its batch.
+_KEPT = (TextProcessor, PixelProcessor, ImageProcessor)
 
 
 class Feed:
     """Turns places into batches on a device.
 
-    Sources that fit into `room` are processed once, when they are first asked for, and kept on the device. Of others
+    Sources that fit into `room` bytes are processed once, when they are first used, and kept on the device. Of others
     the next batch is prepared while a GPU works on one.
     """
 
     def __init__(
-        self, sources: Sequence[Examples], processor: Processor, device: torch.device, *, room: Room | None = None
+        self, sources: Sequence[Examples], processor: Processor, device: torch.device, *, room: int = 0
     ) -> None:
         self._sources, self._processor, self._device = sources, processor, device
-        self._room = room or Room(0)
-        self._stores: dict[int, Store | None] = {}
+        self._room = room if type(processor) in _KEPT else 0
+        self._pools: dict[int, Pool] = {}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many examples each source has."""
+        return tuple(map(len, self._sources))
 
     def batch(self, place: Place) -> tuple[Batch, torch.Tensor]:
         """Inputs and labels of one place; labels that are unknown are -1."""
         number, rows = place
-        source = self._sources[number]
-        made = batches(source, self._processor, len(rows), order=rows)  # refuses rows that there are not
-        store = self._store(number)
-        batch = next(made) if store is None else store.pick(torch.tensor(rows))
-        labels = torch.full((len(rows),), -1) if source.labels is None else torch.as_tensor(source.labels[rows])
-        return {name: tensor.to(self._device) for name, tensor in batch.items()}, labels.to(self._device)
+        known = self._sources[number].labels
+        labels = torch.full((len(rows),), -1) if known is None else torch.as_tensor(known[rows])
+        return self._pool(number).batch(torch.tensor(rows)), labels.to(self._device)
 
     def batches(self, places: Iterable[Place]) -> Iterator[tuple[Place, Batch, torch.Tensor]]:
         """One batch after the other."""
         places = list(places)
-        kept = [self._store(number) is not None for number in {number for number, _ in places}]
+        kept = [self._pool(number).kept is not None for number in {number for number, _ in places}]
         ahead = self._device.type == "cuda" and not all(kept)
-        made = _ahead(self.batch, places) if ahead else map(self.batch, places)
-        for place, (inputs, labels) in zip(places, made, strict=True):
+        prepared = _ahead(self.batch, places) if ahead else map(self.batch, places)
+        for place, (inputs, labels) in zip(places, prepared, strict=True):
             yield place, inputs, labels
 
     def ordered(self, number: int, size: int) -> Iterator[tuple[Place, Batch, torch.Tensor]]:
@@ -61,10 +66,12 @@ class Feed:
         rows = range(len(self._sources[number]))
         return self.batches((number, list(rows[start : start + size])) for start in rows[::size])
 
-    def _store(self, number: int) -> Store | None:
-        if number not in self._stores:
-            self._stores[number] = make_store(self._sources[number], self._processor, self._device, self._room)
-        return self._stores[number]
+    def _pool(self, number: int) -> Pool:
+        if number not in self._pools:
+            pool = Pool.of([Part(self._sources[number], self._processor)], self._device, room=self._room)
+            self._room -= pool.nbytes
+            self._pools[number] = pool
+        return self._pools[number]
 
 
 def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[Place]:
@@ -83,8 +90,28 @@ def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> l
 def sample(size: int, count: int, *, seed: int, step: int) -> list[int]:
     """Some of `size` examples, none twice, for one step."""
     generator = torch.Generator().manual_seed(derive(seed, "others", step))
-    found: list[int] = torch.randperm(size, generator=generator)[:count].tolist()
-    return found
+    rows: list[int] = torch.randperm(size, generator=generator)[:count].tolist()
+    return rows
+
+
+def moved(batch: Mapping[str, torch.Tensor], *, seed: int, step: int) -> Batch:
+    """The batch of one step with every image moved by its own draw, which depends on seed and step alone."""
+    images = batch[_PIXELS]
+    generator = torch.Generator().manual_seed(derive(seed, "shift", step))
+    most = [side // _PART for side in images.shape[2:]]
+    moves = [torch.randint(-by, by + 1, (len(images),), generator=generator) for by in most]
+    return {**batch, _PIXELS: shift(images, torch.stack(moves, 1))}
+
+
+def shift(images: torch.Tensor, moves: torch.Tensor) -> torch.Tensor:
+    """Images [B, C, H, W] moved down and to the right by `moves` [B, 2] pixels; the edge is repeated."""
+    count, channels, height, width = images.shape
+    down, right = moves.to(images.device).unsqueeze(2).unbind(1)
+    rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) - right).clamp(0, width - 1)
+    which = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
+    colours = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
+    return images[which, colours, rows.view(count, 1, height, 1), columns.view(count, 1, 1, width)]
 
 
 def check_labelled(task: Task, split: str) -> Examples:

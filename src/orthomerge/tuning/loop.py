@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from orthomerge.core.errors import NumericalError, OrthomergeError
+from orthomerge.core.adam import rate_share
+from orthomerge.core.errors import NumericalError
+from orthomerge.core.memory import enough_memory
+from orthomerge.core.seeds import derive
+from orthomerge.files.run_state import RunState
 from orthomerge.models.linearised import LinearisedEncoder
-from orthomerge.tuning.augment import augment
-from orthomerge.tuning.batches import Feed, epoch_order, sample
+from orthomerge.tuning.batches import Feed, epoch_order, moved, sample
 from orthomerge.tuning.model import Model
-from orthomerge.tuning.settings import LINEARISED, Tuning, derive
-from orthomerge.tuning.state import RunState
+from orthomerge.tuning.settings import LINEARISED, Tuning
 
 _EVERY = 10  # steps between looks at the loss: each one makes the processor wait for the GPU
 _EPS = 1e-12
@@ -57,23 +59,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Run:
-    """What a loop needs beside the model: feeds of batches, and how many examples each of their sources has."""
+    """What a loop needs beside the model. `val`: sources may be empty; `others`: without sources but for `tau_jp`."""
 
     title: str
     settings: Tuning
     device: torch.device
     train: Feed
-    sizes: tuple[int, ...]
     val: Feed
-    val_sizes: tuple[int, ...]  # 0 where a task has nothing to validate on
     others: Feed
-    other_sizes: tuple[int, ...]  # empty for every mode but `tau_jp`
     progress: Progress | None = None
     state: RunState | None = None
 
     @property
     def steps(self) -> int:
-        return count_steps(self.settings, self.sizes)
+        return count_steps(self.settings, self.train.sizes)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Mixed precision where it was asked for and there is a GPU."""
@@ -94,22 +93,22 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> Out
     """Train what requires a gradient; `saved`: where a killed run of the same settings stood."""
     settings, steps = run.settings, run.steps
     optimiser, rates = _optimiser(model, run)
-    moved = [parameter for _, parameter in _named(model)]
+    trained = [parameter for _, parameter in _named(model)]
     epoch = step = 0
     if saved is not None:
         epoch, step = saved["epoch"], saved["step"]
         _restore(model, saved["weights"])
         optimiser.load_state_dict(saved["optimiser"])
     outcome = Outcome(steps, [])
-    with _memory(settings.batch):
+    with _enough_memory(settings):
         while step < steps:
             torch.manual_seed(derive(settings.seed, "dropout", epoch))  # from here on, alike in a resumed run
             tally = _Tally(run, epoch + 1)
             model.train()
-            places = epoch_order(run.sizes, settings.batch, seed=settings.seed, epoch=epoch)[: steps - step]
+            places = epoch_order(run.train.sizes, settings.batch, seed=settings.seed, epoch=epoch)[: steps - step]
             for (number, _), batch, labels in run.train.batches(places):
-                _set_rates(optimiser, rates, _factor(step, steps, settings.warmup))
-                shown = augment(batch, settings.augment, seed=settings.seed, step=step)
+                _set_rates(optimiser, rates, rate_share(step, steps, warmup=settings.warmup))
+                shown = batch if settings.augment == "none" else moved(batch, seed=settings.seed, step=step)
                 with run.autocast():
                     logits = model(shown, number).float()
                     loss = nn.functional.cross_entropy(logits, labels)
@@ -118,7 +117,7 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> Out
                 optimiser.zero_grad(set_to_none=True)
                 whole.backward()  # type: ignore[no-untyped-call]
                 if settings.clip:
-                    nn.utils.clip_grad_norm_(moved, settings.clip)
+                    nn.utils.clip_grad_norm_(trained, settings.clip)
                 optimiser.step()
                 step += 1
                 tally.add(step, number, whole, (logits.argmax(1) == labels).sum(), len(labels), penalty)
@@ -131,7 +130,7 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> Out
                 weights = {name: tensor.detach() for name, tensor in _named(model)}
                 run.state.write({"epoch": epoch, "step": step, "weights": weights, "optimiser": optimiser.state_dict()})
     # The loss was that before the last step.
-    if not all(bool(parameter.isfinite().all()) for parameter in moved):
+    if not all(bool(parameter.isfinite().all()) for parameter in trained):
         raise NumericalError(f"task {run.title!r}: weights are no numbers after step {steps} of {steps}; lower 'lr'")
     return outcome
 
@@ -141,7 +140,7 @@ def evaluate(model: Model, run: Run) -> dict[int, float]:
     model.eval()
     scores = {}
     with torch.no_grad(), run.autocast():
-        for number, size in enumerate(run.val_sizes):
+        for number, size in enumerate(run.val.sizes):
             if not size:
                 continue
             right = torch.zeros((), dtype=torch.int64, device=run.device)
@@ -153,13 +152,13 @@ def evaluate(model: Model, run: Run) -> dict[int, float]:
 
 def fit_head(model: Model, run: Run, number: int) -> None:
     """Train a head alone, on features of the encoder as it is (Kumar et al. 2022, arXiv 2202.10054)."""
-    settings, size = run.settings, run.sizes[number]
+    settings, size = run.settings, run.train.sizes[number]
     per_epoch = -(-size // settings.batch)
     steps = math.ceil(settings.head_epochs * per_epoch)
     if not steps:
         return
     model.eval()
-    with _memory(settings.batch), torch.no_grad(), run.autocast():
+    with _enough_memory(settings), torch.no_grad(), run.autocast():
         batches = run.train.ordered(number, settings.batch)
         seen = [(model.encoding(batch).float(), labels) for _, batch, labels in batches]
     features, labels = torch.cat([part[0] for part in seen]), torch.cat([part[1] for part in seen])
@@ -170,7 +169,7 @@ def fit_head(model: Model, run: Run, number: int) -> None:
         if at == 0:
             order = epoch_order([size], settings.batch, seed=derive(settings.seed, "head", number), epoch=epoch)
         rows = torch.as_tensor(order[at][1], device=features.device)
-        _set_rates(optimiser, [settings.head_lr], _factor(step, steps, settings.warmup))
+        _set_rates(optimiser, [settings.head_lr], rate_share(step, steps, warmup=settings.warmup))
         loss = nn.functional.cross_entropy(head(features[rows]), labels[rows])
         if step % _EVERY == 0 or step + 1 == steps:
             _check(loss.item(), run.title, f"step {step + 1} of {steps} of the head's own")
@@ -191,7 +190,7 @@ class _Tally:
     sums: list[list[float]] = field(default_factory=list)  # by task: batches, examples, loss, right, penalty
 
     def __post_init__(self) -> None:
-        self.sums = [[0.0] * 5 for _ in self.run.sizes]
+        self.sums = [[0.0] * 5 for _ in self.run.train.sizes]
 
     def add(
         self, step: int, number: int, loss: torch.Tensor, right: torch.Tensor, count: int, penalty: torch.Tensor | None
@@ -227,23 +226,23 @@ class _Tally:
 
     def metrics(self, scores: Mapping[int, float]) -> list[dict[str, float]]:
         """By task: of the last epoch, training loss and accuracy as they were met, validation accuracy at its end."""
-        found: list[dict[str, float]] = []
+        rows: list[dict[str, float]] = []
         for number, (batches, examples, loss, right, penalty) in enumerate(self.sums):
             values = {"loss": loss / max(batches, 1), "train_accuracy": right / max(examples, 1)}
-            if self.run.other_sizes:
+            if self.run.others.sizes:
                 values["penalty"] = penalty / max(batches, 1)
             if number in scores:
                 values["val_accuracy"] = scores[number]
-            found.append(values)
-        return found
+            rows.append(values)
+        return rows
 
 
 def _penalty(model: Model, run: Run, step: int) -> torch.Tensor | None:
     """Batch mean of ||J(x') tau||_2 on inputs of another task."""
-    if not run.other_sizes or not isinstance(model.encoding, LinearisedEncoder):
+    if not run.others.sizes or not isinstance(model.encoding, LinearisedEncoder):
         return None
-    number = step % len(run.other_sizes)
-    rows = sample(run.other_sizes[number], run.settings.penalty_batch, seed=run.settings.seed, step=step)
+    number = step % len(run.others.sizes)
+    rows = sample(run.others.sizes[number], run.settings.penalty_batch, seed=run.settings.seed, step=step)
     batch, _ = run.others.batch((number, rows))
     change = model.encoding.change(batch).float()
     return (change.square().sum(1) + _EPS).sqrt().mean()
@@ -261,14 +260,6 @@ def _optimiser(model: Model, run: Run) -> tuple[torch.optim.Optimizer, list[floa
     listed = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
     optimiser = torch.optim.AdamW(listed, fused=run.device.type == "cuda")
     return optimiser, [rate for rate, _ in groups]
-
-
-def _factor(step: int, steps: int, warmup: float) -> float:
-    """Share of the full rate at a step, counted from 0."""
-    rising = math.ceil(warmup * steps)
-    if step < rising:
-        return (step + 1) / rising
-    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(steps - rising, 1)))
 
 
 def _set_rates(optimiser: torch.optim.Optimizer, rates: Sequence[float], factor: float) -> None:
@@ -294,9 +285,5 @@ def _check(loss: float, title: str, where: str) -> None:
         )
 
 
-@contextmanager
-def _memory(batch: int) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OrthomergeError(f"the device ran out of memory with batches of {batch}; lower 'batch'") from error
+def _enough_memory(settings: Tuning) -> AbstractContextManager[None]:
+    return enough_memory(f"batches of {settings.batch}", "lower 'batch'")

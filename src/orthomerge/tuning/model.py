@@ -10,7 +10,6 @@ from torch import nn
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.models.config import encoder_config
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
 from orthomerge.models.heads import Activation, Head, Linear
@@ -18,6 +17,7 @@ from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.models.modules import Skeleton
 from orthomerge.models.problems import base_problems
 from orthomerge.models.split import split_base
+from orthomerge.models.stock import encoder_config
 from orthomerge.models.tensors import FileTensors
 
 if TYPE_CHECKING:

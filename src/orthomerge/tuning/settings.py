@@ -6,16 +6,11 @@ batch 128, warm-up then cosine, gradients clipped at 1, head frozen (Ilharco et 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from orthomerge.core.errors import RecipeError
-
-if TYPE_CHECKING:
-    import torch
-
 
 Mode = Literal["full", "head_first", "frozen_head", "lora", "linearised", "tau_jp"]
 Augment = Literal["none", "shift"]
@@ -76,26 +71,3 @@ class Tuning:
                 raise RecipeError(f"{name!r} must be {least}{most}, got {value!r}")
         if self.steps is not None and self.steps < 1:
             raise RecipeError(f"'steps' must be at least 1, or nothing for no cap, got {self.steps!r}")
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of a name; `auto` is the GPU where there is one."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise RecipeError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:0")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RecipeError(f"there is no device {name!r} here, torch sees {torch.cuda.device_count()} GPUs; use auto")
-    return device
-
-
-def derive(seed: int, *purpose: object) -> int:
-    """A seed for one purpose and place of a run, so that nothing random has a state to keep."""
-    digest = hashlib.sha256("\0".join(map(str, (seed, *purpose))).encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1

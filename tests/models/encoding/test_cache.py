@@ -19,7 +19,7 @@ from orthomerge.core.errors import IncompatibleError, OutputError
 from orthomerge.data.task import Examples
 from orthomerge.models.extract import extract
 from orthomerge.models.families import FAMILIES
-from orthomerge.models.feature_cache import FeatureCache, FeatureKey
+from orthomerge.models.features import FeatureCache, FeatureKey
 
 BERT = FAMILIES["bert"]
 

@@ -16,10 +16,9 @@ from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Modality
 from orthomerge.models.extract import _order, device_of, extract
-from orthomerge.models.families import FAMILIES
+from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.features import Features
-from orthomerge.models.generic import generic
 from orthomerge.models.processors import load_processor
 
 BERT, VIT = FAMILIES["bert"], FAMILIES["vit"]

@@ -12,10 +12,10 @@
   let places = [], inks = {};
 
   const element = (name, text, kind) => {
-    const made = document.createElement(name);
-    if (text !== undefined) made.textContent = text;
-    if (kind) made.className = kind;
-    return made;
+    const node = document.createElement(name);
+    if (text !== undefined) node.textContent = text;
+    if (kind) node.className = kind;
+    return node;
   };
   const className = (number) => (number >= 0 && number < figure.classes.length ? figure.classes[number] : "unknown");
   const wrong = (one, point) => one.predicted[point] >= 0 && figure.true[point] >= 0 && one.predicted[point] !== figure.true[point];
@@ -188,8 +188,8 @@
   broken.addEventListener("change", redraw);
   for (const name of ["pointermove", "pointerdown"]) {
     canvas.addEventListener(name, (event) => {
-      const found = nearest(event.offsetX, event.offsetY, event.pointerType === "touch" ? 28 : 16);
-      if (found >= 0) choose(found);
+      const point = nearest(event.offsetX, event.offsetY, event.pointerType === "touch" ? 28 : 16);
+      if (point >= 0) choose(point);
     });
   }
   canvas.addEventListener("keydown", (event) => {

@@ -17,18 +17,18 @@ from orthomerge.core.schema import schema
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.protocols import find_protocol
 from orthomerge.evaluation.records import Record
-from orthomerge.merging.methods import find_method, make_method, method_maker
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.merging.methods import find_method, method_maker
+from orthomerge.models.experts import Experts
 from orthomerge.runs.blocks import Evaluate, Kind, Reading, Sweep, SweptMethod
-from orthomerge.runs.line import checked_experts
-from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.checks import check_recipe
+from orthomerge.runs.recipe import Merge, Recipe
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Access, Split
     from orthomerge.evaluation.records import Way
 
 
-_REFERENCES = ("base", "expert")
+REFERENCES = ("expert", "base")
 _NONE = "none"
 
 
@@ -46,13 +46,12 @@ class Variant:
     @property
     def name(self) -> str:
         """What its records are called; the same for all seeds."""
-        told = (f"{key}={_short(value)}" for key, value in self.parameters.items())
-        return " ".join((self.method, *told))
+        return _named(self.method, self.parameters)
 
-    def recipe(self, recipe: Recipe) -> Recipe:
-        """The recipe of this merge alone."""
+    def merge(self, recipe: Recipe) -> Merge:
+        """What its weights depend on."""
         seed = recipe.seed + (self.first if self.seeds == 1 else 0)
-        return recipe.variant(self.method, self.parameters, seed=seed)
+        return recipe.merge.variant(self.method, self.parameters, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ class Readout:
 
     @property
     def title(self) -> str:
-        told = (f"{key}={_short(value)}" for key, value in self.options.items())
-        return " ".join((self.aligner or self.protocol, *told))
+        return _named(self.aligner or self.protocol, self.options)
 
     @property
     def teaches(self) -> bool:
@@ -107,13 +105,13 @@ class Cell:
 
 
 def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
-    """Both blocks that a sweep needs; whatever it would not heed is refused."""
+    """Both sections that a sweep needs; sections that have no meaning in it are refused."""
     if recipe.sweep is None or recipe.evaluate is None:
         raise RecipeError("the recipe has no block 'sweep'; add one, with the methods to try (docs/sweeps.md)")
     ways = {
         "align": "'aligners' of the sweep align",
         "out": "'keep: true' in 'sweep' keeps the models in the run folder",
-        "diagnose": "diagnose the model that the sweep finds by `orthomerge run`",
+        "diagnose": "diagnose the model that the sweep chooses in a run of its own",
     }
     for name, way in ways.items():
         if getattr(recipe, name) not in (None, False):
@@ -149,20 +147,19 @@ def splits_of(block: Sweep, scored: Evaluate) -> tuple[str, ...]:
 def variants_of(recipe: Recipe) -> list[Variant]:
     """Every merge that differs from the others, in the order of the block."""
     block, _ = sweep_of(recipe)
-    given = block.methods or (SweptMethod(recipe.method, recipe.parameters),)
-    found: dict[str, Variant] = {}
-    for item in given:
+    variants: dict[tuple[str, int], Variant] = {}
+    for item in block.methods or (SweptMethod(recipe.method, recipe.parameters),):
         swept = SweptMethod(item) if isinstance(item, str) else item
         for variant in _variants(recipe, block, swept):
-            found.setdefault(json.dumps([variant.name, variant.first], sort_keys=True), variant)
-    return list(found.values())
+            variants.setdefault((variant.name, variant.first), variant)
+    return list(variants.values())
 
 
 def _variants(recipe: Recipe, block: Sweep, swept: SweptMethod) -> Iterator[Variant]:
     row = find_method(swept.method)
-    known = schema(method_maker(row))
-    scaled = "scale" in known and "scale" not in swept.parameters and block.scales
-    drawn = row.fitted or ("seed" in known and "seed" not in swept.parameters)
+    options = schema(method_maker(row)).keys() - swept.parameters.keys()
+    scaled = "scale" in options and block.scales
+    drawn = row.fitted or "seed" in options
     seen: Access = "data-free"
     if row.fitted:
         seen = "transductive" if recipe.fit is not None and recipe.fit.split == "test" else "inductive"
@@ -184,17 +181,13 @@ def readouts_of(recipe: Recipe) -> list[Readout]:
         Reading() if name == _NONE else Reading(aligner=name, shots=block.shots, access=block.access)
         for name in block.aligners
     )
-    found, seen = list[Readout](), set[str]()
-    for reading in (*readings, *swept):
-        for aligner in reading.aligners:
-            readout = _readout(reading, aligner, seen)
-            if readout is not None:
-                found.append(readout)
-    return found
+    seen = set[str]()
+    readouts = (_readout(reading, aligner, seen) for reading in (*readings, *swept) for aligner in reading.aligners)
+    return [readout for readout in readouts if readout is not None]
 
 
 def _readout(reading: Reading, aligner: str | None, seen: set[str]) -> Readout | None:
-    """What of a reading nobody has asked before; its names and options must exist."""
+    """A reading without the questions in `seen`, to which it adds its own; its names and options must exist."""
     EvaluationProtocol(reading.protocol, reading.options, aligner=aligner).builder()  # checks names and options
     if aligner is None and not find_protocol(reading.protocol).needs:
         key = json.dumps([reading.protocol, reading.options], sort_keys=True)
@@ -234,17 +227,15 @@ def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
     variants, cells = variants_of(recipe), cells_of(recipe)
     if recipe.fit is not None and not any(variant.fitted for variant in variants):
         raise RecipeError("'fit' has inputs, but no method of the sweep is fitted; name one, or leave 'fit' out")
-    names = [variant.name for variant in variants] + list(_REFERENCES)
+    names = [variant.name for variant in variants] + list(REFERENCES)
     if scored.against is not None and scored.against not in names:
         raise RecipeError(f"there is no {scored.against!r} to compare with; {nearest(scored.against, names)}")
-    experts = open_experts(recipe.opening)
-    tried: set[str] = set()
-    for variant in variants:
-        make_method(variant.method, variant.parameters, tasks=tuple(recipe.tasks))
-        if variant.method not in tried:
-            tried.add(variant.method)
-            experts = checked_experts(variant.recipe(recipe), experts)
-    return cells, experts
+    return cells, check_recipe(recipe, merges=[variant.merge(recipe) for variant in variants])
+
+
+def _named(name: str, options: Mapping[str, Any]) -> str:
+    """A name with options, as in a row of a table."""
+    return " ".join((name, *(f"{key}={_short(value)}" for key, value in options.items())))
 
 
 def _short(value: object) -> str:

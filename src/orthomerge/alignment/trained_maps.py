@@ -1,0 +1,178 @@
+"""A square matrix between frozen merged features and the frozen head, trained by Adam from I and folded into the head.
+
+Kong et al. 2024, "Rethink the Evaluation Protocol of Model Merging on Classification Task", arXiv 2412.13526 v1:
+
+    aligned-m, Eq. 7    mean over x of KL(softmax(head(T)) || softmax(head(M H)))
+    orth-m, Eq. 9       the same  +  alpha sum over entries of |M^T M - I|
+
+Kong et al. 2026, "MOMA: Masked Orthogonal Matrix Alignment for Zero-Additional-Parameter Model Merging", v3 of it:
+
+    moma-orthogonal, Eq. 8    mean over x of ||M H - T||_2  +  alpha ||M^T M - I||_F
+
+M goes into the head's first linear map, W M, with not one parameter more. Procrustes (`orthogonal`) has the optimum of
+the squared distances over exactly orthogonal matrices, at once and without a choice to make.
+
+Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; M [d, d]; S = M^T M - I; W [m, d] the
+head's first linear map; q [n, C] the expert's probabilities. (The papers write features as rows, H M W: their M is ours
+transposed; Eq. 8 calls it A.)
+Differs from the papers: v1 gives no optimiser, learning rate, batch, length or alpha; 2000 steps (1000 for orth-m, each
+of which multiplies [d, d] matrices) of 64 inputs and lr 2e-3 falling to zero along a cosine are ours. For heads that
+normalise (CLIP) M acts on the unit vectors that the head reads, and the result is not scaled to unit length again, so
+that folding M is exact. Eq. 9's penalty is printed as a norm with index 1 and read as the sum over entries, not as the
+largest sum of a column. It has d^2 terms, each as steep at 0.001 as at 1, so that a small alpha ends at an orthogonal
+matrix and a large one freezes M near I: 1e-2 is ours, the smallest power of ten that left no defect with 64 features
+(with 512 a tenth of it does). Eq. 8 sums over inputs, and so would weigh the penalty by their number; the mean is
+Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text), but not alpha, the start, the number of steps
+or what becomes of A: 1, the identity, 1000, a cosine, and at the end (`project`) the nearest orthogonal matrix are
+ours. Alpha weighs the penalty against distances on the scale of the encoder's features: where the head normalises, H
+and T are unit vectors times the mean norm of the expert's features, which keeps the balance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn.functional import normalize
+
+from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.descent import Descent
+from orthomerge.alignment.folding import folded, logits_from
+from orthomerge.alignment.problem import Problem
+from orthomerge.alignment.rigid import polar_factor
+from orthomerge.core.checks import not_negative
+from orthomerge.models.extract import device_of
+from orthomerge.models.features import FeaturePair
+from orthomerge.models.heads import Head
+
+Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of M, on some rows
+
+
+@dataclass(frozen=True)
+class AlignedM(Descent):
+    """`steps`, `lr`, `batch`, `decay`: Adam's; `seed`: of the order of the inputs; `device`: where it is trained."""
+
+    steps: int = 2000
+    lr: float = 2e-3
+    batch: int = 64
+
+    def fit(self, pair: FeaturePair, head: Head) -> Alignment:
+        """Facts: the mean divergence from the expert's outputs before and after."""
+        problem = Problem.of(pair, head)
+        M = trained(self, problem, divergence_gradient(problem, self.device), name="aligned-m")
+        return Alignment(folded(head, M, task=problem.task), _divergences(problem, M))
+
+
+@dataclass(frozen=True)
+class OrthM(Descent):
+    """`alpha`: weight of the penalty; `project`: end with the nearest orthogonal matrix (off, as printed).
+
+    `steps`, `lr`, `batch`, `decay`: Adam's; `seed`: of the order of the inputs; `device`: where it is trained.
+    """
+
+    lr: float = 2e-3
+    batch: int = 64
+    alpha: float = 1e-2
+    project: bool = False
+
+    def __post_init__(self) -> None:
+        not_negative(alpha=self.alpha)
+        super().__post_init__()
+
+    def fit(self, pair: FeaturePair, head: Head) -> Alignment:
+        """Facts: the divergence before and after, and the defect ||S||_F of what was trained, before any projection."""
+        problem = Problem.of(pair, head)
+        divergence = divergence_gradient(problem, self.device)
+
+        def gradient(M: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            # d(sum |S|)/dM = 2 M sign(S), as S is symmetric.
+            return divergence(M, rows).add_((M @ excess(M).sign_()).mul_(2 * self.alpha))
+
+        M = trained(self, problem, gradient if self.alpha else divergence, name="orth-m")
+        defect = float(excess(M).norm())
+        if self.project:
+            M = polar_factor(M, task=problem.task)
+        return Alignment(folded(head, M, task=problem.task), _divergences(problem, M) | {"defect": defect})
+
+
+@dataclass(frozen=True)
+class MomaOrthogonal(Descent):
+    """`alpha`: weight of the penalty; `project`: end with the nearest orthogonal matrix.
+
+    `steps`, `lr`, `batch`, `decay`: Adam's; `seed`: of the order of the inputs; `device`: where it is trained.
+    """
+
+    alpha: float = 1.0
+    project: bool = True
+
+    def __post_init__(self) -> None:
+        not_negative(alpha=self.alpha)
+        super().__post_init__()
+
+    def fit(self, pair: FeaturePair, head: Head) -> Alignment:
+        """Facts: mean distance to the expert's features before and after, and ||S||_F before any projection."""
+        problem = Problem.of(pair, head)
+        scale = float(pair.expert.values.double().norm(dim=1).mean()) if head.normalise else 1.0
+        H, T = problem.H * scale, problem.T * scale
+        h, t = (values.float().to(device_of(self.device)) for values in (H, T))
+
+        def gradient(A: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            R = h[rows] @ A.T - t[rows]
+            S = excess(A)
+            # d||S||_F/dA = 2 A S / ||S||_F, and 0 at the kink S = 0.
+            of_distance = normalize(R, dim=1).div_(len(rows)).T @ h[rows]
+            return of_distance.addcdiv_(A @ S, S.norm().clamp_min_(1e-12), value=2 * self.alpha)
+
+        A = trained(self, problem, gradient, name="moma-orthogonal")
+        defect = float(excess(A).norm())
+        if self.project:
+            A = polar_factor(A, task=problem.task)
+        before, after = (float((mapped - T).norm(dim=1).mean()) for mapped in (H, H @ A.T))
+        facts = {"loss_before": before, "loss": after, "defect": defect}
+        return Alignment(folded(head, A, task=problem.task), facts)
+
+
+def trained(adam: Descent, problem: Problem, gradient: Gradient, *, name: str) -> torch.Tensor:
+    """M [d, d] in float64."""
+    M = torch.eye(problem.H.shape[1], device=device_of(adam.device))
+    name = f"the matrix of {problem.task!r} diverged under {name}"
+    adam.minimise([M], lambda rows: [gradient(M, rows)], count=len(problem.H), name=name)
+    return M.cpu().double()
+
+
+def divergence_gradient(problem: Problem, device: str) -> Gradient:
+    """The gradient of Eq. 7 in M."""
+    place = device_of(device)
+    H, q = (values.float().to(place) for values in (problem.H, problem.Z.softmax(1)))
+    tensors = {name: tensor.detach().to(place, torch.float32) for name, tensor in problem.head.tensors().items()}
+    reader = replace(problem.head.with_tensors(tensors), normalise=False)  # H is normalised where the head does it
+
+    def gradient(M: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return input_gradient(reader, H[rows] @ M.T, q[rows]).T @ H[rows]
+
+    return gradient
+
+
+def input_gradient(head: Head, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Of the mean divergence, in x [B, d]: dKL/dz = p - q, pulled back through a head that does not normalise."""
+    h = x if head.hidden is None else head.hidden(x).requires_grad_()
+    seen = h if head.activation is None else getattr(torch.nn.functional, head.activation)(h)
+    with torch.no_grad():
+        pulled = head.output(seen).softmax(-1).sub_(q).div_(len(x)) @ head.output.weight
+    if head.hidden is None:
+        return pulled
+    return torch.autograd.grad(seen, h, pulled)[0] @ head.hidden.weight
+
+
+def excess(M: torch.Tensor) -> torch.Tensor:
+    """S = M^T M - I."""
+    S = M.T @ M
+    S.diagonal().sub_(1)
+    return S
+
+
+def _divergences(problem: Problem, M: torch.Tensor) -> dict[str, float]:
+    """The mean divergence from the expert's outputs without M and with it."""
+    before, after = (problem.divergence(logits_from(problem.head, x)) for x in (problem.H, problem.H @ M.T))
+    return {"loss_before": before, "loss": after}

@@ -1,0 +1,203 @@
+"""A fit from opened experts and unlabelled inputs to a model; nothing is written but the state of a killed run.
+
+One module is built. It computes the experts' features first, is filled with other weights each time, and is then what
+is fitted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.saving import as_saved
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.version import VERSION
+from orthomerge.files.run_state import RunState
+from orthomerge.fitting.inputs import encoded_rows, prepare
+from orthomerge.fitting.layout import FlatEncoder
+from orthomerge.fitting.setting import Setting
+from orthomerge.merging.merge import chosen_method
+from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
+from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.modules import finished, unshared
+from orthomerge.models.reopening import short_hashes
+from orthomerge.models.tensors import MemoryTensors
+from orthomerge.models.writing import plain, versions
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Examples, Split
+    from orthomerge.fitting.setting import Fitted, FittedMethod
+    from orthomerge.models.experts import Experts
+    from orthomerge.models.heads import Extra, Head
+    from orthomerge.models.model import Model, Origin
+
+
+_SAMPLE = 256  # inputs on which the rounding of a head is measured
+_STATE = 3  # the form of a state on disk; those of another form are not read
+_BETWEEN = 60.0  # seconds between two states on disk
+
+
+def fit_model(
+    experts: Experts,
+    method: FittedMethod,
+    examples: Mapping[str, Examples],
+    origin: Origin,
+    *,
+    split: Split,
+    device: torch.device,
+    seed: int = 0,
+    half: bool = False,
+    dtype: str = "keep",
+    state: Path | None = None,
+    save_every: float | None = None,
+    encoding: Encoding | None = None,
+    progress: Progress = SILENT,
+) -> Model:
+    """Fit a merge to unlabelled inputs of every expert. `half`: train in bfloat16; `encoding`: of the experts.
+
+    `state`: a folder from which a killed fit continues, written at looks that are `save_every` seconds apart.
+    """
+    how = encoding or Encoding(device=str(device))
+    setting = setting_of(experts, examples, device=device, seed=seed, half=half, how=how, progress=progress)
+    if state is not None:
+        run = RunState(state, _fingerprint(experts, origin, examples, split, half=half))
+        setting = replace(setting, state=run, every=_BETWEEN if save_every is None else save_every)
+    fitted = method.fit(setting)
+    heads, extra = _heads(setting, fitted)
+    facts = {"split": split, "access": "transductive" if split == "test" else "inductive"}
+    facts |= _facts(setting, fitted, examples, extra)
+    seen = {task: short_hashes(some) for task, some in examples.items()}
+    tensors = _tensors(experts, setting.encoder, fitted.weights, None if dtype == "keep" else DTYPE_NAMES[dtype])
+    return experts.model(tensors, heads, origin.with_facts(fit=facts).with_inputs(seen))
+
+
+def setting_of(
+    experts: Experts,
+    examples: Mapping[str, Examples],
+    *,
+    device: torch.device,
+    seed: int = 0,
+    half: bool = False,
+    how: Encoding | None = None,
+    progress: Progress = SILENT,
+) -> Setting:
+    """The setting of a fit in which every task has inputs of its own. `how`: the experts are encoded."""
+    how, pooling = how or Encoding(device=str(device)), _pooling(experts)
+    teacher = _teacher(experts, examples, how, progress)
+    specs = {key: spec.cast("F32") for key, spec in experts.base.weights.specs.items()}
+    skeleton = unshared(experts.family, experts.config, specs)
+    encoder = FlatEncoder(skeleton.module, partial(experts.family.features, pooling=pooling), device, skeleton.names)
+    progress.stage("preparing the inputs", None)
+    processors = {
+        task: how.processor or experts.processor.processor(head.max_length) for task, head in experts.heads.items()
+    }
+    return Setting(
+        encoder,
+        encoder.flat(experts.base.weights),
+        tuned=lambda task: encoder.flat(experts.teacher(task).weights),
+        merged=lambda method, options: _merged(experts, encoder, method, options, seed=seed),
+        heads=experts.heads,
+        inputs=prepare(examples, processors, teacher, device=device),
+        seed=seed,
+        half=half,
+        say=lambda text: progress.stage(text, None),
+    )
+
+
+def _pooling(experts: Experts) -> str:
+    """The pooling that all heads share."""
+    default = experts.family.default_pooling
+    poolings = {task: head.pooling or default for task, head in experts.heads.items()}
+    (first, pooling), *rest = poolings.items()
+    for task, other in rest:
+        if other != pooling:
+            raise RecipeError(
+                f"the heads of {first!r} and {task!r} read the encoder in two ways ({pooling} and {other}), and a fit "
+                "needs one; give it for all as 'pooling', or leave out the experts that differ"
+            )
+    return pooling
+
+
+def _teacher(
+    experts: Experts, examples: Mapping[str, Examples], how: Encoding, progress: Progress
+) -> dict[str, torch.Tensor]:
+    """The features [n, d] that each task's expert makes of its own inputs."""
+    teacher = {}
+    for task, some in examples.items():
+        progress.stage(f"encoding {task}", None)
+        model = experts.teacher(task)
+        teacher[task] = encode(model, some, task=task, how=how).values
+        finished(model.encoder)
+    return teacher
+
+
+def _merged(
+    experts: Experts, encoder: FlatEncoder, method: str, options: Mapping[str, Any], *, seed: int
+) -> torch.Tensor:
+    """The result of a method without inputs, [P]."""
+    name, chosen, _ = chosen_method(experts, method, options, seed=seed)
+    if hasattr(chosen, "fit"):
+        raise RecipeError(f"a fit starts from a merge without inputs, and {name!r} needs some; use task_arithmetic")
+    return encoder.flat(MergedTensors(experts, chosen, "float32"))
+
+
+def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], dict[str, dict[str, int]]]:
+    """The classifiers as they will be saved, and what each adds to its head."""
+    heads: dict[str, Head | Extra] = dict(setting.heads)
+    extra = {task: {"parameters": 0, "bytes": 0} for task in heads}
+    setting.encoder.load(fitted.weights)
+    for task, classifier in fitted.classifiers.items():
+        if classifier is setting.heads[task]:
+            continue
+        rows = setting.inputs.targets[task].rows[:_SAMPLE]
+        sample = encoded_rows(setting.encoder, setting.inputs.pool, rows).cpu()
+        heads[task], about = as_saved(task, Alignment(classifier), setting.heads[task], sample)
+        extra[task] = about["extra"]
+    return heads, extra
+
+
+def _facts(
+    setting: Setting, fitted: Fitted, examples: Mapping[str, Examples], extra: Mapping[str, Mapping[str, int]]
+) -> dict[str, Any]:
+    """What the manifest says of a fit."""
+    return {
+        "precision": "bfloat16" if setting.half else "float32",
+        "device": setting.device.type,
+        "facts": plain(fitted.facts),
+        # Without the clock: the same fit gives the same model.
+        "curve": plain([{key: value for key, value in row.items() if key != "seconds"} for row in fitted.curve]),
+        "tasks": {
+            task: {"inputs": len(some), "data": f"sha256:{some.digest()}", "extra": extra[task]}
+            for task, some in examples.items()
+        },
+        "versions": versions(),
+    }
+
+
+def _tensors(experts: Experts, encoder: FlatEncoder, weights: torch.Tensor, dtype: str | None) -> MemoryTensors:
+    """The fitted encoder in the dtype of the output; tensors that are no parameters are the base's."""
+    specs = {key: spec.cast(dtype) for key, spec in experts.specs.items()}
+    tensors = encoder.tensors(weights, specs)
+    for key, spec in specs.items():
+        if key not in tensors:
+            tensors[key] = copied_tensor(experts, key, spec).reshape(spec.shape)
+    return MemoryTensors(tensors)
+
+
+def _fingerprint(
+    experts: Experts, origin: Origin, examples: Mapping[str, Examples], split: Split, *, half: bool
+) -> str:
+    """A hash of everything that the course of a fit depends on."""
+    weights = [experts.base.digest, *(experts.teacher(task).digest for task in experts.tasks)]
+    inputs = [some.digest() for some in examples.values()]
+    way = (origin.facts["method"], origin.facts["seed"], split, half)
+    parts = (VERSION, torch.__version__, _STATE, asdict(experts.opening), way, weights, inputs)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()

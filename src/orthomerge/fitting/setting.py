@@ -1,0 +1,112 @@
+"""What a fitted method is: it looks at unlabelled inputs through the encoder, and returns one encoder and its heads.
+
+A fitted method is a small frozen dataclass whose fields are its options, with `fit(setting) -> Fitted`. Weights are
+flat tensors [P] in the order of `setting.layout`, float32; see `layout`.
+
+Letters: T tasks; n inputs of a task; d features; P elements of the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from orthomerge.core.errors import RecipeError
+from orthomerge.fitting.objective import on_device
+
+if TYPE_CHECKING:
+    from orthomerge.files.run_state import RunState
+    from orthomerge.fitting.inputs import Inputs
+    from orthomerge.fitting.layout import FlatEncoder, Layout
+    from orthomerge.models.heads import Classifier, Head
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method works with, by task where it says so; nothing of it may be changed but the encoder's weights.
+
+    `encoder`: on its device, with whatever weights were loaded last. `base`: [P] on the CPU. `tuned(task)`: an expert's
+    weights, [P] on the CPU, read anew every time. `merged(method, options)`: the result of a merge without data, [P] on
+    the CPU. `heads`: the experts' own. `inputs`: unlabelled, with the targets of every task, in the order of `heads`.
+    `half`: compute in bfloat16 where that is safe (autocast). `say` receives messages about progress; `state`: where a
+    killed run continues from, written at looks that are `every` seconds apart.
+    """
+
+    encoder: FlatEncoder
+    base: torch.Tensor
+    tuned: Callable[[str], torch.Tensor]
+    merged: Callable[[str, Mapping[str, Any]], torch.Tensor]
+    heads: Mapping[str, Head]
+    inputs: Inputs
+    seed: int = 0
+    half: bool = False
+    say: Callable[[str], None] = lambda text: None
+    state: RunState | None = None
+    every: float = 0.0
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(self.heads)
+
+    @property
+    def layout(self) -> Layout:
+        return self.encoder.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder.device
+
+    def heads_on_device(self) -> dict[str, Head]:
+        """The experts' heads in float32 where the encoder is."""
+        return {task: on_device(head, self.device) for task, head in self.heads.items()}
+
+    def task_vector(self, task: str) -> torch.Tensor:
+        """What fine-tuning added to the base, [P] on the CPU."""
+        return self.tuned(task).sub_(self.base)
+
+    def task_vectors(self) -> torch.Tensor:
+        """All task vectors, [T, P] on the device."""
+        vectors = torch.empty(len(self.tasks), self.layout.size, device=self.device)
+        for number, task in enumerate(self.tasks):
+            vectors[number] = self.task_vector(task)
+        return vectors
+
+    def start_vector(self, method: str, options: Mapping[str, Any]) -> torch.Tensor:
+        """What a merge without data adds to the base, its scale included: [P] on the device."""
+        return (self.merged(method, options) - self.base).to(self.device)
+
+    def mean_expert(self) -> torch.Tensor:
+        """The plain average of the experts, [P]; of equal experts it is that expert to the bit."""
+        total = torch.zeros(self.layout.size, dtype=torch.float64)
+        for task in self.tasks:
+            total += self.tuned(task)
+        return (total / len(self.tasks)).float()
+
+    def drawn(self, count: int) -> Inputs:
+        """`count` inputs of each task, or all if there are no more; a task's draw depends on the seed alone."""
+        places = {}
+        for task, targets in self.inputs.targets.items():
+            if not len(targets):
+                raise RecipeError(f"task {task!r} has no inputs to look at; give it at least one")
+            order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(self.seed))
+            places[task] = order[:count].sort().values
+        return self.inputs.at(places)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """One encoder [P] and a classifier per task. `facts`: results by name; `curve`: one row per look."""
+
+    weights: torch.Tensor
+    classifiers: Mapping[str, Classifier]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    curve: tuple[Mapping[str, float], ...] = ()
+
+
+class FittedMethod(Protocol):
+    """See the module."""
+
+    def fit(self, setting: Setting) -> Fitted: ...

@@ -1,0 +1,201 @@
+"""Inputs that are processed once and kept on a device, or batch by batch where they do not fit.
+
+Inputs of several sources lie under each other in one pool. Texts are padded to the longest of all and cut to the
+longest of a batch, so that a batch is the one that the processor makes of the same inputs.
+
+Letters: N inputs; a *row* is the number of an input, from 0 to N - 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from orthomerge.core.errors import IncompatibleError
+from orthomerge.data.task import Lazy
+from orthomerge.models.processing import TextProcessor, batches
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Examples
+    from orthomerge.models.processing import Processor
+
+Batch = dict[str, torch.Tensor]
+
+_CHUNK = 512  # inputs processed at a time
+_MASK = "attention_mask"
+_PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens whose computation takes as long as the overhead of one more pass
+
+
+@dataclass(frozen=True)
+class Part:
+    """Inputs that one processor reads."""
+
+    examples: Examples
+    processor: Processor
+
+
+@dataclass(frozen=True)
+class Pool:
+    """`kept`: all inputs on the device, one row each, or None; `lengths` [N]: tokens of each text, on the CPU so that
+    nobody waits for a GPU. `left`: texts are padded before their first token.
+    """
+
+    parts: tuple[Part, ...]
+    device: torch.device
+    kept: Mapping[str, torch.Tensor] | None
+    lengths: torch.Tensor | None
+    left: bool
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], device: torch.device, *, room: int) -> Pool:
+        """Process all inputs, if they go together and fit into `room` bytes."""
+        left = any(_left(part.processor) for part in parts)
+        kept = _processed(parts, room) if room else None
+        lengths = None if kept is None else _lengths(kept, left=left)
+        if kept is not None and lengths is not None and not lengths.all():
+            kept = lengths = None  # tokenizers have forms of their own for a batch without tokens
+        there = None if kept is None else {name: tensor.to(device) for name, tensor in kept.items()}
+        return cls(tuple(parts), device, there, lengths, left)
+
+    def __len__(self) -> int:
+        return sum(len(part.examples) for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the kept inputs take."""
+        return sum(tensor.nbytes for tensor in (self.kept or {}).values())
+
+    def batch(self, rows: torch.Tensor) -> Batch:
+        """The inputs of some rows (on the CPU), in that order, on the device."""
+        if self.kept is None:
+            return self._process(rows)
+        places = rows.to(self.device, non_blocking=True)
+        if self.lengths is None:
+            return {name: tensor[places] for name, tensor in self.kept.items()}
+        longest = int(self.lengths[rows].max())
+        columns = slice(-longest, None) if self.left else slice(longest)
+        return {name: tensor[places, columns] for name, tensor in self.kept.items()}
+
+    def extended(self, parts: Sequence[Part], *, room: int) -> Pool:
+        """The pool with more inputs after those that it has."""
+        if not parts:
+            return self
+        more = None if self.kept is None else _processed(parts, room)
+        if self.kept is None or more is None:
+            return Pool((*self.parts, *parts), self.device, None, None, self.left)
+        there = {name: tensor.to(self.device) for name, tensor in more.items()}
+        kept = _stacked([self.kept, there], parts[0].processor)
+        return Pool((*self.parts, *parts), self.device, kept, _lengths(kept, left=self.left), self.left)
+
+    def raw(self, rows: Sequence[int]) -> Sequence[Any]:
+        """Inputs as they were read: texts, or images as arrays, which are opened when they are used."""
+        return Lazy([self._place(row) for row in rows], lambda at: self.parts[at[0]].examples.inputs[at[1]])
+
+    def by_length(self, rows: torch.Tensor) -> torch.Tensor:
+        """Places of rows from the shortest text to the longest; in their order where inputs have no length."""
+        return torch.arange(len(rows)) if self.lengths is None else self.lengths[rows].argsort(stable=True)
+
+    def groups(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Places of rows, in the one, two or three groups of similar length that are cheapest to encode one by one.
+
+        A short text beside a long one is padded to its length, and another group costs the overhead of another pass.
+        """
+        order = self.by_length(rows)
+        if self.lengths is None:
+            return (order,)
+        lengths: list[int] = self.lengths[rows][order].tolist()
+        overhead, last = _PASS.get(self.device.type, _LONG_PASS), len(rows)
+
+        def cost(ends: tuple[int, ...]) -> int:
+            starts = (0, *ends[:-1])
+            return sum((end - start) * lengths[end - 1] + overhead for start, end in zip(starts, ends, strict=True))
+
+        cuts = sorted({last * part // 8 for part in range(1, 8)} - {0})
+        choices = [(last,), *((cut, last) for cut in cuts)]
+        choices += [(one, two, last) for one in cuts for two in cuts if one < two]
+        return torch.tensor_split(order, min(choices, key=cost)[:-1])
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The first row of each part."""
+        return list(accumulate((len(part.examples) for part in self.parts), initial=0))[:-1]
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """The part of a row, and its place there."""
+        number = bisect_right(self._starts, row) - 1
+        return number, row - self._starts[number]
+
+    def _process(self, rows: torch.Tensor) -> Batch:
+        processed, order = [], []
+        for start, part in zip(self._starts, self.parts, strict=True):
+            mine = ((rows >= start) & (rows < start + len(part.examples))).nonzero().flatten()
+            if len(mine):
+                places = (rows[mine] - start).tolist()
+                processed.append(next(batches(part.examples, part.processor, len(places), order=places)))
+                order.append(mine)
+        back = torch.cat(order).argsort()
+        stacked = _stacked(processed, self.parts[0].processor)
+        return {name: tensor[back].to(self.device) for name, tensor in stacked.items()}
+
+
+def _processed(parts: Sequence[Part], room: int) -> Batch | None:
+    """All inputs of some parts on the CPU; None if they do not fit, or do not go together."""
+    processed: list[Batch] = []
+    size = 0
+    try:
+        for part in parts:
+            for batch in batches(part.examples, part.processor, _CHUNK):
+                size += sum(tensor.nbytes for tensor in batch.values())
+                processed.append(batch)
+                # Another tensor without tokens would be a mask of padding: then images depend on their batch.
+                if size > room or not _alike(batch, processed[0]) or (_MASK not in batch and len(batch) > 1):
+                    return None
+    except IncompatibleError:  # raised again for the batch that holds such inputs
+        return None
+    return _stacked(processed, parts[0].processor) if processed else None
+
+
+def _alike(one: Batch, other: Batch) -> bool:
+    return list(one) == list(other) and (
+        _MASK in one or all(tensor.shape[1:] == other[name].shape[1:] for name, tensor in one.items())
+    )
+
+
+def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) -> Batch:
+    """Rows under each other; rows of tokens are padded as the processor would pad them."""
+    if _MASK not in parts[0]:
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    padding, left = {}, _left(processor)
+    if isinstance(processor, TextProcessor):
+        tokenizer = processor.tokenizer
+        padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
+    width = max(part[_MASK].shape[1] for part in parts)
+    stacked = {}
+    for name in parts[0]:
+        rows = []
+        for part in parts:
+            missing = width - part[name].shape[1]
+            sides = (missing, 0) if left else (0, missing)
+            rows.append(torch.nn.functional.pad(part[name], sides, value=padding.get(name, 0)))
+        stacked[name] = torch.cat(rows)
+    return stacked
+
+
+def _left(processor: Processor) -> bool:
+    return isinstance(processor, TextProcessor) and getattr(processor.tokenizer, "padding_side", "right") == "left"
+
+
+def _lengths(kept: Mapping[str, torch.Tensor], *, left: bool) -> torch.Tensor | None:
+    """How many tokens each text has, padding left out; None where inputs have no length."""
+    mask = kept.get(_MASK)
+    if mask is None:
+        return None
+    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    distance = columns.flip(0) if left else columns
+    return ((mask != 0).long() * distance).max(1).values.cpu()

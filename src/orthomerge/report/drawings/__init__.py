@@ -1,1 +1,0 @@
-"""One drawing for each kind of figure."""

@@ -1,0 +1,204 @@
+"""Results by content: a folder per key, made beside its place and renamed, believed only with a seal of this machine.
+
+STORE/KEY/content/     the result
+STORE/KEY/entry.json   name, seconds, memory, the hash of every file, and a seal over all of it
+
+The seal is an HMAC whose secret lies in the cache of orthomerge and never in the store. A folder that somebody planted,
+a file that changed and a link that was added have no seal, or another hash: such an entry counts as none and is made
+again. Two commands on one store make nothing twice: a lease beside the entry keeps them apart, and is taken over when
+its holder was killed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
+
+from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError
+from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.schema import build
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import leaves
+from orthomerge.files.ownership import names_in
+from orthomerge.files.paths import RawFile
+from orthomerge.files.publish import publish, write_json
+from orthomerge.files.removal import remove_tree
+from orthomerge.models.features import VARIABLE, FeatureCache
+from orthomerge.runs.machine import peak_memory
+
+ENTRY = "entry.json"
+_CONTENT = "content"
+_FORMAT = 1
+_KEY = re.compile(r"[0-9a-f]{64}")
+_LEASE_SECONDS = 30
+
+# In the run folder: a model, a model of a sweep that is kept, files, the page, or nothing.
+Kind = Literal["model", "kept", "files", "page", "scores"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A result. `files`: hashes by name; of a link, where it leads. `memory`: bytes at the peak."""
+
+    key: str
+    name: str
+    kind: Kind
+    seconds: float
+    memory: int
+    files: dict[str, str]
+    format: int = _FORMAT
+
+
+class Store:
+    """The results in one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._verified = dict[str, Entry]()
+
+    def content(self, key: str) -> Path:
+        """Where the content of an entry is, or will be."""
+        return self._place(key) / _CONTENT
+
+    def get(self, key: str) -> Entry | None:
+        """An entry, if it is there and every file is what this machine wrote; hashed once per process."""
+        if key not in self._verified:
+            entry = self._read(key)
+            if entry is None or self._files(key) != entry.files:
+                return None
+            self._verified[key] = entry
+        return self._verified[key]
+
+    def make(
+        self, key: str, name: str, kind: Kind, fill: Callable[[Path], object], *, progress: Progress = SILENT
+    ) -> Entry:
+        """The entry of a key: the one that is there, or one whose content `fill` writes into an empty folder."""
+        with self._lease(key, progress):
+            entry = self.get(key)
+            if entry is not None:
+                return entry
+            started = time.perf_counter()
+            with publish(self._place(key), force=True, marker=ENTRY, unlisted_but_ours=()) as folder:
+                (folder / _CONTENT).mkdir()
+                fill(folder / _CONTENT)
+                entry = Entry(key, name, kind, time.perf_counter() - started, peak_memory(), _hashes(folder))
+                write_json(folder / ENTRY, {**asdict(entry), "seal": _seal(entry)})
+            self._verified[key] = entry
+            return entry
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry that has the seal of this machine; contents are not looked at."""
+        names = sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
+        for entry in map(self._read, filter(_KEY.fullmatch, names)):
+            if entry is not None:
+                yield entry
+
+    def remove(self, entry: Entry) -> None:
+        """Remove an entry, unless somebody makes it now or has put files of others into it."""
+        self._verified.pop(entry.key, None)
+        with suppress(Timeout), self._lease(entry.key, None):
+            if self._files(entry.key).keys() <= entry.files.keys():
+                remove_tree(self._place(entry.key), proof=ENTRY)
+
+    def _place(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise AssertionError(f"{key!r} is not a key")
+        return self.root / key
+
+    def _read(self, key: str) -> Entry | None:
+        place = self._place(key)
+        if place.is_symlink() or (place / ENTRY).is_symlink():
+            return None
+        try:
+            document = read_json(place / ENTRY)
+            seal = str(document.pop("seal", ""))
+            entry = build(Entry, document, where=ENTRY)
+        except OrthomergeError:
+            return None
+        sealed = hmac.compare_digest(seal.encode(), _seal(entry).encode())
+        return entry if sealed and (entry.key, entry.format) == (key, _FORMAT) else None
+
+    def _files(self, key: str) -> dict[str, str]:
+        """The hashes of an entry as it is now; empty if anything cannot be read."""
+        try:
+            return _hashes(self._place(key))
+        except (OSError, CheckpointError):
+            return {}
+
+    @contextmanager
+    def _lease(self, key: str, progress: Progress | None) -> Iterator[None]:
+        """Be the only one who makes an entry. `progress`: None not to wait for another."""
+        path = self.root / f".{key}.lease"
+        try:
+            if self.root.is_symlink():
+                raise OutputError(f"{self.root} is a link, and nothing is written through links; move it away")
+            self.root.mkdir(parents=True, exist_ok=True)
+            lease = SoftFileLease(str(path), lease_duration=_LEASE_SECONDS, is_singleton=False)
+            try:
+                lease.acquire(timeout=0)
+            except Timeout:
+                if progress is None:
+                    raise
+                progress.stage(f"waiting for another command ({path})", None)
+                lease.acquire()
+        except Timeout:
+            raise
+        except LeaseSettingsMismatch as error:
+            raise OutputError(f"{path} is not a lease of this version of orthomerge; move it away") from error
+        except OSError as error:
+            raise OutputError(f"cannot write to {self.root}: {error.strerror or error}; give another folder") from error
+        try:
+            yield
+        finally:
+            lease.release()
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Every name below the content of an entry; a link counts as the file of the content that it leads to."""
+    content, digests, hashes = folder / _CONTENT, dict[str, str](), dict[str, str]()
+    if content.is_symlink():
+        raise CheckpointError(f"{content} is a link")
+    for name in names_in(content):
+        path = content / name
+        if leaves(path, content):
+            raise CheckpointError(f"{path} is a link that leaves its folder")
+        real = os.path.realpath(path)
+        if real not in digests:
+            digests[real] = "folder" if name.endswith("/") else RawFile(path).digest()
+        hashes[f"{_CONTENT}/{name}"] = digests[real]
+    return hashes
+
+
+def _seal(entry: Entry) -> str:
+    document: Any = json.dumps(asdict(entry), sort_keys=True)
+    return hmac.new(_secret(), document.encode(), "sha256").hexdigest()
+
+
+def _secret() -> bytes:
+    """What only the users of this cache have; made when it is first needed."""
+    path = FeatureCache().folder.parent / "store.key"
+    try:
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+                file.write(secrets.token_bytes(32))
+                file.flush()
+                with suppress(FileExistsError):  # another process was faster
+                    os.link(file.name, path)
+        return path.read_bytes()
+    except OSError as error:
+        raise OutputError(
+            f"cannot keep {path}: {error.strerror}; set {VARIABLE} to a folder that can be written to"
+        ) from error

@@ -1,0 +1,175 @@
+"""A pool of inputs: its batches are those of the processor, and what does not fit is processed as it is used."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from orthomerge.core.errors import IncompatibleError
+from orthomerge.data.task import Examples
+from orthomerge.models.prepared import Part, Pool
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
+from orthomerge.models.processors import load_processor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from orthomerge.models.prepared import Batch
+    from orthomerge.models.processing import Processor
+
+CPU = torch.device("cpu")
+WORDS = ("a", "good", "bad", "film", "very", "unknown")
+MUCH = 1 << 30
+
+
+def texts(count: int = 60) -> Examples:
+    """Of 0 to 11 words, more than there are positions for some."""
+    random = np.random.default_rng(0)
+    made = [" ".join(random.choice(WORDS, random.integers(0, 12))) for _ in range(count)]
+    return Examples(made, random.integers(0, 2, count), "train")
+
+
+def images(*shapes: tuple[int, ...], count: int = 30) -> Examples:
+    """Shapes take turns."""
+    random = np.random.default_rng(0)
+    made = [random.integers(0, 256, shapes[number % len(shapes)]).astype(np.uint8) for number in range(count)]
+    return Examples(made, random.integers(0, 2, count), "train")
+
+
+def same(first: Batch, second: Batch) -> bool:
+    """Names in their order, dtypes and bytes."""
+    return list(first) == list(second) and all(
+        tensor.dtype == second[name].dtype and tensor.equal(second[name]) for name, tensor in first.items()
+    )
+
+
+def pool_of(source: Examples, processor: Processor, room: int = MUCH) -> Pool:
+    return Pool.of([Part(source, processor)], CPU, room=room)
+
+
+def check(source: Examples, processor: Processor) -> None:
+    """Every batch of an epoch, of two sizes and of one."""
+    kept, fresh = pool_of(source, processor), pool_of(source, processor, 0)
+    assert kept.kept is not None
+    assert fresh.kept is None
+    for size in (1, 7, len(source)):
+        for rows in torch.split(torch.randperm(len(source), generator=torch.Generator().manual_seed(0)), size):
+            expected = processor([source.inputs[row] for row in rows.tolist()])
+            assert same(kept.batch(rows), expected)
+            assert same(fresh.batch(rows), expected)
+
+
+@pytest.fixture
+def tokens(berts: Path) -> Callable[..., TextProcessor]:
+    def load(**changes: Any) -> TextProcessor:
+        processor = load_processor(berts / "base", modality="text", max_length=10)
+        assert isinstance(processor, TextProcessor)
+        for name, value in changes.items():
+            setattr(processor.tokenizer, name, value)
+        return processor
+
+    return load
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_are_padded_as_the_tokenizer_does(side: str, tokens: Callable[..., TextProcessor]) -> None:
+    processor = tokens(padding_side=side)
+    lengths = processor(texts().inputs)["attention_mask"].sum(1)
+    assert (int(lengths.min()), int(lengths.max())) == (2, 10)  # an empty one, and some that are cut
+    check(texts(), processor)
+
+
+def test_any_padding_value(tokens: Callable[..., TextProcessor]) -> None:
+    processor = tokens(pad_token="[MASK]", _pad_token_type_id=1)
+    batch = processor(["a", "a good film"])
+    assert [int(batch[name][0, -1]) for name in ("input_ids", "token_type_ids")] == [4, 1]
+    check(texts(), processor)
+    check(texts(), TextProcessor(processor.tokenizer, 10, False, ""))  # without token types
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(28, 28)], [(32, 32, 3)], [(28, 28, 3)], [(45, 30)], [(28, 28), (32, 32, 3), (20, 41)]]
+)
+@pytest.mark.parametrize("size", [32, (16, 24)])
+def test_pixels(shapes: list[tuple[int, ...]], size: int | tuple[int, int]) -> None:
+    check(images(*shapes), PixelProcessor(size, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))
+
+
+def test_grey_pixels_for_one_channel() -> None:
+    check(images((8, 8)), PixelProcessor(8, channels=1))
+
+
+def test_an_image_processor_of_transformers(tmp_path: Path) -> None:
+    options = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 16, "width": 16},
+        "image_mean": [0.4, 0.5, 0.6],
+        "image_std": [0.2, 0.3, 0.4],
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(options))
+    processor = load_processor(tmp_path, modality="image")
+    assert isinstance(processor, ImageProcessor)
+    check(images((28, 28), (20, 31, 3)), processor)
+    check(images((16, 16, 3)), processor)
+
+
+def test_what_was_kept_is_not_read_again(tokens: Callable[..., TextProcessor]) -> None:
+    for source, processor in ((texts(), tokens()), (images((8, 8)), PixelProcessor(8))):
+        pool, rows = pool_of(source, processor), torch.tensor([3, 1])
+        before = pool.batch(rows)
+        before[next(iter(before))].zero_()  # the caller's to change
+        expected = pool_of(source, processor, 0).batch(rows)
+        assert isinstance(source.inputs, list)
+        source.inputs[:] = [None] * len(source)
+        assert same(pool.batch(rows), expected)
+
+
+def test_only_what_fits_is_kept() -> None:
+    source, processor = images((8, 8), count=10), PixelProcessor(8, channels=1)
+    size = 10 * 8 * 8 * 4
+    assert pool_of(source, processor, size).nbytes == size
+    assert pool_of(source, processor, size - 1).kept is None
+    assert pool_of(source, processor, size - 1).nbytes == 0
+    assert pool_of(Examples([], None, "val"), processor).kept is None
+
+
+def test_texts_without_tokens_are_left_to_the_processor(berts: Path) -> None:
+    with_nothing = load_processor(berts / "base", modality="text")
+    assert isinstance(with_nothing, TextProcessor)
+    bare = Bare(with_nothing.tokenizer)
+    assert pool_of(Examples(["a", ""], None, "train"), TextProcessor(bare, 10, True, "")).kept is None
+
+
+class Bare:
+    """A tokenizer that puts nothing around a text."""
+
+    pad_token_id = pad_token_type_id = 0
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, inputs: Sequence[str], **options: Any) -> Any:
+        return self._tokenizer(inputs, add_special_tokens=False, **options)
+
+
+def test_images_whose_size_depends_on_themselves_are_not_kept(tmp_path: Path) -> None:
+    options = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": 8},
+        "do_center_crop": False,
+        "do_convert_rgb": False,
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(options))
+    processor = load_processor(tmp_path, modality="image")
+    wide = images((8, 16, 3), count=1).inputs
+    for count in (10, 1024):  # in one chunk, and in several
+        pool = pool_of(Examples([*images((8, 8, 3), count=count).inputs, *wide], None, "train"), processor)
+        assert pool.kept is None
+    assert pool.batch(torch.tensor([1024]))["pixel_values"].shape == (1, 3, 8, 16)
+    with pytest.raises(IncompatibleError, match="cannot make one batch of these images"):
+        pool.batch(torch.tensor([0, 1024]))

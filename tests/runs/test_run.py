@@ -1,0 +1,251 @@
+"""`orthomerge.run`: all stages, found again, continued, redone where something changed, failing with a way out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.aligning import contents
+from tests.runs.making import BARE, PLAIN, RECIPE, KillAt, Killed, lay_out
+
+import orthomerge
+from orthomerge.analysis.diagnosis import read_diagnosis
+from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError, RecipeError
+from orthomerge.data.reading import read_task
+from orthomerge.evaluation.records import read_records
+from orthomerge.evaluation.run_info import read_info
+from orthomerge.models.saved import verify_folder
+from orthomerge.runs.blocks import Evaluate
+from orthomerge.runs.models import write
+from orthomerge.runs.plan import plan
+from orthomerge.runs.recipe import Recipe, read_recipe
+from orthomerge.runs.run import Ran, run
+
+STAGES = ["merge", "align", "evaluate", "diagnose", "report"]
+
+
+@pytest.fixture(scope="module")
+def first(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
+    """A recipe and its run, which tests must leave as they are."""
+    recipe = lay_out(berts, tmp_path_factory.mktemp("line"))
+    return recipe, run(recipe, out=recipe.parent / "run", command="orthomerge run recipe.yaml")
+
+
+def copied(first: tuple[Path, Ran], folder: Path) -> Path:
+    """The recipe of a copy of everything, in another place."""
+    shutil.copytree(first[0].parent, folder, dirs_exist_ok=True)
+    return folder / "recipe.yaml"
+
+
+def done(ran: Ran) -> list[str]:
+    return [name for name, state in ran.stages.items() if state == "done"]
+
+
+def test_everything_is_there(first: tuple[Path, Ran]) -> None:
+    recipe, ran = first
+    folder = recipe.parent / "run"
+    assert done(ran) == STAGES == list(ran.seconds)
+    assert ran.out == folder / "models" / "task_arithmetic-ridge"
+    assert ran.page == folder / "report.html"
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert names == {
+        "comparisons.json", "diagnosis.json", "models", "notes.json", "orthomerge-run.json", "predictions",
+        "records.jsonl", "report.html",
+        "report_files", "run.json", "table.md",
+    }  # fmt: skip
+    models = {path.name for path in (folder / "models").iterdir()}
+    assert models == {"task_arithmetic", "task_arithmetic-ridge"}  # base and experts are read where they are
+    assert [verify_folder(folder / "models" / name) for name in models] == [[]] * 2
+    methods = {record.method for record in read_records(folder / "records.jsonl")}
+    assert methods == {"base", "expert", "task_arithmetic", "task_arithmetic + ridge"}
+    assert read_diagnosis(folder / "diagnosis.json").method == "task_arithmetic"
+    page = ran.page.read_text()
+    assert "<title>Two words" in page
+    assert "experts: {two: two, three: three}" in page
+    assert "orthomerge run recipe.yaml" in page
+
+
+def test_how_it_was_made(first: tuple[Path, Ran]) -> None:
+    info = read_info(first[0].parent / "run" / "run.json")
+    assert info.command == "orthomerge run recipe.yaml"
+    assert info.recipe == RECIPE
+    assert list(info.seconds) == STAGES[:-1]
+    assert info.memory is not None
+    assert info.memory > 1 << 26
+    assert {"orthomerge", "python", "torch", "transformers"} <= info.versions.keys()
+    assert "cores" in info.machine
+    assert info.manifests == ("models/task_arithmetic", "models/task_arithmetic-ridge")
+
+
+def test_a_second_run_does_nothing(first: tuple[Path, Ran]) -> None:
+    recipe, ran = first
+    before = {path: path.stat().st_mtime_ns for path in ran.folder.rglob("*") if path.is_file()}
+    again = orthomerge.run(str(recipe), out=recipe.parent / "run")
+    assert done(again) == []
+    after = {path: path.stat().st_mtime_ns for path in ran.folder.rglob("*") if path.is_file()}
+    assert after == before
+    assert again.seconds == ran.seconds
+
+
+def test_a_run_that_was_moved_is_found(first: tuple[Path, Ran], tmp_path: Path) -> None:
+    recipe = copied(first, tmp_path)
+    assert done(run(recipe, out=tmp_path / "run")) == []
+
+
+@pytest.mark.parametrize("stage", ["align", "evaluate", "report"])
+def test_a_killed_run_goes_on(first: tuple[Path, Ran], berts: Path, tmp_path: Path, stage: str) -> None:
+    recipe = lay_out(berts, tmp_path)
+    with pytest.raises(Killed):
+        run(recipe, out=tmp_path / "run", watch=KillAt(stage))
+    ran = run(recipe, out=tmp_path / "run")
+    assert done(ran) == STAGES[STAGES.index(stage) :]
+    ours, theirs = contents(tmp_path / "run"), contents(first[1].folder)
+    same = {"records.jsonl", "comparisons.json", "notes.json", "table.md", "diagnosis.json"}
+    assert {name for name in same if ours[name] != theirs[name]} == set()
+
+
+def test_what_changed_is_done_again(first: tuple[Path, Ran], tmp_path: Path) -> None:
+    recipe = copied(first, tmp_path)
+    text = RECIPE.replace("shots: [1, 5]", "shots: 2")
+    recipe.write_text(text)
+    ran = run(recipe, out=tmp_path / "run")
+    assert done(ran) == ["evaluate", "diagnose", "report"]
+    records = read_records(tmp_path / "run" / "records.jsonl")
+    assert {record.shots for record in records} == {None, 2}
+    assert len(list((tmp_path / "run" / "predictions").iterdir())) == len(records)
+    recipe.write_text(text.replace("Two words", "Three words"))
+    assert done(run(recipe, out=tmp_path / "run")) == ["report"]
+    assert "Three words" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_contents_count_and_not_times(berts: Path, tmp_path: Path) -> None:
+    recipe = lay_out(berts, tmp_path, PLAIN)
+    run(recipe, out=tmp_path / "run")
+    weights, table = tmp_path / "two/model.safetensors", tmp_path / "two.csv"
+    for path in (weights, table):
+        path.write_bytes(path.read_bytes())
+    assert done(run(recipe, out=tmp_path / "run")) == []
+    tensors = load_file(weights)
+    save_file({**tensors, "classifier.bias": tensors["classifier.bias"] + 1}, weights)
+    assert done(run(recipe, out=tmp_path / "run")) == ["merge", "evaluate"]
+    table.write_text(table.read_text().replace(",test", ",val", 2))
+    assert done(run(recipe, out=tmp_path / "run")) == ["evaluate"]
+
+
+def test_what_is_damaged_is_made_again(first: tuple[Path, Ran], tmp_path: Path) -> None:
+    recipe = copied(first, tmp_path)
+    weights = tmp_path / "run/models/task_arithmetic/encoder.safetensors"
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    (tmp_path / "run/diagnosis.json").unlink()
+    assert done(run(recipe, out=tmp_path / "run")) == []  # the store has both
+    assert (weights.read_bytes(), (tmp_path / "run/diagnosis.json").is_file()) == (sound, True)
+    weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))  # the same file as that of the store
+    assert done(run(recipe, out=tmp_path / "run")) == ["merge"]
+    assert weights.read_bytes() == sound
+
+
+def test_what_the_recipe_leaves_out_is_removed(first: tuple[Path, Ran], tmp_path: Path) -> None:
+    recipe = copied(first, tmp_path)
+    recipe.write_text(RECIPE.partition("diagnose:")[0] + "diagnose: false\n")
+    assert done(run(recipe, out=tmp_path / "run")) == ["report"]
+    assert not (tmp_path / "run/diagnosis.json").exists()
+    recipe.write_text(BARE)
+    assert done(run(recipe, out=tmp_path / "run")) == []
+    assert not (tmp_path / "run/records.jsonl").exists()
+    assert not (tmp_path / "run/report.html").exists()
+    assert (tmp_path / "run/models/task_arithmetic").is_dir()
+
+
+def test_force_does_everything_again(berts: Path, tmp_path: Path) -> None:
+    recipe = lay_out(berts, tmp_path, PLAIN)
+    before = run(recipe, out=tmp_path / "run")
+    bytes_before = (tmp_path / "run/records.jsonl").read_bytes()
+    after = run(recipe, out=tmp_path / "run", force=True)
+    assert done(after) == done(before) == ["merge", "evaluate"]
+    assert (tmp_path / "run/records.jsonl").read_bytes() == bytes_before
+
+
+def test_a_failing_stage_keeps_the_others(berts: Path, tmp_path: Path) -> None:
+    recipe = lay_out(berts, tmp_path, PLAIN)
+    table = tmp_path / "two.csv"
+    sound = table.read_text()
+    table.write_text(sound.replace("two-0", "other"))
+    message = (
+        r"stage 2 of 2, 'evaluate', failed: the labels of task 'two'.*\nWhat was done before is kept in .*: merge\."
+    )
+    with pytest.raises(IncompatibleError, match=message) as caught:
+        run(recipe, out=tmp_path / "run")
+    assert "run the same command again: it goes on with 'evaluate'" in str(caught.value)
+    assert verify_folder(tmp_path / "run/models/task_arithmetic") == []
+    assert not (tmp_path / "run/records.jsonl").exists()
+    table.write_text(sound)
+    assert done(run(recipe, out=tmp_path / "run")) == ["evaluate"]
+
+
+def test_where_the_recipe_says(berts: Path, tmp_path: Path) -> None:
+    recipe = lay_out(berts, tmp_path, PLAIN + "out: merged\n")
+    ran = run(recipe, out=tmp_path / "run")
+    assert ran.out == tmp_path / "merged"
+    assert read_info(tmp_path / "run/run.json").manifests == ("../merged",)
+    recipe.write_text(PLAIN.replace("scale: 0.5", "scale: 0.25") + "out: merged\n")
+    assert done(run(recipe, out=tmp_path / "run"))[0] == "merge"  # the run's own, so it may be replaced
+    assert json.loads((tmp_path / "merged/orthomerge.json").read_text())["method"]["parameters"] == {"scale": 0.25}
+    with pytest.raises(OutputError, match="merged exists already; give --force"):
+        run(recipe, out=tmp_path / "other")
+
+
+def test_a_recipe_without_blocks_is_a_merge(berts: Path, tmp_path: Path) -> None:
+    ran = run(lay_out(berts, tmp_path, BARE), out=tmp_path / "run")
+    assert (list(ran.stages), ran.page) == (["merge"], None)
+    assert read_info(tmp_path / "run/run.json").recipe == BARE
+    plain = write(read_recipe(tmp_path / "recipe.yaml"), out=tmp_path / "plain").out
+    ours, theirs = contents(tmp_path / "run/models/task_arithmetic"), contents(plain)
+    for files in (ours, theirs):
+        del files["orthomerge.local.json"]  # says where experts are from there
+    assert ours == theirs
+
+
+def test_a_recipe_in_python(berts: Path, tmp_path: Path) -> None:
+    lay_out(berts, tmp_path)
+    task = read_task(tmp_path / "two.csv")
+    block = Evaluate({"two": task}, protocols=("current",), references=False)  # type: ignore[dict-item]
+    experts = {name: str(tmp_path / name) for name in ("two", "three")}
+    recipe = Recipe(experts, base=str(tmp_path / "base"), evaluate=block, diagnose=False, report=False)
+    with pytest.raises(RecipeError, match="Give the run folder"):
+        run(recipe)
+    ran = run(recipe, out=tmp_path / "run")
+    assert {record.method for record in read_records(ran.folder / "records.jsonl")} == {"task_arithmetic"}
+    assert "a Task in memory" in read_info(ran.folder / "run.json").recipe
+    assert done(run(recipe, out=tmp_path / "run")) == []
+
+
+def test_a_folder_of_others(berts: Path, tmp_path: Path) -> None:
+    recipe = lay_out(berts, tmp_path, PLAIN)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/records.jsonl").write_text("precious")
+    with pytest.raises(OutputError, match=r"was not made by `orthomerge run` \(it has no .store\)"):
+        run(recipe, out=tmp_path / "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write the run to"):
+        run(recipe, out=tmp_path / "file")
+
+
+def test_problems_are_found_before_any_work(berts: Path, tmp_path: Path) -> None:
+    text = RECIPE.replace("protocol: knn", "protocol: knm").replace("three: three.csv}\n", "tree: x.csv}\n")
+    recipe = lay_out(berts, tmp_path, text)
+    problems = plan(read_recipe(recipe)).problems
+    assert [problem.where for problem in problems] == ["evaluate", *["evaluate: data of 'tree'"] * 2]
+    assert "did you mean 'knn'" in str(problems[0])
+    with pytest.raises(RecipeError, match="3 problems"):
+        run(recipe, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    recipe.write_text(PLAIN.replace("scale: 0.5", "scale: auto"))
+    with pytest.raises(RecipeError, match="'scale: auto' is chosen by `orthomerge merge"):
+        run(recipe, out=tmp_path / "run")
+    recipe.write_text(PLAIN.replace("two: two.csv", "two: gone.csv"))
+    with pytest.raises(CheckpointError, match=r"gone\.csv does not exist"):
+        run(recipe, out=tmp_path / "run")
