@@ -518,7 +518,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Held(50, "tests/data/test_folders.py::test_what_is_no_picture",
             "pictures are decoded when a vision model reads them"),
     # 51 inputs that end early or change their number
-    Held(51, "tests/data/test_processing.py::test_what_is_wrong_with_batches"),
+    Held(51, "tests/models/test_processing.py::test_what_is_wrong_with_batches"),
     Held(51, "tests/evaluation/test_metrics.py::test_a_classifier_that_loses_inputs"),
     # 52 extreme and equal logits of the teacher
     Sound(52, "1e4", m.merged_from(m.tensors(lambda t: t["classifier.weight"].mul_(1e6))), meets="align",
