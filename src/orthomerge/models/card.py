@@ -44,7 +44,7 @@ def _header(manifest: dict[str, Any]) -> dict[str, Any]:
     hub = dict.fromkeys(entry["name"].partition("@")[0] for entry in entries.values() if entry.get("revision"))
     licences = {str(entry.get("license")) if entry.get("license") else "" for entry in entries.values()}
     shared = licences.pop() if len(licences) == 1 else ""
-    pipeline = _pipeline(manifest)
+    pipeline = _TASKS.get(_modality(manifest) or "")
     results = _results(manifest, pipeline)
     return {
         "library_name": "transformers",
@@ -76,6 +76,7 @@ def _results(manifest: dict[str, Any], pipeline: str | None) -> list[dict[str, A
 def _about(manifest: dict[str, Any]) -> str:
     method, inputs = manifest["method"], manifest["inputs"]
     options = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in method["parameters"].items()) or "none"
+    poolings = ", ".join(dict.fromkeys(head["pooling"] for head in manifest["heads"].values()))
     title = f"One encoder merged from {len(inputs['experts'])} fine-tuned classifiers"
     expression = [f"- Task vector: {_text(manifest['vector'])}"] if manifest.get("vector") else []
     return "\n".join(
@@ -84,14 +85,10 @@ def _about(manifest: dict[str, Any]) -> str:
             "",
             f"- Base: {_named(inputs['base'])}",
             f"- Method: {_text(method['name'])} ({options}), seed {_text(manifest['seed'])}",
-            f"- Family: {_text(manifest['family'])}, features: {_text(_poolings(manifest))}",
+            f"- Family: {_text(manifest['family'])}, features: {_text(poolings)}",
             *expression,
         ]
     )
-
-
-def _poolings(manifest: dict[str, Any]) -> str:
-    return ", ".join(dict.fromkeys(head["pooling"] for head in manifest["heads"].values()))
 
 
 def _tasks(manifest: dict[str, Any]) -> str:
@@ -216,14 +213,9 @@ def _entries(manifest: dict[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {"base": inputs["base"], **{f"expert {_text(task)}": entry for task, entry in inputs["experts"].items()}}
 
 
-def _pipeline(manifest: dict[str, Any]) -> str | None:
-    return _TASKS.get(_modality(manifest) or "")
-
-
 def _modality(manifest: dict[str, Any]) -> str | None:
-    from orthomerge.models.families import family
-
-    return family(manifest["family"]).modality if manifest["family"] in FAMILIES else None
+    family = FAMILIES.get(manifest["family"])
+    return family.modality if family else None
 
 
 def _named(entry: Mapping[str, Any]) -> str:

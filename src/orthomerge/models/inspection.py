@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import prod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.files.checkpoint import Checkpoint, is_float
+from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.files.opening import open_expert
 from orthomerge.files.paths import RawFile
 from orthomerge.models.families import family_for
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.saved import is_output, read_model, verify_folder
-from orthomerge.models.split import split_base
+from orthomerge.models.split import OWN_HEAD, split_base
 
 _STEP = 1 << 22
 
@@ -25,13 +25,13 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
         return _describe_output(Path(reference).expanduser(), headers=headers)
     source = open_expert(reference)
     entries = source.entries if isinstance(source, Checkpoint) else source.stored
+    specs = {name: entry.spec for name, entry in entries.items()}
     config = source.config or {}
     document: dict[str, Any] = {
         "path": str(source.path),
         "format": "checkpoint" if isinstance(source, Checkpoint) else "LoRA adapter",
         "model_type": config.get("model_type") if isinstance(source, Checkpoint) else config.get("peft_type"),
-        "parameters": sum(prod(entry.spec.shape) for entry in entries.values() if is_float(entry.spec.dtype)),
-        "dtypes": dict(Counter(entry.spec.dtype for entry in entries.values())),
+        **_counts(specs),
     }
     if isinstance(source, Checkpoint):
         document |= _describe_model(source)
@@ -43,8 +43,7 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
     }
     if not headers:
         document["non_finite"] = {name: bad for name, entry in entries.items() if (bad := _non_finite(entry))}
-    document["tensors"] = {name: {"dtype": e.spec.dtype, "shape": list(e.spec.shape)} for name, e in entries.items()}
-    return document
+    return {**document, "tensors": _listed(specs)}
 
 
 def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
@@ -66,14 +65,24 @@ def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
             **{task: entry["name"] for task, entry in manifest["inputs"]["experts"].items()},
         },
         "access": model.origin.access,
-        "parameters": sum(spec.numel for spec in specs.values() if is_float(spec.dtype)),
-        "dtypes": dict(Counter(spec.dtype for spec in specs.values())),
+        **_counts(specs),
         "notes": manifest["notes"],
     }
     if not headers:
         document["problems"] = verify_folder(folder)
-    document["tensors"] = {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in specs.items()}
-    return document
+    return {**document, "tensors": _listed(specs)}
+
+
+def _counts(specs: Mapping[str, Spec]) -> dict[str, Any]:
+    """Number of parameters, and of tensors of each dtype."""
+    return {
+        "parameters": sum(spec.numel for spec in specs.values() if is_float(spec.dtype)),
+        "dtypes": dict(Counter(spec.dtype for spec in specs.values())),
+    }
+
+
+def _listed(specs: Mapping[str, Spec]) -> dict[str, Any]:
+    return {name: {"dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in specs.items()}
 
 
 def _describe_model(source: Checkpoint) -> dict[str, Any]:
@@ -82,11 +91,9 @@ def _describe_model(source: Checkpoint) -> dict[str, Any]:
         family = family_for(str(config.get("model_type")), source)
     except OrthomergeError:
         return {"family": None}
-    adapted = family.adapt(source) if family.adapt else source
+    adapted = family.adapted(source)
     split = split_base({key: adapted.spec(key) for key in adapted}, family)
-    head = {
-        name: list(adapted.spec(name).shape) for name, why in split.left_out.items() if why == "the base's own head"
-    }
+    head = {name: list(adapted.spec(name).shape) for name, why in split.left_out.items() if why == OWN_HEAD}
     labels = config.get("id2label")
     return {
         "family": family.name,

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import numpy as np
-
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.task import pick
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from orthomerge.data.task import Examples, Modality
@@ -118,6 +117,7 @@ class PixelProcessor:
         return (self.size, self.size) if isinstance(self.size, int) else self.size
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        import numpy as np
         import torch
 
         # Grey images stay grey until after resizing: a third of the work.
@@ -178,6 +178,8 @@ def _batches(
 
 def _with_channels(image: Any, channels: int) -> Pixels:
     """An image [H, W] or [H, W, C] as [H, W, channels]; grey is repeated, colour is never thrown away."""
+    import numpy as np
+
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
         raise IncompatibleError(f"an image must be uint8 [H, W] or [H, W, 3], got {pixels.dtype} {list(pixels.shape)}")

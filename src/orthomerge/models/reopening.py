@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import build
 from orthomerge.files.documents import read_json
@@ -176,6 +174,8 @@ def reopen_experts(
 
 
 def _input_bytes(item: object) -> bytes:
+    import numpy as np
+
     return item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
 
 

@@ -154,12 +154,10 @@ def check_parts(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, act
     if len(parts["weight"]) != rows:
         raise CheckpointError(f"{path} has {len(parts['weight'])} rows, but there are {rows} labels; {_WAY_OUT}")
     hidden = parts.get("hidden.weight")
-    bias, hidden_bias = parts.get("bias"), parts.get("hidden.bias")
-    if (
-        (hidden is not None and len(hidden) != parts["weight"].shape[1])
-        or (bias is not None and len(bias) != rows)
-        or (hidden is not None and hidden_bias is not None and len(hidden_bias) != len(hidden))
-    ):
+    expected: dict[str, tuple[int, ...]] = {"bias": (rows,)}
+    if hidden is not None:
+        expected |= {"weight": (rows, len(hidden)), "hidden.bias": (len(hidden),)}
+    if any(tuple(parts[name].shape) != shape for name, shape in expected.items() if name in parts):
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in parts.items())
         raise CheckpointError(f"{path} has layers that do not fit together ({shapes}); {_WAY_OUT}")
 

@@ -17,6 +17,7 @@ from orthomerge.models.family import Family, HeadLayout
 # Put around a whole model by training loops.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
 TIED = "tied to "  # why a second name of the same weights is left out
+OWN_HEAD = "the base's own head"
 _IGNORED = "ignored as asked"
 _FOREIGN = "not part of the encoder"
 
@@ -55,7 +56,7 @@ def split_base(
         if matches(bare, ignore) or matches(key, ignore):
             left_out[key] = _IGNORED
         elif bare in heads:
-            left_out[key] = "the base's own head"
+            left_out[key] = OWN_HEAD
         elif matches(bare, family.foreign):
             left_out[key] = _FOREIGN
         elif not key.startswith(prefix):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 README = "README.md"
-STEM = "encoder"
+_STEM = "encoder"
 _INDEX = "model.safetensors.index.json"
 
 Progress = Callable[[int], None]
@@ -76,7 +76,7 @@ def _fill(model: Model, folder: Path, *, out: Path, most: int, progress: Progres
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
     with closing(_stream(model, most)) as blocks:
-        written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=STEM)
+        written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=_STEM)
     if len(written) == 1:
         model.encoder.remember(written[0].digest)
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
@@ -132,7 +132,7 @@ def _check_name(task: str, model: Model) -> None:
     """A task's folder must not have the name of a file that an output may have."""
     taken = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
     name = task.casefold()
-    if name in taken or (name.startswith(STEM) and name.endswith(".safetensors")):
+    if name in taken or (name.startswith(_STEM) and name.endswith(".safetensors")):
         raise RecipeError(f"{task!r} cannot name a task, because the output has a file of that name; rename the task")
 
 

@@ -131,7 +131,7 @@ def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skele
     if pooling not in family.poolings:
         raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
     checkpoint = open_checkpoint(base)
-    checkpoint = family.adapt(checkpoint) if family.adapt else checkpoint
+    checkpoint = family.adapted(checkpoint)
     split = split_base({key: checkpoint.spec(key) for key in (*checkpoint, *checkpoint.aliases)}, family)
     for problem in base_problems(checkpoint, split):
         raise problem.error(str(problem))
