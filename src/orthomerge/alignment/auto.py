@@ -70,11 +70,11 @@ class Auto(Solved):
             ahead, error = _mean_and_error(losses[_MEAN] - losses[alone])
             if ahead > error:
                 taken = alone
-        found = self._solved(problem, taken, chosen)
+        solved = self._solved(problem, taken, chosen)
         lower = float((losses[taken] - losses["none"]).mean()) < 0
         # A finite strength of ridge: leave-one-out says that least squares lowers its own loss.
-        kept = (lower or not math.isinf(problem.strength)) and found.facts.get("strength") != math.inf
-        return _judged(problem, found, taken, kept=kept)
+        kept = (lower or not math.isinf(problem.strength)) and solved.facts.get("strength") != math.inf
+        return _judged(problem, solved, taken, kept=kept)
 
     def _solved(self, problem: Problem, name: str, strength: float) -> Alignment:
         if name == "ridge":
@@ -93,11 +93,11 @@ def _halfway(problem: Problem, ridge: Alignment, kl: Alignment) -> Alignment:
     maps = [first_map(cast("Head", each.classifier)) for each in (ridge, kl)]
     weight = torch.stack([each.weight.double() for each in maps]).mean(0)
     biases = [each.bias.double() for each in maps if each.bias is not None]
-    made = with_first_map(problem.head, weight, torch.stack(biases).mean(0) if biases else None, task=problem.task)
-    return Alignment(made, {"strength of ridge": ridge.facts["strength"], "strength of kl-map": kl.facts["strength"]})
+    head = with_first_map(problem.head, weight, torch.stack(biases).mean(0) if biases else None, task=problem.task)
+    return Alignment(head, {"strength of ridge": ridge.facts["strength"], "strength of kl-map": kl.facts["strength"]})
 
 
-def _judged(problem: Problem, found: Alignment, aligner: str, *, kept: bool) -> Alignment:
+def _judged(problem: Problem, solved: Alignment, aligner: str, *, kept: bool) -> Alignment:
     if kept:
-        return Alignment(found.classifier, {"kept": True, "aligner": aligner, **found.facts})
+        return Alignment(solved.classifier, {"kept": True, "aligner": aligner, **solved.facts})
     return Alignment(problem.head, {"kept": False, "aligner": aligner, "why": "no held-out loss fell"})

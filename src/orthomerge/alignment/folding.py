@@ -38,10 +38,10 @@ def with_first_map(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, 
     old = first_map(head)
     if (bias is None) != (old.bias is None) or weight.shape != old.weight.shape:
         raise IncompatibleError(f"the aligned head of {task!r} would not have the shape of the expert's")
-    made = Linear(weight.to(old.weight.dtype), None if bias is None or old.bias is None else bias.to(old.bias.dtype))
-    if not made.weight.isfinite().all() or (made.bias is not None and not made.bias.isfinite().all()):
+    linear = Linear(weight.to(old.weight.dtype), None if bias is None or old.bias is None else bias.to(old.bias.dtype))
+    if not linear.weight.isfinite().all() or (linear.bias is not None and not linear.bias.isfinite().all()):
         raise NumericalError(f"the aligned head of {task!r} is not finite; give more inputs, or another aligner")
-    return replace(head, hidden=made) if head.hidden is not None else replace(head, output=made)
+    return replace(head, hidden=linear) if head.hidden is not None else replace(head, output=linear)
 
 
 def folded(head: Head, A: torch.Tensor, shift: torch.Tensor | None = None, *, task: str) -> Head:

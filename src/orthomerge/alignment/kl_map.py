@@ -162,24 +162,24 @@ class KlProblem:
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The divergence [n] of every judged input under a fit without its fold, and where the fits ended."""
         losses = torch.empty(len(self.judged), dtype=torch.float64)
-        found = list(states or [self._none(fold.train) for fold in self._folds])
+        ends = list(states or [self._none(fold.train) for fold in self._folds])
         for number, fold in enumerate(self._folds):
             if not math.isinf(strength):
-                found[number] = self._minimised(fold.train, self._prior(strength), found[number], _ROUGH).G
-            losses[fold.place] = fold.test.divergence(found[number]).cpu()
-        return losses, found
+                ends[number] = self._minimised(fold.train, self._prior(strength), ends[number], _ROUGH).G
+            losses[fold.place] = fold.test.divergence(ends[number]).cpu()
+        return losses, ends
 
     @cached_property
     def _folds(self) -> list[_Fold]:
         count = min(_FOLDS, len(self.judged))
-        number, made = torch.arange(len(self.judged)) % count, []
+        number, folds = torch.arange(len(self.judged)) % count, []
         for each in range(count):
             train, test = (self._all.take(self.judged[place]) for place in (number != each, number == each))
             if len(train.X) < train.X.shape[1]:  # fewer inputs than directions: the others stay as they are
                 basis = torch.linalg.qr(train.X.T)[0]
                 train, test = train.through(basis), test.through(basis)
-            made.append(_Fold(number == each, train, test))
-        return made
+            folds.append(_Fold(number == each, train, test))
+        return folds
 
     def _ridge(self, rows: torch.Tensor) -> torch.Tensor:
         """G of ridge, fitted to some rows with the strength that is right for all."""
@@ -206,8 +206,8 @@ class KlProblem:
         seen = (spectrum.U.T @ R).T * spectrum.s
         q = self._all.target.exp()
         curvature = float((q - q.square()).mean())
-        found = [seen / (spectrum.s.square() + prior / each) for each in (1.0, curvature) if each > 0]
-        return [G.to(self._device) for G in found]
+        starts = [seen / (spectrum.s.square() + prior / each) for each in (1.0, curvature) if each > 0]
+        return [G.to(self._device) for G in starts]
 
     def _prior(self, strength: float) -> float:
         return max(strength, 1e-9) * self._unit

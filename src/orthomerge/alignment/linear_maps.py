@@ -51,8 +51,8 @@ class Affine(Solved):
         bias = first.bias
         if bias is not None and change.shape[1] > d:
             bias = bias.double() + spectrum.a * change[:, d]
-        made = with_first_map(problem.head, first.weight.double() + change[:, :d], bias, task=problem.task)
-        return Alignment(made, {"strength": chosen})
+        head = with_first_map(problem.head, first.weight.double() + change[:, :d], bias, task=problem.task)
+        return Alignment(head, {"strength": chosen})
 
     def chosen(self, problem: Problem) -> float:
         """The strength."""
@@ -134,5 +134,5 @@ class Scaling(Solved):
         p = self.prior * C.mean() / len(problem.H)
         a = ((S + p) / (C + p)).nan_to_num(nan=1.0)  # 0 / 0: a feature that is always zero
         first = first_map(problem.head)
-        made = with_first_map(problem.head, first.weight.double() * a, first.bias, task=problem.task)
-        return Alignment(made, {"least": float(a.min()), "most": float(a.max())})
+        head = with_first_map(problem.head, first.weight.double() * a, first.bias, task=problem.task)
+        return Alignment(head, {"least": float(a.min()), "most": float(a.max())})

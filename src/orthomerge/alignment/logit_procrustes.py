@@ -55,8 +55,8 @@ class LogitProcrustes(Solved):
         if math.isinf(start.kappa):
             return Alignment(_with_shift(problem, W, start.share), _facts(start.kappa, 0))
         moments = total if start.means is None else spread(total)
-        made, steps = descend(W, W @ start.A, moments, start.kappa, d=total.d, steps=self.steps, task=problem.task)
-        return Alignment(_with_shift(problem, made, start.share), _facts(start.kappa, steps))
+        weight, steps = descend(W, W @ start.A, moments, start.kappa, d=total.d, steps=self.steps, task=problem.task)
+        return Alignment(_with_shift(problem, weight, start.share), _facts(start.kappa, steps))
 
 
 def _with_shift(problem: Problem, weight: torch.Tensor, share: float) -> Head:

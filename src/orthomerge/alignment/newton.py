@@ -89,21 +89,21 @@ class Rows:
             local = _Local(self, first, prior)
             gradient = local.pulled(local.p - q).T @ self.X + prior * G
             solve = solve or local.preconditioner()
-            found = _conjugate(local.times, solve, gradient)
-            promised = -float((gradient * found.d).sum())
+            step = _conjugate(local.times, solve, gradient)
+            promised = -float((gradient * step.d).sum())
             if not promised > 2 * _NOTHING * len(first):
                 return Fit(G, value, True, done)
-            size, moved = 1.0, self.X @ found.d.T
-            while not (new := self._value(first + size * moved, G + size * found.d, prior)) <= (
+            size, moved = 1.0, self.X @ step.d.T
+            while not (new := self._value(first + size * moved, G + size * step.d, prior)) <= (
                 value - 1e-4 * size * promised
             ):
                 size /= 2
                 if size < 1e-9:  # rounding
                     return Fit(G, value, promised <= 2 * tolerance * value, done)
-            G, first, value = G + size * found.d, first + size * moved, new
+            G, first, value = G + size * step.d, first + size * moved, new
             if promised <= 2 * tolerance * value:
                 return Fit(G, value, True, done + 1)
-            if found.iterations > _STALE:
+            if step.iterations > _STALE:
                 solve = None
         return Fit(G, value, False, steps)
 

@@ -58,9 +58,9 @@ class Orthogonal(Solved):
         check_strength("kappa", self.kappa)
 
     def align(self, problem: Problem) -> Alignment:
-        found = choose_rigid(problem, kappa=self.kappa, bias=self.bias)
-        facts = {"kappa": found.kappa, "shift": found.share}
-        return Alignment(found.folded_into(problem.head, task=problem.task), facts)
+        rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias)
+        facts = {"kappa": rigid.kappa, "shift": rigid.share}
+        return Alignment(rigid.folded_into(problem.head, task=problem.task), facts)
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Similarity(Orthogonal):
     """A rotation and one scale. `kappa`: strength of the prior at the identity; `bias`: move the means as well."""
 
     def align(self, problem: Problem) -> Alignment:
-        found = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=True)
-        facts = {"kappa": found.kappa, "shift": found.share, "scale": found.scale}
-        return Alignment(found.folded_into(problem.head, task=problem.task), facts)
+        rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=True)
+        facts = {"kappa": rigid.kappa, "shift": rigid.share, "scale": rigid.scale}
+        return Alignment(rigid.folded_into(problem.head, task=problem.task), facts)
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
         U, _, Vt = torch.linalg.svd(X, full_matrices=False)
     except RuntimeError as error:  # torch.linalg.LinAlgError, which torch does not export to type checkers
         raise NumericalError(f"an SVD for the map of {task!r} did not converge; use the aligner 'ridge'") from error
-    made: torch.Tensor = U @ Vt
-    return made
+    factor: torch.Tensor = U @ Vt
+    return factor
 
 
 def turn_of(moments: Moments, kappa: float, *, d: int, task: str) -> torch.Tensor:
@@ -128,10 +128,11 @@ def scale_of(A: torch.Tensor, moments: Moments, kappa: float) -> float:
 
 def spread(moments: Moments) -> Moments:
     """The moments without the means, and exactly zero for inputs that are all the same: rounding has no direction."""
-    found = moments.centred()
-    if float(found.C.trace()) > _ROUNDING * float(moments.C.trace()):
-        return found
-    return Moments(found.n, found.sum_h, found.sum_t, torch.zeros_like(found.C), torch.zeros_like(found.S))
+    centred = moments.centred()
+    if float(centred.C.trace()) > _ROUNDING * float(moments.C.trace()):
+        return centred
+    nothing = torch.zeros_like(centred.C)
+    return Moments(centred.n, centred.sum_h, centred.sum_t, nothing, nothing.clone())
 
 
 def loss_of(B: torch.Tensor, c: torch.Tensor, W: torch.Tensor, held_out: Moments) -> float:

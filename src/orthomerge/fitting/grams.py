@@ -100,9 +100,9 @@ def grams(
 
     def see(name: str, values: torch.Tensor) -> None:
         nonlocal seen
-        found = _rows(values, weights, batch)
-        if found is not None:
-            rows, each = found
+        own = _rows(values, weights, batch)
+        if own is not None:
+            rows, each = own
             product = rows.T @ (rows * each)
             counts[name] = counts.get(name, 0) + len(rows)
             sums[name] = sums[name].add_(product) if name in sums else product

@@ -192,11 +192,11 @@ class Order:
         return torch.cat(parts)
 
     def _epoch(self, stream: int, epoch: int) -> torch.Tensor:
-        known = self._epochs.get(stream)
-        if known is None or known[0] != epoch:
+        latest = self._epochs.get(stream)
+        if latest is None or latest[0] != epoch:
             generator = torch.Generator().manual_seed(derive(self._seed, stream, epoch))
-            self._epochs[stream] = known = (epoch, torch.randperm(self._sizes[stream], generator=generator))
-        return known[1]
+            self._epochs[stream] = latest = (epoch, torch.randperm(self._sizes[stream], generator=generator))
+        return latest[1]
 
 
 def _room(device: torch.device) -> int:

@@ -141,17 +141,17 @@ class Realign:
             most = {task: _of_most_weight(targets) for task, targets in inputs.targets.items()}
             return inputs, held, inputs.with_targets(most)
         judged = {task: 0 if size >= _FEW else _JUDGED for task, size in sizes.items()}
-        known = with_mixtures(setting, inputs, {task: counts[task] + judged[task] for task in counts})
+        mixed = with_mixtures(setting, inputs, {task: counts[task] + judged[task] for task in counts})
         fitted, apart, solvable = {}, {}, {}
-        for task, targets in known.targets.items():
+        for task, targets in mixed.targets.items():
             end = len(targets) - judged[task]
             fitted[task], apart[task] = targets.at(slice(end)), targets.at(slice(end, None))
             if held is not None:
                 apart[task] = held.targets[task].followed_by(apart[task])
             many = sizes[task] >= _PER_CLASS * len(setting.heads[task].labels)
             solvable[task] = _of_most_weight(targets.at(slice(end if many else sizes[task])))
-        known_apart = known.with_targets(apart) if self.hold_out else None
-        return known.with_targets(fitted), known_apart, known.with_targets(solvable)
+        judged_by = mixed.with_targets(apart) if self.hold_out else None
+        return mixed.with_targets(fitted), judged_by, mixed.with_targets(solvable)
 
     def _mixtures(self, count: int) -> int:
         if self.copies == "auto":

@@ -48,8 +48,8 @@ class Feed:
     def batch(self, place: Place) -> tuple[Batch, torch.Tensor]:
         """Inputs and labels of one place; labels that are unknown are -1."""
         number, rows = place
-        known = self._sources[number].labels
-        labels = torch.full((len(rows),), -1) if known is None else torch.as_tensor(known[rows])
+        every = self._sources[number].labels
+        labels = torch.full((len(rows),), -1) if every is None else torch.as_tensor(every[rows])
         return self._pool(number).batch(torch.tensor(rows)), labels.to(self._device)
 
     def batches(self, places: Iterable[Place]) -> Iterator[tuple[Place, Batch, torch.Tensor]]:

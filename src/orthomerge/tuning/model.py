@@ -120,10 +120,10 @@ def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
     kind = (checkpoint.config or {}).get("model_type")
     if kind is None:
         raise CheckpointError(f"{base} must have a config.json that says its 'model_type'; give the base as a folder")
-    found = find_family(name) if name is not None else family_for(str(kind), checkpoint)
-    if kind not in found.model_types:
-        raise RecipeError(f"{base} is of model type {kind!r}, family {found.name!r} reads {found.model_types[0]!r}")
-    return find_family("clip_classifier") if name is None and found.name == "clip" and head is None else found
+    family = find_family(name) if name is not None else family_for(str(kind), checkpoint)
+    if kind not in family.model_types:
+        raise RecipeError(f"{base} is of model type {kind!r}, family {family.name!r} reads {family.model_types[0]!r}")
+    return find_family("clip_classifier") if name is None and family.name == "clip" and head is None else family
 
 
 def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skeleton:
@@ -143,23 +143,23 @@ def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skele
 
 
 def start_head(
-    given: Head | None, layout: HeadLayout | None, labels: tuple[str, ...], *, width: int, generator: torch.Generator
+    head: Head | None, layout: HeadLayout | None, labels: tuple[str, ...], *, width: int, generator: torch.Generator
 ) -> TrainableHead:
     """The head that training starts from: the one given, brought to the task's order of labels, or a fresh one."""
-    if given is None:
+    if head is None:
         if layout is None:
             raise RecipeError("this family has no head of its own: give one as `head` (CLIP: zero_shot_head)")
         return TrainableHead.fresh(layout, width, len(labels), generator)
-    if given.width != width:
-        raise IncompatibleError(f"the head reads {given.width} features, the encoder gives {width}; check the pooling")
+    if head.width != width:
+        raise IncompatibleError(f"the head reads {head.width} features, the encoder gives {width}; check the pooling")
     if layout is not None:
-        ours = (2 if given.hidden is not None else 1, given.activation, given.normalise)
+        ours = (2 if head.hidden is not None else 1, head.activation, head.normalise)
         if ours != (len(layout.layers), layout.activation, layout.normalise):
             raise IncompatibleError(
                 f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
                 "so no checkpoint could hold it; give one of the same layers, or none"
             )
-    return TrainableHead.of(given.reordered(labels))
+    return TrainableHead.of(head.reordered(labels))
 
 
 def _linear(layer: nn.Module) -> Linear:
