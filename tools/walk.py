@@ -186,7 +186,7 @@ def commands(world: Path, work: Path) -> dict[str, list[str]]:
             str(work / "run"),
         ],
         "report": ["report", str(work / "run"), "--out", str(work / "page.html")],
-        "run": ["run", str(world / "recipe.yaml"), "--run", str(work / "line"), "-q"],
+        "run": ["run", str(world / "recipe.yaml"), "--out", str(work / "line"), "-q"],
     }
 
 

@@ -174,8 +174,10 @@ COMMANDS: tuple[Command, ...] = (
     Command("export", "export align-ridge --task three --to exported", model="exported", tolerance=SOLVED),
     Command("verify", "verify align-ridge", says=("align-ridge",)),
     # Everything from one file.
-    Command("run", "run world/line.yaml --run run-line -q", model="line", run="run-line", tolerance=SOLVED),
-    Command("sweep", "sweep world/sweep.yaml --run run-sweep -q", run="run-sweep", tolerance=SOLVED),
+    Command("run", "run world/line.yaml --out run-line -q", old="run world/line.yaml --run run-line -q",
+            model="line", run="run-line", tolerance=SOLVED),
+    Command("sweep", "run world/sweep.yaml --out run-sweep -q", old="sweep world/sweep.yaml --run run-sweep -q",
+            run="run-sweep", tolerance=SOLVED),
     # Refusals: the message names what is wrong, and nothing is written.
     _refusal("unknown-method", f"merge {_TWO} --method tise --out refused", 2, "tise", "ties"),
     _refusal("unknown-option", f"merge {_TWO} --method ties --set densty=0.2 --out refused", 2, "densty", "density"),

@@ -126,8 +126,8 @@ TABLES = "{two: two.csv, three: three.csv}"
     ("command", "blocks"),
     [
         ("merge {} --out r4-merge -q", f"align: {{data: {TABLES}, aligner: ridge}}\n"),
-        ("run {} --run r4-run -q", f"evaluate: {{data: {TABLES}}}\ndiagnose: false\nreport: false\n"),
-        ("sweep {} --run r4-sweep -q", f"evaluate: {{data: {TABLES}}}\nsweep: {{aligners: [none]}}\nreport: false\n"),
+        ("run {} --out r4-run -q", f"evaluate: {{data: {TABLES}}}\ndiagnose: false\nreport: false\n"),
+        ("run {} --out r4-sweep -q", f"evaluate: {{data: {TABLES}}}\nsweep: {{aligners: [none]}}\nreport: false\n"),
     ],
     ids=["align", "run", "sweep"],
 )

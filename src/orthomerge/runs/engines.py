@@ -97,8 +97,8 @@ def _imported(module: str, name: str) -> Engine:
     """A function of a module that is installed, or on PYTHONPATH; the working directory is not looked at."""
     before = list(sys.path)
     installed = [place for place in before if place and os.path.realpath(place) != os.path.realpath(".")]
-    allowed = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:] = [place for place in before if place in installed or place in allowed]
+    named = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    sys.path[:] = [place for place in before if place in installed or place in named]
     try:
         engine = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:

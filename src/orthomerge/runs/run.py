@@ -185,7 +185,7 @@ class _Run:
         except ArtifactError as failure:
             raise self._told(failure.artifact, failure.error, len(artifacts)) from failure.error
         except OSError as error:
-            raise OutputError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+            raise OutputError(f"the run in {self.folder} cannot go on: {error}") from error
         self._remove_others(artifacts)
         stages: dict[str, State] = {name: "found" if done.found else "done" for name, done in self.done.items()}
         seconds = {name: done.entry.seconds for name, done in self.done.items()}

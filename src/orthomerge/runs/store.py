@@ -109,8 +109,9 @@ class Store:
         """Remove an entry, unless somebody makes it now or has put files of others into it."""
         self._verified.pop(entry.key, None)
         with suppress(Timeout), self._lease(entry.key, None):
-            if self._files(entry.key).keys() <= entry.files.keys():
-                remove_tree(self._place(entry.key), proof=ENTRY)
+            place = self._place(entry.key)
+            if self._read(entry.key) == entry and {*names_in(place)} <= {*entry.files, ENTRY}:
+                remove_tree(place, proof=ENTRY)
 
     def _place(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
