@@ -15,7 +15,7 @@ from orthomerge.merging.stream import single_threaded
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
-from orthomerge.models.reopening import short_hashes
+from orthomerge.models.record import short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import reopen_experts
 from orthomerge.models.model import Model
-from orthomerge.models.reopening import reopen_experts
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.models.heads import Head
-    from orthomerge.models.model import Model
+    from orthomerge.models.model_data import ModelData
     from orthomerge.models.processing import Processor
 
 
@@ -39,7 +39,7 @@ class Encoding:
 
 
 def encode(
-    model: Model, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
+    model: ModelData, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
 ) -> Features:
     """The features [n, d] that a head reads; `head`: the model's own for this task, if none is given."""
     how = how or Encoding()
@@ -67,7 +67,7 @@ def encode(
 
 
 def predict(
-    model: Model, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
+    model: ModelData, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
 ) -> dict[str, Prediction] | list[dict[str, Prediction]]:
     """See `Model.predict`."""
     heads = {task: model.head(task) for task in (model.tasks if tasks is None else tasks)}
