@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.aligning import HEADS, write_tables
+from tests.aligning import HEADS
 
 from orthomerge.api.align import align
 from orthomerge.api.fit import fit
@@ -60,9 +60,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = write_tables(tmp_path_factory.mktemp("tables"))
-    return {task: str(folder / f"{task}.csv") for task in HEADS}
+def data(tables: Path) -> dict[str, str]:
+    return {task: str(tables / f"{task}.csv") for task in HEADS}
 
 
 @pytest.fixture
