@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.threads import fixed_threads
@@ -13,7 +14,6 @@ from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.fitting.fit import fit_model
 from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.extract import device_of
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
