@@ -17,6 +17,7 @@ import torch
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.saving import as_saved
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.threads import fixed_threads
@@ -29,7 +30,6 @@ from orthomerge.fitting.setting import Setting
 from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
 from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.extract import device_of
 from orthomerge.models.modules import finished, unshared
 from orthomerge.models.reopening import short_hashes
 from orthomerge.models.tensors import MemoryTensors
