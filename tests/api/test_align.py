@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.aligning import COUNTS, HEADS, contents, merge_berts, write_tables
+from tests.aligning import COUNTS, HEADS, contents, merge_berts
 from tests.models.conftest import _build
 from tests.models.making import nudged, stock, write_tokenizer
 
@@ -47,11 +47,6 @@ CHEAP = {"steps": 5, "epochs": 2}
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "aligning-cache"))
-
-
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tables(tmp_path_factory.mktemp("tables"))
 
 
 @pytest.fixture(scope="module")

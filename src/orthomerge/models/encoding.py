@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.models.extract import Precision, device_of, extract
-from orthomerge.models.features import FeatureCache, FeatureKey, Features
+from orthomerge.models.extract import extract
+from orthomerge.models.features import FeatureCache, FeatureKey, Features, Precision
 from orthomerge.models.heads import head_of, logits_of
 from orthomerge.models.kinds import Prediction, head_kind
 
@@ -109,6 +108,8 @@ def _item(value: Any, modality: str) -> Any:
         from orthomerge.data.images import pixels
 
         return pixels(value, where="a PIL image")
+    import numpy as np
+
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise RecipeError(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from orthomerge.core.device import device_of
 from orthomerge.models.encoding import predict
-from orthomerge.models.extract import device_of
 from orthomerge.models.model_data import ModelData
 from orthomerge.models.writing import write_model
 
