@@ -18,10 +18,10 @@ import orthomerge
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.reading import read_task
 from orthomerge.runs import driver
-from orthomerge.runs.blocks import Evaluate
 from orthomerge.runs.driver import Artifact, ArtifactError, Silent, drive
 from orthomerge.runs.engines import engine_of
 from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sections import Evaluate
 from orthomerge.runs.work import Work
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,7 @@ def test_the_first_error_ends_the_run(work: Work, tmp_path: Path, on: str) -> No
     artifacts = list(diamond(tmp_path, error="no such thing"))
     with pytest.raises(ArtifactError, match="no such thing") as caught:
         list(drive(artifacts, work, engine_of(on), Silent()))
-    assert (caught.value.artifact.name, caught.value.place) == ("left", 2)
+    assert caught.value.artifact.name == "left"
     assert isinstance(caught.value.error, RecipeError)
     assert work.store.get(key("d")) is None
 

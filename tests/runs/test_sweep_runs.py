@@ -20,12 +20,11 @@ from orthomerge.data.reading import read_task
 from orthomerge.evaluation.records import read_records
 from orthomerge.files import publish
 from orthomerge.models.saved import verify_folder
-from orthomerge.runs.blocks import Evaluate, Sweep
+from orthomerge.runs import sweep as sweeping
 from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sections import Evaluate, Sweep
 from orthomerge.runs.store import Store
-from orthomerge.runs.sweeping import scoring
-from orthomerge.runs.sweeping.scoring import RESULT
-from orthomerge.runs.sweeping.sweep import Swept
+from orthomerge.runs.sweep import RESULT, Swept
 from orthomerge.runs.work import STORE
 
 NAMES = ("average", "task_arithmetic scale=0.5")
@@ -64,7 +63,7 @@ def test_what_a_sweep_writes(serial: tuple[Path, Swept]) -> None:
     for name in ("task_arithmetic scale=0.4", "dare drop=0.5 scale=0.4", "Two words"):
         assert name in page
     assert "best in hindsight" in json.loads((run / "notes.json").read_text())[-1]
-    assert [best.budget for best in swept.best] == ["no inputs", "2 a class", "all inputs"]
+    assert [best.budget for best in swept.best] == ["no inputs", "2 per class", "all inputs"]
     assert len(json.loads((run / "run.json").read_text())["manifests"]) == 3
     assert [path.name for path in run.rglob("*.safetensors")] == []  # models are scored in memory
 
@@ -155,8 +154,8 @@ def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
     assert "does not fit into F16 after the merge" in typed.stderr
     assert "on two/test, two/val" in typed.stderr
     text = (run / "sweep.md").read_text()
-    assert "| 500 a class | average | aligner ridge, 500/class | failed |" in text
-    assert "| 2 a class | average | aligner ridge, 2/class |  |" in text
+    assert "| 500 per class | average | aligner ridge, 500/class | failed |" in text
+    assert "| 2 per class | average | aligner ridge, 2/class |  |" in text
     recipe.write_text(recipe.read_text().replace("1000000.0", "1.0").replace("500", "5"))
     mended = sweep(recipe, run)
     assert mended.failures == []
@@ -167,14 +166,14 @@ def test_what_might_pass_is_tried_again(berts: Path, tmp_path: Path, monkeypatch
     text = SMALL.replace("aligners: [none]", "aligners: [ridge], shots: 500")
     recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
     first, again = sweep(recipe, run), sweep(recipe, run)
-    assert (len(first.failures), len(again.failures), again.done) == (12, 12, 0)  # it would fail again
+    assert (len(first.failures), len(again.failures), again.done) == (12, 12, 3)  # all but the experts
     assert {record.method for record in read_records(run / "records.jsonl")} == {"base", *NAMES}  # all labels at once
 
     def out_of_memory(*_: object, **__: object) -> None:
         raise OrthomergeError("there is not enough memory")
 
     recipe.write_text(SMALL.replace("[average, task_arithmetic]", "[slerp]"))
-    monkeypatch.setattr(scoring, "merge", out_of_memory)
+    monkeypatch.setattr(sweeping, "merge", out_of_memory)
     failed = sweep(recipe, run)
     assert {failure.message for failure in failed.failures} == {"there is not enough memory"}
     monkeypatch.undo()
@@ -210,13 +209,13 @@ def test_models_that_are_kept(berts: Path, tmp_path: Path) -> None:
     assert verify_folder(run / "merges/average") == []
     assert sweep(recipe, run).done == 0
     recipe.write_text(SMALL)
-    assert sweep(recipe, run).done == 0
+    assert sweep(recipe, run).done == 2  # the store has no scores without models
     assert not (run / "merges").exists()
     recipe.write_text(SMALL.replace("[none]}", "[none], keep: true}"))
-    assert sweep(recipe, run).done == 0  # the scores are there, the models are made again
+    assert sweep(recipe, run).done == 2
     (run / "merges/average/thesis.tex").write_text("years of work")
     recipe.write_text(SMALL)
-    assert sweep(recipe, run).done == 0
+    sweep(recipe, run)
     assert [path.name for path in (run / "merges").iterdir()] == ["average"]  # which holds a file of somebody else
     assert (run / "merges/average/thesis.tex").read_text() == "years of work"
 

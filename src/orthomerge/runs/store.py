@@ -44,8 +44,8 @@ _FORMAT = 1
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LEASE_SECONDS = 30
 
-# In the run folder: a model, a model of a sweep that is kept, files, the page, or nothing.
-Kind = Literal["model", "kept", "files", "page", "scores"]
+# In the run folder: a model, files, the page, or nothing but a model that a sweep keeps.
+Kind = Literal["model", "files", "page", "scores"]
 
 
 @dataclass(frozen=True)
