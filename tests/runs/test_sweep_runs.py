@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from tests.aligning import contents
-from tests.runs.making import KillAt, Killed, lay_out
-from tests.runs.sweep_making import PLAIN, RUN, SHARED, SMALL, outcome
+from tests.runs.making import RUN, SHARED, SMALL, SWEPT_PLAIN, KillAt, Killed, lay_out, outcome
 from typer.testing import CliRunner
 
 import orthomerge
@@ -145,7 +144,7 @@ def test_a_scale_more(serial: tuple[Path, Swept], tmp_path: Path) -> None:
 def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
     large = "{method: dare, parameters: {scale: 1000000.0}}"
     methods = f"methods: [average, {large}, dare]"
-    text = f"{PLAIN}dtype: float16\nsweep: {{{methods}, aligners: [none, ridge], shots: [2, 500]}}\n"
+    text = f"{SWEPT_PLAIN}dtype: float16\nsweep: {{{methods}, aligners: [none, ridge], shots: [2, 500]}}\n"
     recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
     typed = CliRunner().invoke(app, ["run", str(recipe), "--out", str(run), "--quiet"])
     assert typed.exit_code == 1
@@ -232,7 +231,7 @@ def test_nothing_that_works(berts: Path, tmp_path: Path) -> None:
 
 
 def test_without_base_and_references(berts: Path, tmp_path: Path) -> None:
-    text = PLAIN.replace("base: base\n", "").replace("  device", "  references: false\n  device")
+    text = SWEPT_PLAIN.replace("base: base\n", "").replace("  device", "  references: false\n  device")
     recipe = lay_out(berts, tmp_path, text + "sweep: {methods: [average, slerp], aligners: [none], choose: test}\n")
     for path in (tmp_path / "base").iterdir():
         if path.name not in ("config.json", "model.safetensors"):  # what reads the inputs, else the base's
@@ -245,7 +244,9 @@ def test_without_base_and_references(berts: Path, tmp_path: Path) -> None:
 
 def test_fits(berts: Path, tmp_path: Path) -> None:
     fit = "fit: {data: {two: two.csv, three: three.csv}, device: cpu, limit: 20}\n"
-    text = PLAIN + fit + "sweep: {methods: [{method: realign, parameters: {steps: 2}}, average], aligners: [none]}\n"
+    text = (
+        SWEPT_PLAIN + fit + "sweep: {methods: [{method: realign, parameters: {steps: 2}}, average], aligners: [none]}\n"
+    )
     swept = sweep(lay_out(berts, tmp_path, text), tmp_path / "run")
     assert [(best.budget, best.hindsight.variant.name) for best in swept.best] == [
         ("the fit's inputs", "realign steps=2"),
@@ -274,7 +275,7 @@ def test_a_disk_that_is_too_small(berts: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_that_is_another_s(berts: Path, tmp_path: Path) -> None:
-    recipe = lay_out(berts, tmp_path, PLAIN)
+    recipe = lay_out(berts, tmp_path, SWEPT_PLAIN)
     orthomerge.run(recipe, out=tmp_path / "run")
     recipe.write_text(SMALL)
     before = contents(tmp_path / "run")

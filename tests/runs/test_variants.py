@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runs.making import lay_out
-from tests.runs.sweep_making import SHARED, SWEEP
+from tests.runs.making import SHARED, SWEEP, lay_out
 
 from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.evaluation.protocol import EvaluationProtocol
