@@ -32,7 +32,6 @@ from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.subject import Subject
 from orthomerge.evaluation.tables import lines
 from orthomerge.models import encoding, modules
-from orthomerge.models.extract import extract
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.load import quiet
 
@@ -193,7 +192,7 @@ def test_protocols_for_some_models_only(toy: Toy) -> None:
 
 def test_every_split_is_encoded_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, str, str]] = []
-    plain = extract
+    plain = encoding.extract
 
     def counted(
         encoder: torch.nn.Module, family: Any, pooling: str, examples: Examples, *rest: Any, **more: Any
