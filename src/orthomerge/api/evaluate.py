@@ -17,9 +17,8 @@ from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.scores import Scores, score
 from orthomerge.evaluation.subject import Subject, told_apart
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.experts import Experts
+from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
-from orthomerge.models.reopening import reopen_experts
 
 Reference = Literal["base", "expert"]
 One = Model | Subject | str | Path

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError, nearest
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
     from orthomerge.models.family import Family
     from orthomerge.models.heads import Head
-    from orthomerge.models.model import Model
+    from orthomerge.models.model_data import ModelData
     from orthomerge.models.processing import Processor
 
 
@@ -56,7 +54,7 @@ class Encoding:
 
 
 def encode(
-    model: Model, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
+    model: ModelData, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
 ) -> Features:
     """The features [n, d] that a head reads; `head`: the model's own for this task, if none is given."""
     how = how or Encoding()
@@ -84,7 +82,7 @@ def encode(
 
 
 def predict(
-    model: Model, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
+    model: ModelData, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
 ) -> dict[str, Prediction] | list[dict[str, Prediction]]:
     """See `Model.predict`."""
     heads = {task: model.head(task) for task in (model.tasks if tasks is None else tasks)}
@@ -158,9 +156,7 @@ def _order(examples: Examples, processor: Processor) -> list[int]:
     """Longest texts first, so that what does not fit into memory fails at once; images as they come."""
     if processor.modality != "text":
         return list(range(len(examples)))
-    lengths = np.fromiter(map(len, examples.inputs), np.int64, len(examples))
-    order: list[int] = np.argsort(-lengths, kind="stable").tolist()
-    return order
+    return sorted(range(len(examples)), key=lambda row: -len(examples.inputs[row]))
 
 
 def _forward(

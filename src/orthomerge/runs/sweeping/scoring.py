@@ -22,7 +22,7 @@ from orthomerge.evaluation.running import prediction_name, put_predictions
 from orthomerge.evaluation.subject import Subject
 from orthomerge.models.model import Model
 from orthomerge.models.modules import loaded
-from orthomerge.models.reopening import record_of
+from orthomerge.models.record import record_of
 from orthomerge.models.writing import write_model
 from orthomerge.runs.models import input_paths, merge
 from orthomerge.runs.sweeping.cells import REFERENCES, Variant, readouts_of, sweep_of
