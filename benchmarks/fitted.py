@@ -36,7 +36,7 @@ from orthomerge.api.fit import fit
 from orthomerge.api.scale import search_scale
 from orthomerge.data.sampling import few_shot, share
 from orthomerge.data.task import Split, Task
-from orthomerge.evaluation.evidence import extra_numbers
+from orthomerge.evaluation.answers import extra_numbers
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.models.encoding import encode
 from orthomerge.models.model import Model
