@@ -30,10 +30,11 @@ from orthomerge.data.task import Examples
 from orthomerge.evaluation.evaluate import Subject, evaluate
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.tables import lines
-from orthomerge.models import encoding, modules
+from orthomerge.models import encoding
 from orthomerge.models.extract import extract
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import Skeleton
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)
 
@@ -218,13 +219,13 @@ def test_a_merge_is_computed_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.
     """For its features, its digest and all protocols, though experts are loaded in between."""
     subject = average(toy)
     filled: list[object] = []
-    plain = modules.Skeleton.fill
+    plain = Skeleton.fill
 
-    def counted(skeleton: modules.Skeleton, tensors: Any, **more: Any) -> None:
+    def counted(skeleton: Skeleton, tensors: Any, **more: Any) -> None:
         filled.append(tensors)
         plain(skeleton, tensors, **more)
 
-    monkeypatch.setattr(modules.Skeleton, "fill", counted)
+    monkeypatch.setattr(Skeleton, "fill", counted)
     scored(toy, [experts(toy), subject], PROTOCOLS, how=replace(toy.encoding, cache=FeatureCache(tmp_path)))
     assert filled.count(subject.models["where"].weights) == 1
 

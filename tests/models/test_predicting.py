@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.aligning import COUNTS, HEADS, write_tables
+from tests.aligning import COUNTS, HEADS
 from tests.models.making import TASKS, open_models, write_models
 
 import orthomerge as om
@@ -35,9 +35,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> om.Model:
     return om.merge(open_models("vit", folder), "average")
 
 
-def test_predictions_are_those_of_an_evaluation(texts: om.Model, tmp_path: Path) -> None:
-    write_tables(tmp_path)
-    data = {name: om.read_data(tmp_path / f"{name}.csv", name=name) for name in HEADS}
+def test_predictions_are_those_of_an_evaluation(texts: om.Model, tables: Path) -> None:
+    data = {name: om.read_data(tables / f"{name}.csv", name=name) for name in HEADS}
     scores = om.evaluate(texts, data)
     records = [record for record in scores.records if record.protocol == "current"]
     for record in records:

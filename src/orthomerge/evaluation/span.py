@@ -19,7 +19,7 @@ from orthomerge.evaluation.metrics import Score, counted, predict
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.extract import extract
 from orthomerge.models.heads import head_of
-from orthomerge.models.modules import Skeleton
+from orthomerge.models.skeleton import Skeleton
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.models.extract import Precision, device_of, extract
-from orthomerge.models.features import FeatureCache, FeatureKey, Features
+from orthomerge.models.extract import extract
+from orthomerge.models.features import FeatureCache, FeatureKey, Features, Precision
 from orthomerge.models.heads import head_of, logits_of
 from orthomerge.models.kinds import Prediction, head_kind
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.models.heads import Head
-    from orthomerge.models.model import Model
+    from orthomerge.models.model_data import ModelData
     from orthomerge.models.processing import Processor
 
 
@@ -39,7 +38,7 @@ class Encoding:
 
 
 def encode(
-    model: Model, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
+    model: ModelData, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
 ) -> Features:
     """The features [n, d] that a head reads; `head`: the model's own for this task, if none is given."""
     how = how or Encoding()
@@ -67,7 +66,7 @@ def encode(
 
 
 def predict(
-    model: Model, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
+    model: ModelData, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
 ) -> dict[str, Prediction] | list[dict[str, Prediction]]:
     """See `Model.predict`."""
     heads = {task: model.head(task) for task in (model.tasks if tasks is None else tasks)}
@@ -109,6 +108,8 @@ def _item(value: Any, modality: str) -> Any:
         from orthomerge.data.images import pixels
 
         return pixels(value, where="a PIL image")
+    import numpy as np
+
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
         raise RecipeError(

@@ -19,7 +19,7 @@ from orthomerge.files.removal import remove_empty, remove_file, remove_tree
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
 from orthomerge.models.manifest import read_manifest
-from orthomerge.models.reopening import local_places, read_local
+from orthomerge.models.record import local_places, read_local
 from orthomerge.models.writing import README, plain, rewrite_card
 from orthomerge.runs.steps import PAGE, RECORDS
 

@@ -17,7 +17,7 @@ from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import prediction_name, put_predictions
 from orthomerge.models.model import Model
 from orthomerge.models.modules import loaded
-from orthomerge.models.reopening import record_of
+from orthomerge.models.record import record_of
 from orthomerge.models.writing import write_model
 from orthomerge.runs.models import input_paths, merge
 from orthomerge.runs.sweeping.cells import REFERENCES, Variant, readouts_of, sweep_of
