@@ -11,7 +11,7 @@ from typing import Any
 from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.running import DERIVED
+from orthomerge.evaluation.scores import DERIVED
 from orthomerge.files.ownership import LOCAL, MANIFEST, REPORT, listed_files, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import check_target, publish, write_json
