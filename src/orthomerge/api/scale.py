@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
 from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.encoded import EncodedTasks
@@ -14,7 +15,7 @@ from orthomerge.evaluation.scale import GRID, Criterion, ScaleSearch
 from orthomerge.evaluation.scale import search_scale as search
 from orthomerge.evaluation.span import span_of
 from orthomerge.merging.merge import merge_opened
-from orthomerge.merging.methods import find_method, method_maker
+from orthomerge.merging.methods import find_method
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def search_scale(
     `criterion`: accuracy, normalised by the experts', or agreement with the experts, which needs no labels; "auto" is
     accuracy if all validation inputs have labels. Test inputs are not looked at.
     """
-    if "scale" not in schema(method_maker(find_method(method))):
+    if "scale" not in schema(maker_of(find_method(method))):
         raise RecipeError(f"{method!r} has no 'scale' to search; merge it as it is")
     labels = {task: head.labels for task, head in experts.heads.items()}
     tasks = labelled_tasks(data, labels, experts.family.modality)
