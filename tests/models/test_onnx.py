@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.aligning import merge_berts, write_tables
+from tests.aligning import write_tables
 from tests.cli.test_measuring import call, refused
 from tests.models.conftest import _build
 from tests.models.making import nudged
@@ -25,8 +25,8 @@ from orthomerge.models.onnx import _INPUTS
 
 
 @pytest.fixture(scope="module")
-def out(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return merge_berts(berts, tmp_path_factory.mktemp("merged") / "out")
+def out(merged_berts: Path) -> Path:
+    return merged_berts
 
 
 def merged(name: str, folder: Path) -> Path:

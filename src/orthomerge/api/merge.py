@@ -47,7 +47,7 @@ def merge(
     if isinstance(method, str) and method == AUTO:
         method = _PLAIN if data is None else _FITTED
     if data is not None:
-        from orthomerge.api.fit import fit
+        from orthomerge.fitting.fit import fit
 
         where = device or "auto"
         return fit(experts, method, data, options, dtype=dtype, seed=seed, device=where, split=split, limit=limit)

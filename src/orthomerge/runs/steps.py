@@ -83,8 +83,7 @@ def make_aligned(place: Path, work: Work, *, merged: str) -> None:
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
     """Score models, with base and experts; write records, predictions, comparisons, notes and tables."""
-    from orthomerge.evaluation.scores import score
-    from orthomerge.evaluation.subject import Subject
+    from orthomerge.evaluation.evaluate import Subject, score
     from orthomerge.runs.scoring import protocols_of
 
     section, encoded = work.section, work.encoded
@@ -105,8 +104,8 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     from orthomerge.analysis.commands import suggested_commands
     from orthomerge.analysis.diagnose import diagnose
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-    from orthomerge.api.scale import search_scale
     from orthomerge.evaluation.records import read_records
+    from orthomerge.evaluation.scale import search_scale
     from orthomerge.runs.scoring import diagnose_of, looks_of
 
     recipe, section, encoded, search = work.recipe, work.section, work.encoded, None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.core.memory import free_memory
 from orthomerge.core.seeds import derive
@@ -20,7 +21,6 @@ from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.ownership import EXPERT
 from orthomerge.files.publish import publish
 from orthomerge.files.run_state import RunState, clear_state, state_folder
-from orthomerge.models.extract import device_of
 from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, check_labelled
 from orthomerge.tuning.loop import Outcome, Progress, Run, count_steps, fit_head, train
@@ -63,7 +63,7 @@ def finetune(
     head, keep it as it is. `resume`: keep the state of every epoch beside `out`, so that a killed run can continue.
     `inputs`: the files that `task` and `others` were read from, which `out` must not overlap.
     A `linearised` or `tau_jp` expert is written as ordinary weights, but must be evaluated as the linear model that it
-    is: see `models.linearised.linearise`.
+    is: see `Model.linearised`.
     """
     run = _Training(task.name, [task], base, settings, processor, others, head, family, progress)
     metrics = run.written({task.name: out}, state_folder(out, "tuning"), force=force, resume=resume, inputs=inputs)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.protocols import find_protocol
+from orthomerge.evaluation.protocols import EvaluationProtocol, find_protocol
 from orthomerge.evaluation.records import Record
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
