@@ -23,11 +23,10 @@ from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Task
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.evaluate import Subject, evaluate
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch, search_scale
-from orthomerge.evaluation.subject import Subject
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.model import Model
 from orthomerge.suites.suite import Suite

@@ -26,7 +26,7 @@ from orthomerge.api.open import open as open_experts
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.fitting.fit import fit
 from orthomerge.merging.merged import MergedTensors

@@ -30,10 +30,10 @@ from orthomerge.core.errors import (
 from orthomerge.data.reading import read_task
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.models.reopening import reopen_experts
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import read_by
 from orthomerge.analysis.families import Reading, fit_maps, read_logits, read_mapped
 from orthomerge.analysis.geometry import SHOWN, Geometry
 from orthomerge.analysis.looks import Looks, chosen_inputs
 from orthomerge.analysis.recovery import Hits
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import hits, predictions
 from orthomerge.evaluation.probe import Probe
+from orthomerge.evaluation.protocols import Aligned
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head, logits_of
 
@@ -58,7 +59,7 @@ def compare_task(
     )
     maps = fit_maps(H_fit, T_fit, task=test.merged.task)
     evidence = Evidence(head, support.merged.unlabelled(), seed=looks.seed, expert=support.expert.unlabelled())
-    aligned = Aligned.by(looks.aligner, {}).build(evidence)
+    aligned = Aligned(make_aligner(looks.aligner)).build(evidence)
     logits = {
         "expert": logits_of(head, test.expert.values),
         "merged": logits_of(classifier, test.merged.values),

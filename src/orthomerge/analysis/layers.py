@@ -20,8 +20,7 @@ from orthomerge.analysis.cka import LEAST, cka_matrix, linear_cka
 from orthomerge.analysis.figures import Heat
 from orthomerge.analysis.looks import Looks, sample
 from orthomerge.data.task import Examples
-from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.extract import extract
+from orthomerge.models.encoding import Encoding, encode, extract
 from orthomerge.models.family import cls
 from orthomerge.models.heads import Head, head_of
 
@@ -125,8 +124,7 @@ def layer_states(
     """By name: `embeddings`, `layer 0` and each after it, and `features`: what the head reads."""
     reader = _Reader(family.poolings[pooling], cls if pooling in _BEHIND else family.poolings[pooling])
     layered = replace(family, forward=partial(_with_states, family.forward), poolings={_NAME: reader})
-    options: dict[str, Any] = {"batch": how.batch, "device": how.device, "autocast": how.precision}
-    values = extract(encoder, layered, _NAME, examples, processor, task=task, **options).values
+    values = extract(encoder, layered, _NAME, examples, processor, task=task, how=how).values
     *parts, features = torch.split(values, reader.widths, dim=1)
     names = ["embeddings", *(f"layer {number}" for number in range(len(parts) - 1))]
     return {**dict(zip(names, parts, strict=False)), FEATURES: features}

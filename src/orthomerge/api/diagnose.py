@@ -11,7 +11,7 @@ from orthomerge.analysis.looks import Looks
 from orthomerge.api.load import resolve
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
-from orthomerge.models.reopening import reopen_experts
+from orthomerge.models.experts import reopen_experts
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis

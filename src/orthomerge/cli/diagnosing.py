@@ -170,7 +170,7 @@ def _own(
     from orthomerge.api.load import resolve
     from orthomerge.cli.printing import pairs
     from orthomerge.models.encoding import Encoding
-    from orthomerge.models.reopening import reopen_experts
+    from orthomerge.models.experts import reopen_experts
 
     if path is None or not data:
         raise RecipeError("give a suite, or an output of `orthomerge merge` with --data TASK=PATH of each task")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orthomerge.analysis.looks import Looks
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.runs.blocks import Diagnose, Evaluate, Reading
 from orthomerge.runs.recipe import Recipe
 

@@ -83,8 +83,7 @@ def make_aligned(place: Path, work: Work, *, merged: str) -> None:
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
     """Score models, with base and experts; write records, predictions, comparisons, notes and tables."""
-    from orthomerge.evaluation.scores import score
-    from orthomerge.evaluation.subject import Subject
+    from orthomerge.evaluation.evaluate import Subject, score
     from orthomerge.runs.scoring import protocols_of
 
     section, encoded = work.section, work.encoded
