@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
 from orthomerge.analysis.diagnosis import write_diagnosis
-from orthomerge.analysis.looks import Looks
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.cli.printing import print_tables
@@ -104,7 +104,7 @@ def main() -> None:
         models["task_arithmetic"],
         suite.tasks,
         experts=suite.experts(),
-        looks=Looks(points=250, layers=256),
+        detail=Detail(points=250, layers=256),
         records=records,
         encoding=encoding,
     )
