@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.runs.protocols import looks_of, protocols_of
+from orthomerge.runs.protocols import detail_of, protocols_of
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.sections import Diagnose, Evaluate, Report, Scoring
 
@@ -49,8 +49,8 @@ report: {title: x}"""
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
     assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
     assert {protocol.support for protocol in protocols[1:]} == {"val"}
-    looks = looks_of(recipe)
-    assert (looks.aligner, looks.points) == ("ridge", 10)
+    detail = detail_of(recipe)
+    assert (detail.aligner, detail.points) == ("ridge", 10)
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str)
 def test_scales_need_a_base(tmp_path: Path) -> None:
     recipe = read(tmp_path, "method: average\nevaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}")
     with pytest.raises(RecipeError, match="'scales' merges anew, which needs a base"):
-        looks_of(recipe)
+        detail_of(recipe)

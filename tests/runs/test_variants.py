@@ -9,7 +9,7 @@ import pytest
 from tests.runs.making import SHARED, SWEEP, lay_out
 
 from orthomerge.core.errors import OrthomergeError, RecipeError
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.runs.choosing import Failure, best_of, rows_of, sweep_csv, sweep_markdown
 from orthomerge.runs.recipe import Recipe, read_recipe

@@ -108,10 +108,10 @@ def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge]
         problems += _raised("align", lambda: chosen_aligner(align.aligner, align.options, seed=recipe.seed))
         problems += _data(recipe, "align", align.data)
     if (evaluate := recipe.evaluate) is not None:
-        from orthomerge.runs.protocols import looks_of, protocols_of
+        from orthomerge.runs.protocols import detail_of, protocols_of
 
         problems += _raised("evaluate", lambda: protocols_of(evaluate.scorings, evaluate.support))
-        problems += _raised("diagnose", lambda: looks_of(recipe))
+        problems += _raised("diagnose", lambda: detail_of(recipe))
         problems += _data(recipe, "evaluate", evaluate.data)
     problems += experts.problems
     if experts.found is not None and not experts.found.family.encoder_class:

@@ -11,16 +11,16 @@ from typing import Any
 from orthomerge.core.errors import CheckpointError, OrthomergeError
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.running import DERIVED, RECORDS
+from orthomerge.evaluation.scores import DERIVED, RECORDS
 from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import publish, write_json
 from orthomerge.files.removal import remove_empty, remove_file, remove_tree
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
-from orthomerge.models.manifest import read_manifest
+from orthomerge.models.manifest import README, read_manifest
 from orthomerge.models.record import local_places, read_local
-from orthomerge.models.writing import README, plain, rewrite_card
+from orthomerge.models.writing import plain, rewrite_card
 
 _PREDICTIONS = "predictions/"
 

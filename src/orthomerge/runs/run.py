@@ -24,10 +24,8 @@ from typing import Literal
 
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.threads import fixed_threads
-from orthomerge.evaluation.records import read_records
-from orthomerge.evaluation.run_info import FILE as INFO
-from orthomerge.evaluation.run_info import RunInfo, read_info, write_info
-from orthomerge.evaluation.running import RECORDS
+from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
+from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.publish import check_target
 from orthomerge.files.run_folder import RUN, claim, drop
 from orthomerge.models.experts import Experts

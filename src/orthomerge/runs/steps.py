@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from orthomerge.evaluation.running import RECORDS
+from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.runs.driver import Artifact
 from orthomerge.runs.models import align, input_paths, merge, write_weights
@@ -36,9 +36,9 @@ def run_artifacts(work: Work) -> Iterator[Artifact]:
     yield Artifact(records, "evaluate", "files", make_records, tuple(models), {"models": models})
     needs = [*models, records]
     if recipe.diagnose is not False:
-        from orthomerge.runs.protocols import diagnose_of, looks_of
+        from orthomerge.runs.protocols import detail_of, diagnose_of
 
-        needs.append(key_of("diagnosis", records, asdict(looks_of(recipe)), diagnose_of(recipe).scales))
+        needs.append(key_of("diagnosis", records, asdict(detail_of(recipe)), diagnose_of(recipe).scales))
         arguments = {"merged": merged, "records": records, "where": str(model_places(work)[0])}
         yield Artifact(needs[-1], "diagnose", "files", make_diagnosis, (merged, records), arguments)
     yield from page_artifact(work, needs)
@@ -78,8 +78,7 @@ def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
 
     Neither an expert is aligned with itself, nor a model whose heads have been aligned once more.
     """
-    from orthomerge.evaluation.scores import score
-    from orthomerge.evaluation.subject import Subject
+    from orthomerge.evaluation.evaluate import Subject, score
     from orthomerge.runs.protocols import protocols_of, teaches
 
     section, encoded, experts = work.section, work.encoded, work.experts
@@ -104,7 +103,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.scale import search_scale
-    from orthomerge.runs.protocols import diagnose_of, looks_of
+    from orthomerge.runs.protocols import detail_of, diagnose_of
 
     recipe, data, encoded, search = work.recipe, work.section.data, work.encoded, None
     if diagnose_of(recipe).scales:
@@ -118,15 +117,15 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
             encoding=encoded.how,
             progress=work.progress,
         )
-    looks, in_files = looks_of(recipe), all(isinstance(source, str) for source in data.values())
+    detail, in_files = detail_of(recipe), all(isinstance(source, str) for source in data.values())
     diagnosis = diagnose(
         work.model(work.folder(merged)),
         work.experts,
         encoded.tasks,
-        looks=looks,
+        detail=detail,
         records=read_records(work.folder(records) / RECORDS),
         search=search,
-        commands=suggested_commands(where, data, work.experts, aligner=looks.aligner) if in_files else {},
+        commands=suggested_commands(where, data, work.experts, aligner=detail.aligner) if in_files else {},
         how=encoded.how,
         progress=work.progress,
     )

@@ -14,12 +14,11 @@ from typing import Any
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.core.schema import build
 from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.evaluate import Subject, evaluate
 from orthomerge.evaluation.notes import contamination_notes
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, write_records
-from orthomerge.evaluation.running import Run, compare_run, put_predictions, put_records, write_derived
-from orthomerge.evaluation.scores import score
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.scores import Scores, compare_run, put_predictions, put_records, write_derived
 from orthomerge.evaluation.tables import lines
 from orthomerge.files.publish import check_room
 from orthomerge.merging.merged import DTYPE_NAMES
@@ -68,25 +67,25 @@ class Swept:
 
 def sweep_artifacts(work: Work) -> Iterator[Artifact]:
     """Every artifact of a recipe with a sweep, in order."""
-    recipe, (sweep, evaluate) = work.recipe, sweep_of(work.recipe)
-    splits, scores = splits_of(sweep, evaluate), list[str]()
+    recipe, (sweep, section) = work.recipe, sweep_of(work.recipe)
+    splits, scores = splits_of(sweep, section), list[str]()
     for name, variant in _models(recipe).items():
         keep = sweep.keep and name not in REFERENCES
         merged = merge_key(recipe, recipe.merge if name in REFERENCES else variant.merge(recipe), work.experts)
         protocols = [asdict(protocol) for protocol in protocols_for(recipe, variant)]
-        scores.append(key_of("scores", merged, asdict(variant), section_content(evaluate), protocols, splits, keep))
+        scores.append(key_of("scores", merged, asdict(variant), section_content(section), protocols, splits, keep))
         arguments = {"variant": variant, "splits": splits, "keep": keep}
         yield Artifact(scores[-1], name, "scores", make_scores, arguments=arguments)
-    tables = key_of("sweep", scores, evaluate.against, evaluate.margin, work.title)
+    tables = key_of("sweep", scores, section.against, section.margin, work.title)
     yield Artifact(tables, "sweep", "files", make_tables, tuple(scores), {"splits": splits, "scores": tuple(scores)})
     yield from page_artifact(work, [tables])
 
 
 def _models(recipe: Recipe) -> dict[str, Variant]:
     """What is scored, by names that files can have: references, then merges."""
-    sweep, evaluate = sweep_of(recipe)
+    sweep, section = sweep_of(recipe)
     models = dict[str, Variant]()
-    if evaluate.references:
+    if section.references:
         models["expert"] = Variant("expert")
         if recipe.base is not None:
             models["base"] = Variant("base", seeds=sweep.seeds)
@@ -191,11 +190,11 @@ def _records(
     place: Path, subject: Subject, protocols: list[EvaluationProtocol], encoded: EncodedTasks, *, split: str = "test"
 ) -> list[Record]:
     """The records of protocols, or of all labels in one space if there are none; predictions on test are kept."""
-    scores = score([subject], protocols, encoded)
+    scored = list(evaluate([subject], protocols, encoded))
     if split != "test":
-        return [replace(record, split=split, predictions=None) for record in scores.records]
-    put_predictions(place, scores.predictions)
-    return scores.records
+        return [replace(item.record, split=split, predictions=None) for item in scored]
+    put_predictions(place, {str(item.record.predictions): item.predictions for item in scored})
+    return [item.record for item in scored]
 
 
 def _facts(work: Work, model: Model) -> dict[str, Any]:
@@ -224,7 +223,7 @@ def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[st
 
 def make_tables(place: Path, work: Work, *, splits: tuple[str, ...], scores: tuple[str, ...]) -> None:
     """Write records, comparisons, notes and tables over all scores; rows that failed somewhere are left out."""
-    evaluate, results = work.section, results_of(work, scores)
+    section, results = work.section, results_of(work, scores)
     swept = swept_of(work, results)
     failed = {(failure.name, failure.way) for failure in swept.failures}
     records = [record for result in results for record in result.records if (record.method, record.way) not in failed]
@@ -234,18 +233,18 @@ def make_tables(place: Path, work: Work, *, splits: tuple[str, ...], scores: tup
     for key, result in zip(scores, results, strict=True):
         for name in names & {record.predictions for record in result.records}:
             (place / str(name)).write_bytes((work.folder(key) / str(name)).read_bytes())
-    against = evaluate.against if any(record.method == evaluate.against for record in records) else None
-    comparisons = compare_run(place, against=against, margin=evaluate.margin / 100)
+    against = section.against if any(record.method == section.against for record in records) else None
+    comparisons = compare_run(place, against=against, margin=section.margin / 100)
     taught = any(map(teaches, protocols_for(work.recipe, Variant("base"))))
-    encoded = work.encoded if evaluate.references or taught else replace(work.encoded, teachers={})
+    encoded = work.encoded if section.references or taught else replace(work.encoded, teachers={})
     notes = [*contamination_notes(encoded), *_notes(swept, failed=len(failed))]
-    write_derived(place, Run(records, comparisons, notes))
+    write_derived(place, Scores(records, comparisons, notes))
     references = {
         line.method: line.mean
         for line in lines(records)
         if line.method in REFERENCES and line.protocol == "current" and line.way.aligner is None
     }
-    csv = sweep_csv(swept.rows, swept.best, list(evaluate.data))
+    csv = sweep_csv(swept.rows, swept.best, list(section.data))
     (place / "sweep.csv").write_bytes(csv.encode())
     (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, references).encode())
 

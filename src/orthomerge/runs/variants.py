@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.records import Record
-from orthomerge.merging.methods import find_method, method_maker
+from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
 from orthomerge.runs.plan import check_recipe
 from orthomerge.runs.protocols import protocols_of
@@ -61,7 +61,7 @@ class Variant:
 
     def way(self, protocol: EvaluationProtocol) -> Way:
         """How it is scored by a protocol, as its records say."""
-        return protocol.annotate(Record("", self.name, "", "accuracy", 0, 0, 0, 0, self.seen)).way
+        return protocol.way(self.seen)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def variants_of(recipe: Recipe) -> list[Variant]:
 def _variants(recipe: Recipe, sweep: Sweep, swept: SweptMethod) -> Iterator[Variant]:
     """A method at every scale, and with every seed if it draws at random."""
     row = find_method(swept.method)
-    options = schema(method_maker(row)).keys() - swept.parameters.keys()
+    options = schema(maker_of(row)).keys() - swept.parameters.keys()
     drawn = row.fitted or "seed" in options
     seen: Access = "data-free"
     if row.fitted:

@@ -22,9 +22,9 @@ from orthomerge.core.version import VERSION
 from orthomerge.files.ownership import names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.manifest import README
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.saved import read_model
-from orthomerge.models.writing import README
 from orthomerge.runs.recipe import Merge, Recipe
 from orthomerge.runs.sections import Align, Evaluate, Fit, Report
 from orthomerge.runs.store import Store
