@@ -1,4 +1,4 @@
-"""Contracts that third parties can check on entries of their own; our own tests run them over every row of the tables.
+"""Contracts that third parties can check on entries of their own; our tests run them over every row of the tables.
 
 A plug-in adds a row to a table through an entry point; one test per row is then enough:
 
