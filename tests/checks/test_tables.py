@@ -13,7 +13,7 @@ import torch
 from orthomerge.alignment.aligners import ALIGNERS, Alignment
 from orthomerge.alignment.aligners import Row as AlignerRow
 from orthomerge.alignment.problem import Problem
-from orthomerge.evaluation.evidence import Evidence, Need, support_of
+from orthomerge.evaluation.evidence import Evidence, Need
 from orthomerge.evaluation.protocols import PROTOCOLS, Current
 from orthomerge.evaluation.protocols import Row as ProtocolRow
 from orthomerge.fitting.setting import Fitted, Setting
@@ -133,10 +133,10 @@ def test_rows_of_somebody_else() -> None:
 class Mine(Current):
     """A sound protocol."""
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"features"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"features", "expert"})
 
     def build(self, evidence: Evidence) -> Head:
-        support_of(evidence, who="mine")
+        evidence.pair()
         return evidence.head
 
 
