@@ -33,9 +33,10 @@ demo: $(DEMO)/.installed  ## the whole story on seven small tasks: experts, merg
 
 test: lint types unit  ## everything that CI runs: lint, types, tests
 
-lint: $(STAMP)  ## style
+lint: $(STAMP)  ## style, and which package imports which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
 
 format: $(STAMP)  ## rewrite files in the house style
 	$(BIN)/ruff format .
