@@ -18,8 +18,7 @@ from tests.models.conftest import _build
 from tests.models.making import nudged, stock, write_tokenizer
 
 import orthomerge as om
-from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.aligners import ALIGNERS, aligner_class
+from orthomerge.alignment.aligners import ALIGNERS, Alignment, aligner_class
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
