@@ -37,7 +37,8 @@ from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.plan import plan
-from orthomerge.runs.recipe import Align, Recipe, read_recipe
+from orthomerge.runs.recipe import Recipe, read_recipe
+from orthomerge.runs.sections import Align
 
 TASKS = ("two", "three")
 CHEAP = {"steps": 5, "epochs": 2}
