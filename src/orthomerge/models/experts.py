@@ -14,8 +14,8 @@ from orthomerge.files.paths import RawFile
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Origin
 from orthomerge.models.modules import Encoder
-from orthomerge.models.opened import Opened
 from orthomerge.models.opening import Live, Opening, as_live, reference
+from orthomerge.models.sources import Opened
 from orthomerge.models.tensors import content_digest
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ features [B, d] off an encoder's output: a pure function of the output, the batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,11 @@ Pooling = Callable[[Any, Batch, Any], "torch.Tensor"]
 
 def _plain(encoder: Encoder, batch: Batch) -> Any:
     return encoder(**batch)
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of some patterns with `*`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,8 @@ class Family:
 
     def may_lack(self, name: str, pooling: str) -> bool:
         """Whether an expert may lack an encoder tensor: it is optional, and the features are not read through it."""
-        through_pooler = pooling == "pooler" and fnmatchcase(name, "pooler.*")
-        return not through_pooler and any(fnmatchcase(name, pattern) for pattern in self.optional)
+        through_pooler = pooling == "pooler" and name.startswith("pooler.")
+        return not through_pooler and matches(name, self.optional)
 
 
 def cls(output: Any, batch: Batch, config: Any) -> torch.Tensor:

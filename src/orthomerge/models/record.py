@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orthomerge.files.checkpoint import Checkpoint
     from orthomerge.files.lora import Adapter
     from orthomerge.models.model_data import ModelData
-    from orthomerge.models.opened import Opened
+    from orthomerge.models.sources import Opened
 
 
 _MOST_BYTES = 64 << 20

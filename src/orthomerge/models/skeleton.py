@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
+from orthomerge.models.family import matches
 from orthomerge.models.load import quiet
-from orthomerge.models.split import matches
 
 if TYPE_CHECKING:
     import torch

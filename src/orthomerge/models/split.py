@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from typing import Any
 
-from orthomerge.files.checkpoint import Spec
-from orthomerge.models.family import Family, HeadLayout
+from orthomerge.core.errors import IncompatibleError, some
+from orthomerge.files.checkpoint import Checkpoint, Spec
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import contained
+from orthomerge.files.lora import Adapter
+from orthomerge.models.family import Family, HeadLayout, matches
+from orthomerge.models.opening import Expert
 
 # Put around a whole model by training loops.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
@@ -37,6 +42,21 @@ class Split:
     unknown: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One expert, opened and split; `labels` are in the order of the head's rows."""
+
+    expert: Expert
+    checkpoint: Checkpoint | Adapter
+    specs: Mapping[str, Spec]
+    config: Mapping[str, Any]
+    split: Split
+    layout: HeadLayout | None
+    labels: tuple[str, ...]
+    pooling: str
+    max_length: int | None = None
 
 
 def split_base(
@@ -103,9 +123,44 @@ def split_expert(
     return Split(names, head, left_out, tuple(sorted(unknown)), missing, prefixes)
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns with `*`."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint | Adapter:
+    """The same tensors under the names of stock transformers."""
+    if isinstance(source, Checkpoint):
+        return family.adapted(source)
+    # Adapters name modules, which transformers 5 renamed without renaming what it saves: use the saved names.
+    entries = {**{name: factors.b for name, factors in source.factors.items()}, **source.replaced}
+    return source.renamed(dict(zip(entries, family.adapted(Checkpoint(source.path, entries)), strict=True)))
+
+
+def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
+    """The config of a model; that of an adapter's classifier may lie beside it, as `finetune` writes it."""
+    if isinstance(source, Checkpoint):
+        return source.config or {}
+    path = source.path / "config.json"
+    return read_json(contained(path, source.path)) if path.is_file() else {}
+
+
+def stored_labels(config: Mapping[str, Any], specs: Mapping[str, Spec], split: Split) -> tuple[str, ...]:
+    """Class names in the order of the rows; numbered, as transformers does, when the checkpoint has none."""
+    rows = next(iter(specs[split.head["weight"]].shape), 0) if "weight" in split.head else 0
+    numbered = tuple(f"LABEL_{number}" for number in range(rows))
+    stored = config.get("id2label")
+    if not stored:
+        return numbered
+    names = {str(key): str(name) for key, name in stored.items()} if isinstance(stored, dict) else {}
+    keys = [str(number) for number in range(len(names))]  # a live model's config counts in numbers
+    if not names or names.keys() != set(keys):
+        shown = some(stored) if isinstance(stored, dict | list) else repr(stored)[:60]
+        raise IncompatibleError(f"'id2label' must number the classes from 0 on, it has {shown}; give 'labels'")
+    only_numbers = all(name == f"LABEL_{key}" for key, name in names.items())
+    return numbered if only_numbers and len(names) != rows else tuple(names[key] for key in keys)
+
+
+def specs_of(source: Checkpoint | Adapter) -> dict[str, Spec]:
+    """Every tensor of a model, second names included."""
+    if isinstance(source, Adapter):
+        return source.specs
+    return {key: source.spec(key) for key in (*source, *source.aliases)}
 
 
 def _outer_wrapper(specs: Iterable[str]) -> str:

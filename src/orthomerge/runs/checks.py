@@ -11,7 +11,7 @@ from orthomerge.data.reading import may_be_read
 from orthomerge.merging.merge import merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.problems import Problem
+from orthomerge.models.problems import Problem, check_problems
 from orthomerge.runs.recipe import Merge, Recipe
 
 _FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
@@ -24,7 +24,8 @@ def check_recipe(recipe: Recipe, experts: Experts | None = None, *, merges: Sequ
     """
     experts = experts or open_experts(recipe.opening)
     problems = recipe_problems(recipe, experts, merges=merges)
-    return experts.with_problems(problems).check() if problems else experts
+    check_problems(problems)
+    return experts
 
 
 def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge] | None = None) -> tuple[Problem, ...]:
@@ -32,10 +33,10 @@ def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge]
     merges = [recipe.merge] if merges is None else merges
     problems = list(dict.fromkeys(problem for merge in merges for problem in _merge(recipe, experts, merge)))
     problems += [*_align(recipe), *_evaluate(recipe), *experts.problems]
-    if experts.found is not None and not experts.found.family.encoder_class:
+    if experts.partial is not None and not experts.partial.family.encoder_class:
         for name in ("align", "evaluate"):
             if getattr(recipe, name) is not None:
-                what = f"inputs cannot be encoded here by {experts.found.family.title}, which is built elsewhere"
+                what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
                 problems.append(Problem(name, what, "leave the section out", RecipeError))
     return tuple(problems)
 

@@ -29,19 +29,19 @@ class Plan:
     @property
     def parts(self) -> Parts | None:
         """What could be opened."""
-        return self.experts.found
+        return self.experts.partial
 
     @cached_property
     def bytes_to_read(self) -> int:
         """Of all files of base and experts."""
-        parts = self.experts.found
+        parts = self.experts.partial
         opened = [] if parts is None else [parts.base, *(source.checkpoint for source in parts.sources.values())]
         return sum(file.size for source in opened for file in source.files)
 
     @cached_property
     def bytes_to_write(self) -> int:
         """Of the encoder."""
-        parts, target = self.experts.found, DTYPE_NAMES.get(self.recipe.dtype)
+        parts, target = self.experts.partial, DTYPE_NAMES.get(self.recipe.dtype)
         specs = [] if parts is None else [*parts.merged.values(), *parts.copied.values()]
         return sum(spec.cast(target).nbytes for spec in specs)
 
@@ -51,7 +51,7 @@ class Plan:
 
         0 where experts or method cannot be opened.
         """
-        parts = self.experts.found
+        parts = self.experts.partial
         if parts is None or any(problem.where == "method" for problem in self.problems):
             return 0
         tasks = self.experts.tasks if self.recipe.vector is None else ("vector",)
@@ -67,7 +67,7 @@ def plan(recipe: Recipe) -> Plan:
     """Open everything, read headers only, and list every problem; nothing is computed or written."""
     experts = open_experts(recipe.opening)
     plan = Plan(recipe, experts, recipe_problems(recipe, experts))
-    parts = experts.found
+    parts = experts.partial
     if recipe.out is None or parts is None:
         return plan
     out = Path(recipe.out)
