@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +111,6 @@ def test_bert_without_pooler_is_built_without_one(bert: tuple[dict[str, Any], Te
 def test_generic_cannot_be_built() -> None:
     with pytest.raises(RecipeError, match=r"'generic' has no class to build; build the module yourself"):
         module({}, {"a": torch.ones(1)}, generic("bert"))
-
-
-def test_without_transformers_the_error_says_what_to_install(
-    bert: tuple[dict[str, Any], Tensors], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.utils", None)
-    with pytest.raises(RecipeError, match=r"pip install 'orthomerge\[models\]'"):
-        module(*bert)
 
 
 def test_modules_are_shared_and_refilled(bert: tuple[dict[str, Any], Tensors]) -> None:

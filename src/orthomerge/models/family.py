@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.heads import Activation
+from orthomerge.models.heads import Activation, Head
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,10 @@ class HeadLayout:
 
     layers: tuple[str, ...]
     activation: Activation | None = None
-    normalise: bool = False
+
+    def fits(self, head: Head) -> bool:
+        """Whether a head has these layers and nothing else."""
+        return not head.normalise and (head.layers, head.activation) == (len(self.layers), self.activation)
 
     def parts(self) -> dict[str, str]:
         """Part of a head (`weight`, `hidden.bias`, ...) -> name of its tensor, first layer first."""

@@ -113,6 +113,11 @@ class Head:
         return self.output(features)
 
     @property
+    def layers(self) -> int:
+        """How many there are."""
+        return 1 if self.hidden is None else 2
+
+    @property
     def width(self) -> int:
         """Number of features that the head reads."""
         first = self.hidden or self.output

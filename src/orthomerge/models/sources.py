@@ -131,9 +131,9 @@ class Opened:
         return self.tensors("").specs
 
     def checkpoints(self) -> dict[str, Checkpoint | Adapter]:
-        """Everything that was opened, by its role."""
+        """Everything that was opened, by task, the base under ""."""
         parts = self.parts
-        return {"base": parts.base, **{f"expert {task}": source.checkpoint for task, source in parts.sources.items()}}
+        return {"": parts.base, **{task: source.checkpoint for task, source in parts.sources.items()}}
 
     def tensors(self, task: str) -> Tensors:
         """The encoder of an expert, or under "" of the base: its own bytes, and the base's where it has none."""
@@ -282,7 +282,7 @@ def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoi
 def _head_layout(expert: Expert, family: Family) -> HeadLayout | None:
     """The layers of an expert's head: as named, else the family's."""
     if expert.head is not None and expert.head.layers:
-        return HeadLayout(expert.head.layers, expert.head.activation, bool(family.head and family.head.normalise))
+        return HeadLayout(expert.head.layers, expert.head.activation)
     return family.head
 
 
@@ -304,5 +304,10 @@ def _read_head(base: Checkpoint, source: Source) -> Head:
             raise NumericalError(
                 f"{entry.file.path}: the head's {name!r} holds NaN or infinity; find a sound checkpoint"
             )
-    fields = {"normalise": source.layout.normalise, "pooling": source.pooling, "max_length": source.max_length}
-    return Head.of(tensors, source.labels, activation=source.layout.activation, **fields)
+    return Head.of(
+        tensors,
+        source.labels,
+        activation=source.layout.activation,
+        pooling=source.pooling,
+        max_length=source.max_length,
+    )
