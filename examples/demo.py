@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
 from orthomerge.analysis.diagnosis import write_diagnosis
-from orthomerge.analysis.looks import Looks
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.cli.printing import print_tables
@@ -27,6 +27,7 @@ from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import INFO as RUN
 from orthomerge.evaluation.records import RunInfo, write_info
 from orthomerge.evaluation.tables import accuracy_tables, lines
+from orthomerge.fitting.fit import fit
 from orthomerge.models.model import Model
 from orthomerge.report.report import report
 from orthomerge.suites.suite import Suite
@@ -104,7 +105,7 @@ def main() -> None:
         models["task_arithmetic"],
         suite.tasks,
         experts=suite.experts(),
-        looks=Looks(points=250, layers=256),
+        detail=Detail(points=250, layers=256),
         records=records,
         encoding=encoding,
     )
@@ -129,7 +130,8 @@ def fit_all(suite: Suite, say: Callable[[str], None]) -> dict[str, Model]:
     models = {}
     for name, method, options in FITS:
         say(f"  {name}")
-        models[name] = suite.fitted(method, options, device="cpu")
+        encoding = suite.encoding("cpu")
+        models[name] = fit(suite.experts(), method, suite.tasks, options, device="cpu", encoding=encoding)
     return models
 
 
