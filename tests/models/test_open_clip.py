@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.models.making import build, save
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.opening import open_checkpoint
@@ -45,7 +46,7 @@ def open_clip_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 @pytest.fixture
-def expected(tmp_path: Path, build: Any, save: Any) -> dict[str, torch.Tensor]:
+def expected(tmp_path: Path) -> dict[str, torch.Tensor]:
     save(build("CLIPModel", "clip"), tmp_path / "clip")
     tensors = load_file(tmp_path / "clip" / "model.safetensors")
     return {name: tensor for name, tensor in tensors.items() if name.startswith("vis")}

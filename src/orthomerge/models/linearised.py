@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -36,11 +35,7 @@ class LinearisedEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        family: Family,
-        pooling: str,
-        encoder: nn.Module,
-        deltas: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        self, family: Family, pooling: str, encoder: nn.Module, deltas: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         super().__init__()
         _load_rules()

@@ -90,7 +90,7 @@ def loaded(encoder: Encoder) -> Skeleton:
 
 def finished(encoder: Encoder) -> None:
     """Let the module of an encoder be refilled for the next one of its architecture."""
-    _kept[:] = [(skeleton, _nobody if owner() is encoder else owner) for skeleton, owner in _kept]
+    _kept[:] = [(skeleton, (lambda: None) if owner() is encoder else owner) for skeleton, owner in _kept]
 
 
 def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
@@ -110,7 +110,3 @@ def release() -> None:
 
 
 _kept: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with whose weights they hold; the last used is last
-
-
-def _nobody() -> Encoder | None:
-    return None

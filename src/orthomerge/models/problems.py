@@ -149,7 +149,7 @@ def _words(path: Path) -> object:
 
 
 def _missing(where: str, source: Source, needed: Sequence[str], policy: str) -> Iterator[Problem]:
-    absent = [key for key in needed if key in source.split.missing]
+    absent = [key for key in needed if key not in source.split.names]
     if absent and len(absent) == len(needed):
         what = f"none of the base's {len(needed)} encoder tensors is in it (it holds {some(source.specs)})"
         yield Problem(where, what, "if it is not another architecture, name its 'prefix'")

@@ -65,9 +65,8 @@ class Opened:
 
     def __repr__(self) -> str:
         count = len(self.problems)
-        state = "no problems" if not count else f"{count} problem{'s' if count > 1 else ''}"
         family = self.partial.family.title if self.partial else "unknown"
-        return f"Experts({len(self.opening.experts)} of {family} base, {state})"
+        return f"Experts({len(self.tasks)} of {family} base, {count or 'no'} problem{'s' if count != 1 else ''})"
 
     @classmethod
     def of(cls, opening: Opening, live: Mapping[str, Live]) -> Self:
@@ -120,10 +119,8 @@ class Opened:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """The config of the encoder: the base's, else that of the first expert that has one."""
-        parts = self.parts
-        configs = [parts.base.config, *(source.config for source in parts.sources.values())]
-        config = next((config for config in configs if config), None)
-        return encoder_config(config, parts.family) if config else {}
+        configs = (self.parts.base.config, *(source.config for source in self.parts.sources.values()))
+        return encoder_config(next((config for config in configs if config), {}), self.family)
 
     @property
     def specs(self) -> Mapping[str, Spec]:

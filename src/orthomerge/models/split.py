@@ -32,15 +32,14 @@ class Split:
     """What each tensor of a checkpoint is.
 
     `names`: canonical encoder name -> name in the checkpoint. `head`: `weight`, `bias`, `hidden.weight`,
-    `hidden.bias` -> name. `left_out`: name -> why. `unknown`: neither. `missing`: encoder tensors that are not there.
-    `prefixes`: every prefix under which the whole encoder is; exactly one is right.
+    `hidden.bias` -> name. `left_out`: name -> why. `unknown`: neither. `prefixes`: every prefix under which the whole
+    encoder is; exactly one is right.
     """
 
     names: dict[str, str]
     head: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
 
 
@@ -85,7 +84,7 @@ def split_base(
             left_out[key] = f"{TIED}{twin}"
         else:
             names[twin] = key
-    return Split(names, {}, left_out, tuple(unknown), (), (prefix,))
+    return Split(names, {}, left_out, tuple(unknown), (prefix,))
 
 
 def split_expert(
@@ -119,8 +118,7 @@ def split_expert(
             left_out[key] = "optional, and not in the base"
         else:
             unknown.append(key)
-    missing = tuple(key for key in reference if key not in names)
-    return Split(names, head, left_out, tuple(sorted(unknown)), missing, prefixes)
+    return Split(names, head, left_out, tuple(sorted(unknown)), prefixes)
 
 
 def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint | Adapter:
@@ -192,36 +190,26 @@ def _fitting_prefixes(
 def _possible_prefixes(specs: Mapping[str, Spec], family: Family, needed: Iterable[str]) -> list[str]:
     """Every prefix under which some needed tensor lies, most plausible first, without judging yet."""
     keys = list(needed)
-    prefixes = dict.fromkeys((family.prefix, ""))
-    for anchor in keys[:1] + keys[len(keys) // 2 : len(keys) // 2 + 1] + keys[-1:]:
-        for name in (anchor, *_twins(family, anchor)):
-            for key in specs:
-                if key == name or key.endswith("." + name):
-                    prefixes.setdefault(key.removesuffix(name), None)
-    return list(prefixes)
+    anchors = [*keys[:1], *keys[len(keys) // 2 : len(keys) // 2 + 1], *keys[-1:]]
+    names = [name for anchor in anchors for name in (anchor, *_twins(family, anchor))]
+    ends = [(key, name) for name in names for key in specs if key == name or key.endswith("." + name)]
+    return list(dict.fromkeys((family.prefix, "", *(key.removesuffix(name) for key, name in ends))))
 
 
 def _encoder_names(specs: Mapping[str, Spec], family: Family, prefix: str, wanted: Iterable[str]) -> dict[str, str]:
     """Canonical name -> name in the checkpoint, for wanted tensors that are there; a tied twin will do."""
+    names = {key: [prefix + each for each in (key, *_twins(family, key)) if prefix + each in specs] for key in wanted}
+    return {key: present[0] for key, present in names.items() if present}
+
+
+def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None) -> dict[str, str]:
+    """Part of a head -> name; weight and bias of a layer are both under the wrapper, or both without it."""
     names = {}
-    for key in wanted:
-        candidates = (prefix + each for each in (key, *_twins(family, key)))
-        name = next((name for name in candidates if name in specs), None)
-        if name is not None:
-            names[key] = name
-    return names
+    for part, name in (layout.parts() if layout else {}).items():
+        wrapped = f"{outer}{name.rpartition('.')[0]}.weight" in specs
+        names[part] = outer + name if wrapped else name
+    return {part: name for part, name in names.items() if name in specs}
 
 
 def _twins(family: Family, key: str) -> list[str]:
     return [alias for alias, target in family.tied.items() if target == key]
-
-
-def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None) -> dict[str, str]:
-    """Part of a head -> name, with the wrapper or without it."""
-    names: dict[str, str] = {}
-    for part, name in (layout.parts() if layout else {}).items():
-        layer = name.rpartition(".")[0]
-        place = f"{outer}{name}" if f"{outer}{layer}.weight" in specs else name
-        if place in specs:
-            names[part] = place
-    return names

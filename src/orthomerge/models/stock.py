@@ -81,9 +81,8 @@ def export(model: ModelData, task: str, out: Path, *, force: bool = False, input
     head, family = model.head(task), model.family
     why = why_not_stock(family, head)
     if why is not None or not isinstance(head, Head):
-        raise RecipeError(
-            f"no stock class computes what the head of {task!r} does: {why}; use orthomerge.load, which computes every head"
-        )
+        way_out = "use orthomerge.load, which computes every head"
+        raise RecipeError(f"no stock class computes what the head of {task!r} does: {why}; {way_out}")
     encoder = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     dtype = main_dtype(encoder.values())
     tensors = {name: tensor.to(torch_dtype(dtype)) for name, tensor in named_tensors(family, head).items()}
