@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from benchmarks.lora_cka import update_cka
-from tests.alignment.toys import random, rotation
 
 from orthomerge.analysis.cka import cka_matrix, linear_cka
 from orthomerge.core.errors import IncompatibleError
+from orthomerge.testing.toys import random, rotation
 
 
 @pytest.mark.parametrize("shape", [(60, 8), (10, 40)])

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.alignment.toys import random
 
 from orthomerge.analysis.figures import Bars, Lines
 from orthomerge.analysis.geometry import Geometry, bandwidth, density, geometry_figures, span
+from orthomerge.testing.toys import random
 
 
 def test_identical_features() -> None:
