@@ -137,4 +137,4 @@ def make_page(place: Path, work: Work) -> None:
     from orthomerge.report.report import report
 
     if (work.run / RECORDS).stat().st_size:
-        report(work.run, place / PAGE, title=work.title, say=lambda text: work.progress.stage(text, None))
+        report(work.run, place / PAGE, title=work.title, progress=work.progress)
