@@ -2,27 +2,21 @@
 
 Every cell says how many draws it is the mean of. All inputs are one draw: only what is random in an aligner itself is
 repeated there.
-
-    python benchmarks/aligner_table.py runs/vision8/aligners/*      the sheets of runs that were done apart
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from statistics import mean, stdev
 from typing import get_args
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.core.table import Table
 from orthomerge.data.task import Split
 from orthomerge.evaluation.protocols import EvaluationProtocol
-from orthomerge.evaluation.records import Record, read_records
-from orthomerge.runs.blocks import Kind
+from orthomerge.evaluation.records import Record
+from orthomerge.runs.sections import Access
 
 MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class
@@ -48,7 +42,7 @@ def aligner_protocols(
     for aligner in aligners:
         control = ("base",) if aligner in CONTROL else ()
         repeated = seldom if _random(aligner) else 1
-        for access in get_args(Kind):
+        for access in get_args(Access):
             found += [_ask(aligner, MERGES, access, shots, often) for shots in FEW]
             found.append(_ask(aligner, MERGES, access, SHARE, seldom))
             models = (*MERGES, *control) if access == "inductive" else MERGES
@@ -70,7 +64,7 @@ def _random(aligner: str) -> bool:
     return any(field.name == "seed" for field in fields(aligner_class(ALIGNERS[aligner])))
 
 
-def _ask(aligner: str, models: tuple[str, ...], access: Kind, shots: float | None, seeds: int) -> EvaluationProtocol:
+def _ask(aligner: str, models: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> EvaluationProtocol:
     return EvaluationProtocol(aligner=aligner, models=models, access=access, shots=shots, seeds=seeds)
 
 
@@ -117,14 +111,3 @@ def _extra(records: Sequence[Record]) -> int:
     """Numbers beyond the heads, over all tasks."""
     by_task = {record.task: record.extra_parameters for record in records}
     return sum(by_task.values())
-
-
-def main() -> None:
-    records = [record for folder in sys.argv[1:] for record in read_records(Path(folder) / "records.jsonl")]
-    order = [None, *ALIGNERS]
-    records.sort(key=lambda record: order.index(record.aligner))
-    print("\n\n".join(sheet.markdown() for sheet in aligner_sheets(records)))
-
-
-if __name__ == "__main__":
-    main()

@@ -123,17 +123,15 @@ def start_head(
             Linear(torch.empty(size, width).normal_(0, _SPREAD, generator=generator), torch.zeros(size))
             for size in [width] * (len(layout.layers) - 1) + [len(labels)]
         ]
-        fresh = Head(output, labels, hidden[0] if hidden else None, layout.activation, layout.normalise)
+        fresh = Head(output, labels, hidden[0] if hidden else None, layout.activation)
         return TrainableHead(fresh)
     if head.width != width:
         raise IncompatibleError(f"the head reads {head.width} features, the encoder gives {width}; check the pooling")
-    if layout is not None:
-        ours = (2 if head.hidden is not None else 1, head.activation, head.normalise)
-        if ours != (len(layout.layers), layout.activation, layout.normalise):
-            raise IncompatibleError(
-                f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
-                "so no checkpoint could hold it; give one of the same layers, or none"
-            )
+    if layout is not None and not layout.fits(head):
+        raise IncompatibleError(
+            f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
+            "so no checkpoint could hold it; give one of the same layers, or none"
+        )
     return TrainableHead(head.reordered(labels))
 
 
