@@ -71,7 +71,7 @@ def legend(board: Board) -> str:
         return ""
     points = None if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
     return (
-        f"{MARKS['reference']} what the others that were read in the same way are compared with; "
+        f"{MARKS['reference']} what the others that were scored in the same way are compared with; "
         f"{MARKS['better']} better, {MARKS['worse']} worse than it (paired bootstrap, Holm, p < 0.05); "
         f"{MARKS['comparable']} comparable: less than {points or 'the margin'} apart by two one-sided tests; "
         f"{MARKS['undecided']} undecided."
