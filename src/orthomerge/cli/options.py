@@ -1,27 +1,49 @@
-"""Arguments and options that several commands have."""
+"""Groups of flags that several commands have."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
 from typing import Annotated
 
-import typer
+from orthomerge.cli.flags import Flag
 
-RecipePath = Annotated[str | None, typer.Argument(metavar="[RECIPE.yaml]", help="A recipe, ours or mergekit's.")]
-Base = Annotated[
-    str | None,
-    typer.Option("--base", help="The model that the experts were fine-tuned from: folder, file or hub id."),
+Data = Annotated[
+    dict[str, str] | str | None,
+    Flag("Folder with one TASK.csv, .jsonl, .parquet or image folder per task; or TASK=PATH, repeated.", "TASK=PATH"),
 ]
-Experts = Annotated[list[str] | None, typer.Option("--expert", metavar="NAME=PATH", help="An expert; repeat for each.")]
-Method = Annotated[str | None, typer.Option("--method", help="See `orthomerge methods`.")]
+Device = Annotated[str, Flag("auto, cpu, cuda, ...", "DEVICE")]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the method or of the recipe; repeat for each."),
+    tuple[str, ...], Flag("Option of the method or of the recipe, repeated.", "KEY=VALUE", name="--set")
 ]
-Out = Annotated[str | None, typer.Option("--out", help="The folder to write.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing output of ours, if no other file is in it.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="keep, float32, float16 or bfloat16.")]
-ShardSize = Annotated[str | None, typer.Option("--max-shard-size", help="For example 5GB.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Folder = Annotated[str | None, typer.Option("--folder", help="Where the suite is kept; a cache folder if not given.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")]
-Grid = Annotated[str | None, typer.Option("--grid", help="Scales to try, e.g. 0.2,0.5,1; else 0.05 to 1.")]
-Batch = Annotated[int, typer.Option("--batch", help="Inputs encoded at once.")]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where inputs are encoded, and how many at once."""
+
+    device: Device = "auto"
+    batch: Annotated[int, Flag("Inputs encoded at once.", "N")] = 64
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where base and experts are now."""
+
+    expert: Annotated[
+        dict[str, str], Flag("New place of an expert, if it was moved; repeated.", "TASK=PATH", default="as recorded")
+    ] = ()  # type: ignore[assignment]
+    base: Annotated[str | None, Flag("New place of the base.", "PATH", default="as recorded")] = None
+
+
+@dataclass(frozen=True)
+class Display:
+    """What is printed."""
+
+    json: Annotated[bool, Flag("Print one JSON document.")] = False
+    quiet: Annotated[bool, Flag("Print no progress.", short="-q")] = False
+    verbose: Annotated[bool, Flag("Print the traceback of an error.", short="-v")] = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether no progress is shown."""
+        return self.quiet or self.json
