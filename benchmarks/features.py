@@ -27,10 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import describe_run, table, write_result
 
+from orthomerge.core.device import device_of
 from orthomerge.data.task import Examples, Modality
-from orthomerge.models.extract import Precision, device_of, extract
+from orthomerge.models.extract import extract
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
+from orthomerge.models.features import Precision
 from orthomerge.models.load import quiet
 from orthomerge.models.processing import PixelProcessor, Processor, batches
 from orthomerge.models.processors import load_processor

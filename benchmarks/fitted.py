@@ -32,12 +32,12 @@ from benchmarks.fitted_sheets import sheets
 from benchmarks.suite_table import GRIDS
 
 from orthomerge.api.align import align
-from orthomerge.api.fit import fit
-from orthomerge.api.scale import search_scale
 from orthomerge.data.sampling import few_shot, share
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.evidence import extra_numbers
 from orthomerge.evaluation.metrics import hits, predict
+from orthomerge.evaluation.scale import search_scale
+from orthomerge.fitting.fit import fit
 from orthomerge.models.encoding import encode
 from orthomerge.models.model import Model
 from orthomerge.suites.suite import Suite

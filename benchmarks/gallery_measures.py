@@ -19,17 +19,16 @@ from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points, figu
 from orthomerge.analysis.looks import Looks, sample
 from orthomerge.analysis.recorded import fit_figures
 from orthomerge.api.diagnose import diagnose
-from orthomerge.api.scale import search_scale
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.scale import ScaleSearch
+from orthomerge.evaluation.scale import ScaleSearch, search_scale
 from orthomerge.evaluation.subject import Subject
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.extract import device_of
 from orthomerge.models.model import Model
 from orthomerge.suites.suite import Suite
 

@@ -32,7 +32,7 @@ from benchmarks.fitted import Place, Worker, scales_of, spread
 from benchmarks.fitted_jobs import Job
 from benchmarks.lora_cka import KINDS, adapted_share, measure
 
-from orthomerge.api.scale import search_scale
+from orthomerge.evaluation.scale import search_scale
 from orthomerge.models.opening import Expert
 from orthomerge.suites import digits, text8
 from orthomerge.suites.building import make_experts

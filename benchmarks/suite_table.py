@@ -19,13 +19,13 @@ from benchmarks.environments import describe_run  # noqa: E402
 
 from orthomerge.alignment.aligners import ALIGNERS  # noqa: E402
 from orthomerge.api.evaluate import evaluate  # noqa: E402
-from orthomerge.api.scale import search_scale  # noqa: E402
+from orthomerge.core.device import device_of  # noqa: E402
 from orthomerge.data.task import Split  # noqa: E402
 from orthomerge.evaluation.protocol import EvaluationProtocol  # noqa: E402
 from orthomerge.evaluation.records import Record  # noqa: E402
 from orthomerge.evaluation.running import read_run  # noqa: E402
+from orthomerge.evaluation.scale import search_scale  # noqa: E402
 from orthomerge.evaluation.subject import Subject  # noqa: E402
-from orthomerge.models.extract import device_of  # noqa: E402
 from orthomerge.suites.table import build_suite  # noqa: E402
 
 GRIDS = {

@@ -21,7 +21,6 @@ from orthomerge.analysis.figures import Bars, Heat, Lines, Points
 from orthomerge.analysis.looks import Looks
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
-from orthomerge.api.fit import fit
 from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_experts
 from orthomerge.cli.app import app
@@ -29,6 +28,7 @@ from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.protocol import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
+from orthomerge.fitting.fit import fit
 from orthomerge.merging.merged import MergedTensors
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.model import Model

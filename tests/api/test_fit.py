@@ -15,7 +15,6 @@ import torch
 from tests.aligning import HEADS, write_tables
 
 from orthomerge.api.align import align
-from orthomerge.api.fit import fit
 from orthomerge.api.load import load
 from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_named
@@ -25,7 +24,7 @@ from orthomerge.files import safetensors
 from orthomerge.files.paths import RawFile
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting import loop
-from orthomerge.fitting.fit import setting_of
+from orthomerge.fitting.fit import fit, setting_of
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.realign import Realign
 from orthomerge.fitting.setting import Fitted, Setting

@@ -11,11 +11,10 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, without_labels
 
 from orthomerge.api.merge import merge
-from orthomerge.api.scale import search_scale
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import schema
 from orthomerge.evaluation.metrics import predict
-from orthomerge.evaluation.scale import GRID, ScaleSearch
+from orthomerge.evaluation.scale import GRID, ScaleSearch, search_scale
 from orthomerge.merging.methods import METHODS, method_maker
 from orthomerge.models.model import Model
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.alignment.aligners import chosen_aligner
 from orthomerge.alignment.saving import as_saved
-from orthomerge.core.errors import IncompatibleError
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
 from orthomerge.core.version import VERSION
+from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.merging.stream import single_threaded
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
-from orthomerge.models.reopening import short_hashes
+from orthomerge.models.reopening import reopen_experts, short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Aligner
-    from orthomerge.data.task import Examples
+    from orthomerge.data.task import Split
     from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Head
     from orthomerge.models.model import Model
@@ -28,33 +30,65 @@ if TYPE_CHECKING:
 
 def align_model(
     model: Model,
-    experts: Experts,
-    inputs: Mapping[str, Examples],
-    aligner: Aligner,
-    about: Mapping[str, Any],
+    data: Mapping[str, Any],
     *,
-    encoding: Encoding,
+    aligner: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    experts: Experts | None = None,
+    folder: Path | None = None,
+    split: Split = "train",
+    limit: int | None = None,
+    seed: int = 0,
+    encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """The model with aligned heads for the tasks of `inputs`; others stay as they are.
+    """Fit each task's head to the encoder by what its expert makes of the same inputs; labels are not looked at.
 
-    `about`: what the manifest says of the alignment beside its results, such as the aligner's name and the seed.
+    `data`: inputs by task, a `Task` or what can be read as one; other tasks keep their heads. `experts`: those that the
+    model was made from; None opens them again as the model in `folder` says. `split`: "test" makes whatever is measured
+    there transductive. `limit`: at most N inputs per task, drawn by `seed`.
     """
+    if split not in ("train", "val", "test"):
+        raise RecipeError(f"'split' must be train, val or test, got {split!r}")
+    if "alignment" in model.origin.facts:
+        by = model.origin.facts["alignment"]["aligner"]
+        raise RecipeError(f"this model has been aligned already, by {by!r}; align the merge that it was made from")
+    if not model.family.encoder_class:
+        raise RecipeError(
+            "this model is of a module of your own, which cannot be built here; make the features yourself, "
+            "and give them to an aligner of orthomerge.alignment.aligners"
+        )
+    for task in data:
+        model.head(task)
+    chosen = chosen_aligner(aligner, options or {}, seed=seed)
+    tasks = unlabelled_tasks(data, model.labels, model.family.modality, split=split, limit=limit, seed=seed)
+    experts = experts or reopen_experts(model, folder=folder, tasks=tuple(data))
+    inputs, how = {name: task[split] for name, task in tasks.items()}, encoding or Encoding()
     merged = {}
     for task, examples in inputs.items():  # merged features first, so that the merged encoder is computed once
         progress.stage(f"encoding {task}", None)
-        merged[task] = encode(model, examples, task=task, how=encoding)
+        merged[task] = encode(model, examples, task=task, how=how)
     heads, facts = dict(model.heads), {}
     for task, examples in inputs.items():
-        progress.stage(f"aligning {task} by {about['aligner']}", None)
+        progress.stage(f"aligning {task} by {aligner}", None)
         own = _own_head(model, experts, task)
-        expert = encode(experts.teacher(task), examples, task=task, head=own, how=encoding)
+        expert = encode(experts.teacher(task), examples, task=task, head=own, how=how)
         with single_threaded():  # sums of several threads depend on their number
-            alignment = aligner.fit(FeaturePair(merged[task], expert), own)
+            alignment = chosen.fit(FeaturePair(merged[task], expert), own)
         heads[task], results = as_saved(task, alignment, head_of(model.heads[task]), merged[task].values)
         facts[task] = {"inputs": len(examples), "data": f"sha256:{examples.digest()}", **results}
-    options = plain({option: getattr(aligner, option) for option in schema(type(aligner))})
-    about = {"orthomerge": VERSION, **about, "options": options, "tasks": facts, "versions": versions()}
+    access = "transductive" if split == "test" else "inductive"
+    about = {
+        "orthomerge": VERSION,
+        "aligner": aligner,
+        "seed": seed,
+        "split": split,
+        "limit": limit,
+        "access": access,
+        "options": plain({option: getattr(chosen, option) for option in schema(type(chosen))}),
+        "tasks": facts,
+        "versions": versions(),
+    }
     kept = {name: value for name, value in model.origin.facts.items() if name != "evaluation"}  # of the old heads
     notes = [
         f"no data of {task!r} was given to align it with; its head is as it was merged"

@@ -35,8 +35,8 @@ from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
 from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.newton import Fit, Rows
 from orthomerge.alignment.problem import Problem, Solved
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import NumericalError
-from orthomerge.models.extract import device_of
 
 STRENGTHS = (math.inf, 10.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 1e-4, 1e-5)
 DEFAULT = 0.03

@@ -36,7 +36,7 @@ from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.descent import Descent
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.checks import at_least_one, not_negative
-from orthomerge.models.extract import device_of
+from orthomerge.core.device import device_of
 from orthomerge.models.extras import SurgeryHead
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head

@@ -42,7 +42,7 @@ from orthomerge.alignment.folding import folded, logits_from
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import polar_factor
 from orthomerge.core.checks import not_negative
-from orthomerge.models.extract import device_of
+from orthomerge.core.device import device_of
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 

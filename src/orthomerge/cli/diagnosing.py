@@ -55,11 +55,11 @@ def diagnose(
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
     from orthomerge.analysis.looks import Looks
     from orthomerge.api.diagnose import diagnose as compare
-    from orthomerge.api.scale import search_scale
     from orthomerge.cli.printing import print_json
     from orthomerge.cli.progress import shown
     from orthomerge.core.errors import OutputError
     from orthomerge.evaluation.records import read_records
+    from orthomerge.evaluation.scale import search_scale
     from orthomerge.files.run_folder import check_claim, claim
 
     looks = Looks(aligner=aligner, points=points, layers=layers, limit=limit, seed=seed)

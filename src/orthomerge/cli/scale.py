@@ -11,7 +11,7 @@ from orthomerge.runs.recipe import Recipe
 
 def choose_scale(recipe: Recipe, data: Mapping[str, str], *, quiet: bool) -> Recipe:
     """The recipe with its `scale: auto` replaced by the best on the tasks' validation splits."""
-    from orthomerge.api.scale import search_scale
+    from orthomerge.evaluation.scale import search_scale
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.experts import open_experts
 

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.schema import schema
+from orthomerge.data.tasks import labelled_tasks
+from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import predict, predictions
+from orthomerge.evaluation.span import span_of
+from orthomerge.merging.merge import merge_opened
+from orthomerge.merging.methods import find_method, method_maker
+from orthomerge.models.encoding import Encoding
 from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import head_kind
 
 if TYPE_CHECKING:
-    from orthomerge.evaluation.encoded import EncodedTasks
     from orthomerge.evaluation.span import Span
+    from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Extra, Head
 
 
@@ -52,25 +59,52 @@ class ScaleSearch:
 
 
 def search_scale(
-    span: Span,
-    heads: Mapping[str, Head | Extra],
-    encoded: EncodedTasks,
+    experts: Experts,
+    method: str,
+    data: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
     *,
     grid: Sequence[float] = GRID,
-    criterion: Criterion = "accuracy",
+    criterion: Criterion | Literal["auto"] = "auto",
+    seed: int = 0,
+    device: str = "cpu",
+    vector: str | None = None,
+    encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> ScaleSearch:
-    """Score every scale of the grid on the val splits of the tasks.
+    """Score the merges at every scale of a grid on the validation inputs of `data`; `.best` is the scale to take.
 
-    Every method with a `scale` multiplies its merged vector by it, so the merges at 0 and 1, which `span` is the line
-    through, give all of them.
+    `criterion`: accuracy, normalised by the experts', or agreement with the experts, which needs no labels; "auto" is
+    accuracy if all validation inputs have labels. Test inputs are not looked at. Every method with a `scale` multiplies
+    its merged vector by it, so all merges lie on the line through those at 0 and 1.
     """
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
+    if "scale" not in schema(method_maker(find_method(method))):
+        raise RecipeError(f"{method!r} has no 'scale' to search; merge it as it is")
+    labels = {task: head.labels for task, head in experts.heads.items()}
+    tasks = labelled_tasks(data, labels, experts.family.modality)
+    if criterion == "auto":
+        labelled = all(task["val"].labels is not None for task in tasks.values())
+        criterion = "accuracy" if labelled else "agreement"
+    ends = [
+        merge_opened(
+            experts,
+            method,
+            {**(options or {}), "scale": scale},
+            dtype="float32",
+            seed=seed,
+            device=device,
+            vector=vector,
+        )
+        for scale in (0.0, 1.0)
+    ]
+    teachers = {task: experts.teacher(task) for task in tasks}
+    span, encoded = span_of(*ends), EncodedTasks(tasks, teachers, encoding or Encoding())
     curve: dict[float, dict[str, float]] = {}
     for scale in map(float, grid):
-        curve[scale] = {task: _score(span, scale, heads[task], encoded, task, criterion) for task in encoded.tasks}
-        progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(encoded.tasks):.1f}", None)
+        curve[scale] = {task: _score(span, scale, experts.heads[task], encoded, task, criterion) for task in tasks}
+        progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(tasks):.1f}", None)
     return ScaleSearch(criterion, curve)
 
 

@@ -11,20 +11,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.saving import as_saved
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
+from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.setting import Setting
-from orthomerge.merging.merge import chosen_method
+from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.modules import finished, unshared
@@ -34,7 +37,7 @@ from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples, Split
-    from orthomerge.fitting.setting import Fitted, FittedMethod
+    from orthomerge.fitting.setting import Fitted
     from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Extra, Head
     from orthomerge.models.model import Model, Origin
@@ -45,37 +48,56 @@ _STATE = 3  # the form of a state on disk; those of another form are not read
 _BETWEEN = 60.0  # seconds between two states on disk
 
 
-def fit_model(
+def fit(
     experts: Experts,
-    method: FittedMethod,
-    examples: Mapping[str, Examples],
-    origin: Origin,
+    method: Any,
+    data: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
     *,
-    split: Split,
-    device: torch.device,
-    seed: int = 0,
-    half: bool = False,
     dtype: str = "keep",
+    seed: int = 0,
+    device: str = "auto",
+    split: Split = "train",
+    limit: int | None = None,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
     state: Path | None = None,
     save_every: float | None = None,
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """Fit a merge to unlabelled inputs of every expert. `half`: train in bfloat16; `encoding`: of the experts.
+    """Fit a merge to unlabelled inputs of every expert and return it as a model; nothing is written but `state`.
 
-    `state`: a folder from which a killed fit continues, written at looks that are `save_every` seconds apart.
+    `method`: a fitted method's name with its `options`, or an object. `data`: inputs by task, a `Task` or what can be
+    read as one. `split`: "test" makes whatever is measured there transductive. `limit`: at most N inputs per task,
+    drawn by `seed`. `precision`: of training, bfloat16 or float32; auto is bfloat16 on a GPU. `state`: a folder from
+    which a killed run of the same fit continues; it is written every `save_every` seconds and never removed here.
+    `encoding`: of the experts.
     """
-    how = encoding or Encoding(device=str(device))
-    setting = setting_of(experts, examples, device=device, seed=seed, half=half, how=how, progress=progress)
-    if state is not None:
-        run = RunState(state, _fingerprint(experts, origin, examples, split, half=half))
-        setting = replace(setting, state=run, every=_BETWEEN if save_every is None else save_every)
-    fitted = method.fit(setting)
-    heads, extra = _heads(setting, fitted)
-    facts = {"split": split, "access": "transductive" if split == "test" else "inductive"}
-    facts |= _facts(setting, fitted, examples, extra)
-    seen = {task: short_hashes(some) for task, some in examples.items()}
-    tensors = _tensors(experts, setting.encoder, fitted.weights, None if dtype == "keep" else DTYPE_NAMES[dtype])
+    name, chosen, used = chosen_method(experts, method, options or {}, seed=seed)
+    check_merge(experts, name)
+    if not hasattr(chosen, "fit"):
+        raise RecipeError(f"{name!r} looks at no inputs; leave them out, or use a fitted method such as realign")
+    missing = [task for task in experts.tasks if task not in data]
+    if missing:
+        task = missing[0]
+        raise RecipeError(f"there are no inputs of {task!r}, and a fit needs those of all; give --data {task}=PATH")
+    labels = {task: head.labels for task, head in experts.heads.items()}
+    tasks = unlabelled_tasks(data, labels, experts.family.modality, split=split, limit=limit, seed=seed)
+    examples = {task: tasks[task][split].unlabelled() for task in experts.tasks}
+    place = device_of(device)
+    half = precision == "bfloat16" or (precision == "auto" and place.type == "cuda")
+    origin, how = origin_of(experts, name, used, seed=seed), encoding or Encoding(device=device)
+    with fixed_threads():
+        setting = setting_of(experts, examples, device=place, seed=seed, half=half, how=how, progress=progress)
+        if state is not None:
+            run = RunState(state, _fingerprint(experts, origin, examples, split, half=half))
+            setting = replace(setting, state=run, every=_BETWEEN if save_every is None else save_every)
+        fitted = chosen.fit(setting)
+        heads, extra = _heads(setting, fitted)
+        facts = {"split": split, "access": "transductive" if split == "test" else "inductive"}
+        facts |= _facts(setting, fitted, examples, extra)
+        seen = {task: short_hashes(some) for task, some in examples.items()}
+        tensors = _tensors(experts, setting.encoder, fitted.weights, None if dtype == "keep" else DTYPE_NAMES[dtype])
     return experts.model(tensors, heads, origin.with_facts(fit=facts).with_inputs(seen))
 
 

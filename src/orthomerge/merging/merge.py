@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
 from orthomerge.merging.kinship import check_kinship
 from orthomerge.merging.merged import MergedTensors, check_tied, task_vectors
 from orthomerge.merging.methods import make_method, methods, name_of, options_of
-from orthomerge.models.extract import device_of
 from orthomerge.models.model import Origin
 from orthomerge.models.problems import Problem
 from orthomerge.models.writing import plain

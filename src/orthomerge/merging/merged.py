@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
 from orthomerge.files.lora import Adapter, AdapterSource
 from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
-from orthomerge.models.extract import device_of
 from orthomerge.models.split import TIED
 from orthomerge.models.tensors import EncoderWeights, in_writing_order
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.models.extract import Precision, device_of, extract
-from orthomerge.models.features import FeatureCache, FeatureKey, Features
+from orthomerge.models.extract import extract
+from orthomerge.models.features import FeatureCache, FeatureKey, Features, Precision
 from orthomerge.models.heads import head_of, logits_of
 from orthomerge.models.kinds import Prediction, head_kind
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError, nearest
-from orthomerge.models.features import Features
+from orthomerge.models.features import Features, Precision
 from orthomerge.models.processing import batches
 
 if TYPE_CHECKING:
@@ -25,30 +26,6 @@ if TYPE_CHECKING:
     from orthomerge.models.processing import Processor
 
     Batch = Mapping[str, torch.Tensor]
-
-
-# What the encoder computes in; float32: as its weights are, without autocast.
-Precision = Literal["float32", "bfloat16", "float16"]
-
-
-def device_of(name: str) -> torch.device:
-    """The device of a name; `auto` is the accelerator where there is one, else the CPU."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if name == "auto":
-        return accelerator or torch.device("cpu")
-    here = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise RecipeError(f"unknown device {name!r}; {nearest(name, ['auto', *here])}") from error
-    if device.type not in here:
-        raise RecipeError(f"device {name!r} is not available, torch finds {' and '.join(here)} here; use 'auto'")
-    count = 1 if device.type == "cpu" else torch.accelerator.device_count()
-    if (device.index or 0) >= count:
-        raise RecipeError(f"device {name!r} does not exist, the last one is '{device.type}:{count - 1}'; use 'auto'")
-    return device
 
 
 def extract(

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.core.version import VERSION
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.data.task import Examples, Split
-    from orthomerge.models.extract import Precision
     from orthomerge.models.processing import Processor
 
 
@@ -36,6 +35,8 @@ FORMAT = 1
 VARIABLE = "ORTHOMERGE_CACHE"
 _PARTIAL = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.partial")
 _SEAL = Spec((32,), "U8")
+# What the encoder computes in; float32: as its weights are, without autocast.
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class Model:
 
     def module(self, device: str = "auto", dtype: torch.dtype | None = None) -> MultiHead:
         """A new module that gives the logits of every task; nobody else's weights change with it."""
-        from orthomerge.models.extract import device_of
+        from orthomerge.core.device import device_of
         from orthomerge.models.multihead import MultiHead
 
         module = MultiHead(self.encoder.module(), self.family, self.heads)

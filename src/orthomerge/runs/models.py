@@ -52,7 +52,7 @@ def merge(
             device=compute.device,
             vector=merge.vector,
         )
-    from orthomerge.api.fit import fit
+    from orthomerge.fitting.fit import fit
 
     return fit(
         experts,
@@ -82,9 +82,9 @@ def align(
     progress: Progress = SILENT,
 ) -> Model:
     """The model with its heads aligned, as a section `align` says."""
-    from orthomerge.api.align import align as aligned  # most merges need no aligner, and importing them takes time
+    from orthomerge.alignment.align import align_model  # most merges need no aligner, and importing them takes time
 
-    return aligned(
+    return align_model(
         model,
         section.data,
         aligner=section.aligner,

@@ -105,8 +105,8 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     from orthomerge.analysis.commands import suggested_commands
     from orthomerge.analysis.diagnose import diagnose
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-    from orthomerge.api.scale import search_scale
     from orthomerge.evaluation.records import read_records
+    from orthomerge.evaluation.scale import search_scale
     from orthomerge.runs.scoring import diagnose_of, looks_of
 
     recipe, section, encoded, search = work.recipe, work.section, work.encoded, None

@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.api.fit import fit
 from orthomerge.evaluation.subject import Subject
+from orthomerge.fitting.fit import fit
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.core.memory import free_memory
 from orthomerge.core.seeds import derive
@@ -20,7 +21,6 @@ from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.ownership import EXPERT
 from orthomerge.files.publish import publish
 from orthomerge.files.run_state import RunState, clear_state, state_folder
-from orthomerge.models.extract import device_of
 from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, check_labelled
 from orthomerge.tuning.loop import Outcome, Progress, Run, count_steps, fit_head, train

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from orthomerge.api.open import open as open_experts
+from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Modality
-from orthomerge.models.extract import _order, device_of, extract
+from orthomerge.models.extract import _order, extract
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.features import Features
