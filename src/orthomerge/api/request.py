@@ -38,6 +38,8 @@ def read_request(
     the command merges nothing, so the recipe may neither fit nor align.
     """
     where, document, rest = _document(words)
+    if options.get("base") is None:
+        _check_base(words)
     if rest and options.get("out") is not None:
         raise RecipeError(f"the output is named twice, {rest[0]!r} and --out; leave one out")
     document |= {"out": rest[0]} if rest else {}
@@ -69,6 +71,17 @@ def _document(words: Sequence[str]) -> tuple[str, dict[str, Any], Sequence[str]]
     if len(rest) > 1:
         raise RecipeError(f"a recipe is followed by at most one output folder, got {', '.join(rest)}")
     return path, dict(load_recipe_mapping(Path(path))), rest
+
+
+def _check_base(words: Sequence[str]) -> None:
+    """Refuse a base among the experts, which is the natural first try."""
+    base = next((word for word in words if "=" not in word and Path(word).name.lower() in ("base", "base_model")), None)
+    if base is not None and len(words) > 1:
+        others = " ".join(word for word in words if word != base)
+        raise RecipeError(
+            f"is {base!r} the model that the experts were fine-tuned from? Then type: orthomerge merge {others} "
+            f"--base {base} --out OUT; if it is an expert, name its task: NAME={base}"
+        )
 
 
 def _set(document: dict[str, Any], options: Mapping[str, Any], where: str) -> None:

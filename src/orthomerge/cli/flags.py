@@ -22,8 +22,8 @@ _NUMBERS = (int, float)
 class Flag:
     """How a field is written on the command line.
 
-    `metavar`: the placeholder of its value. `short`: a second name of one letter. `name`: the long name, where the field
-    is called otherwise. `default`: in words, where the value does not say it. `positional`: an argument.
+    `metavar`: the placeholder of its value. `short`: a second name of one letter. `name`: the long name, if it is not
+    that of the field. `default`: in words, where the value does not say it. `positional`: an argument.
     """
 
     help: str
@@ -60,9 +60,9 @@ class Command(click.Command):
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one line per form of the command."""
-        path = ctx.command_path.rpartition(" ")[0]
         for number, line in enumerate(self.usage):
-            formatter.write_usage(f"{path} {line}".strip(), prefix="       " if number else None)
+            prefix = "       " if number else None
+            formatter.write_usage(ctx.find_root().command_path, line, prefix=prefix)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, description, examples, then each group of flags."""
@@ -110,7 +110,7 @@ class _Choice(click.Choice[Any]):
         return f"{super().get_invalid_choice_message(value, ctx)[:-1]}; {nearest(str(value), map(str, self.choices))}"
 
 
-class _Numbers(click.ParamType):
+class _Numbers(click.ParamType[tuple[float, ...]]):
     """Numbers with commas between them."""
 
     name = "numbers"
@@ -131,38 +131,46 @@ def _parameters(group: type) -> list[click.Parameter]:
 
 def _parameter(field: Field[Any], kind: Any, flag: Flag) -> click.Parameter:
     """The argument or option of a field."""
-    kinds, required = _kinds(kind), field.default is MISSING
-    value = None if required else field.default
+    kinds, required = _kinds(kind), field.default is MISSING and field.default_factory is MISSING
+    value = None if field.default is MISSING else field.default
+    parts = _type(kinds[0])
     if flag.positional:
-        count = -1 if tuple in map(get_origin, kinds) else 1
-        return _Argument(field.name, text=flag.help, nargs=count, required=required, metavar=flag.metavar)
+        count = -1 if parts.pop("multiple", False) else 1
+        return _Argument(field.name, text=flag.help, nargs=count, required=required, metavar=flag.metavar, **parts)
     name = flag.name or "--" + field.name.replace("_", "-")
     if value is True:
         name += f"/--no-{name[2:]}"
-    first = kinds[0]
-    numbers = get_origin(first) is tuple and get_args(first)[0] in _NUMBERS
-    parts: dict[str, Any] = {"type": str}
-    if bool in kinds:
-        parts = {"is_flag": True}
-    elif numbers:
-        parts = {"type": _Numbers()}
-    elif get_origin(first) is Literal:
-        parts = {"type": _Choice(get_args(first))}
-    elif first in _NUMBERS:
-        parts = {"type": first}
-    elif any(get_origin(each) in (dict, tuple) for each in kinds):
-        parts = {"type": str, "multiple": True}
-    shown = flag.default or (value not in (None, False, (), ""))
-    metavar = None if bool in kinds else flag.metavar
+    shown = flag.default or _shown(value)
     return click.Option(
         [*filter(None, (flag.short, name)), field.name],
-        help=flag.help,
+        help=f"{flag.help}  [default: {shown}]" if shown else flag.help,
         required=required,
         default=value,
-        show_default=shown,
-        metavar=metavar,
+        metavar=flag.metavar,
         **parts,
     )
+
+
+def _shown(value: Any) -> str:
+    """A default in words; nothing where none is needed."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return "" if value is None else str(value)
+
+
+def _type(kind: Any) -> dict[str, Any]:
+    """How click reads the values of a flag."""
+    if kind is bool:
+        return {"is_flag": True}
+    if get_origin(kind) is Literal:
+        return {"type": _Choice(get_args(kind))}
+    if get_origin(kind) is tuple and get_args(kind)[0] in _NUMBERS:
+        return {"type": _Numbers()}
+    if get_origin(kind) is tuple:
+        return {**_type(get_args(kind)[0]), "multiple": True}
+    return {"type": str, "multiple": True} if get_origin(kind) is dict else {"type": kind}
 
 
 def _values(group: type, values: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +181,7 @@ def _values(group: type, values: dict[str, Any]) -> dict[str, Any]:
         kind, flag = get_args(hints[field.name])[:2]
         fitting[field.name] = value = values[field.name]
         kinds = _kinds(kind)
-        if isinstance(value, tuple) and dict in map(get_origin, kinds):
+        if isinstance(value, tuple) and get_origin(kinds[0]) is dict:
             folder = str in kinds and len(value) == 1 and "=" not in value[0]
             form = f"{flag.name or '--' + field.name} {flag.metavar}"
             fitting[field.name] = value[0] if folder else named(value, form)

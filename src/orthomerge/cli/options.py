@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from orthomerge.cli.flags import Flag
 
-Data = Annotated[
-    dict[str, str] | str | None,
-    Flag("Folder with one TASK.csv, .jsonl, .parquet or image folder per task; or TASK=PATH, repeated.", "TASK=PATH"),
+_EXPERTS = (
+    "Folder, file, LoRA adapter or hub id; NAME=EXPERT names its task  [default: the folder's name]. Or a recipe, ours "
+    "or mergekit's."
+)
+_DATA = "A folder with one TASK.csv, .jsonl, .parquet or image folder per task; or TASK=PATH, repeated. Labels are {}."
+
+Experts = Annotated[tuple[str, ...], Flag(_EXPERTS, "EXPERT...", positional=True)]
+Unlabelled = Annotated[dict[str, str] | str, Flag(_DATA.format("not used"), "PATH")]
+Labelled = Annotated[dict[str, str] | str, Flag(_DATA.format("needed"), "PATH")]
+Base = Annotated[
+    str | None,
+    Flag("The model that all experts were fine-tuned from.", "BASE", default="the one adapters name"),
 ]
-Device = Annotated[str, Flag("auto, cpu, cuda, ...", "DEVICE")]
-Settings = Annotated[
-    tuple[str, ...], Flag("Option of the method or of the recipe, repeated.", "KEY=VALUE", name="--set")
+Device = Annotated[str, Flag("auto, cpu, cuda, cuda:1, ...", "DEVICE")]
+Dtype = Annotated[
+    Literal["keep", "float32", "float16", "bfloat16", "float64"] | None,
+    Flag("Type of the weights that are written.", "TYPE", default="keep"),
 ]
+Split = Literal["train", "val", "test"]
+Limit = Annotated[int | None, Flag("At most N inputs per task.", "N", default="no limit")]
+Force = Annotated[bool, Flag("Replace an output of ours, if no other file is in it.")]
+Grid = Annotated[tuple[float, ...] | None, Flag("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
+Suite = Annotated[str | None, Flag("A named benchmark instead (`list suites`).", "SUITE")]
+SuiteFolder = Annotated[str | None, Flag("Where the suite is kept.", "FOLDER", default="a cache")]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where base and experts are now."""
+
+    expert: Annotated[dict[str, str], Flag("Where an expert is now, repeated.", "TASK=PATH", default="as recorded")] = (
+        field(default_factory=dict)
+    )
+    base: Annotated[str | None, Flag("Where the base is now.", "PATH", default="as recorded")] = None
 
 
 @dataclass(frozen=True)
@@ -23,16 +49,6 @@ class Compute:
 
     device: Device = "auto"
     batch: Annotated[int, Flag("Inputs encoded at once.", "N")] = 64
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Where base and experts are now."""
-
-    expert: Annotated[
-        dict[str, str], Flag("New place of an expert, if it was moved; repeated.", "TASK=PATH", default="as recorded")
-    ] = ()  # type: ignore[assignment]
-    base: Annotated[str | None, Flag("New place of the base.", "PATH", default="as recorded")] = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
     folder = Path(data).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder; give one with a table per task, or TASK=PATH for each task")
-    names, sources = set(tasks), dict[str, str]()
+    names, sources = list(tasks), dict[str, str]()
     for path in sorted(folder.iterdir()):
         name, kind = (path.name, None) if path.is_dir() else kind_of(path)
         if name not in names or kind not in (*KINDS, ".npz", None):
@@ -35,8 +35,8 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
             raise RecipeError(f"{sources[name]} and {path} are both called after {name!r}; move one away")
         sources[name] = str(path)
     if not sources:
-        raise CheckpointError(f"{folder} has no file or folder called after a task ({some(sorted(names))})")
-    return sources
+        raise CheckpointError(f"{folder} has no file or folder called after a task ({some(names)})")
+    return {task: sources[task] for task in names if task in sources}
 
 
 def unlabelled_tasks(
