@@ -31,7 +31,6 @@ from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.evaluation.statistics import Difference, bootstrap
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.linearised import linearise
 from orthomerge.models.model import Model
 from orthomerge.suites import digits, text8
 from orthomerge.suites.building import more_experts
@@ -93,7 +92,7 @@ class Study:
         opened = replace(self.suite, paths=self.experts(mode, seed)).experts()
 
         def scored(model: Model) -> Model:
-            return linearise(model, opened.base) if mode in LINEARISED else model
+            return model.linearised(opened.base) if mode in LINEARISED else model
 
         alone: dict[Split, dict[str, NDArray[np.bool_]]] = {"val": {}, "test": {}}
         for task in opened.tasks:

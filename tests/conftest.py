@@ -1,26 +1,73 @@
-"""Small stock checkpoints that tests merge, made once a session."""
+"""The world that tests share: tiny experts, tables of inputs and a merge, written once per run.
+
+Fixtures of this file give folders that no test may change; copy what is to be changed (`shutil.copytree`).
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 HEADS = {"two": 2, "three": 3, "five": 5}
+Once = Callable[[str, Callable[[Path], object]], Path]
 
 
 @pytest.fixture(scope="session")
-def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """`once(name, write)`: the folder `name`, filled by `write(folder)` once per run, also with several workers."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    (shared / "once").mkdir(exist_ok=True)
+
+    def folder(name: str, write: Callable[[Path], object]) -> Path:
+        place, complete = shared / "once" / name, shared / "once" / f"{name}.complete"
+        with FileLock(f"{place}.lock"):
+            if not complete.exists():
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir()
+                write(place)
+                complete.touch()
+        return place
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def berts(once: Once) -> Path:
     """A folder with a tiny BERT `base` and experts `two`, `three` and `five`, named for their numbers of classes."""
+    return once("berts", write_berts)
+
+
+@pytest.fixture(scope="session")
+def tables(once: Once) -> Path:
+    """A folder with TASK.csv for every expert of `berts`: columns text, label, split."""
+    from tests.aligning import write_tables
+
+    return once("tables", write_tables)
+
+
+@pytest.fixture(scope="session")
+def merged_berts(once: Once, berts: Path) -> Path:
+    """The output folder of the merge of all experts of `berts` by task arithmetic."""
+    from tests.aligning import merge_berts
+
+    return once("merged", lambda folder: merge_berts(berts, folder / "out")) / "out"
+
+
+def write_berts(folder: Path) -> None:
     import torch
 
     from orthomerge.models.load import quiet
 
-    folder = tmp_path_factory.mktemp("berts")
     with quiet():
         from transformers import BertConfig, BertForSequenceClassification, BertModel
 
@@ -51,4 +98,3 @@ def berts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "base" / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'
     )
-    return folder

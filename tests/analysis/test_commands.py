@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from orthomerge.analysis.commands import suggested_commands
 from orthomerge.api.merge import merge

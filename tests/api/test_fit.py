@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.aligning import HEADS, write_tables
+from tests.aligning import HEADS
 
 from orthomerge.api.align import align
 from orthomerge.api.load import load
@@ -36,6 +36,7 @@ from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
+from orthomerge.models.skeleton import Skeleton
 
 QUICK: dict[str, dict[str, Any]] = {
     "realign": {"steps": 4, "look": 2, "batch": 4},
@@ -59,9 +60,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = write_tables(tmp_path_factory.mktemp("tables"))
-    return {task: str(folder / f"{task}.csv") for task in HEADS}
+def data(tables: Path) -> dict[str, str]:
+    return {task: str(tables / f"{task}.csv") for task in HEADS}
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_fit_parses_each_header_once_builds_one_module_and_writes_nothing(
 ) -> None:
     headers: list[str] = []
     built: list[int] = []
-    parse, build = safetensors._header, modules.Skeleton.build
+    parse, build = safetensors._header, Skeleton.build
 
     def counted(file: RawFile) -> Any:
         headers.append(str(file.path))
@@ -189,7 +189,7 @@ def test_a_fit_parses_each_header_once_builds_one_module_and_writes_nothing(
         return build(*args, **more)
 
     monkeypatch.setattr(safetensors, "_header", counted)
-    monkeypatch.setattr(modules.Skeleton, "build", building)
+    monkeypatch.setattr(Skeleton, "build", building)
     modules.release()
     how = Encoding(cache=None, device="cpu")
     with written() as paths:

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.aligning import COUNTS, contents, merge_berts, write_tables
-from tests.cli.test_measuring import call, refused
+from tests.aligning import COUNTS, contents
+from tests.calling import call, refused
 
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.evaluation.running import read_run
+from orthomerge.evaluation.scores import read_run
 from orthomerge.models.saved import verify_folder
 
 TASKS = ("two", "three")
@@ -23,13 +23,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tables(tmp_path_factory.mktemp("tables"))
-
-
-@pytest.fixture(scope="module")
-def out(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return merge_berts(berts, tmp_path_factory.mktemp("merged") / "out")
+def out(merged_berts: Path) -> Path:
+    return merged_berts
 
 
 def arguments(tables: Path, out: Path, to: Path) -> list[object]:

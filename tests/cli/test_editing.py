@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.cli.test_measuring import call, refused
+from tests.calling import call, refused
 
 from orthomerge.api.load import load
 from orthomerge.data.labels import match_labels

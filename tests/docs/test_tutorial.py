@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.docs.reading import ROOT, blocks
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from orthomerge.cli.app import app
 

@@ -24,7 +24,7 @@ from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.families import generic
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.modules import Skeleton
+from orthomerge.models.skeleton import Skeleton
 
 
 class Scaled(torch.nn.Module):

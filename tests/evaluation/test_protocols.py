@@ -12,12 +12,11 @@ import torch
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.core.rows import maker_of
 from orthomerge.evaluation import knn, protocols
-from orthomerge.evaluation.aligned import Aligned, Current
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.knn import Knn
 from orthomerge.evaluation.metrics import accuracy, predict, predictions
 from orthomerge.evaluation.probe import Probe
-from orthomerge.evaluation.protocols import PROTOCOLS, Row, find_protocol, make_protocol
+from orthomerge.evaluation.protocols import PROTOCOLS, Aligned, Current, Row, find_protocol, make_protocol
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
 

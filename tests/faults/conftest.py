@@ -14,8 +14,9 @@ from tests.faults.tiny import write_experts
 
 
 @pytest.fixture(scope="session")
-def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_experts(tmp_path_factory.mktemp("tiny"))
+def experts(once: Callable[..., Path]) -> Path:
+    """A folder with the smallest BERT `base` and experts `two` and `three`, and TASK.csv for each."""
+    return once("tiny", write_experts)
 
 
 @pytest.fixture

@@ -711,7 +711,7 @@ def memory_runs_out(times: int) -> Damage:
     """Merging a block fails so many times as it does when memory is short."""
 
     def damage(world: World) -> None:
-        from orthomerge.merging.task_arithmetic import TaskArithmetic
+        from orthomerge.merging.linear import TaskArithmetic
 
         left, real = [times], TaskArithmetic.merge
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.aligning import contents, merge_berts, write_tables
+from tests.aligning import contents
 
 from orthomerge.alignment.aligner import Alignment
 from orthomerge.alignment.linear_maps import Ridge
@@ -30,10 +30,10 @@ from orthomerge.core.errors import (
 from orthomerge.data.reading import read_task
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.models.reopening import reopen_experts
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
@@ -47,23 +47,13 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "fault-cache"))
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tables(tmp_path_factory.mktemp("tables"))
-
-
-@pytest.fixture(scope="module")
-def merged(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return merge_berts(berts, tmp_path_factory.mktemp("merged") / "out")
-
-
 @pytest.fixture
-def given(merged: Path, berts: Path, tables: Path, tmp_path: Path) -> Given:
+def given(merged_berts: Path, berts: Path, tables: Path, tmp_path: Path) -> Given:
     """Arguments that would do, in a folder of their own."""
     folder = tmp_path / "work"
     folder.mkdir()
     return {
-        "path": shutil.copytree(merged, folder / "out"),
+        "path": shutil.copytree(merged_berts, folder / "out"),
         "data": {"two": tables / "two.csv"},
         "experts": {"two": shutil.copytree(berts / "two", folder / "two")},
         "aligner": "ridge",

@@ -1,4 +1,4 @@
-"""The small world, made once per process."""
+"""The small world of golden values, written once per run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from tests.golden.world import make_world
 
 
 @pytest.fixture(scope="session")
-def lay_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+def lay_world(once: Callable[..., Path]) -> Callable[[Path], Path]:
     """`lay_world(place)`: put the world into the folder `place`, under the name `world`."""
-    original = tmp_path_factory.mktemp("golden") / "world"
-    make_world(original)
+    original = once("golden", lambda folder: make_world(folder / "world")) / "world"
 
     def copy(place: Path) -> Path:
         shutil.copytree(original, place / "world")

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from tests.aligning import contents as all_contents
 from tests.aligning import merge_berts
-from tests.cli.test_measuring import call, refused
+from tests.calling import call, refused
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.files.ownership import LOCAL
@@ -164,8 +164,8 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def out(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return merge_berts(berts, tmp_path_factory.mktemp("merged") / "out", names=("two", "three"))
+def out(once: Callable[..., Path], berts: Path) -> Path:
+    return once("pushed", lambda folder: merge_berts(berts, folder / "out", names=("two", "three"))) / "out"
 
 
 def pushed(hub: Hub, home: Path, *arguments: object, token: str = TOKEN) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.making import full_run, record, small_run, write_run
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.figures import Bars, Series

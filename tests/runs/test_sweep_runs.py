@@ -11,7 +11,7 @@ import pytest
 from tests.aligning import contents
 from tests.runs.making import KillAt, Killed, lay_out
 from tests.runs.sweep_making import PLAIN, RUN, SHARED, SMALL, outcome
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import orthomerge
 from orthomerge.cli.app import app

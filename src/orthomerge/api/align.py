@@ -11,9 +11,8 @@ from orthomerge.api.load import resolve
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import sources_of
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.experts import Experts
+from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
-from orthomerge.models.reopening import reopen_experts
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split

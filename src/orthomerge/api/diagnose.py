@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.analysis.commands import suggested_commands
+from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
 from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-from orthomerge.analysis.looks import Looks
 from orthomerge.api.load import resolve
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
@@ -17,8 +17,7 @@ from orthomerge.data.tasks import labelled_tasks, sources_of
 from orthomerge.evaluation.records import read_records
 from orthomerge.evaluation.scale import ScaleSearch, search_scale
 from orthomerge.files.run_folder import check_claim, claim
-from orthomerge.models.experts import Experts
-from orthomerge.models.reopening import reopen_experts
+from orthomerge.models.experts import Experts, reopen_experts
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
@@ -35,7 +34,7 @@ def diagnose(
     *,
     experts: Experts | Mapping[str, Any] | None = None,
     base: Any = None,
-    looks: Looks | None = None,
+    detail: Detail | None = None,
     records: Sequence[Record] = (),
     scales: bool | ScaleSearch = False,
     commands: Mapping[str, str] | None = None,
@@ -47,7 +46,7 @@ def diagnose(
 
     `data`: labelled test inputs by task, and a train or val split, whose labels are not needed; or a folder with a file
     per task. `experts`: those that the model was made from, else they are opened again, where `experts` and `base` say
-    that they are now. `looks`: how closely to look. `records`: scores of the same model, as witnesses. `scales`: also
+    that they are now. `detail`: how much to measure. `records`: scores of the same model, as witnesses. `scales`: also
     merge at scales from 0.1 to 1. `commands`: what the verdict may suggest. `out`: a run folder, whose records are
     witnesses too and where the diagnosis is written; nothing is written without it.
     """
@@ -61,7 +60,7 @@ def diagnose(
         names = [task for task in value.tasks if task in tasks]
         experts = reopen_experts(value, folder=folder, base=base, experts=moved, tasks=names)
         if commands is None and folder is not None and all(isinstance(each, str) for each in sources.values()):
-            aligner = "auto" if looks is None else looks.aligner
+            aligner = "auto" if detail is None else detail.aligner
             commands = suggested_commands(str(model), sources, experts, aligner=aligner, base=base, moved=moved)
     if scales is True:
         scales = _curve(experts, sources, encoding, progress)
@@ -69,7 +68,7 @@ def diagnose(
         value,
         experts,
         tasks,
-        looks=looks,
+        detail=detail,
         records=records,
         search=scales or None,
         commands=commands,

@@ -13,7 +13,7 @@ from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.load import resolve
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.evaluation.subject import Subject, told_apart
+from orthomerge.evaluation.evaluate import Subject, told_apart
 from orthomerge.merging.methods import make_method
 from orthomerge.runs.recipe import parse_value
 from orthomerge.suites.suite import suite_root

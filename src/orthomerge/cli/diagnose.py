@@ -57,12 +57,12 @@ def diagnose(given: Input, how: How, output: Output, moved: Moved, compute: Comp
 
     How much is misalignment that new heads recover, how much is gone, and which experts conflict.
     """
-    from orthomerge.analysis.looks import Looks
+    from orthomerge.analysis.detail import Detail
     from orthomerge.cli.progress import shown
 
-    looks = Looks(aligner=how.aligner, points=how.points, layers=how.layers, limit=how.limit, seed=how.seed)
+    detail = Detail(aligner=how.aligner, points=how.points, layers=how.layers, limit=how.limit, seed=how.seed)
     with shown(quiet=display.silent) as progress:
-        options: dict[str, Any] = {"looks": looks, "scales": how.scales, "out": output.out, "progress": progress}
+        options: dict[str, Any] = {"detail": detail, "scales": how.scales, "out": output.out, "progress": progress}
         diagnosis = _diagnosis(given, how, moved, compute, options)
     if display.json:
         verdict = [vars(finding) for finding in diagnosis.verdict]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -76,7 +76,7 @@ def evaluate(given: Input, how: How, output: Output, moved: Moved, compute: Comp
     """
     from orthomerge.api.evaluate import protocols_of
     from orthomerge.cli.progress import shown
-    from orthomerge.evaluation.running import check_run
+    from orthomerge.evaluation.scores import check_run
 
     if not output.margin > 0:
         raise RecipeError(f"--margin must be a positive number of points, got {output.margin:g}")
@@ -93,7 +93,7 @@ def evaluate(given: Input, how: How, output: Output, moved: Moved, compute: Comp
             scores = _suite(given.suite, given, compute, progress=progress, **common)
         scores.write(output.out)
     if display.json:
-        print_json(asdict(scores.run))
+        print_json(scores.as_dict())
         return
     print_tables(scores.tables())
     for note in scores.notes:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
 from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import predict, predictions
 from orthomerge.evaluation.span import span_of
 from orthomerge.merging.merge import merge_opened
-from orthomerge.merging.methods import find_method, method_maker
+from orthomerge.merging.methods import find_method
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import head_kind
@@ -80,7 +81,7 @@ def search_scale(
     """
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
-    if "scale" not in schema(method_maker(find_method(method))):
+    if "scale" not in schema(maker_of(find_method(method))):
         raise RecipeError(f"{method!r} has no 'scale' to search; merge it as it is")
     labels = {task: head.labels for task, head in experts.heads.items()}
     tasks = labelled_tasks(data, labels, experts.family.modality)

@@ -17,9 +17,9 @@ import torch
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.metrics import Score, counted, predict
 from orthomerge.merging.merge import merge_opened
-from orthomerge.models.extract import extract
+from orthomerge.models.encoding import extract
 from orthomerge.models.heads import head_of
-from orthomerge.models.modules import Skeleton
+from orthomerge.models.skeleton import Skeleton
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
@@ -67,9 +67,7 @@ class Span:
             encoded.tasks[task][split],
             how.processor or self.processor.processor(reader.max_length),
             task=task,
-            batch=how.batch,
-            device=how.device,
-            autocast=how.precision,
+            how=how,
         )
 
     def score(

@@ -16,10 +16,11 @@ from orthomerge.files.paths import RawFile
 from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.heads import Head
 from orthomerge.models.manifest import EXTRA, HEAD, manifest_family, read_manifest
-from orthomerge.models.model import Model, Origin
+from orthomerge.models.model import Model
+from orthomerge.models.model_data import Origin
 from orthomerge.models.modules import Encoder
 from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.reopening import read_local
+from orthomerge.models.record import read_local
 from orthomerge.models.tensors import ContentHash, FileTensors
 
 if TYPE_CHECKING:

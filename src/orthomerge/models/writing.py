@@ -34,14 +34,14 @@ from orthomerge.models.card import model_card
 from orthomerge.models.heads import Head, head_of
 from orthomerge.models.manifest import EXTRA, FORMAT, HEAD, read_manifest
 from orthomerge.models.processors import COMPANIONS
-from orthomerge.models.reopening import local_document, record_of
+from orthomerge.models.record import local_document, record_of
 from orthomerge.models.stock import classifier_config, head_names, main_dtype, named_tensors, why_not_stock
 from orthomerge.models.tensors import ContentHash
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.models.model import Model
+    from orthomerge.models.model_data import ModelData
 
 
 README = "README.md"
@@ -52,7 +52,7 @@ Progress = Callable[[int], None]
 
 
 def write_model(
-    model: Model,
+    model: ModelData,
     out: Path,
     *,
     force: bool = False,
@@ -71,7 +71,7 @@ def write_model(
         return _fill(model, folder, out=out, most=most, progress=progress)
 
 
-def _fill(model: Model, folder: Path, *, out: Path, most: int, progress: Progress) -> dict[str, Any]:
+def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Progress) -> dict[str, Any]:
     family = model.family
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
@@ -115,7 +115,7 @@ def _fill(model: Model, folder: Path, *, out: Path, most: int, progress: Progres
     return _finish(folder, plain(manifest), shards)
 
 
-def _stream(model: Model, most: int) -> Generator[tuple[str, torch.Tensor], None, None]:
+def _stream(model: ModelData, most: int) -> Generator[tuple[str, torch.Tensor], None, None]:
     """The encoder's blocks; what is written as several files is hashed as the one that it could be."""
     specs, prefix = model.weights.specs, model.family.prefix
     sharded = sum(spec.nbytes for spec in specs.values()) > most and not model.encoder.knows_digest
@@ -128,7 +128,7 @@ def _stream(model: Model, most: int) -> Generator[tuple[str, torch.Tensor], None
         model.encoder.remember(content.digest())
 
 
-def _check_name(task: str, model: Model) -> None:
+def _check_name(task: str, model: ModelData) -> None:
     """A task's folder must not have the name of a file that an output may have."""
     taken = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
     name = task.casefold()
@@ -137,7 +137,7 @@ def _check_name(task: str, model: Model) -> None:
 
 
 def _write_task(
-    model: Model,
+    model: ModelData,
     task: str,
     folder: Path,
     places: Mapping[str, str],
@@ -215,7 +215,7 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _inputs(model: Model) -> list[Path]:
+def _inputs(model: ModelData) -> list[Path]:
     experts = model.origin.experts
     opened = [] if experts is None else experts.checkpoints().values()
     places = [place for place in map(Path, model.origin.places.values()) if place.exists()]

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.evaluate import Subject
 from orthomerge.fitting.fit import fit
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
