@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.analysis.making import Toy, make_toy
 from click.testing import CliRunner, Result
+from tests.analysis.making import Toy, make_toy
 
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
@@ -59,7 +59,7 @@ def diagnosed(
 @pytest.fixture(scope="module")
 def found(toy: Toy) -> Diagnosis:
     search = ScaleSearch("accuracy", {0.5: dict.fromkeys(toy.tasks, 80.0), 1.0: dict.fromkeys(toy.tasks, 70.0)})
-    return diagnosed(toy, search=search)
+    return diagnosed(toy, scales=search)
 
 
 def by_key(found: Diagnosis) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def test_what_the_command_line_refuses(texts: list[object], berts: Path, tmp_pat
     def refused(*arguments: object, code: int = 2) -> str:
         return str(call(*arguments, code=code).exception)
 
-    assert "give a suite, or an output" in refused("diagnose", "--out", tmp_path / "run")
+    assert "give a suite, or the folder" in refused("diagnose", "--out", tmp_path / "run")
     assert "unknown aligner" in refused(*texts, "--aligner", "rigde")
     assert "there is no task 'too'; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
     other = ("--expert", f"three={berts / 'five'}")

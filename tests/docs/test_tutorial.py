@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.docs.reading import ROOT, blocks
 from click.testing import CliRunner
+from tests.docs.reading import ROOT, blocks
 
 from orthomerge.cli.app import app
 

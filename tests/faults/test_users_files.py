@@ -8,11 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.aligning import contents
 from tests.faults.injection import What, injector, memory_folder
 from tests.faults.tiny import TASKS, commands
 from tests.report.making import small_run, write_run
-from click.testing import CliRunner
 
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.report.making import full_run, record, small_run, write_run
 from click.testing import CliRunner
+from tests.report.making import full_run, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.figures import Bars, Series

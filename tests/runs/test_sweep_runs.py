@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.aligning import contents
 from tests.runs.making import KillAt, Killed, lay_out
 from tests.runs.sweep_making import PLAIN, RUN, SHARED, SMALL, outcome
-from click.testing import CliRunner
 
 import orthomerge
 from orthomerge.cli.app import app

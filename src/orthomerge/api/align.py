@@ -42,14 +42,16 @@ def align(
     value, folder = resolve(model)
     sources = sources_of(data, value.tasks)
     if not isinstance(experts, Experts):
-        moved = experts or {}
-        experts = reopen_experts(value, folder=folder, base=base, experts=moved, tasks=tuple(sources))
+        named = bool(sources) and (bool(experts) or base is not None)
+        moved, tasks = experts or {}, tuple(sources)
+        experts = reopen_experts(value, folder=folder, base=base, experts=moved, tasks=tasks) if named else None
     return align_model(
         value,
         sources,
         aligner=aligner,
         options=options,
         experts=experts,
+        folder=folder,
         split=split,
         limit=limit,
         seed=seed,

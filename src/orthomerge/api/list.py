@@ -79,5 +79,7 @@ def _suites(name: str | None) -> Table:
     from orthomerge.suites.table import SUITES, Row, find_suite
 
     rows: Iterable[Row] = SUITES.values() if name is None else [find_suite(name)]
-    cells = ((row.name, row.title, str(len(row.tasks)) if name is None else ", ".join(row.tasks), row.needs) for row in rows)
+    cells = (
+        (row.name, row.title, str(len(row.tasks)) if name is None else ", ".join(row.tasks), row.needs) for row in rows
+    )
     return Table.of("", ("suite", "title", "tasks", "needs"), cells, left=4, wrap=("title", "tasks", "needs"))

@@ -50,7 +50,9 @@ def read_request(
     for section in ("align", "fit") if edit else ():
         if section in document:
             raise RecipeError(f"{where}: this command has no use for the section {section!r}; leave it out")
-    sources = sources_of(data, document.get("experts") or {}) if data else {}
+    if "experts" not in document:
+        raise RecipeError(f"{where}: {_NOTHING}")
+    sources = sources_of(data, document["experts"]) if data else {}
     fit = {"data": dict(sources) or None, "split": split, "limit": limit, "device": device}
     document |= _fit(document, {key: value for key, value in fit.items() if value is not None})
     return build(Recipe, document, where=where)

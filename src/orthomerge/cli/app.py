@@ -115,16 +115,30 @@ def _handle_signals() -> list[int]:
     return received
 
 
+def _refuse(error: click.ClickException) -> NoReturn:
+    """Say what is wrong with a command line, and where its flags are explained."""
+    context = getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        sys.stderr.write(f"{error.format_message()}\n")
+    else:
+        path = "orthomerge" if context is None else context.command_path
+        sys.stderr.write(f"orthomerge: {error.format_message()}\nTry: {path} -h\n")
+    raise SystemExit(error.exit_code) from None
+
+
 def main() -> None:
     """Run a command: our errors become a message and an exit code, never a traceback unless `--verbose` asks for it."""
     received = _handle_signals()
     try:
-        app.main(prog_name="orthomerge")
+        code = app.main(prog_name="orthomerge", standalone_mode=False)
+        raise SystemExit(code)
     except (SystemExit, Exception) as error:
         # Libraries that are interrupted while they are imported may make another error of it.
         if received:
             sys.stderr.write("orthomerge: interrupted; nothing half-written was left behind: run it again to go on\n")
             raise SystemExit(128 + received[0]) from None
+        if isinstance(error, click.ClickException):
+            _refuse(error)
         if isinstance(error, OrthomergeError):
             if {"-v", "--verbose"} & set(sys.argv):
                 traceback.print_exc()

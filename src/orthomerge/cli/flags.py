@@ -106,8 +106,11 @@ class _Argument(click.Argument):
 class _Choice(click.Choice[Any]):
     """A choice that offers the nearest."""
 
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        return f"{super().get_invalid_choice_message(value, ctx)[:-1]}; {nearest(str(value), map(str, self.choices))}"
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in self.choices:
+            return value
+        name = param.make_metavar(ctx) if isinstance(param, click.Argument) and ctx else param.opts[-1] if param else ""
+        raise RecipeError(f"{name} must be {' | '.join(self.choices)}, got {value!r}; {nearest(value, self.choices)}")
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
