@@ -107,7 +107,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("inspect-adapter", "inspect world/four", says=("LoRA", r"classifier.weight +F32 \(4, 32\)")),
     Command("inspect-pth", "inspect world/three.pth", says=("three.pth", r"classifier.weight +F32 \(3, 32\)")),
     Command("plan", f"merge {_THREE} --method ties --out planned --dry-run", says=("no problems",)),
-    Command("methods", "list methods", old="methods", says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
+    Command("methods", "list methods", old="methods",
+            says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
     Command("aligners", "list aligners", old="aligners", says=("auto", "ridge", "aligned-c", "orthogonal")),
     # Merges without data; their three experts are a folder, a bare state dict and an adapter.
     _merge("average", f"{_THREE} --method average"),
@@ -171,8 +172,8 @@ COMMANDS: tuple[Command, ...] = (
            r'"records": \['),
     # Diagnosis, page.
     Command("diagnose", f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 --device cpu "
-            "--out run-scores", old=f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 --device cpu "
-            "--run run-scores", run="run-scores", tolerance=SOLVED),
+            "--out run-scores", old=f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 "
+            "--device cpu --run run-scores", run="run-scores", tolerance=SOLVED),
     Command("report", "report run-scores --out page.html", says=("page.html",)),
     # Arithmetic with task vectors.
     Command("negate", f"negate {_TWO} {_DATA} --target two --heads probe --keep 0.5 --grid 0.25,0.5 --device cpu "

@@ -131,7 +131,6 @@ def main() -> None:
     received = _handle_signals()
     try:
         code = app.main(prog_name="orthomerge", standalone_mode=False)
-        raise SystemExit(code)
     except (SystemExit, Exception) as error:
         # Libraries that are interrupted while they are imported may make another error of it.
         if received:
@@ -148,6 +147,7 @@ def main() -> None:
             sys.stderr.write(f"orthomerge: {error.strerror or error}\n")
             raise SystemExit(1) from None
         raise
+    raise SystemExit(code)
 
 
 def run() -> NoReturn:

@@ -15,6 +15,7 @@ import click
 
 from orthomerge.core.errors import RecipeError, nearest
 
+_PROGRAM = "orthomerge"
 _NUMBERS = (int, float)
 
 
@@ -62,13 +63,13 @@ class Command(click.Command):
         """Write one line per form of the command."""
         for number, line in enumerate(self.usage):
             prefix = "       " if number else None
-            formatter.write_usage(ctx.find_root().command_path, line, prefix=prefix)
+            formatter.write_usage(_PROGRAM, line, prefix=prefix)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, description, examples, then each group of flags."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        formatter.write("\n" + "".join(f"  {ctx.find_root().command_path} {line}\n" for line in self.examples))
+        formatter.write("\n" + "".join(f"  {_PROGRAM} {line}\n" for line in self.examples))
         for title, section in self.sections.items():
             with formatter.section(title):
                 rows = (parameter.get_help_record(ctx) for parameter in section)

@@ -124,7 +124,7 @@ def _inputs(document: Mapping[str, Any], where: str) -> _Inputs:
     if not isinstance(method, str) or method not in _RULES:
         raise RecipeError(
             f"{where}: merge_method {method!r} is not among those that mergekit and orthomerge share; "
-            f"{nearest(str(method), _RULES)}; `orthomerge methods` lists ours"
+            f"{nearest(str(method), _RULES)}; `orthomerge list methods` lists ours"
         )
     if not isinstance(listed, list) or not listed:
         raise RecipeError(f"{where}: 'models' must be a list of the models to merge, each as '- model: PATH'")
