@@ -82,13 +82,13 @@ def command(*, usage: Sequence[str], examples: Sequence[str]) -> Callable[[Calla
 
 
 def named(texts: Sequence[str], form: str) -> dict[str, str]:
-    """Several `NAME=VALUE`, each with a name of its own; `form` says in messages what was expected."""
+    """Several `NAME=VALUE`; `form` says in messages what was expected. Of settings with one key the last counts."""
     pairs = [text.partition("=") for text in texts]
     for text, (name, _, value) in zip(texts, pairs, strict=True):
         if not name or not value:
             raise RecipeError(f"expected {form}, got {text!r}")
     values = {name: value for name, _, value in pairs}
-    if len(values) < len(pairs):
+    if len(values) < len(pairs) and not form.startswith("--set"):
         raise RecipeError(f"two {form} have the same name; give each a name of its own")
     return values
 
@@ -187,7 +187,7 @@ def _values(group: type, values: dict[str, Any]) -> dict[str, Any]:
         kinds = _kinds(kind)
         if isinstance(value, tuple) and get_origin(kinds[0]) is dict:
             folder = str in kinds and len(value) == 1 and "=" not in value[0]
-            form = f"{flag.name or '--' + field.name} {flag.metavar}"
+            form = f"{flag.name or '--' + field.name} {'TASK=PATH' if str in kinds else flag.metavar}"
             fitting[field.name] = value[0] if folder else named(value, form)
     return fitting
 
