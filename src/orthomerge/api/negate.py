@@ -11,10 +11,9 @@ from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import read_task
 from orthomerge.data.task import Task
 from orthomerge.data.tasks import labelled_tasks, sources_of
+from orthomerge.evaluation.editing import KEEP, Negated, negate_task
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.negation import KEEP, Negated, negate_task
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ def negate(
     """
     if heads not in get_args(Heads):
         raise RecipeError(f"unknown heads {heads!r}; {nearest(heads, get_args(Heads))}")
-    scales(grid)
     data = sources_of(data, [target, *(controls or experts.tasks)])
     tested = [target, *(controls if controls is not None else (task for task in data if task != target))]
     for task in tested:

@@ -14,7 +14,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table
 
 if TYPE_CHECKING:
-    from orthomerge.evaluation.analogy import Analogy
+    from orthomerge.evaluation.editing import Analogy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def analogy(given: Input, how: How, output: Output, compute: Compute, display: D
     from orthomerge.api.request import read_request
     from orthomerge.cli.progress import shown
     from orthomerge.cli.writing import check_place, existing, write
-    from orthomerge.evaluation.analogy import Form
+    from orthomerge.evaluation.editing import Form
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.experts import open_experts
 

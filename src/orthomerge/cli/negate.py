@@ -14,7 +14,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table
 
 if TYPE_CHECKING:
-    from orthomerge.evaluation.negation import Negation
+    from orthomerge.evaluation.editing import Negation
 
 
 @dataclass(frozen=True, kw_only=True)

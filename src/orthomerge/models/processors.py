@@ -101,7 +101,7 @@ class ProcessorSource:
         config, where = _nested(self.config, "text_config"), f"{self.folder or 'the live model'}"
         if self.live is None and self.folder is None:
             raise CheckpointError("there is no tokenizer beside the base or an expert; copy its files to the base")
-        tokenizer = self.live if self.live is not None else _load_tokenizer(copy, config, where)
+        tokenizer = _load_tokenizer(copy, config, where)
         if tokenizer.pad_token is None:
             raise CheckpointError(f"the tokenizer of {where} has no padding token, so that texts cannot share a batch")
         rows = config.get("vocab_size")
@@ -122,8 +122,6 @@ class ProcessorSource:
         """The image processor whose files are in `copy`, or one by the config."""
         config, where = _nested(self.config, "vision_config"), f"{self.folder or 'the model'}"
         channels = config.get("num_channels", 3)
-        if self.live is not None:
-            return ImageProcessor(self.live, channels, _digest_files(copy))
         nested = (copy / _PROCESSOR).is_file() and "image_processor" in read_json(copy / _PROCESSOR)
         if nested or (copy / _PREPROCESSOR).is_file():
             # Pillow's resizing, not torchvision's: that one need not be installed, and gives other numbers.

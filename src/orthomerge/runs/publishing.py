@@ -18,9 +18,9 @@ from orthomerge.files.publish import check_target, publish, write_json
 from orthomerge.files.removal import remove_empty, remove_file, remove_tree
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
-from orthomerge.models.manifest import read_manifest
+from orthomerge.models.manifest import README, read_manifest
 from orthomerge.models.record import local_places, read_local
-from orthomerge.models.writing import README, plain, rewrite_card
+from orthomerge.models.writing import plain, rewrite_card
 from orthomerge.runs.steps import PAGE, RECORDS
 
 _PREDICTIONS = "predictions/"

@@ -16,7 +16,6 @@ from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
 from orthomerge.evaluation.protocols import EvaluationProtocol, find_protocol
-from orthomerge.evaluation.records import Record
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
 from orthomerge.runs.blocks import Evaluate, Kind, Reading, Sweep, SweptMethod
@@ -209,16 +208,12 @@ def cells_of(recipe: Recipe) -> list[Cell]:
     _, scored = sweep_of(recipe)
     readouts = readouts_of(recipe)
     return [
-        Cell(variant, protocol.annotate(_blank(variant)).way, seed)
+        Cell(variant, protocol.way(variant.seen), seed)
         for variant in variants_of(recipe)
         for readout in readouts
         for protocol in readout.protocols(first=variant.first, seeds=variant.seeds, support=scored.support)
         for seed in range(protocol.first, protocol.first + protocol.seeds)
     ]
-
-
-def _blank(variant: Variant) -> Record:
-    return Record("", variant.name, "", "accuracy", 0, 0, 0, 0, variant.seen)
 
 
 def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:

@@ -177,8 +177,7 @@ class _Scorer:
         return Subject(self.variant.name, models, parameters, origin.access)
 
     def _failure(self, task: str, protocol: EvaluationProtocol, split: str, message: str, lasting: bool) -> Failure:
-        blank = Record("", "", "", "accuracy", 0, 0, 0, 0, self.variant.seen)
-        return Failure(self.variant.name, task, split, protocol.annotate(blank).way, message, lasting)
+        return Failure(self.variant.name, task, split, protocol.way(self.variant.seen), message, lasting)
 
     def _facts(self, model: Model) -> dict[str, Any]:
         """What the report says of a merge."""
