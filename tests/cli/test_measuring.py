@@ -263,7 +263,11 @@ def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> 
         (["--shots", "1.5"], 2, "--shots must be"),
         (["--shots", "99"], 2, "fewer than 99 shots"),
         (["--seeds", "0"], 2, "'seeds' must be at least 1, got 0"),
-        (["--access", "inductiv"], 2, "--access must be inductive | transductive, got 'inductiv'; did you mean 'inductive'?"),
+        (
+            ["--access", "inductiv"],
+            2,
+            "--access must be inductive | transductive, got 'inductiv'; did you mean 'inductive'?",
+        ),
         (["--data", "mood"], 2, "expected --data TASK=PATH, got 'mood'"),
         (["--data", "mood=/nowhere.csv"], 2, "two --data TASK=PATH have the same name"),
         (["--expert", "moon=/nowhere"], 2, "no task 'moon'; did you mean 'mood'?"),

@@ -45,6 +45,17 @@ _GROUPS = {
     "Judge": (evaluate, diagnose, inspect),
     "Research": (finetune, align, negate, analogy, run_, report, reproduce, list_),
 }
+_RENAMED = {
+    "--expert": "an argument EXPERT or NAME=EXPERT",
+    "--run": "--out",
+    "--to": "--out",
+    "plan": "merge --dry-run",
+    "verify": "inspect --verify",
+    "methods": "list methods",
+    "aligners": "list aligners",
+    "suite": "list suites or reproduce build",
+    "sweep": "run",
+}
 _EXAMPLES = """
   orthomerge merge topic tone=tone.pth --base base --out merged
   orthomerge merge topic tone --base base --data texts --out merged
@@ -118,11 +129,13 @@ def _handle_signals() -> list[int]:
 def _refuse(error: click.ClickException) -> NoReturn:
     """Say what is wrong with a command line, and where its flags are explained."""
     context = getattr(error, "ctx", None)
+    old = getattr(error, "option_name", getattr(error, "command_name", ""))
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         sys.stderr.write(f"{error.format_message()}\n")
     else:
         path = "orthomerge" if context is None else context.command_path
-        sys.stderr.write(f"orthomerge: {error.format_message()}\nTry: {path} -h\n")
+        message = f"{old} is {_RENAMED[old]} now" if old in _RENAMED else error.format_message()
+        sys.stderr.write(f"orthomerge: {message}\nTry: {path} -h\n")
     raise SystemExit(error.exit_code) from None
 
 
