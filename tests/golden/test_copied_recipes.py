@@ -63,8 +63,8 @@ TWO = "--expert two=world/two --data two=world/two.csv --device cpu"
 def test_r1_evaluate_reads_experts_by_the_pooling_of_the_merge(child: Driver, dtype: str) -> None:
     # One expert merged alone is that expert: to the byte, or but for the cast.
     merged = once(child, f"{MEAN} --dtype {dtype}", f"mean-{dtype}")
-    alone = f"evaluate {merged} --data two=world/two.csv --protocol current --device cpu --no-references"
-    run(child, f"{alone} --out r1-alone-{dtype}")
+    line = f"evaluate {merged} --data two=world/two.csv --protocol current --device cpu --no-references"
+    run(child, f"{line} --out r1-alone-{dtype}")
     run(child, f"evaluate {merged} {TWO} --protocol current --out r1-{dtype}")
     alone, both = (
         {name: value for name, value in scores(child, folder).items() if "/current/" in name}

@@ -39,7 +39,8 @@ def finetune(
     metrics = write_expert(base, data, out, others=others, force=force, progress=progress, **tuning)
     opening, live = opening_of([out], base=base)
     model = next(iter(open_experts(opening, live).check().sources.values()))
-    return replace(model, origin=model.origin.with_facts(metrics=metrics))
+    origin = replace(model.origin, facts={**model.origin.facts, "metrics": metrics})
+    return replace(model, origin=origin)
 
 
 def write_expert(

@@ -15,9 +15,9 @@ from orthomerge.cli.options import Display
 from orthomerge.cli.printing import print_json
 
 if TYPE_CHECKING:
+    from orthomerge.runs.choosing import Best, Row
     from orthomerge.runs.run import Ran
-    from orthomerge.runs.sweeping.choosing import Best, Row
-    from orthomerge.runs.sweeping.sweep import Swept
+    from orthomerge.runs.sweep import Swept
 
 _SHOWN = 10  # reasons of failures that are printed
 
@@ -78,7 +78,7 @@ def run(given: Input, output: Output, display: Display) -> None:
 
 def _print_cells(recipe: str, *, as_json: bool) -> None:
     from orthomerge.runs.recipe import read_recipe
-    from orthomerge.runs.sweeping.cells import check_sweep
+    from orthomerge.runs.variants import check_sweep
 
     cells = [(cell.title, cell.seed) for cell in check_sweep(read_recipe(Path(recipe)))[0]]
     if as_json:
@@ -152,9 +152,9 @@ def _print(ran: Ran) -> None:
 
 
 def _print_failures(folder: Path, swept: Swept) -> None:
-    from orthomerge.runs.sweeping.choosing import told_failures
+    from orthomerge.runs.choosing import failure_lines
 
-    reasons = told_failures(swept.failures)
+    reasons = failure_lines(swept.failures)
     lines = [f"  {reason}" for reason in reasons[:_SHOWN]]
     if len(reasons) > _SHOWN:
         lines.append(f"  and {len(reasons) - _SHOWN} other reasons: {folder / 'sweep.md'}")
