@@ -329,7 +329,7 @@ def test_what_the_command_line_refuses(texts: list[object], berts: Path, tmp_pat
 
     assert "give a suite, or the folder" in refused("diagnose", "--out", tmp_path / "run")
     assert "unknown aligner" in refused(*texts, "--aligner", "rigde")
-    assert "there is no task 'too'; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
+    assert "no task of that name; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
     other = ("--expert", f"three={berts / 'five'}")
     assert "is not the one that the model was made from" in refused(*texts, *other, code=4)
     merge({name: berts / name for name in ("two", "three")}, "average").save(tmp_path / "out", force=True)
