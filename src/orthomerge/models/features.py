@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import Spec
-from orthomerge.files.replacing import clear_abandoned, replacing
+from orthomerge.files.replacing import clear_partials, replacing
 from orthomerge.files.safetensors import encode_header, read_safetensors
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 VARIABLE = "ORTHOMERGE_CACHE"
-_PARTIAL = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.partial")
 _SEAL = Spec((32,), "U8")
 # What the encoder computes in; float32: as its weights are, without autocast.
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -180,9 +178,7 @@ class FeatureCache:
                 f"cannot keep features in {self.folder}: {error.strerror}; set {VARIABLE} to a folder that can be "
                 "written to"
             ) from error
-        for path in self.folder.iterdir():
-            if _PARTIAL.fullmatch(path.name):
-                clear_abandoned(path)
+        clear_partials(self.folder)
 
     def _write(self, key: FeatureKey, values: torch.Tensor) -> None:
         digest = key.digest
@@ -191,7 +187,7 @@ class FeatureCache:
         specs = {"values": Spec(tuple(values.shape), "F32"), "seal": _SEAL}
         header = encode_header(specs, {"features": json.dumps(about, sort_keys=True)})
         try:
-            with replacing(self._path(digest), f".{digest}") as file:
+            with replacing(self._path(digest)) as file:
                 for piece in (header, values.numpy().data, seal):
                     file.write(piece)
         except OSError as error:

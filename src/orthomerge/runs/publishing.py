@@ -15,7 +15,7 @@ from orthomerge.evaluation.running import DERIVED
 from orthomerge.files.ownership import LOCAL, MANIFEST, REPORT, listed_files, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import check_target, publish, write_json
-from orthomerge.files.removal import remove_empty, remove_file, remove_tree
+from orthomerge.files.removal import remove_empty, remove_file, remove_folder
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
 from orthomerge.models.manifest import read_manifest
@@ -59,7 +59,7 @@ def remove_model(content: Path, target: Path) -> None:
     """Take away a model that is that of the store; one that somebody has changed stays."""
     known = {LOCAL, *names_in(content)}
     if is_same_model(content, target) and known >= set(names_in(target)):
-        remove_tree(target, proof=MANIFEST)
+        remove_folder(target, proof=MANIFEST)
         remove_empty(target.parent)
 
 
@@ -100,7 +100,7 @@ def place_page(content: Path, run: Path) -> Path:
 def remove_page(content: Path, run: Path) -> None:
     """Take away the page and its files, if they are those of the store."""
     if all(_is_same(content / name, run / name) for name in names_in(content)):
-        remove_tree(run / _FILES, proof=REPORT)
+        remove_folder(run / _FILES, proof=REPORT)
         remove_file(run / PAGE)
 
 

@@ -175,7 +175,7 @@ def test_two_processes_that_write_at_once_do_no_harm(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_is_cleared_away(cache: FeatureCache) -> None:
     cache.folder.mkdir()
-    left, busy = (cache.folder / f".{KEY.digest}.{digit * 16}.partial" for digit in "01")
+    left, busy = (cache.folder / f".{KEY.digest}.safetensors.{digit * 16}.partial" for digit in "01")
     left.touch()
     with busy.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as a writer does for as long as it lives
