@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, is_float, torch_dtype
-from orthomerge.files.safetensors import check_name, encode_header, read_metadata, read_safetensors
+from orthomerge.files.safetensors import check_name, encode_header, read_safetensors
 
 
 def tensor(dtype: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -69,7 +69,6 @@ def test_what_the_library_writes_is_read_here(tmp_path: Path) -> None:
         assert found[name].spec.shape == tuple(expected.shape)
     offsets = [entry.offset for entry in found.values()]
     assert offsets == sorted(offsets)
-    assert read_metadata(tmp_path / "x.safetensors") == {"format": "pt", "ü": "ß"}
 
 
 def test_what_we_write_is_read_by_the_library_and_here(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_what_we_write_is_read_by_the_library_and_here(tmp_path: Path) -> None:
 
 def test_a_file_without_tensors_or_metadata(tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", {})
-    assert (read_safetensors(path), read_metadata(path), load_file(path)) == ({}, {}, {})
+    assert (read_safetensors(path), load_file(path)) == ({}, {})
 
 
 def test_runs_of_a_tensor(tmp_path: Path) -> None:
@@ -285,7 +284,6 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         try:
             found = read_safetensors(path)
-            read_metadata(path)
         except CheckpointError:
             refused += 1
         else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orthomerge.core.errors import OrthomergeError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
-from orthomerge.files.lora import Adapter, AdapterSource
+from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import open_checkpoint, open_expert
 from orthomerge.models.model import Model, Origin
 from orthomerge.models.modules import Encoder
@@ -158,7 +158,7 @@ class Experts:
         checkpoint, names = source.checkpoint, source.split.names
         tensors: Tensors
         if isinstance(checkpoint, Adapter):
-            tensors = AdaptedTensors(FileTensors(self._base_places), AdapterSource(checkpoint, names))
+            tensors = AdaptedTensors(FileTensors(self._base_places), checkpoint.under(names))
         else:
             tensors = FileTensors({**self._base_places, **{key: (checkpoint, name) for key, name in names.items()}})
         return self.model(tensors, {task: self.heads[task]}, Origin({"method": {"name": "expert", "parameters": {}}}))

@@ -87,9 +87,9 @@ def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint
     if family.adapt is None:
         return source
     # Adapters name modules, which transformers 5 renamed without renaming what it saves: use the saved names.
-    entries = {**{name: factors.b for name, factors in source.factors.items()}, **source.replaced}
-    adapted = family.adapt(Checkpoint(source.path, entries))
-    return source.renamed(dict(zip(entries, adapted, strict=True)))
+    entries = {**{name: factors.b for name, factors in source.products.items()}, **source.replaced}
+    names = dict(zip(family.adapt(Checkpoint(source.path, entries)), entries, strict=True))
+    return source.under(names)
 
 
 def specs_of(source: Checkpoint | Adapter) -> dict[str, Spec]:
