@@ -131,34 +131,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "biases of adapted layers": (bert, {"target_modules": ["query"], "bias": "lora_only", "r": 2}),
     "all biases, and a head": (bert, {"task_type": "SEQ_CLS", "target_modules": ["query"], "bias": "all"}),
     "embedding": (Small, {"target_modules": ["table"], "r": 3, "lora_alpha": 2}),
-    "embedding saved too": (
-        bert,
-        {"target_modules": ["word_embeddings", "key"], "save_embedding_layers": True},
-    ),
+    "embedding saved too": (bert, {"target_modules": ["word_embeddings", "key"], "save_embedding_layers": True}),
     "untouched embedding saved": (bert, {"target_modules": ["key"], "save_embedding_layers": True}),
     "conv1d of transformers": (Small, {"target_modules": ["wide"], "fan_in_fan_out": True, "r": 4}),
-    "convolutions": (
-        Small,
-        {"target_modules": ["conv1", "conv2", "conv3", "point"], "r": 3, "fan_in_fan_out": True},
-    ),
+    "convolutions": (Small, {"target_modules": ["conv1", "conv2", "conv3", "point"], "r": 3, "fan_in_fan_out": True}),
     "mica": (Small, {"target_modules": ["first"], "init_lora_weights": "mica", "r": 2}),
     "gaussian": (Small, {"target_modules": ["first"], "init_lora_weights": "Gaussian", "r": 2}),
-    "only some layers": (
-        bert,
-        {"target_modules": ["query"], "layers_to_transform": [1], "layers_pattern": "layer"},
-    ),
+    "only some layers": (bert, {"target_modules": ["query"], "layers_to_transform": [1], "layers_pattern": "layer"}),
     "patterns": (
         bert,
         {
             "target_modules": ["query", "key", "value", "dense"],
             "r": 4,
             "lora_alpha": 6,
-            "rank_pattern": {
-                "query": 2,
-                r"layer\.1\.attention\.self\.key": 3,
-                "^dense": 7,
-                r"bert\.pooler\.dense": 5,
-            },
+            "rank_pattern": {"query": 2, r"layer\.1\.attention\.self\.key": 3, "^dense": 7, r"bert\.pooler\.dense": 5},
             "alpha_pattern": {r"0\.attention\.self\.(query|value)": 1.5, "ery": 99, r".*output\.dense": 11},
         },
     ),
@@ -201,12 +187,7 @@ def test_any_float_dtype_is_multiplied_in_float32(dtype: torch.dtype, tmp_path: 
 
 
 def test_by_hand(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"m.lora_A.weight": [[1.0, 2.0, 3.0]], "m.lora_B.weight": [[1.0], [10.0]]},
-        r=1,
-        lora_alpha=2,
-    )
+    write(tmp_path, {"m.lora_A.weight": [[1.0, 2.0, 3.0]], "m.lora_B.weight": [[1.0], [10.0]]}, r=1, lora_alpha=2)
     factors = read_adapter(tmp_path).products["m.weight"]
     assert (factors.kind, factors.shape, factors.rank, factors.kernel, factors.scaling) == (
         "linear",
@@ -224,12 +205,7 @@ def test_a_long_product_has_the_same_bits_in_any_run_and_with_any_threads(tmp_pa
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(8, 771, generator=generator), torch.randn(397, 8, generator=generator)
     table_a, table_b = torch.randn(8, 3001, generator=generator), torch.randn(65, 8, generator=generator)
-    tensors = {
-        "m.lora_A.weight": a,
-        "m.lora_B.weight": b,
-        "t.lora_embedding_A": table_a,
-        "t.lora_embedding_B": table_b,
-    }
+    tensors = {"m.lora_A.weight": a, "m.lora_B.weight": b, "t.lora_embedding_A": table_a, "t.lora_embedding_B": table_b}
     write(tmp_path, tensors, r=8, lora_alpha=8)
     adapter = read_adapter(tmp_path)
     for name, wanted in {"m.weight": b @ a, "t.weight": (table_b @ table_a).T}.items():
@@ -440,10 +416,7 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
         ({"megatron_config": {"a": 1}}, "megatron_config is not supported"),
         ({"velora_config": {"scale": 1}}, r"option velora_config=\{'scale': 1\} is not known to be harmless"),
         ({"new_thing": "x" * 200}, r"option new_thing='x{79} is not known to be harmless"),
-        (
-            {"init_lora_weights": "pissa_niter_4"},
-            "init_lora_weights='pissa_niter_4' changes the base .*save it again",
-        ),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4' changes the base .*save it again"),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA' changes the base"),
         ({"init_lora_weights": "corda"}, "'corda' changes the base"),
         ({"init_lora_weights": "loftq"}, "'loftq' changes the base"),
@@ -462,10 +435,7 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
         ({"bias": "some"}, "bias must be 'none', 'all' or 'lora_only', got 'some'"),
         ({"modules_to_save": "classifier"}, "modules_to_save must be a list of names, got 'classifier'"),
         ({"r": 2}, "'base_model.model.m.lora_A.weight' has rank 1, but adapter_config.json says 2 for 'm'"),
-        (
-            {"rank_pattern": {"m": 3}},
-            "has rank 1, but adapter_config.json says 3 for 'm'.*correct r or rank_pattern",
-        ),
+        ({"rank_pattern": {"m": 3}}, "has rank 1, but adapter_config.json says 3 for 'm'.*correct r or rank_pattern"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -475,14 +445,7 @@ def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_pat
 
 
 def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
-    nothing = {
-        "use_dora": False,
-        "new_flag": False,
-        "new_list": [],
-        "new_text": "",
-        "new_table": {},
-        "new": None,
-    }
+    nothing = {"use_dora": False, "new_flag": False, "new_list": [], "new_text": "", "new_table": {}, "new": None}
     known = {"qalora_group_size": 16, "megatron_core": "megatron.core", "eva_config": {"rho": 2.0}}
     write(tmp_path, PAIR, r=1, **nothing, **known)
     assert list(read_adapter(tmp_path).specs) == ["m.weight"]
@@ -492,31 +455,11 @@ def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
     ("tensors", "options", "message"),
     [
         ({}, {}, "there are no LoRA factors in it"),
-        (
-            {"m.lora_A.weight": [[1.0]]},
-            {},
-            "'base_model.model.m.lora_A.weight' comes without its factor B; fetch",
-        ),
-        (
-            {"t.lora_embedding_B": [[1.0]]},
-            {},
-            "'base_model.model.t.lora_embedding_B' comes without its factor A",
-        ),
-        (
-            {**PAIR, "m.lora_B.bias": [1.0]},
-            {},
-            "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor",
-        ),
-        (
-            {**PAIR, "m.lora_magnitude_vector": [1.0]},
-            {},
-            "'base_model.model.m.lora_magnitude_vector' is neither",
-        ),
-        (
-            {**PAIR, "n.weight": [[1.0]]},
-            {},
-            "'base_model.model.n.weight' is neither .*name it in modules_to_save",
-        ),
+        ({"m.lora_A.weight": [[1.0]]}, {}, "'base_model.model.m.lora_A.weight' comes without its factor B; fetch"),
+        ({"t.lora_embedding_B": [[1.0]]}, {}, "'base_model.model.t.lora_embedding_B' comes without its factor A"),
+        ({**PAIR, "m.lora_B.bias": [1.0]}, {}, "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor"),
+        ({**PAIR, "m.lora_magnitude_vector": [1.0]}, {}, "'base_model.model.m.lora_magnitude_vector' is neither"),
+        ({**PAIR, "n.weight": [[1.0]]}, {}, "'base_model.model.n.weight' is neither .*name it in modules_to_save"),
         ({**PAIR, "m.bias": [1.0]}, {}, "'base_model.model.m.bias' is neither"),
         ({**PAIR, "n.bias": [1.0]}, {"bias": "lora_only"}, "'base_model.model.n.bias' is neither"),
         ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "belong to different adapters; save each in a folder"),
@@ -535,22 +478,10 @@ def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
             {"r": 4},
             "ranks differ: .*grouped convolutions are not supported",
         ),
-        (
-            {"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]},
-            {},
-            "no LoRA factors; .*gather them before",
-        ),
+        ({"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]}, {}, "no LoRA factors; .*gather them before"),
         ({"m.lora_A.weight": torch.ones(1, 0), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
-        (
-            {"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]},
-            {},
-            "which are no LoRA factors",
-        ),
-        (
-            {"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]},
-            {},
-            "must be floating point, got I64 \\(quantised",
-        ),
+        ({"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
+        ({"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]}, {}, "must be floating point, got I64 \\(quantised"),
         ({"t.lora_embedding_A": [[1]], "t.lora_embedding_B": [[1.0]]}, {}, "must be floating point, got I64"),
         (
             {**PAIR, "head.weight": [[1]]},
@@ -568,20 +499,12 @@ def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
             "are one tensor but differ",
         ),
         (
-            {
-                "t.lora_embedding_A": [[1.0]],
-                "t.lora_embedding_B": [[1.0]],
-                "t.base_layer.weight": [[1.0, 2.0]],
-            },
+            {"t.lora_embedding_A": [[1.0]], "t.lora_embedding_B": [[1.0]], "t.base_layer.weight": [[1.0, 2.0]]},
             {},
             r"'base_model.model.t.base_layer.weight' is \(1, 2\), but its factors make \(1, 1\)",
         ),
         (
-            {
-                **PAIR,
-                "m.base_layer.out_proj.lora_A.weight": [[1.0]],
-                "m.base_layer.out_proj.lora_B.weight": [[1.0]],
-            },
+            {**PAIR, "m.base_layer.out_proj.lora_A.weight": [[1.0]], "m.base_layer.out_proj.lora_B.weight": [[1.0]]},
             {},
             r"'m' \(nn.MultiheadAttention\) is not supported; merge it into the full model",
         ),

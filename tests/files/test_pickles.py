@@ -6,7 +6,6 @@ import copyreg
 import io
 import os
 import pickle
-import random
 import struct
 import subprocess
 import sys
@@ -697,11 +696,6 @@ def test_tar(tmp_path: Path) -> None:
         read_pickle(tmp_path / "m.pt")
 
 
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot open"):
-        read_pickle(tmp_path / "m.pt")
-
-
 def test_older_stream_by_hand(tmp_path: Path) -> None:
     path, state, tail = tmp_path / "m.pt", {"w": tensor()}, struct.pack("<q4f", 4, 0, 1, 2, 3)
     check(read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=tail)), {"w": torch.arange(4.0)})
@@ -737,45 +731,3 @@ def test_cut_anywhere(tmp_path: Path, legacy: bool) -> None:
             read_pickle(path)
     path.write_bytes(whole)
     check(read_pickle(path), weights())
-
-
-def mutated(data: bytes, dice: random.Random) -> bytes:
-    out = bytearray(data)
-    for _ in range(dice.randint(1, 4)):
-        at = dice.randrange(len(out))
-        match dice.randrange(4):
-            case 0:
-                out[at] ^= 1 << dice.randrange(8)
-            case 1:
-                out[at] = dice.randrange(256)
-            case 2:
-                del out[at : at + dice.randint(1, 4)]
-            case _:
-                out[at:at] = dice.randbytes(dice.randint(1, 4))
-    return bytes(out)
-
-
-@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle", "module"])
-def test_damaged_anywhere(tmp_path: Path, kind: str) -> None:
-    """Seeded damage: a typed error or success, and what succeeds can be read."""
-    state: object = Net() if kind == "module" else {"state_dict": weights(), "t": normal(3, 2).T, "n": np.arange(3)}
-    original = save(state, tmp_path / "m.pt", legacy=kind == "legacy")
-    with zipfile.ZipFile(original) if kind != "legacy" else io.BytesIO() as archive:
-        members = {n: archive.read(n) for n in archive.namelist()} if isinstance(archive, zipfile.ZipFile) else {}
-    pickled = next((content for name, content in members.items() if name.endswith("/data.pkl")), b"")
-    storages = {f"archive/{n.split('/', 1)[1]}": content for n, content in members.items() if "/data/" in n}
-    path, dice, messages = tmp_path / "damaged.pt", random.Random(kind), list[str]()
-    for _ in range(250):
-        if kind in ("pickle", "module"):  # aim at the pickle, which is a small part of the file
-            forge(path, mutated(pickled, dice), extra=storages)
-        else:
-            path.write_bytes(mutated(original.read_bytes(), dice))
-        try:
-            found = read_pickle(path)
-        except CheckpointError as error:
-            messages.append(str(error))
-        else:
-            for entry in found.entries.values():
-                assert entry.read(0, entry.spec.numel).numel() == entry.spec.numel
-    assert 50 < len(messages) < 250
-    assert all(str(path) in message for message in messages)

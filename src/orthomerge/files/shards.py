@@ -80,10 +80,7 @@ def write_index(path: Path, places: Mapping[str, str], total: int) -> None:
 
 
 def _write_shard(
-    path: Path,
-    specs: dict[str, Spec],
-    stream: Iterator[tuple[str, memoryview]],
-    progress: Callable[[int], None],
+    path: Path, specs: dict[str, Spec], stream: Iterator[tuple[str, memoryview]], progress: Callable[[int], None]
 ) -> Written:
     hasher = Hasher()
     with path.open("xb", buffering=0) as file:
