@@ -430,6 +430,7 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
         ({"rank_pattern": [1]}, r"rank_pattern must map names to numbers, got \[1\]"),
         ({"alpha_pattern": {"m": math.inf}}, r"alpha_pattern\['m'\] must be a finite number, got inf"),
         ({"alpha_pattern": {"(": 1}}, r"'\(' in alpha_pattern is no pattern"),
+        ({"rank_pattern": {"(a+)+x": 2}}, r"'\(a\+\)\+x' in rank_pattern could take for ever to match"),
         ({"use_rslora": "yes"}, "use_rslora must be true or false, got 'yes'"),
         ({"fan_in_fan_out": 2}, "fan_in_fan_out must be true or false, got 2"),
         ({"bias": "some"}, "bias must be 'none', 'all' or 'lora_only', got 'some'"),
