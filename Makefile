@@ -55,7 +55,7 @@ bench: $(STAMP)  ## CPU time and memory beside mergekit (6 minutes; installs it 
 	$(BIN)/python benchmarks/merge.py $(if $(filter-out HEAD,$(AGAINST)),--against $(AGAINST))
 
 walk: $(STAMP)  ## what every command reads, hashes and writes, counted on tiny inputs (a minute)
-	$(BIN)/python tools/walk.py --project .
+	$(BIN)/python tools/walk.py
 
 lowest: $(STAMP)  ## the tests with the oldest versions that pyproject.toml allows, torch apart (installs them in .venv-lowest)
 	$(PYTHON) -m venv .venv-lowest

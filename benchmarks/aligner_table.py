@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.core.table import Table
 from orthomerge.data.task import Split
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, read_records
 from orthomerge.runs.blocks import Kind
 

@@ -29,10 +29,9 @@ from benchmarks.environments import describe_run, table, write_result
 
 from orthomerge.core.device import device_of
 from orthomerge.data.task import Examples, Modality
-from orthomerge.models.extract import extract
+from orthomerge.models.encoding import Encoding, Precision, extract
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
-from orthomerge.models.features import Precision
 from orthomerge.models.load import quiet
 from orthomerge.models.processing import PixelProcessor, Processor, batches
 from orthomerge.models.processors import load_processor
@@ -150,8 +149,8 @@ def measure(case: Case, device: torch.device, precision: Precision, runs: int, c
     there = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in made]
 
     def ours(given: Processor) -> Callable[[], object]:
-        options: dict[str, Any] = {"batch": BATCH, "device": str(device), "autocast": precision}
-        return lambda: extract(encoder, family, case.pooling, examples, given, task=case.name, **options)
+        how = Encoding(None, str(device), precision, BATCH)
+        return lambda: extract(encoder, family, case.pooling, examples, given, task=case.name, how=how)
 
     ways: dict[str, Callable[[], object]] = {
         "bare": lambda: bare(encoder, family, case, there, precision),

@@ -34,7 +34,7 @@ from benchmarks.suite_table import GRIDS
 from orthomerge.api.align import align
 from orthomerge.data.sampling import few_shot, share
 from orthomerge.data.task import Split, Task
-from orthomerge.evaluation.evidence import extra_numbers
+from orthomerge.evaluation.answers import extra_numbers
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.evaluation.scale import search_scale
 from orthomerge.fitting.fit import fit

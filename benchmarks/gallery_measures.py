@@ -14,20 +14,20 @@ from importlib.util import find_spec
 from statistics import fmean
 from typing import Any
 
+from orthomerge.analysis.detail import Detail, sample
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.figures import Curve, Figure, Heat, Lines, Points, figure_key
-from orthomerge.analysis.looks import Looks, sample
 from orthomerge.analysis.recorded import fit_figures
 from orthomerge.api.diagnose import diagnose
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Task
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.evaluate import Subject, evaluate
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch, search_scale
-from orthomerge.evaluation.subject import Subject
+from orthomerge.fitting.fit import fit
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.model import Model
 from orthomerge.suites.suite import Suite
@@ -93,9 +93,15 @@ class _Work:
     def encoded(self) -> EncodedTasks:
         return EncodedTasks(self.suite.tasks, self.references["expert"].models, self.encoding)
 
-    def diagnosis(self, model: Model, looks: Looks, **options: Any) -> Diagnosis:
+    def diagnosis(self, model: Model, detail: Detail, **options: Any) -> Diagnosis:
         experts = self.suite.experts()
-        return diagnose(model, self.suite.tasks, experts=experts, looks=looks, encoding=self.encoding, **options)
+        return diagnose(model, self.suite.tasks, experts=experts, detail=detail, encoding=self.encoding, **options)
+
+    def fit(self, method: str, options: Mapping[str, Any]) -> Model:
+        """A merge fitted to the unlabelled training inputs of all tasks."""
+        suite, device = self.suite, self.plan.device
+        encoding = suite.encoding(device)
+        return fit(suite.experts(), method, suite.tasks, options, device=device, encoding=encoding)
 
     def score(self, subject: Subject) -> float:
         """Mean accuracy of the tasks in percent."""
@@ -143,13 +149,13 @@ def measure(suite: Suite, plan: Plan, *, say: Say = lambda text: None) -> Diagno
     say(f"task arithmetic at scale {scale:g}")
     records = _records(work, model) if "shots" in plan.parts else []
     drawable = find_spec("sklearn") is not None
-    looks = Looks(points=plan.points if drawable else 0, layers=plan.layers, limit=_SEEN)
+    detail = Detail(points=plan.points if drawable else 0, layers=plan.layers, limit=_SEEN)
     if "diagnosis" not in plan.parts:
-        looks = replace(looks, points=0, layers=0, probe=False)
+        detail = replace(detail, points=0, layers=0, probe=False)
     found = Diagnosis(model.title, tuple(suite.tasks), (), (), {"left_out": {}})
     if _LOOKED_AT & set(plan.parts):
         say("comparing the merge with its experts")
-        found = work.diagnosis(model, looks, records=records, search=search)
+        found = work.diagnosis(model, detail, records=records, search=search)
         work.figures += found.figures
     _fits(work, scale)
     wanted = expected_keys(suite.name, found.tasks, plan.parts)
@@ -256,7 +262,7 @@ def _moma(work: _Work, options: Mapping[str, Any]) -> None:
     """Loss, masking rate by layer, and the geometry of what was learned (Figures 6, 8 and 7)."""
     model = _fitted(work, "moma", options)
     work.figures += _loss_lines("moma", model, "distance to the expert's features")
-    found = work.diagnosis(model, Looks(points=0, layers=0, probe=False, limit=_SEEN))
+    found = work.diagnosis(model, Detail(points=0, layers=0, probe=False, limit=_SEEN))
     for figure in found.figures:
         if figure.key in ("cosine", "coefficient"):
             work.figures.append(replace(figure, key=f"moma-{figure.key}", title=f"{figure.title}, after MOMA"))
@@ -266,7 +272,7 @@ def _moma(work: _Work, options: Mapping[str, Any]) -> None:
 
 def _fitted(work: _Work, method: str, options: Mapping[str, Any]) -> Model:
     work.say(f"fitting {method}: {options['steps']} steps")
-    model = work.suite.fitted(method, options, device=work.plan.device)
+    model = work.fit(method, options)
     mean = work.score(Subject.of(model, work.suite.tasks))
     work.facts.setdefault("accuracy", {})[method] = round(mean, 2)
     work.say(f"{method}: {mean:.1f} %")
@@ -296,7 +302,7 @@ def _masking(work: _Work, options: Mapping[str, Any], scale: float) -> Lines:
     flat = {"task arithmetic": work.score(start), "base": work.score(work.references["base"])}
     rows = []
     for decay in plan.decays:
-        model = suite.fitted("moma", {**options, "decay": decay, "look": options["steps"]}, device=plan.device)
+        model = work.fit("moma", {**options, "decay": decay, "look": options["steps"]})
         rate, mean = (
             100 * float(model.origin.facts["fit"]["facts"]["masked"]),
             work.score(Subject.of(model, suite.tasks)),

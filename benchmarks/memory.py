@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, measure, table, write_result
 
-from orthomerge.merging.methods import METHODS, method_maker
+from orthomerge.core.rows import maker_of
+from orthomerge.merging.methods import METHODS
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ pages of files) of whole `orthomerge merge` commands on a synthetic LLaMA-like b
 
 def element_methods() -> list[str]:
     """Every method that streams: those that need whole matrices are bound by the largest of them instead."""
-    return [name for name, row in METHODS.items() if getattr(method_maker(row), "scope", "element") == "element"]
+    return [name for name, row in METHODS.items() if getattr(maker_of(row), "scope", "element") == "element"]
 
 
 def shapes(elements: int) -> dict[str, tuple[int, ...]]:

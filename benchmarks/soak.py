@@ -118,7 +118,7 @@ def work(job: Job) -> str:
     from tests.faults.tiny import TASKS
 
     from orthomerge.api.evaluate import evaluate
-    from orthomerge.evaluation.running import read_run
+    from orthomerge.evaluation.scores import read_run
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.saved import verify_folder
     from orthomerge.runs.models import write

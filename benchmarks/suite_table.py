@@ -21,11 +21,11 @@ from orthomerge.alignment.aligners import ALIGNERS  # noqa: E402
 from orthomerge.api.evaluate import evaluate  # noqa: E402
 from orthomerge.core.device import device_of  # noqa: E402
 from orthomerge.data.task import Split  # noqa: E402
-from orthomerge.evaluation.protocol import EvaluationProtocol  # noqa: E402
+from orthomerge.evaluation.evaluate import Subject  # noqa: E402
+from orthomerge.evaluation.protocols import EvaluationProtocol  # noqa: E402
 from orthomerge.evaluation.records import Record  # noqa: E402
-from orthomerge.evaluation.running import read_run  # noqa: E402
 from orthomerge.evaluation.scale import search_scale  # noqa: E402
-from orthomerge.evaluation.subject import Subject  # noqa: E402
+from orthomerge.evaluation.scores import read_run  # noqa: E402
 from orthomerge.suites.table import build_suite  # noqa: E402
 
 GRIDS = {

@@ -9,23 +9,25 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import FILE as DIAGNOSIS
 from orthomerge.analysis.diagnosis import write_diagnosis
-from orthomerge.analysis.looks import Looks
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.cli.printing import print_tables
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.run_info import FILE as RUN
-from orthomerge.evaluation.run_info import RunInfo, write_info
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.evaluate import Subject
+from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.records import INFO as RUN
+from orthomerge.evaluation.records import RunInfo, write_info
 from orthomerge.evaluation.tables import accuracy_tables, lines
+from orthomerge.fitting.fit import fit
 from orthomerge.models.model import Model
 from orthomerge.report.report import report
 from orthomerge.suites.suite import Suite
@@ -78,7 +80,7 @@ def main() -> None:
     models |= fit_all(suite, say)
     done("merge and fit")
     say("scoring: experts, merges as they are, and merges whose heads were aligned without a single label")
-    merges = [Subject.of(model, suite.tasks, name=name) for name, model in models.items()]
+    merges = [replace(Subject.of(model, suite.tasks), name=name) for name, model in models.items()]
     subjects = [*suite.references().values(), *merges]
     scores = evaluate(
         subjects, suite.tasks, protocols=PROTOCOLS, experts=suite.experts(), suite="digits", encoding=encoding
@@ -103,7 +105,7 @@ def main() -> None:
         models["task_arithmetic"],
         suite.tasks,
         experts=suite.experts(),
-        looks=Looks(points=250, layers=256),
+        detail=Detail(points=250, layers=256),
         records=records,
         encoding=encoding,
     )
@@ -128,7 +130,8 @@ def fit_all(suite: Suite, say: Callable[[str], None]) -> dict[str, Model]:
     models = {}
     for name, method, options in FITS:
         say(f"  {name}")
-        models[name] = suite.fitted(method, options, device="cpu")
+        encoding = suite.encoding("cpu")
+        models[name] = fit(suite.experts(), method, suite.tasks, options, device="cpu", encoding=encoding)
     return models
 
 

@@ -1,10 +1,11 @@
-"""The lock has the pins of the constraints, and the walk counts cycles."""
+"""The lock has the pins of the constraints, and the tools name what exists."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tools.walk import stale_names, static_numbers
+from tools.lowest import lowest
+from tools.walk import stale_names
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,19 +22,10 @@ def test_the_lock_is_that_of_the_constraints() -> None:
     assert sum("--hash=sha256:" in line for line in lines) >= len(pins("requirements-dev.lock"))
 
 
+def test_every_floor_but_that_of_torch_is_tested() -> None:
+    core, extra = 'dependencies = ["torch>=2.10", "numpy>=2.0,<3"]', 'all = ["us[dev]", "six>=1"]'
+    assert lowest(f"[project]\n{core}\n[project.optional-dependencies]\n{extra}") == ["numpy==2.0", "six==1"]
+
+
 def test_the_walk_counts_functions_that_exist() -> None:
-    assert stale_names(ROOT / "src" / "orthomerge") == []
-
-
-def test_the_walk_counts_imports_inside_functions_but_not_those_for_types(tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "one.py").write_text("from package.two import b\n\ndef a():\n    return 1\n")
-    (package / "two.py").write_text("def b():\n    from package.one import a\n    return a\n")
-    (package / "three.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from package.four import d\n"
-    )
-    (package / "four.py").write_text("from package.three import c\n")
-    numbers = static_numbers(package)
-    assert numbers["modules in cycles"] == 2
-    assert (numbers["files"], numbers["lines"], numbers["lazy pairs"]) == (4, 11, 1)
+    assert stale_names() == []

@@ -7,51 +7,32 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-_MAP = re.compile(r"(?s)(?<=<!-- map -->\n).*(?=<!-- /map -->)")
+MAP = re.compile(r"(?s)(?<=<!-- map -->\n).*(?=<!-- /map -->)")
 
 
-def packages(root: Path = ROOT) -> list[str]:
+def packages() -> list[str]:
     """Names of the packages in import order: a package imports only from those before it."""
-    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     layers = next(contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers")
     return [name.strip() for layer in reversed(layers) for name in layer.strip("()").split("|")]
 
 
-def package_map(root: Path = ROOT) -> str:
-    """Markdown table with one line per package: its name, what its docstring says, its files and lines."""
+def package_map() -> str:
+    """One row per package: name, first line of its docstring, and size, rounded so that it rarely changes."""
     rows = ["| package | contains | files | lines |", "|---|---|---:|---:|"]
-    for name in packages(root):
-        folder = root / "src" / "orthomerge" / name
-        if not folder.is_dir():
-            continue  # a package that the contract already has a place for
-        purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
-        if not purpose:
-            raise SystemExit(f"{folder / '__init__.py'} has no docstring")
-        files = sorted(folder.rglob("*.py"))
-        lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
-        # Rounded, so that the page changes with the structure and not with every commit.
-        rows.append(f"| `{name}` | {purpose.splitlines()[0]} | {len(files)} | {max(round(lines, -2), 100)} |")
+    for name in packages():
+        files = sorted((ROOT / "src" / "orthomerge" / name).rglob("*.py"))
+        if files:  # the contract may have a place for a package to come
+            purpose = ast.get_docstring(ast.parse(files[0].read_text("utf-8"))) or ""
+            lines = sum(len(file.read_text("utf-8").splitlines()) for file in files)
+            rows.append(f"| `{name}` | {purpose.splitlines()[0]} | {len(files)} | {max(round(lines, -2), 100)} |")
     return "\n".join(rows) + "\n"
 
 
-def main() -> None:
-    """Write the map into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(_MAP.sub(lambda _: package_map(), text), encoding="utf-8")
-    sys.stdout.write(f"{PAGE}\n")
-
-
-def written_map() -> str:
-    """The map as it stands in the page."""
-    match = _MAP.search(PAGE.read_text(encoding="utf-8"))
-    return match[0] if match else ""
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(MAP.sub(lambda _: package_map(), PAGE.read_text("utf-8")), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The source of the site in one folder: our pages with their links turned to where things are there, and what is made.
+"""The source of the site in one folder: the pages of the repository with their links changed, and generated pages.
 
-Pages are plain Markdown that reads well where the repository is looked at; what only the site can do (pages a method,
-a tree of contents) is added here, on the way. A link that leads to nothing is an error.
+Pages are plain Markdown that reads well on GitHub, too; what only the site has (a page per method, the tree of
+contents, the JSON Schema of recipes) is added here. A link to a file that does not exist is an error.
 """
 
 from __future__ import annotations
@@ -9,64 +9,48 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
 from docs.generator.commands import cli_page
-from docs.generator.docstrings import prose
-from docs.generator.rows import pages, slug, tables
-from docs.generator.types import recipe_page, table
+from docs.generator.options import guide_texts, recipe_page
+from docs.generator.rows import pages
 
 ROOT = Path(__file__).parents[2]
-# What the tree of contents shows, in order; pages that are not there are left out, others follow at the end.
+# The tree of contents, in order; pages that do not exist are left out, others follow at the end.
 _PARTS = {
-    "Start": ("quickstart", "tutorial", "faq", "glossary"),
-    "Guides": (
-        "checkpoints",
-        "recipes",
-        "methods",
-        "fitting",
-        "alignment",
-        "evaluation",
-        "diagnosis",
-        "report",
-        "handover",
-        "sweeps",
-    ),
-    "Evidence": ("guarantees", "findings", "gallery", "benchmarks/index"),
-    "Reference": ("reference/recipe", "reference/cli"),
-    "Project": ("changelog", "architecture", "contributing", "adr/index"),
+    "Start": "quickstart tutorial faq glossary",
+    "Guides": "checkpoints recipes methods fitting alignment evaluation diagnosis report handover sweeps scaling",
+    "Evidence": "guarantees findings gallery benchmarks/index",
+    "Reference": "reference/recipe reference/cli",
+    "Project": "changelog architecture contributing adr/index",
 }
-# The pages under which a table's rows stand.
+# The guides below which the pages of tables and folders stand.
 _HOMES = {"methods": "methods", "fitted": "fitting", "aligners": "alignment", "protocols": "evaluation"}
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|!?\[[^\]]*\](?:\([^)]*\))?)*\]\()([^)\s]+)(\))")
-_COMMANDS = ("orthomerge ", "make", "pip ", "python ")
 
 
 def places(root: Path = ROOT) -> dict[str, str]:
     """Pages of the repository to their places in the site."""
-    found = {f"docs/{file.name}": file.name for file in sorted((root / "docs").glob("*.md"))}
-    found |= {f"docs/adr/{file.name}": f"adr/{file.name}" for file in sorted((root / "docs" / "adr").glob("*.md"))}
-    gallery = sorted((root / "docs" / "gallery").glob("*.md"))
-    found |= {f"docs/gallery/{file.name}": f"gallery/{file.name}" for file in gallery}
-    results = sorted((root / "benchmarks" / "results").glob("*.md"))
-    found |= {f"benchmarks/results/{file.name}": f"benchmarks/{file.name}" for file in results}
-    others = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-    return found | {source: target for source, target in others.items() if (root / source).is_file()}
+    sources = {"docs": "", "docs/adr": "adr/", "docs/gallery": "gallery/", "benchmarks/results": "benchmarks/"}
+    files = {
+        f"{folder}/{path.name}": place + path.name
+        for folder, place in sources.items()
+        for path in sorted((root / folder).glob("*.md"))
+    }
+    return {**files, "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
 
 def assemble(target: Path, root: Path = ROOT) -> list[str]:
-    """Write the whole source into `target`; the pages that are there, in order."""
-    if target.exists():
-        shutil.rmtree(target)
-    made = _generated(root)
+    """Write the whole source into `target`; returns its pages in order."""
+    shutil.rmtree(target, ignore_errors=True)
     known = places(root)
-    texts = {
-        place: link_rows(label_fences(relink((root / source).read_text("utf-8"), source, known, root)), place)
-        for source, place in known.items()
-    }
-    texts |= made
-    for place, tree in contents(texts).items():
+    texts = {}
+    for source, place in known.items():
+        texts[place] = relink((root / source).read_text("utf-8"), source, known, root)
+    texts |= _generated(root)
+    for place, tree in contents(list(texts)).items():
         texts[place] += tree
     for place, text in texts.items():
         (target / place).parent.mkdir(parents=True, exist_ok=True)
@@ -75,139 +59,72 @@ def assemble(target: Path, root: Path = ROOT) -> list[str]:
     return sorted(texts)
 
 
-def relink(text: str, source: str, known: Mapping[str, str], root: Path = ROOT) -> str:
-    """Links of the page `source` as they are in the site; what is no page there stays as words."""
-    here = known[source]
+def recipe_schema() -> bytes:
+    """The JSON Schema of recipes, for editors; as in the reader, a key that no type has is an error."""
+    from orthomerge.runs.recipe import Recipe
 
-    def turned(match: re.Match[str]) -> str:
+    document = msgspec.json.schema(Recipe)
+    for part in document["$defs"].values():
+        if "properties" in part:
+            part["additionalProperties"] = False
+    return msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+
+def relink(text: str, source: str, known: Mapping[str, str], root: Path = ROOT) -> str:
+    """Change the links of the page `source` to those of the site; other files of the repository become text."""
+    here, folder = os.path.dirname(known[source]) or ".", os.path.dirname(source)  # noqa: PTH120 - relative paths
+
+    def changed(match: re.Match[str]) -> str:
         before, link, after = match.groups()
         path, sign, anchor = link.partition("#")
         if not path or re.match(r"[a-z]+:", link):
             return match[0]
-        there = os.path.normpath(os.path.join(os.path.dirname(source), path))  # noqa: PTH118, PTH120 - of two trees
-        if not (root / there).exists():
-            raise ValueError(f"{source} links to {link}, which is not there")
-        if there in known:
-            place = os.path.relpath(known[there], os.path.dirname(here) or ".")  # noqa: PTH120
-            return f"{before}{place}{sign}{anchor}{after}"
-        if there.startswith("docs/images/"):
+        target = os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - of two trees
+        if not (root / target).exists():
+            raise ValueError(f"{source} links to {link}, which does not exist")
+        if target in known:
+            return f"{before}{os.path.relpath(known[target], here)}{sign}{anchor}{after}"
+        if target.startswith("docs/images/"):
             return match[0]
         words = before[1:-2]
-        return words if there in words else f"{words} (`{there}`)"
+        return words if target in words else f"{words} (`{target}`)"
 
-    return _outside_code(text, lambda part: _LINK.sub(turned, part))
-
-
-def label_fences(text: str) -> str:
-    """Blocks of commands that say no language are shells'; everything else stays."""
-    lines = text.splitlines(keepends=True)
-    inside = False
-    for number, line in enumerate(lines):
-        if not line.lstrip(" ").startswith("```"):
-            continue
-        inside = not inside
-        if inside and line.strip() == "```" and number + 1 < len(lines):
-            kind = "bash" if lines[number + 1].lstrip().startswith(_COMMANDS) else "text"
-            lines[number] = line.replace("```", f"```{kind}")
-    return "".join(lines)
+    pieces = re.split(r"(?ms)(^ *```.*?^ *```$)", text)
+    return "".join(piece if number % 2 else _LINK.sub(changed, piece) for number, piece in enumerate(pieces))
 
 
-def link_rows(text: str, place: str) -> str:
-    """Names of methods, aligners and protocols in the first column of a guide's tables lead to their pages."""
-    kinds = [kind for kind, home in _HOMES.items() if f"{home}.md" == place]
-    if place == "methods.md":
-        kinds.append("fitted")
-    links = {
-        name: f"reference/{kind}/{slug(name)}.md" for kind in kinds for name in tables()[kind]
-    }  # no name is in two of a page's tables
-
-    def linked(match: re.Match[str]) -> str:
-        cell = re.sub(
-            r"`([\w@-]+)`", lambda one: f"[{one[0]}]({links[one[1]]})" if one[1] in links else one[0], match[1]
-        )
-        return f"| {cell} |"
-
-    return re.sub(r"(?m)^\| ((?:`[\w@-]+`(?:, )?)+) \|", linked, text) if links else text
-
-
-def contents(texts: Mapping[str, str]) -> dict[str, str]:
-    """Trees to put under pages: all of them from the index, and each table's rows from its guide."""
-    left = [place.removesuffix(".md") for place in texts]
-    trees: dict[str, str] = {}
-    for kind, home in _HOMES.items():
-        names = [f"reference/{kind}/{slug(name)}" for name in tables()[kind]]
-        trees[f"{home}.md"] = _tree(names)
-        left = [name for name in left if name not in names]
-    for folder in ("benchmarks", "adr"):
-        names = sorted(name for name in left if name.startswith(f"{folder}/") and name != f"{folder}/index")
-        trees[f"{folder}/index.md"] = _tree([name.removeprefix(f"{folder}/") for name in names])
-        left = [name for name in left if name not in names]
-    if suites := sorted(name for name in left if name.startswith("gallery/")):
-        trees["gallery.md"] = _tree(suites)
-        left = [name for name in left if name not in suites]
-    whole = ""
-    left.remove("index")
-    for caption, wanted in _PARTS.items():
-        there = [name for name in wanted if name in left]
-        left = [name for name in left if name not in there]
-        whole += _tree(there, caption)
-    trees["index.md"] = whole + (_tree(left, "More") if left else "")
-    return trees
+def contents(texts: list[str]) -> dict[str, str]:
+    """Trees to append to pages: parts of the site to the index, and rows, results and decisions to their guides."""
+    names = [place.removesuffix(".md") for place in texts if place != "index.md"]
+    homes = {f"reference/{kind}/": home for kind, home in _HOMES.items()}
+    homes |= {"benchmarks/": "benchmarks/index", "adr/": "adr/index", "gallery/": "gallery"}
+    trees = {}
+    for folder, home in homes.items():
+        below = sorted(name for name in names if name.startswith(folder) and name != home)
+        trees[f"{home}.md"] = _tree([f"/{name}" for name in below], ":maxdepth: 1\n")
+        names = [name for name in names if name not in below]
+    listed = " ".join(_PARTS.values()).split()
+    parts = {**_PARTS, "More": " ".join(name for name in names if name not in listed)}
+    captioned = [
+        _tree([name for name in part.split() if name in names], f":hidden:\n:caption: {caption}\n")
+        for caption, part in parts.items()
+    ]
+    return {**trees, "index.md": "".join(captioned)}
 
 
-def meanings(text: str) -> dict[str, str]:
-    """What a guide's table `key | default | meaning` says of every key."""
-    rows = re.findall(r"(?m)^\| `(\w+)` \|(?:[^|\n]*)\| (.*) \|$", text)
-    return {
-        key: re.sub(r"\]\((?=[\w-]+\.md)", "](../", meaning.replace("](#", "](recipes.md#")) for key, meaning in rows
-    }
+def _tree(names: list[str], options: str) -> str:
+    return "\n```{toctree}\n" + options + "\n" + "\n".join(names) + "\n```\n" if names else ""
 
 
 def _generated(root: Path) -> dict[str, str]:
     from orthomerge.cli.app import app
     from orthomerge.runs.recipe import Recipe
 
-    guide = (root / "docs" / "recipes.md").read_text("utf-8")
+    guide = guide_texts((root / "docs" / "recipes.md").read_text("utf-8"), "../recipes.md")
     return {
         **pages(),
-        "reference/recipe.md": recipe_page(Recipe, meanings(guide)),
+        "reference/recipe.md": recipe_page(Recipe, guide),
         "reference/cli.md": cli_page(app),
-        "benchmarks/index.md": _benchmarks(root),
-        "adr/index.md": _decisions(root),
+        "benchmarks/index.md": "# Benchmarks\n\nEach table names the command and the commit that it was made with.\n",
+        "adr/index.md": "# Decisions\n\nWhy things are as they are, one page per decision.\n",
     }
-
-
-def _benchmarks(root: Path) -> str:
-    rows = []
-    for file in sorted((root / "benchmarks" / "results").glob("*.md")):
-        text = file.read_text("utf-8")
-        command = re.search(r"(?m)^- command: (`.*`)$", text)
-        date = re.search(r"(?m)^- date: (\S+)", text)
-        script = re.search(r"python ([^\s`]+)", command[1]) if command else None
-        rows.append((f"[{_title(text)}]({file.name})", f"`{script[1]}`" if script else "", date[1] if date else ""))
-    said = (
-        "Figures in these documents come from these tables, or from `make demo`. Each table names the command, "
-        "the commit, the machine and the versions that made it; `make help` lists the targets."
-    )
-    return f"# Benchmarks\n\n{said}\n\n{table(('table', 'made by', 'on'), rows)}\n"
-
-
-def _decisions(root: Path) -> str:
-    files = sorted((root / "docs" / "adr").glob("*.md"))
-    rows = [f"- [{prose(_title(file.read_text('utf-8')))}]({file.name})" for file in files]
-    return "# Decisions\n\nWhy things are as they are, one page each.\n\n" + "\n".join(rows) + "\n"
-
-
-def _title(text: str) -> str:
-    found = re.search(r"(?m)^# (.+)$", text)
-    return found[1] if found else "untitled"
-
-
-def _tree(names: list[str], caption: str | None = None) -> str:
-    head = f":caption: {caption}\n" if caption else ""
-    return "\n```{toctree}\n:hidden:\n" + head + "\n" + "\n".join(names) + "\n```\n" if names else ""
-
-
-def _outside_code(text: str, change: Callable[[str], str]) -> str:
-    pieces = re.split(r"(?ms)(^ *```.*?^ *```$)", text)
-    return "".join(piece if number % 2 else change(piece) for number, piece in enumerate(pieces))

@@ -19,7 +19,7 @@ from orthomerge.alignment.aligner import Aligner
 from orthomerge.alignment.aligners import ALIGNERS, Row, aligner_class, aligners, find_aligner, make_aligner
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.evaluation.evidence import extra_numbers
+from orthomerge.evaluation.answers import extra_numbers
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 

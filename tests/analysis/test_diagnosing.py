@@ -16,9 +16,9 @@ import torch
 from tests.analysis.making import Toy, make_toy
 from typer.testing import CliRunner, Result
 
+from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Bars, Heat, Lines, Points
-from orthomerge.analysis.looks import Looks
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
@@ -26,7 +26,7 @@ from orthomerge.api.open import open as open_experts
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.fitting.fit import fit
 from orthomerge.merging.merged import MergedTensors
@@ -37,7 +37,7 @@ from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.table import build_suite
 from orthomerge.tuning.settings import Tuning
 
-QUICK = Looks(points=20, layers=16, maps=40)
+QUICK = Detail(points=20, layers=16, maps=40)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def diagnosed(
     toy: Toy, *, model: Model | None = None, tasks: Mapping[str, Task] | None = None, **options: Any
 ) -> Diagnosis:
     data = toy.tasks if tasks is None else tasks
-    return diagnose(model or merged(toy), data, **{"looks": QUICK, "encoding": toy.encoding, **options})
+    return diagnose(model or merged(toy), data, **{"detail": QUICK, "encoding": toy.encoding, **options})
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +122,14 @@ def test_the_same_seed_gives_the_same(toy: Toy, found: Diagnosis) -> None:
     again = diagnosed(toy)
     assert by_key(again)["tsne-bright"] == by_key(found)["tsne-bright"]
     assert again.verdict[:3] == found.verdict[:3]
-    other = diagnosed(toy, looks=replace(QUICK, seed=1, layers=0))
+    other = diagnosed(toy, detail=replace(QUICK, seed=1, layers=0))
     assert by_key(other)["tsne-bright"] != by_key(found)["tsne-bright"]
 
 
 def test_a_saved_model_is_diagnosed_as_the_one_in_memory(toy: Toy, found: Diagnosis, tmp_path: Path) -> None:
     merged(toy).save(tmp_path / "out")
     before = sorted(path for path in tmp_path.rglob("*"))
-    saved = diagnose(tmp_path / "out", toy.tasks, looks=QUICK, encoding=toy.encoding)
+    saved = diagnose(tmp_path / "out", toy.tasks, detail=QUICK, encoding=toy.encoding)
     assert sorted(path for path in tmp_path.rglob("*")) == before
     figures = by_key(found)
     assert all(figure == figures[key] for key, figure in by_key(saved).items() if key not in ("cka-layers", "scale"))
@@ -145,14 +145,14 @@ def test_a_merge_is_computed_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(MergedTensors, "blocks", counted)
     encoding = replace(toy.encoding, cache=FeatureCache(tmp_path / "features"))
-    diagnosed(toy, encoding=encoding, looks=replace(QUICK, points=0))
+    diagnosed(toy, encoding=encoding, detail=replace(QUICK, points=0))
     assert len(started) == 1
 
 
 def test_an_expert_is_as_good_as_itself(toy: Toy) -> None:
     tasks = {"where": toy.tasks["where"]}
-    looks = replace(QUICK, points=0)
-    found = diagnosed(toy, model=toy.experts.teacher("where"), tasks=tasks, experts=toy.experts, looks=looks)
+    detail = replace(QUICK, points=0)
+    found = diagnosed(toy, model=toy.experts.teacher("where"), tasks=tasks, experts=toy.experts, detail=detail)
     assert found.facts["left_out"] == {}
     assert "That is a tie" in found.verdict[0].text
     layers = by_key(found)["cka-layers"]
@@ -166,7 +166,7 @@ def test_an_expert_is_as_good_as_itself(toy: Toy) -> None:
 def test_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
     heads = {task: replace(head, pooling=way) for (task, head), way in zip(toy.experts.heads.items(), ("cls", "mean"))}  # noqa: B905
     model = merged(toy).with_heads(heads)
-    layers = by_key(diagnosed(toy, model=model, looks=replace(QUICK, points=0)))
+    layers = by_key(diagnosed(toy, model=model, detail=replace(QUICK, points=0)))
     assert layers["cka-experts"].rows == ("bright", "where", "task_arithmetic as bright", "task_arithmetic as where")
     assert "'cls, mean'" in layers["cka-layers"].caption
 
@@ -184,8 +184,8 @@ def test_records_are_witnesses(toy: Toy, tmp_path: Path) -> None:
         references=("base", "expert"),
         encoding=toy.encoding,
     )
-    looks = replace(QUICK, points=0, layers=0, probe=False)
-    found = diagnosed(toy, looks=looks, records=scores.records)
+    detail = replace(QUICK, points=0, layers=0, probe=False)
+    found = diagnosed(toy, detail=detail, records=scores.records)
     shots = by_key(found)["shots"]
     assert isinstance(shots, Lines)
     assert [curve.name for curve in shots.curves] == ["knn (inductive)", "as it is", "expert"]
@@ -198,7 +198,7 @@ def test_records_are_witnesses(toy: Toy, tmp_path: Path) -> None:
 def test_a_fitted_merge_tells_of_its_fit(toy: Toy) -> None:
     options = {"steps": 4, "look": 2, "batch": 4, "options": {"scale": 0.5}}
     model = fit(toy.experts, "moma", toy.tasks, options, device="cpu", encoding=toy.encoding)
-    found = diagnosed(toy, model=model, looks=replace(QUICK, points=0, layers=0))
+    found = diagnosed(toy, model=model, detail=replace(QUICK, points=0, layers=0))
     figures = by_key(found)
     assert {"masking", "fit-loss"} <= figures.keys()
     masked = model.origin.facts["fit"]["facts"]["masked"]
@@ -223,21 +223,21 @@ def test_what_is_missing_is_said(toy: Toy) -> None:
     with pytest.raises(RecipeError, match="there is no data"):
         diagnosed(toy, tasks={})
     with pytest.raises(RecipeError, match="unknown aligner 'ridges'; did you mean 'ridge'"):
-        Looks(aligner="ridges")
+        Detail(aligner="ridges")
     with pytest.raises(RecipeError, match="'maps' and 'limit' at least 1"):
-        Looks(maps=0)
+        Detail(maps=0)
 
 
 def test_val_stands_in_for_train_and_needs_no_labels(toy: Toy) -> None:
     tasks = {name: only(task, val=task["val"].unlabelled(), test=task["test"]) for name, task in toy.tasks.items()}
-    found = diagnosed(toy, tasks=tasks, looks=replace(QUICK, points=0, layers=0))
+    found = diagnosed(toy, tasks=tasks, detail=replace(QUICK, points=0, layers=0))
     assert found.facts["fitted_on"] == "val"
     assert [series.name for series in by_key(found)["accuracy"].series] == ["expert", "merged", "aligned", "base"]
     assert "Fitted on val inputs" in by_key(found)["families-kl"].caption
 
 
 def test_a_limit_holds_for_all_that_is_fitted(toy: Toy) -> None:
-    found = diagnosed(toy, looks=Looks(points=0, layers=0, limit=12))
+    found = diagnosed(toy, detail=Detail(points=0, layers=0, limit=12))
     assert found.facts["inputs"] == {task: {"aligner": 12, "maps": 12} for task in toy.tasks}
     assert found.facts["limit"] == 12
 

@@ -14,8 +14,8 @@ from PIL import Image
 from tests.alignment.toys import HEADS, head_of, linear_head, random
 
 from orthomerge.alignment.folding import first_map, logits_from, read_by
+from orthomerge.analysis.detail import chosen_inputs
 from orthomerge.analysis.figures import figure_key
-from orthomerge.analysis.looks import chosen_inputs
 from orthomerge.analysis.points import embed, moved, rotated, short_text, thumbnails
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.heads import Head, Linear

@@ -13,9 +13,9 @@ from tests.alignment.toys import linear_head, random, rotation
 
 from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
+from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading
-from orthomerge.analysis.looks import Looks
 from orthomerge.analysis.recovery import difference, recovery
 from orthomerge.analysis.verdict import Case, Witness, verdict
 from orthomerge.core.errors import NumericalError, RecipeError
@@ -46,7 +46,7 @@ def planted(change: torch.Tensor, *, count: int = 600, seed: int = 0) -> tuple[F
 
 def looked(change: torch.Tensor, *, count: int = 600, **more: Any) -> TaskComparison:
     seen, test, head = planted(change, count=count)
-    return compare_task(seen, test, head=head, classifier=head, looks=Looks(**more))
+    return compare_task(seen, test, head=head, classifier=head, detail=Detail(**more))
 
 
 def case_of(found: TaskComparison, **more: Any) -> Case:
@@ -225,7 +225,7 @@ def test_two_that_never_differ_still_have_an_interval() -> None:
 
 def test_few_inputs_one_class_and_constant_features() -> None:
     seen, test, head = planted(torch.eye(D), count=1)
-    given: dict[str, Any] = {"head": head, "classifier": head, "looks": Looks(maps=10)}
+    given: dict[str, Any] = {"head": head, "classifier": head, "detail": Detail(maps=10)}
     found = compare_task(seen, test, **given)
     assert found.hits["aligned"].shape == (1,)
     assert math.isnan(found.readings["none"].distance)
@@ -249,7 +249,7 @@ def test_an_aligner_that_is_no_head() -> None:
 
 def test_bad_features_and_missing_labels_are_refused() -> None:
     seen, test, head = planted(torch.eye(D), count=20)
-    given: dict[str, Any] = {"head": head, "classifier": head, "looks": Looks(maps=10, probe=False)}
+    given: dict[str, Any] = {"head": head, "classifier": head, "detail": Detail(maps=10, probe=False)}
     bad = FeaturePair(Features(torch.full((20, D), math.nan), "toy", "train"), seen.expert)
     with pytest.raises(NumericalError, match="merged features of 'toy' are NaN"):
         compare_task(bad, test, **given)
@@ -259,8 +259,8 @@ def test_bad_features_and_missing_labels_are_refused() -> None:
 
 def test_a_head_of_its_own_is_told_apart() -> None:
     seen, test, head = planted(rotation(D), count=200)
-    looks = Looks(aligner="ridge", maps=50, probe=False)
-    found = compare_task(seen, test, head=head, classifier=linear_head(random(CLASSES, D)), looks=looks)
+    detail = Detail(aligner="ridge", maps=50, probe=False)
+    found = compare_task(seen, test, head=head, classifier=linear_head(random(CLASSES, D)), detail=detail)
     assert list(found.readings)[-2:] == ["as it is", "aligner ridge"]
     assert (found.mapped, found.fitted) == (50, 200)
     assert isinstance(found.readings["none"], Reading)

@@ -29,6 +29,7 @@ from orthomerge.data.reading import read_inputs, read_task
 from orthomerge.data.task import Examples, Modality, Task
 from orthomerge.files.ownership import LOCAL
 from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.experts import reopen_experts
 from orthomerge.models.extras import SurgeryHead, rebuilt
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head, Linear, head_of
@@ -255,10 +256,9 @@ def test_a_head_with_a_hidden_layer(name: str, tmp_path: Path) -> None:
     om.export(aligned, tmp_path / "exported", task="one")
     head = head_of(model.heads["one"])
     assert head.hidden is not None
-    assert model.origin.experts is not None
     with torch.no_grad():
         ours = encode(model, examples, task="one", how=how)
-        pair = FeaturePair(ours, encode(model.origin.experts.teacher("one"), examples, task="one", how=how))
+        pair = FeaturePair(ours, encode(reopen_experts(model).teacher("one"), examples, task="one", how=how))
         found = choose_rigid(Problem.of(pair, head), kappa=0.01, bias=True)
         whole = head.with_tensors({key: tensor.double() for key, tensor in head.tensors().items()})
         unfolded = whole(ours.values.double() @ found.A.T + (0 if found.shift is None else found.shift))

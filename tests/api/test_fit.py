@@ -36,6 +36,7 @@ from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import Head
 from orthomerge.models.model import Model
+from orthomerge.models.skeleton import Skeleton
 
 QUICK: dict[str, dict[str, Any]] = {
     "realign": {"steps": 4, "look": 2, "batch": 4},
@@ -177,7 +178,7 @@ def test_a_fit_parses_each_header_once_builds_one_module_and_writes_nothing(
 ) -> None:
     headers: list[str] = []
     built: list[int] = []
-    parse, build = safetensors._header, modules.Skeleton.build
+    parse, build = safetensors._header, Skeleton.build
 
     def counted(file: RawFile) -> Any:
         headers.append(str(file.path))
@@ -188,7 +189,7 @@ def test_a_fit_parses_each_header_once_builds_one_module_and_writes_nothing(
         return build(*args, **more)
 
     monkeypatch.setattr(safetensors, "_header", counted)
-    monkeypatch.setattr(modules.Skeleton, "build", building)
+    monkeypatch.setattr(Skeleton, "build", building)
     modules.release()
     how = Encoding(cache=None, device="cpu")
     with written() as paths:

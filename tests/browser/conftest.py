@@ -11,7 +11,7 @@ from tests.browser.chromium import Chromium, find_chromium, running
 from tests.report.making import ALERT, BREAK_OUT, comparison, figures, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding
-from orthomerge.evaluation.run_info import RunInfo
+from orthomerge.evaluation.records import RunInfo
 from orthomerge.report.report import report
 
 

@@ -11,7 +11,7 @@ from tests.aligning import COUNTS, contents
 from tests.cli.test_measuring import call, refused
 
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.evaluation.running import read_run
+from orthomerge.evaluation.scores import read_run
 from orthomerge.models.saved import verify_folder
 
 TASKS = ("two", "three")

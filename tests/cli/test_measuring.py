@@ -220,7 +220,7 @@ def test_experts_are_where_they_were(made: Path, tables: Path, tmp_path: Path) -
 def test_an_expert_that_knows_the_test_inputs(made: Path, tables: Path, tmp_path: Path) -> None:
     """Whatever the expert says is made the truth on test, and never on val."""
     from orthomerge.api.load import load
-    from orthomerge.models.reopening import reopen_experts
+    from orthomerge.models.experts import reopen_experts
 
     with (tables / "mood.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""Our Markdown pages as tests see them: blocks of code, links, anchors."""
+"""The Markdown pages as tests read them: blocks of code, links, anchors, and the commands that they name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import re
 import shlex
 import textwrap
 from pathlib import Path
+from typing import Any
+
+from docs.generator.commands import command_tree
+
+from orthomerge.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs" / "adr").glob("*.md")),
-    *sorted((ROOT / "docs" / "gallery").glob("*.md")),
+    *sorted((ROOT / "docs").glob("*/*.md")),
     *sorted((ROOT / "benchmarks" / "results").glob("*.md")),
 ]
 _FENCE = re.compile(r"(?ms)^( *)```(\w*)\n(.*?)^ *```$")
@@ -21,8 +25,7 @@ _SHELLS = {"", "bash", "console", "sh", "shell"}
 
 def blocks(path: Path) -> list[tuple[str, str]]:
     """Language and text of every block of code, in order."""
-    found = _FENCE.findall(path.read_text("utf-8"))
-    return [(kind, textwrap.dedent(text)) for _, kind, text in found]
+    return [(kind, textwrap.dedent(text)) for _, kind, text in _FENCE.findall(path.read_text("utf-8"))]
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -43,7 +46,7 @@ def inline(path: Path) -> list[str]:
 
 
 def links(path: Path) -> list[str]:
-    """The targets of all links and pictures, code left out."""
+    """The targets of all links and pictures outside code."""
     text = re.sub(r"(?<!`)`[^`\n]*`(?!`)", "", _FENCE.sub("", path.read_text("utf-8")))
     return re.findall(r"\]\(([^)\s]+)\)", text)
 
@@ -52,3 +55,17 @@ def anchors(path: Path) -> set[str]:
     """What headings are called as targets, as GitHub and MyST do it."""
     names = re.findall(r"(?m)^#+ (.+)$", _FENCE.sub("", path.read_text("utf-8")))
     return {re.sub(r"[^\w\- ]", "", name.replace("`", "").strip().lower()).replace(" ", "-") for name in names}
+
+
+def find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that a line means, and its other words; KeyError if there is none."""
+    for path, command in command_tree(app):
+        if tuple(words[: len(path)]) == path:
+            return command, words[len(path) :]
+    raise KeyError(" ".join(words[:2]))
+
+
+def check_call(words: list[str]) -> None:
+    """Fail unless the command line accepts these words after `orthomerge`."""
+    command, rest = find_command(words)
+    command.make_context("orthomerge", list(rest))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs.generator.commands import command_tree, find_command
-from tests.docs.reading import PAGES, ROOT, anchors, blocks, commands, inline, links
+from docs.generator.commands import command_tree
+from tests.docs.reading import PAGES, ROOT, anchors, blocks, check_call, commands, find_command, inline, links
 
 from orthomerge.cli.app import app
 from orthomerge.runs.recipe import read_recipe
@@ -65,8 +65,7 @@ def test_commands_are_as_they_are_called(page: Path) -> None:
         if words[0] == "make":
             _check_target(words[1])
         else:
-            command, rest = find_command(app, words[1:])
-            command.make_context("orthomerge", list(rest))
+            check_call(words[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -80,15 +79,14 @@ def test_commands_in_running_text_are_there(page: Path) -> None:
             continue
         assert words[1] in groups, code
         if len(words) > 2 and words[1] != "COMMAND":
-            command, rest = find_command(app, words[1:])
+            command, rest = find_command(words[1:])
             known = {sign for one in command.params for sign in (*one.opts, *one.secondary_opts)} | {"--help"}
             assert {word for word in rest if word.startswith("--")} <= known, code
 
 
 def test_a_wrong_option_would_be_found() -> None:
-    command, rest = find_command(app, ["merge", "--experts", "a=b"])
     with pytest.raises(Exception, match="--experts"):
-        command.make_context("orthomerge", list(rest))
+        check_call(["merge", "--experts", "a=b"])
 
 
 def test_anchors_are_those_of_github(tmp_path: Path) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from tests.analysis.making import Toy
 
 from orthomerge.api.merge import merge
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Scored, evaluate
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.evaluate import Scored, Subject, evaluate
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.model import Model
 
@@ -62,6 +62,10 @@ def scored(
 def only(scores: Sequence[Scored], **wanted: Any) -> list[Scored]:
     """Those whose records have these values."""
     return [item for item in scores if all(getattr(item.record, key) == value for key, value in wanted.items())]
+
+
+def same_predictions(one: Scored, other: Scored) -> bool:
+    return np.array_equal(one.predictions.predicted, other.predictions.predicted)
 
 
 def without_labels(toy: Toy, split: Split) -> dict[str, Task]:

@@ -16,7 +16,7 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeErr
 from orthomerge.evaluation.comparisons import Comparison, comparison_tables
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.records import Record, read_records, write_records
-from orthomerge.evaluation.running import compare_run, read_comparisons
+from orthomerge.evaluation.scores import compare_run, read_comparisons
 from orthomerge.evaluation.statistics import bootstrap, holm, mcnemar
 
 N = 400

@@ -18,6 +18,7 @@ from tests.evaluation.making import (
     encoded,
     experts,
     only,
+    same_predictions,
     scored,
     total,
     without_labels,
@@ -26,15 +27,13 @@ from tests.evaluation.making import (
 from orthomerge.api.export import export
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.evaluate import Subject, evaluate
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.tables import lines
-from orthomerge.models import encoding, modules
-from orthomerge.models.extract import extract
+from orthomerge.models import encoding
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import Skeleton
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)
 
@@ -53,13 +52,14 @@ def test_every_test_example_is_counted(toy: Toy) -> None:
     assert len(scores) == 2 * 2 * (1 + 2 + 2 + 1 + 1 + 1 + 1) + 2
     for item in scores:
         record, labels = item.record, encoded(toy).labels(item.record.task, "test")
-        assert item.truth.equal(labels + (3 if (record.protocol, record.task) == ("joint", "where") else 0))
-        kept = item.predicted != UNSCORED
+        answers = item.predictions
+        labels = labels + (3 if (record.protocol, record.task) == ("joint", "where") else 0)
+        assert answers.truth.tolist() == labels.tolist()
         # Only labelled support from the test split itself is not scored: 3 shots of 3 classes.
         shown = 9 if (record.protocol, record.access) == ("knn", "transductive") else 0
-        assert len(item.predicted) == COUNTS["test"]
-        assert record.examples == int(kept.sum()) == COUNTS["test"] - shown
-        assert record.value == int((item.predicted[kept] == item.truth[kept]).sum()) / record.examples
+        assert len(answers.predicted) == COUNTS["test"]
+        assert record.examples == int(answers.scored.sum()) == COUNTS["test"] - shown
+        assert record.value == int(answers.hits.sum()) / record.examples
         assert record.low <= record.value <= record.high
 
 
@@ -71,11 +71,11 @@ def test_current_is_what_the_stock_model_says(toy: Toy, tmp_path: Path) -> None:
         test = toy.tasks[task]["test"]
         expert, aligned = only(scores, method="expert", task=task)
         assert aligned.record.value == pytest.approx(expert.record.value, abs=1.5 / COUNTS["test"])
-        assert expert.predicted.equal(stock_predictions(toy.folder / task, test))
+        assert expert.predictions.predicted.tolist() == stock_predictions(toy.folder / task, test).tolist()
         export(tmp_path / "out", tmp_path / task, task=task)
         (merged,) = only(scores, method="average", task=task, protocol="current")
         expected = stock_predictions(tmp_path / task, test)
-        assert merged.predicted.equal(expected)
+        assert merged.predictions.predicted.tolist() == expected.tolist()
         assert merged.record.value == float((expected == torch.tensor(test.labels)).double().mean())
     best, lost = (
         np.mean([item.record.value for item in only(scores, method=name, protocol="current")])
@@ -92,7 +92,7 @@ def test_a_saved_model_scores_like_the_one_in_memory(toy: Toy, tmp_path: Path) -
     saved = Subject.of(read_model(tmp_path / "out"), toy.tasks)
     one, other = (scored(toy, [each], PROTOCOLS[:3]) for each in (subject, saved))
     assert [item.record for item in one] == [item.record for item in other]
-    assert all(left.predicted.equal(right.predicted) for left, right in zip(one, other, strict=True))
+    assert all(same_predictions(left, right) for left, right in zip(one, other, strict=True))
 
 
 def test_what_a_record_says(toy: Toy) -> None:
@@ -175,14 +175,14 @@ def test_the_same_seed_gives_the_same_records(toy: Toy, tmp_path: Path) -> None:
         torch.set_num_threads(threads)
     for run in runs[1:]:
         assert [item.record for item in run] == [item.record for item in runs[0]]
-        assert all(one.predicted.equal(other.predicted) for one, other in zip(run, runs[0], strict=True))
+        assert all(same_predictions(one, other) for one, other in zip(run, runs[0], strict=True))
 
 
 def test_seeds_draw_other_shots(toy: Toy) -> None:
     protocol = EvaluationProtocol("knn", shots=1, seeds=5)
     scores = only(scored(toy, [average(toy)], [protocol]), protocol="knn", task="where")
     assert [item.record.seed for item in scores] == [0, 1, 2, 3, 4]
-    assert len({tuple(item.predicted.tolist()) for item in scores}) > 1
+    assert len({tuple(item.predictions.predicted.tolist()) for item in scores}) > 1
 
 
 def test_protocols_for_some_models_only(toy: Toy) -> None:
@@ -193,7 +193,7 @@ def test_protocols_for_some_models_only(toy: Toy) -> None:
 
 def test_every_split_is_encoded_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, str, str]] = []
-    plain = extract
+    plain = encoding.extract
 
     def counted(
         encoder: torch.nn.Module, family: Any, pooling: str, examples: Examples, *rest: Any, **more: Any
@@ -218,13 +218,13 @@ def test_a_merge_is_computed_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.
     """For its features, its digest and all protocols, though experts are loaded in between."""
     subject = average(toy)
     filled: list[object] = []
-    plain = modules.Skeleton.fill
+    plain = Skeleton.fill
 
-    def counted(skeleton: modules.Skeleton, tensors: Any, **more: Any) -> None:
+    def counted(skeleton: Skeleton, tensors: Any, **more: Any) -> None:
         filled.append(tensors)
         plain(skeleton, tensors, **more)
 
-    monkeypatch.setattr(modules.Skeleton, "fill", counted)
+    monkeypatch.setattr(Skeleton, "fill", counted)
     scored(toy, [experts(toy), subject], PROTOCOLS, how=replace(toy.encoding, cache=FeatureCache(tmp_path)))
     assert filled.count(subject.models["where"].weights) == 1
 

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 import torch
 from tests.analysis.making import COUNTS, Toy
-from tests.evaluation.making import CURRENT, average, encoded, experts, only, scored
+from tests.evaluation.making import CURRENT, average, encoded, experts, only, same_predictions, scored
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import few_shot
 from orthomerge.data.task import Split
-from orthomerge.evaluation.aligned import Aligned
+from orthomerge.evaluation.answers import Draw, answers, gather
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.evidence import Builder, Draw, Evidence, Need, answers, gather
+from orthomerge.evaluation.evidence import Builder, Evidence, Need
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.protocols import PROTOCOLS, make_protocol
+from orthomerge.evaluation.protocols import PROTOCOLS, Aligned, EvaluationProtocol, make_protocol
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Classifier, head_of
 from orthomerge.models.model import Model
@@ -190,9 +189,9 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     head = head_of(model.head("where"))
     extra = SurgeryHead(head, torch.zeros(4, head.width), torch.zeros(head.width, 4))
     more = model.with_heads({**model.heads, "where": extra})
-    whole = gather(frozenset(), tasks, more, "where", "train", Draw(0))
+    whole, behind = (gather(EvaluationProtocol(name), tasks, more, "where", Draw(0)) for name in ("current", "knn"))
     assert id(whole.head) == id(extra)
-    assert gather(frozenset({"features"}), tasks, more, "where", "train", Draw(0)).head is head
+    assert behind.head is head
     (answer,) = answers(EvaluationProtocol(), tasks, more, "where")
     assert answer.extra == 8 * head.width
 
@@ -206,10 +205,10 @@ def test_the_expert_s_head_is_what_is_aligned(toy: Toy) -> None:
     scores = list(evaluate(subjects, protocols, encoded(toy)))
     for task in toy.tasks:
         current, ridge, auto = only(scores, method="expert", task=task)
-        assert ridge.predicted.equal(current.predicted)
-        assert auto.predicted.equal(current.predicted)
+        assert same_predictions(ridge, current)
+        assert same_predictions(auto, current)
         (whole,), (changed,) = (only(scores, method=name, task=task, aligner="ridge") for name in ("average", "spoilt"))
-        assert whole.predicted.equal(changed.predicted)
+        assert same_predictions(whole, changed)
     unaligned, aligned = (
         np.mean([item.record.value for item in only(scores, method="average", protocol="current", aligner=name)])
         for name in (None, "ridge")

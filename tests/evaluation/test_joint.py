@@ -11,10 +11,9 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import CURRENT, average, encoded, experts, only, scored
 
 from orthomerge.data.task import Examples, Task
+from orthomerge.evaluation.answers import joint_labels, joint_predictions
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.joint import joint_labels, joint_predictions
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.evaluate import Subject, evaluate
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear, head_of
 
@@ -71,8 +70,10 @@ def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:
     for task in toy.tasks:
         (item,) = only(scores, method="mtl", protocol="joint", task=task)
         (same,) = only(scores, method="average", protocol="joint", task=task)
-        assert item.predicted.equal(same.predicted)  # in one label space, whatever the order of the tasks
-        assert item.truth.equal(same.truth)
+        assert (
+            item.predictions.predicted == same.predictions.predicted
+        ).all()  # in one label space, whatever the order of the tasks
+        assert (item.predictions.truth == same.predictions.truth).all()
 
 
 def test_joint_with_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
@@ -84,6 +85,7 @@ def test_joint_with_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> N
     for item in joint:
         task = item.record.task
         parts = [head(tasks.features(mixed, task, "test", reader=head_of(head)).values) for head in heads.values()]
-        assert item.predicted.equal(torch.cat(parts, 1).argmax(1))
+        assert item.predictions.predicted.tolist() == torch.cat(parts, 1).argmax(1).tolist()
     (plain,) = only(scored(toy, [average(toy)]), protocol="joint", task="bright")
-    assert not plain.predicted.equal(next(item for item in joint if item.record.task == "bright").predicted)
+    (other,) = only(joint, task="bright")
+    assert (plain.predictions.predicted != other.predictions.predicted).any()

@@ -15,12 +15,11 @@ from tests.evaluation.making import CURRENT, PROTOCOLS, average, encoded, expert
 
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.core.version import VERSION
+from orthomerge.evaluation.evaluate import Subject, score
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, read_records
-from orthomerge.evaluation.running import Run, compare_run, read_run
-from orthomerge.evaluation.scores import Scores, score
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.scores import Scores, compare_run, read_run
 from orthomerge.evaluation.tables import TITLES
 
 
@@ -99,17 +98,16 @@ def test_comparisons_are_those_of_the_folder(run: tuple[Path, list[Record]]) -> 
 def test_tables_hold_no_markup_from_manifests_or_notes(run: tuple[Path, list[Record]]) -> None:
     """The method's name comes from a manifest, and a note repeats what a file says."""
     records = [replace(record, method="<b>*x*|\x1b[2J") for record in run[1]]
-    text = Run(records, [], ["see [this](http://x) <img>\n# not a title"]).markdown()
+    text = Scores(records, [], ["see [this](http://x) <img>\n# not a title"]).markdown()
     assert not [part for part in ("<b>", "<img>", "\x1b", "[this]") if part in text]
     assert r"| &lt;b&gt;\*x\*\|\\x1b\[2J |" in text
     assert text.endswith(r"- see \[this\](http://x) &lt;img&gt; # not a title")
 
 
 def test_scores_are_the_same_before_they_are_written(scores: Scores, run: tuple[Path, list[Record]]) -> None:
-    assert read_run(run[0]) == scores.run
-    assert scores.tables() == scores.run.tables()
+    assert read_run(run[0]) == scores
     for record in scores.records:
-        answers = scores.predictions_of(record)
+        answers = scores.predictions[record.predictions or ""]
         assert record.value == answers.hits.sum() / answers.scored.sum()
     assert repr(scores) == f"Scores({len(scores.records)} records of expert, average)"
 
@@ -146,7 +144,7 @@ def test_a_run_is_replaced_whole(toy: Toy, scores: Scores, tmp_path: Path) -> No
     scores.write(tmp_path)
     few = measured(toy, [total(toy)], [CURRENT])
     few.write(tmp_path)
-    assert read_run(tmp_path) == few.run
+    assert read_run(tmp_path) == few
     assert len(list((tmp_path / "predictions").iterdir())) == len(few.records)
 
 

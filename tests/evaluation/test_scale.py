@@ -12,13 +12,14 @@ from tests.evaluation.making import encoded, without_labels
 
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
 from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.scale import GRID, ScaleSearch, search_scale
-from orthomerge.merging.methods import METHODS, method_maker
+from orthomerge.merging.methods import METHODS
 from orthomerge.models.model import Model
 
-SCALED = [name for name, row in METHODS.items() if "scale" in schema(method_maker(row))]
+SCALED = [name for name, row in METHODS.items() if "scale" in schema(maker_of(row))]
 
 
 class Said:

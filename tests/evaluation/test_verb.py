@@ -14,10 +14,10 @@ from orthomerge.api.align import align
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import CheckpointError, RecipeError
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.evaluate import Subject
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import Scores
-from orthomerge.evaluation.subject import Subject
 
 
 def by_method(scores: Scores, **wanted: Any) -> dict[str, list[Record]]:

@@ -25,8 +25,8 @@ from tests.faults.tiny import commands, data_words, recipe_for
 
 from orthomerge.cli import app
 from orthomerge.core.errors import OrthomergeError, OutputError
-from orthomerge.evaluation.running import read_run
-from orthomerge.merging.task_arithmetic import TaskArithmetic
+from orthomerge.evaluation.scores import read_run
+from orthomerge.merging.linear import TaskArithmetic
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe

@@ -11,7 +11,7 @@ import pytest
 from orthomerge.core.errors import OutputError
 from orthomerge.evaluation.comparisons import Predictions
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.running import FILES, drop_stale, put_records
+from orthomerge.evaluation.scores import FILES, drop_stale, put_records
 from orthomerge.files.ownership import EXPERT, EXPORT, MANIFEST, write_marker
 from orthomerge.files.run_folder import RUN, check_claim, claim, claimed, drop, ours_in
 

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from orthomerge.files.lora import read_adapter
+from orthomerge.merging.dare import keep_mask
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import make_method
-from orthomerge.merging.random import keep_mask
 from orthomerge.merging.stream import prepare
 from orthomerge.merging.vectors import InMemory, TaskVector, TaskVectors
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.merging.matrices import merge, normal
 
-from orthomerge.merging.iso_c import IsoC
+from orthomerge.merging.iso import IsoC
 
 SHAPES = [(1, 9, 9), (2, 24, 24), (3, 24, 60), (3, 60, 24), (5, 1, 7), (5, 7, 1)]
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from tests.merging.matrices import merge, normal
 
-from orthomerge.merging.iso_c import IsoC
-from orthomerge.merging.iso_cts import IsoCts
+from orthomerge.merging.iso import IsoC, IsoCts
 
 
 def oracle(deltas: torch.Tensor, *, common: float) -> torch.Tensor:

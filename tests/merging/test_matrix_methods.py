@@ -7,8 +7,7 @@ import torch
 from tests.merging.matrices import merge, normal
 
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.merging.iso_c import IsoC
-from orthomerge.merging.iso_cts import IsoCts
+from orthomerge.merging.iso import IsoC, IsoCts
 from orthomerge.merging.tsv_m import TsvM
 from orthomerge.merging.wudi import Wudi
 
@@ -75,7 +74,7 @@ def test_options_that_are_refused(cls: type[Any], options: dict[str, Any], messa
         cls(**options)
 
 
-@pytest.mark.parametrize("method", [TsvM(), IsoC(), IsoCts(), Wudi()], ids=repr)
+@pytest.mark.parametrize("method", [TsvM(), IsoC(), IsoCts()], ids=repr)
 def test_what_is_not_finite_is_refused(method: TsvM) -> None:
     with pytest.raises(NumericalError, match=r"'layer\.0\.weight' must be finite"):
         merge(method, torch.full((2, 3, 3), float("nan")))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.model_stock import ModelStock
+from orthomerge.merging.angles import ModelStock
 from orthomerge.merging.vectors import TaskVectors
 
 Merge = Callable[..., dict[str, torch.Tensor]]

@@ -2,7 +2,6 @@
 
 from typing import NoReturn
 
-import numpy as np
 import pytest
 import torch
 
@@ -139,21 +138,15 @@ def test_other_solvers_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> NoReturn:
         raise torch.linalg.LinAlgError("did not converge")  # type: ignore[attr-defined]
 
-    def fail_too(*_: object, **__: object) -> NoReturn:
-        raise np.linalg.LinAlgError("did not converge")
-
     monkeypatch.setattr(torch.linalg, "svd", fail)
     for got, want in zip(svd(X, key="w"), expected, strict=True):
         torch.testing.assert_close(got, want)
 
-    monkeypatch.setattr(np.linalg, "svd", fail_too)
-    for got, want in zip(svd(X, key="w"), expected, strict=True):
-        torch.testing.assert_close(got, want)
     torch.testing.assert_close(polar(X, key="w"), W)
     assert len(svd(normal(20, 3) @ normal(3, 20), key="w")[1]) == 3
 
     monkeypatch.setattr(torch.linalg, "eigh", fail)
-    with pytest.raises(NumericalError, match=r"no solver could decompose 'layer\.0\.weight'.*task_arithmetic"):
+    with pytest.raises(NumericalError, match=r"neither an SVD of 'layer\.0\.weight'.*task_arithmetic"):
         svd(X, key="layer.0.weight")
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from orthomerge.merging.dare import keep_mask
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import METHODS, make_method
-from orthomerge.merging.random import keep_mask
 from orthomerge.merging.vectors import TaskVectors
 
 Deltas = dict[str, torch.Tensor]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.slerp import Slerp
+from orthomerge.merging.angles import Slerp
 from orthomerge.merging.vectors import TaskVectors
 
 Merge = Callable[..., dict[str, torch.Tensor]]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.merging.matrices import merge, normal
 
-from orthomerge.merging.wudi import Wudi, _curvature
+from orthomerge.merging.wudi import Wudi
 
 
 def loss(tau: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
@@ -48,16 +48,6 @@ def test_equals_autograd_and_torch_adam(name: str) -> None:
     torch.testing.assert_close(got, oracle(deltas, steps=300, lr=1e-5), atol=1e-6, rtol=0)
     # In float64 the literal loop leaves no doubt which of the two is off.
     torch.testing.assert_close(got.double(), oracle(deltas.double(), steps=300, lr=1e-5), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize(("name", "matrices"), [("square", 1), ("wide", 1), ("very wide", 2), ("low rank", 2)])
-def test_the_cheaper_form_is_taken(name: str, matrices: int) -> None:
-    factors = _curvature(CASES[name], key="w")
-    assert len(factors) == matrices
-    units = [tau.double() / tau.double().norm() for tau in CASES[name]]
-    expected = sum(2 * unit.T @ unit for unit in units)
-    product = factors[0] if matrices == 1 else factors[0] @ factors[1]
-    torch.testing.assert_close(product.double(), expected, atol=1e-7, rtol=0)
 
 
 def test_one_expert_is_returned_bit_for_bit() -> None:

@@ -22,7 +22,7 @@ from orthomerge.files.hub import fetch
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.card import model_card
 from orthomerge.models.manifest import read_manifest
-from orthomerge.models.reopening import licence_of
+from orthomerge.models.record import licence_of
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.writing import rewrite_card
 from orthomerge.runs.publishing import evaluation_of

@@ -15,7 +15,7 @@ from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.modules import Encoder
-from orthomerge.models.stock import encoder_config
+from orthomerge.models.skeleton import encoder_config
 from orthomerge.models.tensors import MemoryTensors
 
 if TYPE_CHECKING:

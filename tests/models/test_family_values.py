@@ -13,11 +13,11 @@ import torch
 from tests.models.making import TASKS, live_models, open_models, same_tensors, stock, tensors_of, write_models
 
 import orthomerge as om
+from orthomerge.models.experts import reopen_experts
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.load import quiet
-from orthomerge.models.modules import Skeleton
 from orthomerge.models.saved import verify_folder
-from orthomerge.models.stock import KNOWN
+from orthomerge.models.skeleton import KNOWN, Skeleton
 
 WITHOUT_STOCK_CLASS = {"clip", "t5_encoder"}
 
@@ -46,12 +46,11 @@ def out(folder: Path, merged: om.Model) -> Path:
 
 
 def test_a_merge_is_the_mean_of_its_experts(folder: Path, merged: om.Model) -> None:
-    assert merged.origin.experts is not None
-    found, sources = tensors_of(merged), merged.origin.experts.sources
-    base = tensors_of(merged.origin.experts.base)
-    experts = [tensors_of(source) for source in sources.values()]
-    merged_keys = merged.origin.experts.parts.merged
-    for key, tensor in found.items():
+    opened = reopen_experts(merged)
+    base = tensors_of(opened.base)
+    experts = [tensors_of(source) for source in opened.sources.values()]
+    merged_keys = opened.parts.merged
+    for key, tensor in tensors_of(merged).items():
         mean = sum(expert[key] for expert in experts) / 2 if key in merged_keys else base[key]
         torch.testing.assert_close(tensor, mean, rtol=1e-5, atol=1e-6)
 

@@ -15,7 +15,7 @@ from orthomerge.models.families import family, generic
 from orthomerge.models.family import Family
 from orthomerge.models.load import quiet
 from orthomerge.models.modules import Encoder, loaded, release
-from orthomerge.models.stock import encoder_config
+from orthomerge.models.skeleton import encoder_config
 from orthomerge.models.tensors import MemoryTensors
 
 Tensors = dict[str, torch.Tensor]

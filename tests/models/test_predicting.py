@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.models.making import TASKS, open_models, write_models
 import orthomerge as om
 from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.models.encoding import encode
+from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.features import FeatureCache
+from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import KINDS, head_kind
 
 
@@ -43,7 +46,7 @@ def test_predictions_are_those_of_an_evaluation(texts: om.Model, tables: Path) -
         task = data[record.task]
         rows = texts.predict(task["test"].inputs)
         chosen = [texts.labels[record.task].index(row[record.task].label) for row in rows]
-        assert scores.predictions_of(record).predicted.tolist() == chosen
+        assert scores.predictions[record.predictions or ""].predicted.tolist() == chosen
         assert len(rows) == COUNTS["test"]
     assert {record.task for record in records} == set(HEADS)
 
@@ -93,6 +96,25 @@ def test_pictures_in_every_form(images: om.Model, tmp_path: Path) -> None:
     logits = head(encode(images, task["test"], task="one").values)
     assert list(answers[0]["one"].scores.values()) == pytest.approx(logits.softmax(1)[0].tolist(), abs=1e-6)
     assert set(answers[0]) == set(TASKS)
+
+
+def test_features_are_kept_by_all_that_they_depend_on(texts: om.Model, berts: Path, tmp_path: Path) -> None:
+    head: Any = head_of(texts.head("two"))
+    how = Encoding(FeatureCache(tmp_path), "cpu")
+    examples = Examples(["a good film", "it was bad"], np.array([0, 1]), "test")
+    other = om.merge({"two": berts / "two"}, "average", base=berts / "base")
+
+    def entries(model: om.Model = texts, inputs: Examples = examples, how: Encoding = how, **changes: Any) -> int:
+        encode(model, inputs, task="two", head=replace(head, **changes), how=how)
+        return len(list(tmp_path.iterdir()))
+
+    assert entries() == entries() == 1
+    assert entries(inputs=replace(examples, labels=None, split="train")) == 1  # features do not depend on labels
+    assert entries(inputs=examples.take([1, 0])) == 2
+    assert entries(pooling="mean") == 3
+    assert entries(max_length=4) == 4
+    assert entries(model=other) == 5
+    assert entries(how=replace(how, precision="bfloat16")) == 6
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from tests.models.making import HEADS, TASKS, open_models, same_tensors, write_m
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.files.ownership import LOCAL
+from orthomerge.models.experts import reopen_experts
 from orthomerge.models.load import quiet
-from orthomerge.models.reopening import reopen_experts
 
 NAMES = ("two", "three")
 

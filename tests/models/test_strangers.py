@@ -18,7 +18,7 @@ import orthomerge as om
 from orthomerge.core.errors import CheckpointError, OrthomergeError
 from orthomerge.files.opening import open_expert
 from orthomerge.files.ownership import LOCAL
-from orthomerge.models.reopening import reopen_experts
+from orthomerge.models.experts import reopen_experts
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import read_recipe
 

@@ -13,8 +13,7 @@ from orthomerge.analysis.diagnosis import Diagnosis, Finding, write_diagnosis
 from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Lines, Points, Series, View
 from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison, TaskDifference
-from orthomerge.evaluation.records import Record, write_records
-from orthomerge.evaluation.run_info import RunInfo, write_info
+from orthomerge.evaluation.records import Record, RunInfo, write_info, write_records
 from orthomerge.evaluation.statistics import Difference, Equivalence
 
 ALERT = "<script>alert(1)</script>"

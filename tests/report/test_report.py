@@ -12,8 +12,7 @@ from tests.report.making import ALERT, BREAK_OUT, MANIFEST, full_run, points, re
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding
 from orthomerge.core.errors import CheckpointError
-from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.run_info import RunInfo, read_info, write_info
+from orthomerge.evaluation.records import Record, RunInfo, read_info, write_info
 from orthomerge.report.facts import numbers_of
 from orthomerge.report.figure_data import json_block, points_payload
 from orthomerge.report.report import report

@@ -9,7 +9,7 @@ import pytest
 from orthomerge.core.errors import RecipeError
 from orthomerge.runs.blocks import Diagnose, Evaluate, Reading, Report
 from orthomerge.runs.recipe import Recipe, read_recipe
-from orthomerge.runs.scoring import looks_of, protocols_of
+from orthomerge.runs.scoring import detail_of, protocols_of
 
 
 def read(folder: Path, text: str) -> Recipe:
@@ -50,8 +50,8 @@ report: {title: x}"""
     assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
     assert {protocol.support for protocol in protocols[1:]} == {"val"}
     assert protocols[-1].models == ("base", "task_arithmetic")
-    looks = looks_of(found)
-    assert (looks.aligner, looks.points) == ("ridge", 10)
+    detail = detail_of(found)
+    assert (detail.aligner, detail.points) == ("ridge", 10)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str)
 def test_scales_need_a_base(tmp_path: Path) -> None:
     found = read(tmp_path, "method: average\nevaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}")
     with pytest.raises(RecipeError, match="'scales' merges anew, which needs a base"):
-        looks_of(found)
+        detail_of(found)

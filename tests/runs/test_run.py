@@ -15,8 +15,7 @@ import orthomerge
 from orthomerge.analysis.diagnosis import read_diagnosis
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError, RecipeError
 from orthomerge.data.reading import read_task
-from orthomerge.evaluation.records import read_records
-from orthomerge.evaluation.run_info import read_info
+from orthomerge.evaluation.records import read_info, read_records
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.blocks import Evaluate
 from orthomerge.runs.models import write

@@ -10,7 +10,7 @@ from tests.runs.making import lay_out
 from tests.runs.sweep_making import SHARED, SWEEP
 
 from orthomerge.core.errors import OrthomergeError, RecipeError
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.runs.blocks import Sweep, SweptMethod
 from orthomerge.runs.recipe import Recipe, read_recipe

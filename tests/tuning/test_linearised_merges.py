@@ -11,10 +11,10 @@ import torch
 
 import orthomerge
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.evaluation.metrics import accuracy, predict
+from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
-from orthomerge.models.linearised import linearise, linearised_features
+from orthomerge.models.linearised import linearised_features
 from orthomerge.models.load import quiet
 from orthomerge.tuning.model import load_base
 
@@ -72,9 +72,9 @@ def test_the_merge_is_the_base_plus_what_every_expert_changed(
 ) -> None:
     """f_lin(x; theta_b + lambda sum tau_t) = f_0(x) + lambda sum (f_lin(x; theta_t) - f_0(x))."""
     plain = merged(experts, scale)
-    together = features(linearise(plain, experts.base), batch)
-    start = features(linearise(merged(experts, 0.0), experts.base), batch)
-    each = [features(linearise(expert, experts.base), batch) - start for expert in experts.sources.values()]
+    together = features(plain.linearised(experts.base), batch)
+    start = features(merged(experts, 0.0).linearised(experts.base), batch)
+    each = [features(expert.linearised(experts.base), batch) - start for expert in experts.sources.values()]
     close(together, start + scale * torch.stack(each).sum(0))
     assert min(float(change.abs().max()) for change in each) > 0.02
     # The network with these weights is another model.
@@ -83,11 +83,11 @@ def test_the_merge_is_the_base_plus_what_every_expert_changed(
 
 def test_at_the_base_it_is_the_base(experts: Experts, batch: dict[str, torch.Tensor]) -> None:
     model = merged(experts, 0.0)
-    close(features(linearise(model, experts.base), batch), features(model, batch))
+    close(features(model.linearised(experts.base), batch), features(model, batch))
 
 
 def test_it_is_the_sum_of_the_jvps(experts: Experts, base: Path, batch: dict[str, torch.Tensor]) -> None:
-    model, layout = linearise(merged(experts, 1.0), experts.base), family(base.name)
+    model, layout = merged(experts, 1.0).linearised(experts.base), family(base.name)
     pooling = layout.default_pooling
     encoder = load_base(base, layout, pooling, eager=True).module
     paths = [Path(expert.path) for expert in experts.opening.experts.values()]
@@ -105,11 +105,11 @@ def test_an_expert_alone_scores_as_it_did_in_training(
 ) -> None:
     metrics = tune(task, tmp_path / "expert", mode="linearised", steps=6, lr=1e-2)
     experts = orthomerge.open({"t": tmp_path / "expert"}, base=base)
-    model = linearise(experts.teacher("t"), experts.base)
+    model = experts.teacher("t").linearised(experts.base)
     how = Encoding(None, "cpu", processor=processors[task.modality])
     scored = encode(model, task["val"], task="t", how=how)
     assert scored.labels is not None
-    assert accuracy(predict(model.head("t"), scored.values), scored.labels) == metrics["val_accuracy"]
+    assert counted(predict(model.head("t"), scored.values), scored.labels).value == metrics["val_accuracy"]
 
 
 def test_a_base_of_another_make(
@@ -119,7 +119,7 @@ def test_a_base_of_another_make(
     experts = orthomerge.open({"t": tmp_path / "expert"}, base=bases / "vit")
     other = orthomerge.open({"t": deeper(bases / "vit", tmp_path / "deeper")})
     with pytest.raises(IncompatibleError, match="only one of base and model has the tensor"):
-        linearise(experts.teacher("t"), other.base)
+        experts.teacher("t").linearised(other.base)
 
 
 def deeper(base: Path, out: Path) -> Path:

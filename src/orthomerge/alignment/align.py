@@ -16,9 +16,10 @@ from orthomerge.core.version import VERSION
 from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.merging.stream import single_threaded
 from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
-from orthomerge.models.reopening import reopen_experts, short_hashes
+from orthomerge.models.record import short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:

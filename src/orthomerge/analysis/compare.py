@@ -11,18 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import read_by
+from orthomerge.analysis.detail import Detail, chosen_inputs
 from orthomerge.analysis.families import Reading, fit_maps, read_logits, read_mapped
 from orthomerge.analysis.geometry import SHOWN, Geometry
-from orthomerge.analysis.looks import Looks, chosen_inputs
 from orthomerge.analysis.recovery import Hits
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.aligned import Aligned
 from orthomerge.evaluation.evidence import Evidence
-from orthomerge.evaluation.metrics import hits, predictions
+from orthomerge.evaluation.metrics import hits
 from orthomerge.evaluation.probe import Probe
+from orthomerge.evaluation.protocols import Aligned
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head, logits_of
+from orthomerge.models.kinds import head_kind
 
 _WORK = 1 << 28  # inputs x classes x features of a probe: about half a minute
 
@@ -46,7 +48,7 @@ class TaskComparison:
 
 
 def compare_task(
-    support: FeaturePair, test: FeaturePair, *, head: Head, classifier: Classifier, looks: Looks
+    support: FeaturePair, test: FeaturePair, *, head: Head, classifier: Classifier, detail: Detail
 ) -> TaskComparison:
     """`support`: what is fitted to. `head`: the expert's. `classifier`: the merge's own."""
     truth = test.merged.labels
@@ -54,11 +56,11 @@ def compare_task(
         raise RecipeError(f"the test split of {test.merged.task!r} has no labels; accuracy needs them")
     H, T = read_by(head, test.merged.values), read_by(head, test.expert.values)
     H_fit, T_fit = (
-        read_by(head, _some(side, looks.maps, looks.seed).values) for side in (support.merged, support.expert)
+        read_by(head, _some(side, detail.maps, detail.seed).values) for side in (support.merged, support.expert)
     )
     maps = fit_maps(H_fit, T_fit, task=test.merged.task)
-    evidence = Evidence(head, support.merged.unlabelled(), seed=looks.seed, expert=support.expert.unlabelled())
-    aligned = Aligned.by(looks.aligner, {}).build(evidence)
+    evidence = Evidence(head, support.merged.unlabelled(), seed=detail.seed, expert=support.expert.unlabelled())
+    aligned = Aligned(make_aligner(detail.aligner)).build(evidence)
     logits = {
         "expert": logits_of(head, test.expert.values),
         "merged": logits_of(classifier, test.merged.values),
@@ -70,15 +72,15 @@ def compare_task(
     readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
     if not np.isclose(own.kl, readings["none"].kl, rtol=1e-4, atol=1e-6):
         readings["as it is"] = own
-    readings[f"aligner {looks.aligner}"] = best
+    readings[f"aligner {detail.aligner}"] = best
     probed = 0
-    if looks.probe and support.merged.labels is not None:
-        most = min(looks.maps, max(_WORK // (len(head.labels) * head.width), 1))
-        labelled = _some(support.merged, most, looks.seed)
-        probe, probed = Probe().build(Evidence(head, labelled, seed=looks.seed)), len(labelled)
+    if detail.probe and support.merged.labels is not None:
+        most = min(detail.maps, max(_WORK // (len(head.labels) * head.width), 1))
+        labelled = _some(support.merged, most, detail.seed)
+        probe, probed = Probe().build(Evidence(head, labelled, seed=detail.seed)), len(labelled)
         logits["probe"] = logits_of(probe, test.merged.values)
-    predicted = {name: predictions(z, head.kind).cpu() for name, z in logits.items()}
-    right = {name: hits(classes, truth).numpy() for name, classes in predicted.items()}
+    predicted = {name: head_kind(head.kind).choices(z).cpu() for name, z in logits.items()}
+    right = {name: hits(classes, truth, head.kind).numpy() for name, classes in predicted.items()}
     geometry = {name: Geometry.of(maps[name](H), T) for name in SHOWN}
     return TaskComparison(geometry, readings, predicted, right, aligned, len(H_fit), len(support.merged), probed)
 

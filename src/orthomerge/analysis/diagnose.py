@@ -15,12 +15,12 @@ import torch
 from orthomerge.alignment.aligners import find_aligner
 from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
+from orthomerge.analysis.detail import Detail, fitting_split, limited
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.analysis.families import accuracy_figure, family_figures, mean_interval
 from orthomerge.analysis.figures import Figure, Points, figure_key
 from orthomerge.analysis.geometry import geometry_figures
 from orthomerge.analysis.layers import layer_figures
-from orthomerge.analysis.looks import Looks, fitting_split, limited
 from orthomerge.analysis.masks import start_masking
 from orthomerge.analysis.points import LEAST, points_figure
 from orthomerge.analysis.recorded import (
@@ -64,7 +64,7 @@ class _Setting:
     model: Model
     experts: Experts
     encoded: EncodedTasks
-    looks: Looks
+    detail: Detail
     left_out: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -91,7 +91,7 @@ def diagnose(
     experts: Experts,
     tasks: Mapping[str, Task],
     *,
-    looks: Looks | None = None,
+    detail: Detail | None = None,
     records: Sequence[Record] = (),
     search: ScaleSearch | None = None,
     commands: Mapping[str, str] | None = None,
@@ -102,14 +102,14 @@ def diagnose(
 
     `records`: scores of a run. `search`: scores by scale. `commands`: command lines by kind, see `Case`.
     """
-    looks = looks or Looks()
+    detail = detail or Detail()
     for name in tasks:
         if name not in experts.tasks:
             raise RecipeError(f"the expert of {name!r} is needed and is missing; {nearest(name, experts.tasks)}")
     splits = {name: fitting_split(task) for name, task in tasks.items()}
-    tasks = {name: limited(task, most=looks.limit, seed=looks.seed) for name, task in tasks.items()}
+    tasks = {name: limited(task, most=detail.limit, seed=detail.seed) for name, task in tasks.items()}
     encoded = EncodedTasks(tasks, {name: experts.teacher(name) for name in tasks}, how or Encoding(), progress)
-    setting = _Setting(model, experts, encoded, looks)
+    setting = _Setting(model, experts, encoded, detail)
     for name, split in splits.items():
         encoded.features(model, name, split)
         encoded.features(model, name, "test")
@@ -119,7 +119,7 @@ def diagnose(
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
     case = _case(setting, comparisons, conflict, base, records, search=search, commands=commands)
     split = next(iter(splits.values()))
-    fitted = f"{split} inputs (maps: at most {looks.maps} per task)"
+    fitted = f"{split} inputs (maps: at most {detail.maps} per task)"
     figures: list[Figure | None] = [
         accuracy_figure(_by_name({name: each.hits for name, each in comparisons.items()}), base),
         *points,
@@ -132,7 +132,7 @@ def diagnose(
         *fit_figures(model.origin.facts),
     ]
     facts = {
-        **asdict(looks),
+        **asdict(detail),
         "fitted_on": split,
         "inputs": {name: {"aligner": each.fitted, "maps": each.mapped} for name, each in comparisons.items()},
         "access": model.origin.access,
@@ -154,38 +154,38 @@ def _case(
     commands: Mapping[str, str] | None,
 ) -> Case:
     """Everything that the verdict rests on."""
-    model, looks, tasks = setting.model, setting.looks, setting.tasks
+    model, detail, tasks = setting.model, setting.detail, setting.tasks
     right = _by_name({name: each.hits for name, each in comparisons.items()})
     method = model.origin.facts["method"]
     # The curve over scales is that of task arithmetic; other merges have no place on it.
     scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
     return Case(
         model.title,
-        looks.aligner,
+        detail.aligner,
         right["expert"],
         right["merged"],
         right["aligned"],
         _by_name({name: each.readings for name, each in comparisons.items()}),
         per_class=min(each.fitted / len(tasks[name].labels) for name, each in comparisons.items()),
         base=base,
-        free=not find_aligner(looks.aligner).extra,
+        free=not find_aligner(detail.aligner).extra,
         access=model.origin.access,
         witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
         conflict=conflict,
         scales={} if search is None else search.means,
         scale=float(scale) if isinstance(scale, int | float) else None,
         commands=commands,
-        seed=looks.seed,
+        seed=detail.seed,
     )
 
 
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
     """CKA layer by layer, if it is wanted and there are enough inputs."""
-    if not setting.looks.layers:
+    if not setting.detail.layers:
         return ()
     setting.stage("encoding layer by layer")
     encoded = setting.encoded
-    figures = layer_figures(setting.model, encoded.teachers, setting.tasks, looks=setting.looks, how=encoded.how)
+    figures = layer_figures(setting.model, encoded.teachers, setting.tasks, detail=setting.detail, how=encoded.how)
     if isinstance(figures, str):
         setting.left_out["CKA"] = figures
         return ()
@@ -202,8 +202,8 @@ def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[P
         setting.stage(f"comparing features of {name}")
         head, classifier = setting.head(name), encoded.classifier(setting.model, name)
         with single_threaded():
-            comparisons[name] = compare_task(support, test, head=head, classifier=classifier, looks=setting.looks)
-            if setting.looks.points:
+            comparisons[name] = compare_task(support, test, head=head, classifier=classifier, detail=setting.detail)
+            if setting.detail.points:
                 points += _points(setting, name, test, comparisons[name])
         encoded.keep([setting.model])
     return comparisons, points
@@ -220,9 +220,9 @@ def _points(setting: _Setting, name: str, test: FeaturePair, comparison: TaskCom
         comparison,
         key=figure_key("tsne", name, among=tuple(tasks)),
         head=setting.head(name),
-        most=setting.looks.points,
+        most=setting.detail.points,
         image_bytes=_IMAGES // len(tasks),
-        seed=setting.looks.seed,
+        seed=setting.detail.seed,
     )
     if tasks[name].modality == "image" and not figure.images:
         setting.left_out[f"pictures of {name}"] = "too many or too large to be kept small"

@@ -12,7 +12,7 @@ from typing import Any
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
-from orthomerge.evaluation.records import read_document, write_whole
+from orthomerge.evaluation.records import read_document, write_text
 
 FILE = "diagnosis.json"
 _KINDS: Mapping[str, type[Any]] = {"lines": Lines, "heat": Heat, "bars": Bars, "points": Points}
@@ -44,7 +44,7 @@ def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
     document = asdict(diagnosis)
     for figure, plain in zip(diagnosis.figures, document["figures"], strict=True):
         plain["kind"] = kinds[type(figure)]
-    write_whole(path, json.dumps(_plain(document), ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(_plain(document), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_diagnosis(path: Path) -> Diagnosis:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.analysis.cka import LEAST, cka_matrix, linear_cka
+from orthomerge.analysis.detail import Detail, sample
 from orthomerge.analysis.figures import Heat
-from orthomerge.analysis.looks import Looks, sample
 from orthomerge.data.task import Examples
-from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.extract import extract
+from orthomerge.models.encoding import Encoding, encode, extract
 from orthomerge.models.family import cls
 from orthomerge.models.heads import Head, head_of
 
@@ -39,15 +38,15 @@ States = dict[str, torch.Tensor]  # [n, d] by layer, in float32
 
 
 def layer_figures(
-    model: Model, experts: Mapping[str, Model], tasks: Mapping[str, Task], *, looks: Looks, how: Encoding
+    model: Model, experts: Mapping[str, Model], tasks: Mapping[str, Task], *, detail: Detail, how: Encoding
 ) -> tuple[Heat, ...] | str:
     """CKA of the model and its experts by layer, and of all encoders; a text says why there are too few inputs."""
-    own = {name: sample(task["test"], most=looks.layers, seed=looks.seed) for name, task in tasks.items()}
+    own = {name: sample(task["test"], most=detail.layers, seed=detail.seed) for name, task in tasks.items()}
     for name, examples in own.items():
         if len(examples) < LEAST:
             return f"{name!r} has fewer than {LEAST} test inputs"
-    share = min(-(-looks.layers // len(tasks)), *(len(task["test"]) for task in tasks.values()))
-    parts = [sample(task["test"], most=share, seed=looks.seed) for task in tasks.values()]
+    share = min(-(-detail.layers // len(tasks)), *(len(task["test"]) for task in tasks.values()))
+    parts = [sample(task["test"], most=share, seed=detail.seed) for task in tasks.values()]
     mixed = Examples([item for part in parts for item in part.inputs], None, "test")
     how = replace(how, cache=None)
     heads = {task: head_of(model.head(task)) for task in tasks}
@@ -65,7 +64,7 @@ def layer_figures(
         Heat(
             "cka-layers",
             "Merged and expert, layer by layer",
-            f"Linear CKA (unbiased) of hidden states on at most {looks.layers} test inputs of the task, read as the "
+            f"Linear CKA (unbiased) of hidden states on at most {detail.layers} test inputs of the task, read as the "
             f"pooling {poolings!r} reads the last ones. 1: equal up to a rotation and a scale. Missing: the layer says "
             "the same of every input there.",
             layers,
@@ -125,8 +124,7 @@ def layer_states(
     """By name: `embeddings`, `layer 0` and each after it, and `features`: what the head reads."""
     reader = _Reader(family.poolings[pooling], cls if pooling in _BEHIND else family.poolings[pooling])
     layered = replace(family, forward=partial(_with_states, family.forward), poolings={_NAME: reader})
-    options: dict[str, Any] = {"batch": how.batch, "device": how.device, "autocast": how.precision}
-    values = extract(encoder, layered, _NAME, examples, processor, task=task, **options).values
+    values = extract(encoder, layered, _NAME, examples, processor, task=task, how=how).values
     *parts, features = torch.split(values, reader.widths, dim=1)
     names = ["embeddings", *(f"layer {number}" for number in range(len(parts) - 1))]
     return {**dict(zip(names, parts, strict=False)), FEATURES: features}

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from orthomerge.alignment.folding import first_map, read_by
 from orthomerge.alignment.rigid import polar_factor
 from orthomerge.analysis._checks import checked
+from orthomerge.analysis.detail import chosen_inputs
 from orthomerge.analysis.figures import Points, View
-from orthomerge.analysis.looks import chosen_inputs
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.heads import Classifier, Head
 

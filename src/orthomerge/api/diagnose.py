@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
-from orthomerge.analysis.looks import Looks
 from orthomerge.api.load import resolve
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
-from orthomerge.models.reopening import reopen_experts
+from orthomerge.models.experts import reopen_experts
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
@@ -27,7 +27,7 @@ def diagnose(
     data: Mapping[str, Any],
     *,
     experts: Experts | None = None,
-    looks: Looks | None = None,
+    detail: Detail | None = None,
     records: Sequence[Record] = (),
     search: ScaleSearch | None = None,
     commands: Mapping[str, str] | None = None,
@@ -37,7 +37,7 @@ def diagnose(
     """Say how much of what a merge lost is misalignment and how much is gone; nothing is written.
 
     `data`: by task, labelled test inputs and a train or val split, whose labels are not needed. `experts`: those that
-    the model was made from, which are opened again if they are not given. `looks`: how closely to look. `records`:
+    the model was made from, which are opened again if they are not given. `detail`: how much to measure. `records`:
     scores of the same model, as witnesses. `search`: scores by scale. `commands`: what the verdict may suggest.
     """
     model, folder = resolve(model)
@@ -48,7 +48,7 @@ def diagnose(
         model,
         experts,
         tasks,
-        looks=looks,
+        detail=detail,
         records=records,
         search=search,
         commands=commands,

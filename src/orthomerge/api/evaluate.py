@@ -13,13 +13,12 @@ from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.scores import Scores, score
-from orthomerge.evaluation.subject import Subject, told_apart
+from orthomerge.evaluation.evaluate import Subject, score, told_apart
+from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.experts import Experts
+from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
-from orthomerge.models.reopening import reopen_experts
 
 Reference = Literal["base", "expert"]
 One = Model | Subject | str | Path

@@ -48,7 +48,7 @@ def align(
     from orthomerge.cli.progress import shown
     from orthomerge.files.publish import check_target
     from orthomerge.models.encoding import Encoding
-    from orthomerge.models.reopening import reopen_experts
+    from orthomerge.models.experts import reopen_experts
     from orthomerge.models.writing import write_model
     from orthomerge.runs.recipe import parse_value
 

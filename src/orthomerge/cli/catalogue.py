@@ -30,13 +30,14 @@ class _Row(Protocol):
 
 
 def methods(name: str | None, *, as_json: bool) -> None:
-    from orthomerge.merging.methods import find_method, method_maker
+    from orthomerge.core.rows import maker_of
+    from orthomerge.merging.methods import find_method
     from orthomerge.merging.methods import methods as table
 
     rows = [find_method(name)] if name is not None else table().values()
     _show(
         "method",
-        [(row, method_maker(row), {"base": row.base, "fitted": row.fitted}) for row in rows],
+        [(row, maker_of(row), {"base": row.base, "fitted": row.fitted}) for row in rows],
         one=name is not None,
         as_json=as_json,
     )

@@ -52,8 +52,8 @@ def diagnose(
     as_json: Json = False,
 ) -> None:
     """Say how much of what a merge lost is misalignment, how much is gone, and who is in whose way."""
+    from orthomerge.analysis.detail import Detail
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-    from orthomerge.analysis.looks import Looks
     from orthomerge.api.diagnose import diagnose as compare
     from orthomerge.cli.printing import print_json
     from orthomerge.cli.progress import shown
@@ -62,7 +62,7 @@ def diagnose(
     from orthomerge.evaluation.scale import search_scale
     from orthomerge.files.run_folder import check_claim, claim
 
-    looks = Looks(aligner=aligner, points=points, layers=layers, limit=limit, seed=seed)
+    detail = Detail(aligner=aligner, points=points, layers=layers, limit=limit, seed=seed)
     place = Path(run)
     check_claim(place, [FILE])
     records = read_records(place / "records.jsonl") if (place / "records.jsonl").is_file() else []
@@ -92,7 +92,7 @@ def diagnose(
             request.model,
             request.data,
             experts=request.experts,
-            looks=looks,
+            detail=detail,
             records=records,
             search=search,
             commands=request.commands,
@@ -170,7 +170,7 @@ def _own(
     from orthomerge.api.load import resolve
     from orthomerge.cli.printing import pairs
     from orthomerge.models.encoding import Encoding
-    from orthomerge.models.reopening import reopen_experts
+    from orthomerge.models.experts import reopen_experts
 
     if path is None or not data:
         raise RecipeError("give a suite, or an output of `orthomerge merge` with --data TASK=PATH of each task")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -14,7 +14,7 @@ from orthomerge.cli.printing import pair, print_json, print_tables
 from orthomerge.core.errors import RecipeError, nearest
 
 if TYPE_CHECKING:
-    from orthomerge.evaluation.protocol import EvaluationProtocol
+    from orthomerge.evaluation.protocols import EvaluationProtocol
     from orthomerge.evaluation.scores import Scores
 
 
@@ -65,7 +65,7 @@ def evaluate(
 ) -> None:
     """Score merged models under the papers' protocols, with what each number has seen, and compare them."""
     from orthomerge.cli.progress import shown
-    from orthomerge.evaluation.running import check_run
+    from orthomerge.evaluation.scores import check_run
 
     if not margin > 0:
         raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
@@ -83,7 +83,7 @@ def evaluate(
             scores = _suite(suite, methods, folder, data[0] if data else None, device, batch, common)
         scores.write(out)
     if as_json:
-        print_json(asdict(scores.run))
+        print_json(scores.as_dict())
         return
     print_tables(scores.tables())
     for note in scores.notes:
@@ -134,7 +134,7 @@ def _suite(
     """Scores of merges of a suite's experts, beside its references."""
     from orthomerge.api.evaluate import evaluate as score
     from orthomerge.cli.measuring import open_suite
-    from orthomerge.evaluation.subject import Subject, told_apart
+    from orthomerge.evaluation.evaluate import Subject, told_apart
 
     merges = merges_of(name, methods)
     _check_against(common["against"], merges)
@@ -171,7 +171,7 @@ def merges_of(suite: str, methods: list[str]) -> list[tuple[str, dict[str, Any]]
 
 def _check_against(against: str | None, merges: Merges) -> None:
     """The name must be one that a model will have."""
-    from orthomerge.evaluation.subject import Subject, told_apart
+    from orthomerge.evaluation.evaluate import Subject, told_apart
 
     merged = told_apart([Subject(name, {}, parameters) for name, parameters in merges])
     names = [*_REFERENCES, *(subject.name for subject in merged)]
@@ -184,8 +184,7 @@ def _protocols(
 ) -> list[EvaluationProtocol]:
     from orthomerge.alignment.aligners import find_aligner
     from orthomerge.data.task import Access
-    from orthomerge.evaluation.protocol import EvaluationProtocol
-    from orthomerge.evaluation.protocols import find_protocol
+    from orthomerge.evaluation.protocols import EvaluationProtocol, find_protocol
 
     counts = [_shots(text) for text in shots]
     for kind in access:

@@ -62,7 +62,7 @@ def read_task(
     if train is not None and train.labels is not None:
         _check_classes(train.labels, names, raw)
         if "val" not in splits and validation:
-            splits |= _split_off(train, train.labels, validation)
+            splits |= split_off(train, train.labels, validation)
     order: tuple[Split, ...] = ("train", "val", "test")
     return Task(
         name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
@@ -154,7 +154,7 @@ def _check_classes(labels: Labels, names: tuple[str, ...], raw: Raw) -> None:
         raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
 
 
-def _split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
+def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
     """Train without a few examples, and these as val; nothing if there are too few to take any."""
     places = stratified(labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=0)
     if not len(places):

@@ -1,12 +1,16 @@
-"""A user's data as tasks, with labels in the order of the heads."""
+"""A user's data as tasks, with labels in the order of the heads; inputs given as objects."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
+from orthomerge.data.images import decode, pixels
 from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_inputs, read_task
 from orthomerge.data.task import Examples, Modality, Split, Task
@@ -31,7 +35,26 @@ def unlabelled_tasks(
 
 
 def _task_of(name: str, inputs: list[Any], labels: tuple[str, ...], modality: str, split: Split) -> Task:
-    return Task(name, labels, cast("Modality", modality), {split: Examples(inputs, None, split)})
+    items = [as_input(item, modality) for item in inputs]
+    return Task(name, labels, cast("Modality", modality), {split: Examples(items, None, split)})
+
+
+def as_input(value: Any, modality: str) -> Any:
+    """One input of a model: a text, or the pixels of a path, a PIL image or an array."""
+    if modality == "text":
+        if not isinstance(value, str):
+            raise RecipeError(f"this model reads texts, got {type(value).__name__}; give strings")
+        return value
+    if isinstance(value, str | Path):
+        return decode(Path(value), where=str(value))
+    if hasattr(value, "convert"):
+        return pixels(value, where="a PIL image")
+    array = np.asarray(value)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise RecipeError(
+            f"an image must be a path, a PIL image or uint8 pixels [H, W] or [H, W, 3], got {array.dtype} {array.shape}"
+        )
+    return array
 
 
 def labelled_tasks(data: Mapping[str, Any], labels: Labels, modality: str) -> dict[str, Task]:

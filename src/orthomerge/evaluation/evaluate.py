@@ -3,33 +3,100 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+import torch
 
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.version import VERSION
+from orthomerge.data.task import Access
+from orthomerge.evaluation.answers import Answer, answers, draws, extra_numbers, joint_labels, joint_predictions
+from orthomerge.evaluation.comparisons import MARGIN, Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evidence import answers, draws, extra_numbers
-from orthomerge.evaluation.joint import joint_labels, joint_predictions
 from orthomerge.evaluation.metrics import UNSCORED, counted
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.notes import contamination_notes
+from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.records import Record, Way
+from orthomerge.evaluation.scores import Scores, prediction_name
 from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import head_kind
+from orthomerge.models.model import Model
 
-if TYPE_CHECKING:
-    import torch
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is scored under one name: a model, or a model per task.
+
+    `models`: by task; a merge is one model for all tasks, the experts are one model per task. `parameters`: options of
+    the method that made it. `access`: which inputs its making saw.
+    """
+
+    name: str
+    models: Mapping[str, Model]
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    access: Access = "data-free"
+
+    @classmethod
+    def of(cls, model: Model, tasks: Iterable[str]) -> Subject:
+        """A model under the name of its method, with that of its aligner if its heads were aligned."""
+        parameters = model.origin.facts["method"]["parameters"]
+        return cls(model.title, dict.fromkeys(tasks, model), parameters, access=model.origin.access)
+
+
+def told_apart(subjects: Sequence[Subject], folders: Sequence[str] = ()) -> list[Subject]:
+    """Models made by the same method are called after their folders, or else after their method's options, too."""
+    names = [subject.name for subject in subjects]
+    return [
+        replace(subject, name=f"{subject.name} ({folder or _method_label(subject)})")
+        if names.count(subject.name) > 1
+        else subject
+        for subject, folder in zip(subjects, folders or [""] * len(subjects), strict=True)
+    ]
+
+
+def _method_label(subject: Subject) -> str:
+    """A method with its options, as in the name of a file."""
+    options = (f"-{key}={value}" for key, value in sorted(subject.parameters.items()) if value is not None)
+    return "".join([subject.name, *options]).replace("/", "_")
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A record with the predictions [n] that it was counted from, and the truth [n] in the same label space."""
+    """A record with the predictions that it was counted from."""
 
     record: Record
-    predicted: torch.Tensor
-    truth: torch.Tensor
+    predictions: Predictions
+
+
+def score(
+    subjects: Sequence[Subject],
+    protocols: Sequence[EvaluationProtocol],
+    encoded: EncodedTasks,
+    *,
+    suite: str | None = None,
+    against: str | None = None,
+    margin: float = MARGIN,
+) -> Scores:
+    """Score all subjects, compare them, and look for what would make a reader doubt the scores.
+
+    `against`: the reference of the comparisons, else the best mean; `margin`: below it two methods may be comparable.
+    """
+    names = [subject.name for subject in subjects]
+    if against is not None and against not in names:
+        raise RecipeError(f"there is no model {against!r} to compare with; {nearest(against, names)}")
+    if not margin > 0:
+        raise RecipeError(f"'margin' must be positive, got {margin}")
+    scored = list(evaluate(subjects, protocols, encoded, suite=suite))
+    records = [item.record for item in scored]
+    predictions = {str(item.record.predictions): item.predictions for item in scored}
+    comparisons = compare_records(
+        records, lambda record: predictions[str(record.predictions)], against=against, margin=margin
+    )
+    return Scores(records, comparisons, contamination_notes(encoded), predictions)
 
 
 def evaluate(
@@ -54,10 +121,9 @@ def evaluate(
         for task, model in subject.models.items():
             truth = encoded.labels(task, "test")
             for protocol in chosen:
+                way = protocol.way(subject.access)
                 for answer in answers(protocol, encoded, model, task):
-                    record = protocol.annotate(_record(subject, task, answer.predicted, truth, suite))
-                    record = replace(record, seed=answer.seed, extra_parameters=answer.extra)
-                    yield Scored(record, answer.predicted, truth)
+                    yield _scored(subject, task, way, protocol.options, answer, truth, suite)
         if len(subject.models) > 1 and len({model.digest for model in subject.models.values()}) == 1:
             yield from _joint(encoded, subject, suite)
 
@@ -78,13 +144,13 @@ def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
 
 def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
     """No two answers may look the same."""
-    blank = Record("", "", "", "", 0, 0, 0, 0, "data-free")
     for one, other in combinations(protocols, 2):
+        way = one.way("data-free")
         shared = [subject.name for subject in subjects if one.scores(subject.name) and other.scores(subject.name)]
-        if shared and one.annotate(blank) == other.annotate(blank):
+        if shared and way == other.way("data-free"):
             raise RecipeError(
-                f"two protocols score {shared[0]!r} in the same way: {one.annotate(blank).way.title} "
-                f"({one.annotate(blank).access}); name it once, or give them other options, shots or support"
+                f"two protocols score {shared[0]!r} in the same way: {way.title} ({way.access}); name it once, or "
+                "give them other options, shots or support"
             )
 
 
@@ -104,23 +170,40 @@ def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterat
     labels = joint_labels(encoded, models)
     extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
     for task, predicted in joint_predictions(encoded, models).items():
-        record = _record(subject, task, predicted, labels[task], suite)
-        yield Scored(replace(record, protocol="joint", extra_parameters=extra), predicted, labels[task])
+        way = Way("joint", (), None, subject.access, None, None)
+        yield _scored(subject, task, way, {}, Answer(0, predicted, extra), labels[task], suite)
 
 
-def _record(subject: Subject, task: str, predicted: torch.Tensor, truth: torch.Tensor, suite: str | None) -> Record:
-    """A record that does not say yet how the model was scored."""
+def _scored(
+    subject: Subject,
+    task: str,
+    way: Way,
+    options: Mapping[str, Any],
+    answer: Answer,
+    truth: torch.Tensor,
+    suite: str | None,
+) -> Scored:
+    """An answer as a record, with its predictions."""
     model = subject.models[task]
-    kind, kept = head_of(model.head(task)).kind, predicted != UNSCORED
-    score = counted(predicted[kept], truth[kept], kind)
-    return Record(
+    kind, kept = head_of(model.head(task)).kind, answer.predicted != UNSCORED
+    score = counted(answer.predicted[kept], truth[kept], kind)
+    predictions = Predictions(answer.predicted.numpy().astype(np.int32), truth.numpy().astype(np.int32))
+    record = Record(
         task=task,
         method=subject.name,
-        protocol="",
+        protocol=way.protocol,
         metric=head_kind(kind).metric,
         **vars(score),
-        access=subject.access,
+        access=way.access,
+        seed=answer.seed,
+        shots=way.shots,
+        support=way.support,
+        options=dict(options),
         parameters=dict(subject.parameters),
+        aligner=way.aligner,
+        extra_parameters=answer.extra,
         suite=suite,
+        versions={"orthomerge": VERSION, "torch": torch.__version__},
         inputs={"model": model.digest},
     )
+    return Scored(replace(record, predictions=prediction_name(record, predictions)), predictions)

@@ -1,9 +1,9 @@
-"""One measurement and everything that says what it means; written as JSON lines."""
+"""One measurement and everything that says what it means, written as JSON lines; and how a run was made."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from orthomerge.data.task import Access, Split
 from orthomerge.files.replacing import replace_file
 from orthomerge.models.kinds import KINDS
 
+INFO = "run.json"
 _HEADLINES = frozenset(kind.metric for kind in KINDS.values())
 _USUAL: dict[Access, Split | None] = {"data-free": None, "inductive": "train", "transductive": "test"}
 
@@ -39,6 +40,11 @@ class Way:
         if self.support not in (None, _USUAL[self.access]):
             parts.append(f"from {self.support}")
         return ", ".join(parts)
+
+
+def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Options as a `Way` holds them: in the order of their names, with values in JSON."""
+    return tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(options.items()))
 
 
 @dataclass(frozen=True)
@@ -80,19 +86,23 @@ class Record:
     @property
     def way(self) -> Way:
         """How the model was scored."""
-        options = tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(self.options.items()))
-        return Way(self.protocol, options, self.shots, self.access, self.support, self.aligner)
+        return Way(self.protocol, option_texts(self.options), self.shots, self.access, self.support, self.aligner)
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write JSON lines, whole or not at all."""
     lines = (json.dumps(asdict(record), ensure_ascii=False, sort_keys=True) + "\n" for record in records)
-    write_whole(path, "".join(lines))
+    write_text(path, "".join(lines))
 
 
-def write_whole(path: Path, text: str) -> None:
-    """A text file that is there whole, or as it was before."""
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole, or leave the one that is there as it is."""
     replace_file(path, text.encode())
+
+
+def write_document(path: Path, document: object) -> None:
+    """Write a JSON file whole, or leave the one that is there as it is."""
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError, fix: str = "") -> Any:
@@ -121,3 +131,32 @@ def read_records(path: Path) -> list[Record]:
         except json.JSONDecodeError as error:
             raise RecipeError(f"{path} line {number} is not JSON: {error}") from error
     return records
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """How a run was made. `recipe`: its text. `started`: ISO 8601. `seconds`: by stage, in order. `memory`: bytes at
+    the peak.
+
+    `manifests`: what was merged: folders of outputs, relative to the run folder, or blocks of a manifest as they are
+    (`method`, `inputs` with hashes, `heads`, `alignment`, `fit`).
+    """
+
+    command: str = ""
+    recipe: str = ""
+    started: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    memory: int | None = None
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    manifests: tuple[str | dict[str, Any], ...] = ()
+
+
+def read_info(path: Path) -> RunInfo:
+    """Read `run.json`; what does not fit is an error that names the file."""
+    return build(RunInfo, read_document(path, error=RecipeError), where=str(path))
+
+
+def write_info(path: Path, info: RunInfo) -> None:
+    """Write `run.json` whole or not at all."""
+    write_document(path, asdict(info))

@@ -1,92 +1,199 @@
-"""Records of an evaluation with their predictions, notes and comparisons."""
+"""Records of an evaluation with their predictions, notes and comparisons; in memory, and as a run folder.
+
+RUN/orthomerge-run.json    which files are ours: no other is replaced or removed
+RUN/records.jsonl          one line per score
+RUN/predictions/*.npz      what was predicted for every test input, and the truth, in the same label space
+RUN/comparisons.json       each method against a reference, from the predictions
+RUN/notes.json             what would make a reader doubt the numbers
+RUN/table.md               the tables: one for each access class, comparisons, notes
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
-import torch
 
-from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.core.version import VERSION
-from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records
-from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.notes import contamination_notes
-from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.running import Run, prediction_name, write_run
+from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
+from orthomerge.core.schema import build
+from orthomerge.core.table import Table, markdown_escape
+from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records, comparison_tables
+from orthomerge.evaluation.records import Record, read_document, read_records, write_document, write_records, write_text
+from orthomerge.evaluation.tables import accuracy_tables
+from orthomerge.files.publish import check_room
+from orthomerge.files.removal import remove_file
+from orthomerge.files.replacing import replace_file
+from orthomerge.files.run_folder import check_claim, claimed, drop, ours_in
 
-if TYPE_CHECKING:
-    from orthomerge.core.table import Table
-    from orthomerge.evaluation.encoded import EncodedTasks
-    from orthomerge.evaluation.protocol import EvaluationProtocol
-    from orthomerge.evaluation.subject import Subject
+RECORDS = "records.jsonl"
+DERIVED = ("comparisons.json", "notes.json", "table.md")
+FILES = (RECORDS, *DERIVED)
+_FOLDER = "predictions"
+_MOST_BYTES = 150  # of a file's name, before its digest
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Scores:
-    """`predictions`: by the name that a record has for them, which is their file once they are written.
+    """`comparisons`: each method against a reference. `notes`: what would make a reader doubt the numbers.
 
-    `against`: the reference of the comparisons, else the best mean; `margin`: below it two methods may be comparable.
+    `predictions`: by the name that a record has for them, which is their file once they are written; scores that were
+    read back leave them on disk.
     """
 
     records: list[Record]
-    predictions: Mapping[str, Predictions]
+    comparisons: list[Comparison]
     notes: list[str]
-    against: str | None = None
-    margin: float = MARGIN
+    predictions: Mapping[str, Predictions] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         names = list(dict.fromkeys(record.method for record in self.records))
         return f"Scores({len(self.records)} records of {', '.join(names)})"
 
-    @cached_property
-    def comparisons(self) -> list[Comparison]:
-        """Each method against a reference, from the predictions."""
-        return compare_records(self.records, self.predictions_of, against=self.against, margin=self.margin)
-
-    @property
-    def run(self) -> Run:
-        """What is written of it beside predictions."""
-        return Run(self.records, self.comparisons, self.notes)
-
-    def predictions_of(self, record: Record) -> Predictions:
-        """What a record was counted from."""
-        return self.predictions[record.predictions or ""]
-
     def tables(self) -> list[Table]:
         """Accuracies by access class, then comparisons."""
-        return self.run.tables()
+        return [*accuracy_tables(self.records), *comparison_tables(self.comparisons)]
+
+    def markdown(self) -> str:
+        """All tables, then the notes."""
+        parts = [table.markdown() for table in self.tables()]
+        if self.notes:
+            parts.append("\n".join(("### Notes", "", *(f"- {markdown_escape(note)}" for note in self.notes))))
+        return "\n\n".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything but the predictions as plain data."""
+        return {
+            "records": [asdict(record) for record in self.records],
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            "notes": self.notes,
+        }
 
     def write(self, out: str | Path) -> Path:
         """Write a run folder: records, predictions, comparisons, notes and tables."""
-        write_run(Path(out), self.run, self.predictions)
-        return Path(out)
+        out = Path(out)
+        try:
+            put_records(out, self.records, self.predictions)
+            write_derived(out, self)
+            drop_stale(out, self.records)
+        except OSError as error:
+            raise OutputError(f"cannot write the run to {out}: {error.strerror}; give another folder") from error
+        return out
 
 
-def score(
-    subjects: Sequence[Subject],
-    protocols: Sequence[EvaluationProtocol],
-    encoded: EncodedTasks,
-    *,
-    suite: str | None = None,
-    against: str | None = None,
-    margin: float = MARGIN,
-) -> Scores:
-    """Score all subjects, and look for what would make a reader doubt the scores."""
-    names = [subject.name for subject in subjects]
-    if against is not None and against not in names:
-        raise RecipeError(f"there is no model {against!r} to compare with; {nearest(against, names)}")
-    if not margin > 0:
-        raise RecipeError(f"'margin' must be positive, got {margin}")
-    versions = {"orthomerge": VERSION, "torch": torch.__version__}
-    records, predictions = list[Record](), dict[str, Predictions]()
-    for item in evaluate(subjects, protocols, encoded, suite=suite):
-        each = Predictions(item.predicted.numpy().astype(np.int32), item.truth.numpy().astype(np.int32))
-        name = prediction_name(item.record, each)
-        predictions[name] = each
-        records.append(replace(item.record, predictions=name, versions=versions))
-    return Scores(records, predictions, contamination_notes(encoded), against, margin)
+def check_run(out: Path) -> None:
+    """Refuse a folder into which no run can be written, before anything is computed."""
+    check_claim(out, FILES)
+    check_room(Path(os.path.abspath(out)), 0)
+
+
+def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, Predictions]) -> None:
+    """Predictions first, then the records that name them.
+
+    Predictions of an earlier run have other names and stay until no record names them. What was derived from earlier
+    records goes before these are replaced: whoever reads the folder meanwhile finds a file missing, not one of another
+    run. A failure takes away what was not there before.
+    """
+    with claimed(out, [*FILES, *predictions]):
+        put_predictions(out, predictions)
+        for derived in DERIVED:
+            remove_file(out / derived)
+        write_records(out / RECORDS, records)
+
+
+def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
+    """Write predictions whose names are claimed."""
+    (out / _FOLDER).mkdir(exist_ok=True)
+    for name, each in predictions.items():
+        data = BytesIO()
+        np.savez_compressed(data, predicted=each.predicted, truth=each.truth)
+        replace_file(out / name, data.getvalue())
+
+
+def write_derived(out: Path, scores: Scores) -> None:
+    """Write what is derived from the records."""
+    write_text(out / "table.md", scores.markdown() + "\n")
+    write_document(out / "comparisons.json", [asdict(comparison) for comparison in scores.comparisons])
+    write_document(out / "notes.json", scores.notes)
+
+
+def drop_stale(out: Path, records: Iterable[Record]) -> None:
+    """Remove predictions of ours that no record names any more."""
+    kept = {record.predictions for record in records}
+    drop(out, [name for name in ours_in(out) if name.startswith(f"{_FOLDER}/") and name not in kept])
+
+
+def read_run(folder: Path) -> Scores:
+    """A run folder, read back."""
+    notes = read_notes(folder / "notes.json")
+    return Scores(read_records(folder / RECORDS), read_comparisons(folder / "comparisons.json"), notes)
+
+
+def read_comparisons(path: Path) -> list[Comparison]:
+    """The comparisons that a run wrote."""
+    items = read_document(path, fix="; compare the run again")
+    if not isinstance(items, list):
+        raise CheckpointError(f"{path} must be a list of comparisons, got {type(items).__name__}; compare again")
+    return [build(Comparison, item, where=f"{path} item {number}") for number, item in enumerate(items, 1)]
+
+
+def read_notes(path: Path) -> list[str]:
+    """The notes that a run wrote."""
+    notes = read_document(path, fix="; evaluate again")
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        raise CheckpointError(f"{path} must be a list of strings; evaluate again")
+    return notes
+
+
+def compare_run(folder: Path, *, against: str | None = None, margin: float = MARGIN) -> list[Comparison]:
+    """All comparisons of a run folder, from its predictions; see `compare_records`."""
+    records, read = read_records(folder / RECORDS), partial(read_predictions, folder)
+    return compare_records(records, read, against=against, margin=margin, where=str(folder))
+
+
+def read_predictions(folder: Path, record: Record) -> Predictions:
+    """The predictions behind a record, which must be those that it was counted from."""
+    if record.predictions is None:
+        whose = f"{record.method!r} on {record.task!r}"
+        raise CheckpointError(f"{folder / RECORDS} keeps no predictions of {whose}; evaluate again")
+    path = folder / record.predictions
+    try:
+        with path.open("rb") as handle, np.load(handle) as file:
+            if "truth" not in file:
+                raise CheckpointError(f"{path} does not hold the truth; evaluate again with this version")
+            predicted, truth = (np.asarray(file[name], dtype=np.int32) for name in ("predicted", "truth"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}; evaluate again") from error
+    except (ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; evaluate again") from error
+    if predicted.ndim != 1 or predicted.shape != truth.shape:
+        raise CheckpointError(f"{path} is damaged: {predicted.shape} predictions, {truth.shape} labels; evaluate again")
+    predictions = Predictions(predicted, truth)
+    count, hits = int(predictions.scored.sum()), int(predictions.hits.sum())
+    if count != record.examples or hits != round(record.value * count):
+        raise IncompatibleError(
+            f"{path} holds {hits} hits of {count} inputs, but {RECORDS} says {record.value:.4f} of "
+            f"{record.examples}; the folder was written over in part: evaluate again"
+        )
+    return predictions
+
+
+def prediction_name(record: Record, each: Predictions) -> str:
+    """The file of a record's predictions in a run folder: readable, and never that of another record or of other
+    predictions: options and odd letters are in the digest.
+    """
+    content = hashlib.sha256(each.predicted.tobytes() + each.truth.tobytes()).hexdigest()
+    key = json.dumps([record.method, record.task, record.seed, asdict(record.way), content])
+    shots = "all" if record.shots is None else f"{record.shots:g}"
+    parts = [record.method, record.task, record.protocol, record.access, record.support, shots]
+    shown = "-".join(part for part in parts if part is not None).replace("/", "_")
+    shown = shown.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return f"{_FOLDER}/{shown}-{record.seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"

@@ -39,6 +39,11 @@ def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, E
     return {name: Entry(file, start + begin, spec) for begin, _, name, spec in spans}
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The free-form strings of a file's header."""
+    return dict(_header(RawFile(path))[0].get("__metadata__", {}))
+
+
 def encode_header(specs: dict[str, Spec], metadata: dict[str, str]) -> bytes:
     """Length and header of a file that holds `specs` in this order, padded so that the data is aligned to 8 bytes."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}

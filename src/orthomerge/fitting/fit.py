@@ -31,7 +31,7 @@ from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.modules import finished, unshared
-from orthomerge.models.reopening import short_hashes
+from orthomerge.models.record import short_hashes
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from orthomerge.fitting.setting import Fitted
     from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.model import Model, Origin
-
+    from orthomerge.models.model import Model
+from orthomerge.models.model_data import Origin
 
 _SAMPLE = 256  # inputs on which the rounding of a head is measured
 _STATE = 3  # the form of a state on disk; those of another form are not read

@@ -13,12 +13,13 @@ kept; mergekit keeps exactly int(density * n), and which of several equal ones d
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 
 from orthomerge.merging.elect import trim
-from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
+from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
 from orthomerge.merging.options import PerExpert, finite, fraction, per_expert, scaled_sum
 from orthomerge.merging.statistics import Thresholds, tensor_thresholds
 
@@ -38,12 +39,13 @@ class Breadcrumbs:
         fraction("gamma", self.gamma, zero=True, one=False)
         finite("scale", self.scale)
 
-    def survey(self, vectors: Vectors) -> TensorMethod:
+    def survey(self, vectors: Vectors) -> Surveyed:
         scale = per_expert(self.scale, len(vectors.tasks))
-        if self.density >= 1:
-            everything = ((0.0,) * len(scale), (float("inf"),) * len(scale))
-            return _Breadcrumbs(dict.fromkeys(vectors.shapes, everything), scale)
-        return _Breadcrumbs(tensor_thresholds(vectors, self._ranks), scale)
+        everything: tuple[Thresholds, ...] = ((0.0,) * len(scale), (float("inf"),) * len(scale))
+        limits = dict.fromkeys(vectors.shapes, everything)
+        if self.density < 1:
+            limits = tensor_thresholds(vectors, self._ranks)
+        return Surveyed(self.scope, partial(self._merge, limits=limits))
 
     def _ranks(self, count: int) -> tuple[int, int]:
         """Ranks of the smallest and of the largest entry to keep."""
@@ -51,18 +53,11 @@ class Breadcrumbs:
         outliers = min(int(self.gamma * count), count - kept)
         return (outliers + kept, outliers + 1) if kept else (0, 0)
 
-
-@dataclass(frozen=True)
-class _Breadcrumbs:
-    """Breadcrumbs with the smallest and the largest magnitude that stays, by tensor and expert."""
-
-    limits: Mapping[str, tuple[Thresholds, ...]]
-    scale: tuple[float, ...]
-
-    scope: ClassVar[Scope] = "element"
-
-    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        smallest, largest = self.limits[site.key]
+    def _merge(
+        self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site, limits: Mapping[str, tuple[Thresholds, ...]]
+    ) -> torch.Tensor:
+        """Keep magnitudes from the smallest to the largest limit of each expert."""
+        smallest, largest = limits[site.key]
         # hardshrink leaves what is over the largest; subtracted from itself that is zero, the rest stays.
         rows = [
             torch.sub(row, torch.hardshrink(delta, limit)) if limit < float("inf") else row

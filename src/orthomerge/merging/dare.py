@@ -8,22 +8,25 @@ or the election of signs of TIES (Yadav et al. 2023, arXiv 2306.01708).
 the table of methods: each fixes some choices and has the rest as options.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import disjoint_mean, disjoint_sum, elect_sign, trim
-from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
+from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
 from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert, scaled_sum
-from orthomerge.merging.random import keep_mask
 from orthomerge.merging.statistics import Thresholds, kth_largest, runs
 
 _TINY = 1e-7  # norms under this are not restored, as in mergekit
 _NOTHING = 1e-8  # weights whose sum is under this are not divided by, as in mergekit
+_LANES = 8  # of a Philox counter step, which gives four 64-bit words
 
 
 @dataclass(frozen=True)
@@ -58,39 +61,39 @@ class Dare:
         if self.normalize and self.elect == "unweighted":
             raise RecipeError("'normalize' must be false where 'elect' is 'unweighted', which divides by a count")
 
-    def survey(self, vectors: Vectors) -> TensorMethod:
+    def survey(self, vectors: Vectors) -> Surveyed:
         weights = per_expert(1.0 if self.weights is None else self.weights, len(vectors.tasks))
         if self.normalize and self.elect == "no" and abs(share := sum(weights)) >= _NOTHING:
             weights = tuple(weight / share for weight in weights)
-        return _Dare(self, weights, self._factors(vectors), self._thresholds(vectors))
+        factors, thresholds = self._factors(vectors), self._thresholds(vectors)
+        return Surveyed(self.scope, partial(self._merge, weights=weights, factors=factors, thresholds=thresholds))
 
     def dropped(self, deltas: torch.Tensor, site: Site) -> list[torch.Tensor]:
         """Each expert's entries with probability `density`, else zero; not enlarged, not copied when all stay."""
         if self.density >= 1:
             return list(deltas)
-        return [
+        rows = []
+        for task, row in zip(site.tasks, deltas, strict=True):
+            mask = keep_mask(site, task, row.numel(), keep=self.density, seed=self.seed)
             # As bytes a mask turns into numbers seven times faster than as booleans.
-            keep_mask(site, task, row.numel(), keep=self.density, seed=self.seed)
-            .view(torch.uint8)
-            .to(row.dtype)
-            .reshape(row.shape)
-            .mul_(row)
-            for task, row in zip(site.tasks, deltas, strict=True)
-        ]
+            rows.append(mask.view(torch.uint8).to(row.dtype).reshape(row.shape).mul_(row))
+        return rows
 
     def _factors(self, vectors: Vectors) -> dict[str, tuple[float, ...]]:
         """The factors that restore the L1 norm of each dropped tensor, per expert; empty if norms are not restored."""
         if self.density >= 1 or self.rescale != "norm":
             return {}
-        before: dict[str, torch.Tensor] = {}
-        after: dict[str, torch.Tensor] = {}
+        norms: dict[str, torch.Tensor] = {}  # before and after, [2, T]
         for site, rows in runs(vectors):
             magnitudes, count = rows[1:].abs(), rows.shape[1]
             masks = [keep_mask(site, task, count, keep=self.density, seed=self.seed) for task in vectors.tasks]
-            zeros = torch.zeros(len(masks), dtype=rows.dtype)
-            before[site.key] = before.get(site.key, zeros) + magnitudes.sum(1)
-            after[site.key] = after.get(site.key, zeros) + magnitudes.mul_(torch.stack(masks).view(torch.uint8)).sum(1)
-        return {key: tuple(map(_factor, before[key].tolist(), after[key].tolist())) for key in before}
+            before = magnitudes.sum(1)
+            after = magnitudes.mul_(torch.stack(masks).view(torch.uint8)).sum(1)
+            norms[site.key] = norms.get(site.key, 0.0) + torch.stack([before, after])
+        return {
+            key: tuple(1.0 if min(pair) < _TINY else pair[0] / pair[1] for pair in both.T.tolist())
+            for key, both in norms.items()
+        }
 
     def _thresholds(self, vectors: Vectors) -> Thresholds:
         """Of the dropped vectors before they are enlarged: dividing all entries by 1 - p changes no order."""
@@ -104,37 +107,48 @@ class Dare:
         count = sum(prod(shape) for shape in vectors.shapes.values())
         return kth_largest(stream, (int(self.trim * count),), rows=len(vectors.tasks), count=count)[0]
 
-
-@dataclass(frozen=True)
-class _Dare:
-    """DARE with the factors that restore norms, by tensor, and the thresholds of the trim, one per expert."""
-
-    options: Dare
-    weights: tuple[float, ...]
-    factors: Mapping[str, tuple[float, ...]]
-    thresholds: Thresholds
-
-    scope: ClassVar[Scope] = "element"
-
-    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        options, scale = self.options, self.options.scale
-        keep = options.density if options.rescale == "density" else 1.0
-        pairs = list(zip(self.weights, self.factors.get(site.key, (1.0,) * len(deltas)), strict=True))
-        rows = trim(options.dropped(deltas, site), self.thresholds)
-        if options.elect == "no":
-            return scaled_sum(rows, tuple(scale * weight * factor / keep for weight, factor in pairs))
-        if options.elect == "unweighted":
-            numbers = [weight * factor / keep for weight, factor in pairs]
-            return disjoint_mean(rows, elect_sign(rows), factors=numbers).mul_(scale)
+    def _merge(
+        self,
+        base: torch.Tensor,
+        deltas: torch.Tensor,
+        *,
+        site: Site,
+        weights: tuple[float, ...],
+        factors: Mapping[str, tuple[float, ...]],
+        thresholds: Thresholds,
+    ) -> torch.Tensor:
+        """Merge one block; `factors` restore norms, by tensor; `thresholds`: of the trim, one per expert."""
+        keep = self.density if self.rescale == "density" else 1.0
+        pairs = list(zip(weights, factors.get(site.key, (1.0,) * len(deltas)), strict=True))
+        rows = trim(self.dropped(deltas, site), thresholds)
+        if self.elect == "no":
+            return scaled_sum(rows, tuple(self.scale * weight * factor / keep for weight, factor in pairs))
         numbers = [weight * factor for weight, factor in pairs]
+        if self.elect == "unweighted":
+            shares = [number / keep for number in numbers]
+            return disjoint_mean(rows, elect_sign(rows), factors=shares).mul_(self.scale)
         rows = [row if number == 1 else row * number for row, number in zip(rows, numbers, strict=True)]
         sign = elect_sign(rows)
-        agreeing = disjoint_mean(rows, sign, votes=self.weights) if options.normalize else disjoint_sum(rows, sign)
-        return agreeing.mul_(scale / keep)
+        agreeing = disjoint_mean(rows, sign, votes=weights) if self.normalize else disjoint_sum(rows, sign)
+        return agreeing.mul_(self.scale / keep)
 
 
-def _factor(before: float, after: float) -> float:
-    return 1.0 if min(before, after) < _TINY else before / after
+def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> torch.Tensor:
+    """Independent Bernoulli(`keep`) draws for `count` elements from `site.start` on, as booleans.
+
+    They depend on (seed, tensor, expert, position) and on nothing else: not on the size of blocks, the order of tensors
+    and experts, the number of threads, or the device. A counter-based generator (Philox, Salmon et al. 2011) is keyed
+    by a hash of seed, tensor name and expert name; element i of the tensor takes 32-bit lane i.
+    """
+    digest = hashlib.sha256(f"{seed}\0{site.key}\0{task}".encode()).digest()
+    first, skip = divmod(site.start, _LANES)
+    # The counter is one 256-bit number, lowest word first.
+    generator = np.random.Philox(
+        key=np.frombuffer(digest[:16], dtype=np.uint64), counter=np.array([first, 0, 0, 0], dtype=np.uint64)
+    )
+    words = generator.random_raw(-(-(count + skip) // 2))
+    lanes = words.view("<u4")[skip : skip + count]
+    return torch.from_numpy(lanes < min(round(keep * 2**32), 2**32))
 
 
 def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:
@@ -173,13 +187,12 @@ def dare_mergekit(
 ) -> Dare:
     """DARE as in mergekit 0.1.5 (`dare_linear`): drop at random, restore each tensor's L1 norm, weigh, add.
 
-    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda.
+    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda. mergekit calls the
+    options `density`, `weight`, `normalize`, `rescale` and `lambda`.
 
-    mergekit calls the options `density`, `weight`, `normalize`, `rescale` and `lambda`.
-
-    *Differs from the paper:* what is left of a tensor is multiplied by (L1 norm before) / (L1 norm after), not
-    divided by the density; with large tensors the two agree closely, with small ones they do not, and the
-    expectation is no longer exactly tau. `normalize` divides by the sum of the weights.
+    *Differs from the paper:* what is left of a tensor is multiplied by (L1 norm before) / (L1 norm after), not divided
+    by the density; in small tensors the two differ, and the expectation is no longer exactly tau. `normalize` divides
+    by the sum of the weights.
 
     *Differs from mergekit:* the draws depend on seed, tensor and expert alone, not on the order of the merge; the
     norms are summed in float64, so that half precision cannot overflow.
@@ -195,15 +208,14 @@ def dare_ties_mergekit(
     seed: int = 0,
     scale: float = 1.0,
 ) -> Dare:
-    """DARE with an election as in mergekit 0.1.5: drop at random, restore the L1 norm, weigh, elect, add.
+    """DARE with an election as in mergekit 0.1.5 (`dare_ties`): drop at random, restore the L1 norm, weigh, elect, add.
 
-    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda.
-
-    mergekit's method is `dare_ties` (options `density`, `weight`, `normalize`, `rescale`, `lambda`).
+    `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda. mergekit calls the
+    options `density`, `weight`, `normalize`, `rescale` and `lambda`.
 
     *Differs from the paper:* nothing is trimmed by magnitude, only dropped at random; each tensor's L1 norm is
-    restored (see `dare@mergekit`); the weights multiply before the sign is elected (see `ties@mergekit`). Those
-    that agree are added; `normalize`, off there and here unless asked for, divides by the sum of their weights.
+    restored (see `dare@mergekit`); the weights multiply before the sign is elected (see `ties@mergekit`). Those that
+    agree are added; `normalize`, off by default there and here, divides by the sum of their weights.
     """
     return Dare(density, scale, weights, normalize, "norm" if rescale else "no", "weighted", seed=seed)
 
@@ -211,10 +223,8 @@ def dare_ties_mergekit(
 def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, seed: int = 0) -> Dare:
     """DARE as in peft 0.21 (`peft.utils.merge_utils.dare_linear`): drop at random, divide by the density, weigh, add.
 
-    `density`: share of entries that stay; `weights`: one per expert; `seed` fixes what is dropped.
-
-    *Differs from the paper:* in words only: `density` is 1 - p, and `weights` (each 1 by default) stand for
-    lambda.
+    `density`: share of entries that stay, 1 - p; `weights`: lambda, one per expert, each 1 by default; `seed` fixes
+    what is dropped.
 
     *Differs from PEFT:* the draws depend on seed, tensor and expert alone, not on what was drawn before.
     """
@@ -222,11 +232,9 @@ def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, se
 
 
 def dare_ties_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, seed: int = 0) -> Dare:
-    """DARE with an election as in peft 0.21: drop at random, rescale, elect, weigh, divide by the count.
+    """DARE with an election as in peft 0.21 (`peft.utils.merge_utils.dare_ties`, `majority_sign_method="total"`).
 
     `density`: share of entries that stay; `weights`: one per expert, each 1 by default.
-
-    The function is `peft.utils.merge_utils.dare_ties` with `majority_sign_method="total"`.
 
     *Differs from the paper:* nothing is trimmed by magnitude; election, weights and count as in `ties@peft`.
 

@@ -6,13 +6,21 @@ Names, numbers, `+ - * /` and parentheses, as in Python; a name that is not a pl
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.merging.vectors import TaskVector
 
 _TOKEN = re.compile(r"(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)|([A-Za-z_][\w.]*)|'([^']*)'|\"([^\"]*)\"")
+_OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def evaluate(text: str, vectors: Mapping[str, TaskVector]) -> TaskVector:
@@ -50,7 +58,8 @@ def _parsed(text: str, vectors: Mapping[str, TaskVector]) -> tuple[ast.AST, dict
     return ast.parse(plain, mode="eval").body, named
 
 
-def _value(node: ast.AST, named: Mapping[str, TaskVector]) -> TaskVector | float:
+def _value(node: ast.AST, named: Mapping[str, TaskVector]) -> Any:
+    """The task vector or number that a part of an expression evaluates to."""
     match node:
         case ast.Name(id=name):
             return named[name]
@@ -58,19 +67,12 @@ def _value(node: ast.AST, named: Mapping[str, TaskVector]) -> TaskVector | float
             return float(number)
         case ast.UnaryOp(op=ast.USub()):
             return -_value(node.operand, named)
-        case ast.BinOp(op=ast.Add() | ast.Sub()):
+        case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
             left, right = _value(node.left, named), _value(node.right, named)
-            if isinstance(left, TaskVector) != isinstance(right, TaskVector):
+            vectors = isinstance(left, TaskVector), isinstance(right, TaskVector)
+            if isinstance(node.op, ast.Add | ast.Sub) and sum(vectors) == 1:
                 raise TypeError("a number and a task vector cannot be added")
-            return left + right if isinstance(node.op, ast.Add) else left - right  # type: ignore[operator]
-        case ast.BinOp(op=ast.Mult()):
-            left, right = _value(node.left, named), _value(node.right, named)
-            if isinstance(left, TaskVector) and isinstance(right, TaskVector):
+            if (isinstance(node.op, ast.Mult) and all(vectors)) or (isinstance(node.op, ast.Div) and vectors[1]):
                 raise TypeError("task vectors can be multiplied and divided by numbers only")
-            return left * right  # type: ignore[operator]
-        case ast.BinOp(op=ast.Div()):
-            left, right = _value(node.left, named), _value(node.right, named)
-            if isinstance(right, TaskVector):
-                raise TypeError("task vectors can be multiplied and divided by numbers only")
-            return left / right
+            return _OPERATORS[type(node.op)](left, right)
     raise TypeError("only names, numbers, + - * / and parentheses are allowed")

@@ -11,9 +11,9 @@ the flattened tensor. A method with `scope = "matrix"` gets every two-dimensiona
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -64,11 +64,21 @@ class Vectors(Protocol):
 class TensorMethod(Protocol):
     """Merges one block; must not change its inputs."""
 
-    scope: ClassVar[Scope]
+    @property
+    def scope(self) -> Scope: ...
 
-    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        """The delta to add to `base`; same shape as `base`, float32."""
+    @property
+    def merge(self) -> Callable[..., torch.Tensor]:
+        """`merge(base, deltas, *, site)`: the delta to add to `base`; same shape as `base`, float32."""
         ...
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A tensor method that knows the results of a survey."""
+
+    scope: Scope
+    merge: Callable[..., torch.Tensor]
 
 
 class SurveyMethod(Protocol):

@@ -9,7 +9,6 @@ Letters: T experts; theta_0 the base, theta_t an expert, tau_t = theta_t - theta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError
-from orthomerge.merging.kinds import Block, Site
+from orthomerge.merging.kinds import Site
 
 if TYPE_CHECKING:
     from orthomerge.merging.vectors import TaskVectors
@@ -41,73 +40,57 @@ def check_kinship(experts: Experts, vectors: TaskVectors) -> None:
 
 
 class _Kinship:
-    """Sums over a sample, and what they say of the experts."""
+    """Sums over a sample, and the refusals that follow from them."""
 
     def __init__(self, experts: Experts, vectors: TaskVectors) -> None:
         self.vectors, self.tasks = vectors, vectors.tasks
         self.base = str(experts.parts.base.path)
         self.paths = [str(experts.parts.sources[task].checkpoint.path) for task in vectors.tasks]
         T = len(vectors.tasks)
-        self.base_norm = 0.0  # |theta_0|^2
-        self.norms = torch.zeros(T, dtype=torch.float64)  # |theta_t|^2
-        self.dots = torch.zeros(T, dtype=torch.float64)  # <theta_t, theta_0>
-        self.gram = torch.zeros(T, T, dtype=torch.float64)  # <tau_s, tau_t>
+        self.gram = torch.zeros(T + 1, T + 1, dtype=torch.float64)  # of theta_0, tau_1 .. tau_T
         self.moved = torch.zeros(T, dtype=torch.bool)  # whether tau_t is not zero
         self.apart = torch.eye(T, dtype=torch.bool)  # whether tau_s is not tau_t
 
     def check(self) -> None:
-        for block in self._sample():
-            self._refuse_zeros(block)
-            self._add(block)
-        self._refuse_strangers()
-        self._refuse_twins()
-        self._refuse_common_direction()
-
-    def _sample(self) -> Iterator[Block]:
-        """Short runs of every tensor: some spread over it, and its end, where a file that was cut off shows."""
+        """Sample every tensor: some short runs spread over it, and its end, where a file that was cut off shows."""
         for key, shape in self.vectors.shapes.items():
             count = prod(shape)
             starts = dict.fromkeys((*range(0, count, _STRIDE), max(count - _RUN, 0))) if count else {}
             for start in starts:
-                yield self.vectors.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))
+                block = self.vectors.block(Site(key, shape, start, self.tasks), min(start + _RUN, count))
+                rows = torch.cat((block.base.reshape(1, -1), block.deltas.reshape(len(self.tasks), -1)))
+                if len(shape) > 1:  # norms and biases of unrelated models can be alike
+                    self._refuse_zeros(block.site, rows)
+                    wide = rows.double()
+                    self.gram += wide @ wide.T
+                self.moved |= (rows[1:] != 0).any(1)
+                self.apart |= torch.stack([(row != rows[1:]).any(1) for row in rows[1:]])
+        self._refuse_strangers()
+        self._refuse_twins()
+        self._refuse_common_direction()
 
-    def _add(self, block: Block) -> None:
-        base, tau = block.base.double().reshape(-1), block.deltas.double().reshape(len(self.tasks), -1)
-        self.moved |= (tau != 0).any(1)
-        self.apart |= torch.stack([(row != tau).any(1) for row in tau])
-        if len(block.site.shape) < 2:
-            return  # norms and biases of unrelated models can be alike
-        theta = tau + base
-        self.dots += theta @ base
-        self.norms += (theta * theta).sum(1)
-        self.base_norm += float(base @ base)
-        self.gram += tau @ tau.T
-
-    def _refuse_zeros(self, block: Block) -> None:
-        """A page of zeros in one model where another has numbers: the file has its size, but not its content.
-
-        Of matrices only: a bias may well have started at zero.
-        """
-        theta = torch.cat((block.base.reshape(1, -1), (block.deltas + block.base).reshape(len(self.tasks), -1)))
-        if theta.shape[1] < _PAGE or len(block.site.shape) < 2:
+    def _refuse_zeros(self, site: Site, rows: torch.Tensor) -> None:
+        """A page of zeros in one model where another has numbers: the file has its size, but not its content."""
+        blank = ~torch.cat((rows[:1], rows[1:] + rows[0])).any(1)
+        if rows.shape[1] < _PAGE or not blank.any() or blank.all():
             return
-        blank = ~theta.any(1)
-        if not blank.any() or blank.all():
-            return
-        place, key = int(blank.to(torch.uint8).argmax()), block.site.key
+        place, key = int(blank.to(torch.uint8).argmax()), site.key
         who, origin = "the base", self.vectors.base.origin(key)
         if place:
             task = self.tasks[place - 1]
             who, origin = f"expert {task!r}", self.vectors.vectors[task].terms[0][1].origin(key)
         raise CheckpointError(
-            f"{key!r} in {who} ({origin}) holds only zeros from element {block.site.start} on, where others "
+            f"{key!r} in {who} ({origin}) holds only zeros from element {site.start} on, where others "
             f"have numbers: the file was not written to its end; fetch it again, {_INSIST}"
         )
 
     def _refuse_strangers(self) -> None:
-        if not self.base_norm:
+        base = self.gram[0, 0]
+        if not base:
             return
-        cosines = self.dots / (self.norms * self.base_norm).sqrt().clamp_min(1e-300)
+        dots = base + self.gram[0, 1:]  # <theta_t, theta_0>
+        norms = base + 2 * self.gram[0, 1:] + self.gram.diagonal()[1:]  # |theta_t|^2
+        cosines = dots / (norms * base).clamp_min(0).sqrt().clamp_min(1e-300)
         for task, path, cosine in zip(self.tasks, self.paths, cosines.tolist(), strict=True):
             if cosine < _LEAST_COSINE:
                 raise IncompatibleError(
@@ -142,10 +125,11 @@ class _Kinship:
     def _refuse_common_direction(self) -> None:
         """Experts that all moved from the base in one direction were fine-tuned from where it leads."""
         different = [place for place, path in enumerate(self.paths) if path not in self.paths[:place]]
-        length = self.gram.diagonal().sqrt()[different]
+        gram = self.gram[1:, 1:][different][:, different]
+        length = gram.diagonal().sqrt()
         if len(different) < 2 or not (length > 0).all():
             return
-        least = float((self.gram[different][:, different] / length.outer(length)).min())
+        least = float((gram / length.outer(length)).min())
         if least > _MOST_COMMON:
             raise IncompatibleError(
                 f"the experts were not fine-tuned from the base {self.base}, but all from another model: "

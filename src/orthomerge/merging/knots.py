@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import build, schema
 from orthomerge.merging.joint import Pair, joint_basis, joint_basis_of_factors, parts, parts_of_factors
-from orthomerge.merging.kinds import Block, Scope, Site, SurveyMethod, TensorMethod, Vectors
-from orthomerge.merging.methods import METHODS, method_maker
+from orthomerge.merging.kinds import Block, Scope, Site, Surveyed, SurveyMethod, TensorMethod, Vectors
+from orthomerge.merging.methods import METHODS
 from orthomerge.merging.options import PerExpert
 from orthomerge.merging.polar import is_table
 
@@ -59,7 +60,7 @@ class Knots:
 
     def inner(self) -> TensorMethod | SurveyMethod:
         """The merger with its options; an option that it does not have is refused."""
-        maker = method_maker(METHODS[self.merger])
+        maker = maker_of(METHODS[self.merger])
         fields = schema(maker)
         options: dict[str, Any] = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         for name in options:
@@ -70,28 +71,23 @@ class Knots:
             options["seed"] = self.seed
         return cast("TensorMethod | SurveyMethod", build(maker, options, where=f"method knots: merger {self.merger}"))
 
-    def survey(self, vectors: Vectors) -> TensorMethod:
+    def survey(self, vectors: Vectors) -> Surveyed:
         aligned, inner = Parts(vectors), self.inner()
-        return _Knots(aligned, inner.survey(aligned) if hasattr(inner, "survey") else inner)
+        merger = inner.survey(aligned) if hasattr(inner, "survey") else inner
+        return Surveyed(self.scope, partial(_merge_aligned, aligned=aligned, merger=merger))
 
 
-@dataclass(frozen=True)
-class _Knots:
-    """KnOTS with a merger after its survey."""
-
-    aligned: Parts
-    merger: TensorMethod
-
-    scope: ClassVar[Scope] = "matrix"
-
-    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        if len(site.shape) != 2:
-            return self.merger.merge(base.cpu(), deltas.cpu(), site=site).to(base.device)
-        U, part = self.aligned.part(Block(site, base, deltas))
-        if not U.shape[1]:
-            return torch.zeros_like(base)
-        merged = U @ self.merger.merge(part.base, part.deltas, site=part.site).to(U)
-        return (merged.T if is_table(site.key) else merged).float()
+def _merge_aligned(
+    base: torch.Tensor, deltas: torch.Tensor, *, site: Site, aligned: Parts, merger: TensorMethod
+) -> torch.Tensor:
+    """Merge the parts of one block and go back to its basis."""
+    if len(site.shape) != 2:
+        return merger.merge(base.cpu(), deltas.cpu(), site=site).to(base.device)
+    U, part = aligned.part(Block(site, base, deltas))
+    if not U.shape[1]:
+        return torch.zeros_like(base)
+    merged = U @ merger.merge(part.base, part.deltas, site=part.site).to(U)
+    return (merged.T if is_table(site.key) else merged).float()
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ class Parts:
                 else:
                     yield replace(block, base=block.base.cpu(), deltas=block.deltas.cpu())
 
-    def factors(self, key: str) -> tuple[Pair, ...] | None:
+    def factors(self, key: str) -> None:
         return None
 
     def part(self, block: Block) -> tuple[torch.Tensor, Block]:

@@ -11,7 +11,7 @@ from orthomerge.core.schema import schema
 from orthomerge.merging.kinship import check_kinship
 from orthomerge.merging.merged import MergedTensors, check_tied, task_vectors
 from orthomerge.merging.methods import make_method, methods, name_of, options_of
-from orthomerge.models.model import Origin
+from orthomerge.models.model_data import Origin
 from orthomerge.models.problems import Problem
 from orthomerge.models.writing import plain
 

@@ -7,7 +7,7 @@ add rows through the entry-point group `orthomerge.methods`; each entry loads a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -44,115 +44,90 @@ class Row:
     quick: Options = field(default_factory=dict)
 
 
-def _row(name: str, maker: str, title: str, reference: str, faithful: Options | str, **more: Any) -> tuple[str, Row]:
-    return name, Row(name, f"orthomerge.merging.{maker}", title, reference, faithful=faithful, **more)
-
-
+_HERE, _FITTING = "orthomerge.merging", "orthomerge.fitting"
 _SOUP = "Wortsman et al. 2022, arXiv 2203.05482"
-_MAX = "Marczak et al. 2024, arXiv 2407.06322"
-_TASK = "Ilharco et al. 2023, arXiv 2212.04089"
-_TALL = "Wang et al. 2024, arXiv 2405.07813"
-_STOCK = "Jang et al. 2024, arXiv 2403.19522"
-_CRUMBS = "Davari and Belilovsky 2023, arXiv 2312.06795"
 _TIES = "Yadav et al. 2023, arXiv 2306.01708"
 _DARE = "Yu et al. 2023, arXiv 2311.03099"
-_TSV = "Gargiulo et al. 2025, arXiv 2412.00081"
 _ISO = "Marczak et al. 2025, arXiv 2502.04959"
+_SUM = "Ilharco et al. 2023, arXiv 2212.04089"
+_CRUMBS = "Davari and Belilovsky 2023, arXiv 2312.06795"
+_STOCK = "Jang et al. 2024, arXiv 2403.19522"
+_MAX = "Marczak et al. 2024, arXiv 2407.06322"
+_TALL = "Wang et al. 2024, arXiv 2405.07813"
+_TSV = "Gargiulo et al. 2025, arXiv 2412.00081"
 _KNOTS = "Stoica et al. 2025, arXiv 2410.19735"
 _WUDI = "Cheng et al. 2025, arXiv 2503.08099"
+_ADA = "Yang et al. 2024, arXiv 2310.02575"
+_MOMA = "Kong et al. 2026, arXiv 2412.13526 v3"
+_CONCRETE = "Tang et al. 2023, arXiv 2312.06173"
 
 # Options under which a single expert comes back, or why it cannot.
 _ONE: Options = {"scale": 1.0}
 _ALL: Options = {"density": 1.0}
 _BOTH: Options = {"density": 1.0, "scale": 1.0}
 _KEPT: Options = {"drop": 0.0, "scale": 1.0}
+_USED: Options = {"scale": 1.0, "agree": 1}
 _TWO = "it needs two experts"
 _EQUAL = "it makes all singular values equal, of one expert too"
 
-METHODS: Mapping[str, Row] = dict(
-    (
-        _row("average", "average:Average", "Weighted average", _SOUP, {}, base=False),
-        _row("task_arithmetic", "task_arithmetic:TaskArithmetic", "Scaled sum of task vectors", _TASK, _ONE),
-        _row("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES, _BOTH),
-        _row("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES, _BOTH),
-        _row("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES, _BOTH),
-        _row("ties@mergekit", "ties:ties_mergekit", "TIES as mergekit 0.1.5 reads it", _TIES, _ALL),
-        _row("ties@peft", "ties:ties_peft", "TIES as peft 0.21 reads it", _TIES, _ALL),
-        _row("ties@fusionbench", "ties:ties_fusionbench", "TIES as FusionBench 0.2 reads it", _TIES, _BOTH),
-        _row("dare", "dare:dare", "Drop at random, rescale, add", _DARE, _KEPT),
-        _row("dare_ties", "dare:dare_ties", "Drop at random, rescale, then TIES", _DARE, {**_KEPT, **_ALL}),
-        _row("dare@mergekit", "dare:dare_mergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE, _ALL),
-        _row("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE, _ALL),
-        _row("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE, _ALL),
-        _row("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE, _ALL),
-        _row("breadcrumbs", "breadcrumbs:Breadcrumbs", "Drop outliers and small entries", _CRUMBS, _BOTH),
-        _row("magmax", "magmax:MagMax", "The entry of largest magnitude", _MAX, _ONE),
-        _row("model_stock", "model_stock:ModelStock", "Average, drawn to the base", _STOCK, _TWO, experts=(2, None)),
-        _row(
-            "slerp",
-            "slerp:Slerp",
-            "Along the arc between two experts",
-            "Shoemake 1985",
-            _TWO,
-            base=False,
-            experts=(2, 2),
-        ),
-        _row(
-            "consensus",
-            "consensus:Consensus",
-            "Only what several experts use (TALL masks)",
-            _TALL,
-            {**_ONE, "agree": 1},
-        ),
-        _row("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, _ONE, matrices=True),
-        _row("iso_c", "iso_c:IsoC", "Isotropic merging in the common subspace", _ISO, _EQUAL, matrices=True),
-        _row(
-            "iso_cts", "iso_cts:IsoCts", "Isotropic merging in common and task subspaces", _ISO, _EQUAL, matrices=True
-        ),
-        # Of the mergers within KnOTS, the contracts take one that surveys and draws.
-        _row(
-            "knots",
-            "knots:Knots",
-            "Joint SVD of the updates, then a merger",
-            _KNOTS,
-            _BOTH,
-            matrices=True,
-            quick={"merger": "dare_ties"},
-        ),
-        _row(
-            "wudi",
-            "wudi:Wudi",
-            "Least interference, by descent",
-            _WUDI,
-            {"rest": "mean"},
-            matrices=True,
-            quick={"steps": 5},
-        ),
-    )
+
+def _element(name: str, maker: str, title: str, reference: str, faithful: Options | str, **more: Any) -> Row:
+    return Row(name, f"{_HERE}.{maker}", title, reference, faithful=faithful, **more)
+
+
+def _matrix(name: str, maker: str, title: str, reference: str, faithful: Options | str, **quick: Any) -> Row:
+    return Row(name, f"{_HERE}.{maker}", title, reference, matrices=True, faithful=faithful, quick=quick)
+
+
+def _fitted(name: str, maker: str, title: str, reference: str) -> Row:
+    return Row(name, f"{_FITTING}.{maker}", title, reference, fitted=True)
+
+
+def _table(*rows: Row) -> Mapping[str, Row]:
+    return {row.name: row for row in rows}
+
+
+METHODS = _table(
+    _element("average", "linear:Average", "Weighted average", _SOUP, {}, base=False),
+    _element("task_arithmetic", "linear:TaskArithmetic", "Scaled sum of task vectors", _SUM, _ONE),
+    _element("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES, _BOTH),
+    _element("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES, _BOTH),
+    _element("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES, _BOTH),
+    _element("ties@mergekit", "ties:ties_mergekit", "TIES as mergekit 0.1.5 reads it", _TIES, _ALL),
+    _element("ties@peft", "ties:ties_peft", "TIES as peft 0.21 reads it", _TIES, _ALL),
+    _element("ties@fusionbench", "ties:ties_fusionbench", "TIES as FusionBench 0.2 reads it", _TIES, _BOTH),
+    _element("dare", "dare:dare", "Drop at random, rescale, add", _DARE, _KEPT),
+    _element("dare_ties", "dare:dare_ties", "Drop at random, rescale, then TIES", _DARE, {**_KEPT, **_ALL}),
+    _element("dare@mergekit", "dare:dare_mergekit", "dare_linear as mergekit 0.1.5 reads it", _DARE, _ALL),
+    _element("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE, _ALL),
+    _element("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE, _ALL),
+    _element("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE, _ALL),
+    _element("breadcrumbs", "breadcrumbs:Breadcrumbs", "Drop outliers and small entries", _CRUMBS, _BOTH),
+    _element("magmax", "magmax:MagMax", "The entry of largest magnitude", _MAX, _ONE),
+    _element("model_stock", "angles:ModelStock", "Average, drawn to the base", _STOCK, _TWO, experts=(2, None)),
+    _element(
+        "slerp", "angles:Slerp", "Along the arc between two experts", "Shoemake 1985", _TWO, base=False, experts=(2, 2)
+    ),
+    _element("consensus", "consensus:Consensus", "Only what several experts use (TALL masks)", _TALL, _USED),
+    _matrix("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, _ONE),
+    _matrix("iso_c", "iso:IsoC", "Isotropic merging in the common subspace", _ISO, _EQUAL),
+    _matrix("iso_cts", "iso:IsoCts", "Isotropic merging in common and task subspaces", _ISO, _EQUAL),
+    # Of the mergers within KnOTS, the contracts take one that surveys and draws.
+    _matrix("knots", "knots:Knots", "Joint SVD of the updates, then a merger", _KNOTS, _BOTH, merger="dare_ties"),
+    _matrix("wudi", "wudi:Wudi", "Least interference, by descent", _WUDI, {"rest": "mean"}, steps=5),
 )
 
-_MOMA = "Kong et al. 2026, arXiv 2412.13526 v3"
-_ADA = "Yang et al. 2024, arXiv 2310.02575"
-_CONCRETE = "Tang et al. 2023, arXiv 2312.06173"
-
-
-def _fitted(name: str, maker: str, title: str, reference: str) -> tuple[str, Row]:
-    return name, Row(name, f"orthomerge.fitting.{maker}", title, reference, fitted=True)
-
-
-FITTED: Mapping[str, Row] = dict(
-    (
-        _fitted("realign", "realign:Realign", "Distilled into one encoder, heads solved; adds nothing", "orthomerge"),
-        _fitted("moma", "moma:Moma", "A mask over the merge and an orthogonal map a task", _MOMA),
-        _fitted("adamerging", "adamerging:AdaMerging", "Coefficients a task or layer by least entropy", _ADA),
-        _fitted("concrete_ta", "concrete:ConcreteTa", "A shared random mask by least entropy", _CONCRETE),
-        _fitted("concrete_am", "concrete:ConcreteAm", "Mask, then coefficients, by least entropy", _CONCRETE),
-        _fitted("fisher", "fisher:Fisher", "Average weighted by Fisher", "Matena and Raffel 2022, arXiv 2111.09832"),
-        _fitted("regmean", "regmean:RegMean", "Least squares a layer", "Jin et al. 2023, arXiv 2212.09849"),
-        _fitted("regmean_pp", "regmean:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121"),
-        _fitted("lm_cocktail", "lm_cocktail:LmCocktail", "Average by loss", "Xiao et al. 2023, arXiv 2311.13534"),
-        _fitted("model_tailor", "model_tailor:ModelTailor", "Sparse patches", "Zhu et al. 2024, arXiv 2402.12048"),
-    )
+FITTED = _table(
+    _fitted("realign", "realign:Realign", "Distilled into one encoder, heads solved; adds nothing", "orthomerge"),
+    _fitted("moma", "moma:Moma", "A mask over the merge and an orthogonal map per task", _MOMA),
+    _fitted("adamerging", "adamerging:AdaMerging", "Coefficients per task or layer by least entropy", _ADA),
+    _fitted("concrete_ta", "concrete:ConcreteTa", "A shared random mask by least entropy", _CONCRETE),
+    _fitted("concrete_am", "concrete:ConcreteAm", "Mask, then coefficients, by least entropy", _CONCRETE),
+    _fitted("fisher", "fisher:Fisher", "Average weighted by Fisher", "Matena and Raffel 2022, arXiv 2111.09832"),
+    _fitted("regmean", "regmean:RegMean", "Least squares per layer", "Jin et al. 2023, arXiv 2212.09849"),
+    _fitted("regmean_pp", "regmean:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121"),
+    _fitted("lm_cocktail", "lm_cocktail:LmCocktail", "Average by loss", "Xiao et al. 2023, arXiv 2311.13534"),
+    _fitted("model_tailor", "model_tailor:ModelTailor", "Sparse patches", "Zhu et al. 2024, arXiv 2402.12048"),
 )
 
 
@@ -165,11 +140,6 @@ def methods() -> Mapping[str, Row]:
 def find_method(name: str) -> Row:
     """The row of a method; an unknown name offers the nearest."""
     return find_row(methods(), name, what="method")
-
-
-def method_maker(row: Row) -> Callable[..., Any]:
-    """The dataclass behind a row, or the function that fixes some of its fields."""
-    return maker_of(row)
 
 
 def make_method(name: str, options: Options, *, tasks: tuple[str, ...], seed: int = 0) -> Any:

@@ -16,8 +16,8 @@ s^2 and V are eigenvalues and eigenvectors of X^T X where all that is wanted is 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-import numpy as np
 import torch
 
 from orthomerge.core.errors import NumericalError
@@ -28,7 +28,7 @@ ROUNDING = 2.0**-23  # of float32: a singular value below this share of the larg
 _TALL = 1.5  # rows a column from which a QR decomposition pays
 _RESOLVED = 1e-6  # share of the largest singular value that eigenvalues of a Gram matrix still resolve
 _LARGE = 1e-4  # and from which they give eight digits of it and of its vector
-_FAILED = (torch.linalg.LinAlgError, np.linalg.LinAlgError)  # type: ignore[attr-defined]
+_FAILED = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 _TABLES = ("embed", "shared.weight", "position", "relative_attention_bias", "wte.weight", "wpe.weight")
 
 
@@ -107,39 +107,21 @@ def from_gram(
 
 
 def _factors(R: torch.Tensor, *, key: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factors s and Vh from the first solver that converges."""
-    for solve in (_divide_and_conquer, _second_solver, _resolved_gram):
-        try:
-            return solve(R)
-        except _FAILED:
-            continue
-    raise NumericalError(
-        f"no solver could decompose {key!r}: gesdd, gesvd and the eigenvalues of its Gram matrix all failed "
-        "to converge; merge with a method that needs no singular values, such as task_arithmetic"
-    )
-
-
-def _divide_and_conquer(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    _, s, Vh = torch.linalg.svd(R, full_matrices=False)
-    return s, Vh
-
-
-def _second_solver(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Use gesvd on a GPU; torch has no such driver on a CPU, where numpy brings a LAPACK of its own."""
-    if R.is_cuda:
-        _, s, Vh = torch.linalg.svd(R, full_matrices=False, driver="gesvd")
+    """The factors s and Vh, by an SVD or, where that does not converge, from the Gram matrix."""
+    with suppress(_FAILED):
+        _, s, Vh = torch.linalg.svd(R, full_matrices=False)
         return s, Vh
-    _, values, rows = np.linalg.svd(R.numpy(), full_matrices=False)
-    return torch.from_numpy(values), torch.from_numpy(rows)
+    try:
+        s, Vh = _gram(R)
+    except _FAILED as error:
+        raise NumericalError(
+            f"neither an SVD of {key!r} nor the eigenvalues of its Gram matrix converged; "
+            "merge with a method that needs no singular values, such as task_arithmetic"
+        ) from error
+    return torch.where(s > _RESOLVED * s[0], s, 0.0), Vh
 
 
 def _gram(X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """By eigenvalues of X^T X, which keep half of the digits."""
     values, vectors = torch.linalg.eigh(X.T @ X)
     return values.flip(0).clamp_min(0).sqrt(), vectors.flip(1).T
-
-
-def _resolved_gram(R: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with singular values that it cannot resolve set to zero."""
-    s, Vh = _gram(R)
-    return torch.where(s > _RESOLVED * s[0], s, 0.0), Vh

@@ -8,19 +8,21 @@ theta_b + lambda * mean over {t : sign(tau_t) = elected} of trimmed tau_t, where
 the table of methods: each fixes some choices and has the rest as options.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
-from orthomerge.merging.kinds import Scope, Site, TensorMethod, Vectors
+from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
 from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
 from orthomerge.merging.statistics import Thresholds, model_thresholds, tensor_thresholds
 
 Merge = Literal["sum", "mean", "max"]
+_Voters = Callable[[torch.Tensor, str], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -54,76 +56,74 @@ class Ties:
         if self.weigh == "after" and self.merge != "mean":
             raise RecipeError(f"'merge' must be 'mean' where 'weigh' is 'after', got {self.merge!r}")
 
-    def survey(self, vectors: Vectors) -> TensorMethod:
+    def survey(self, vectors: Vectors) -> Surveyed:
         weights = per_expert(1.0 if self.weights is None else self.weights, len(vectors.tasks))
-        ready = _Ties(self, weights, self._thresholds(vectors))
-        return replace(ready, zero=_majority(ready, vectors)) if self.zero == "majority" else ready
+        voters = partial(self._voters, weights=weights, thresholds=self._thresholds(vectors))
+        zero = self._majority(voters, vectors) if self.zero == "majority" else None
+        return Surveyed(self.scope, partial(self._merge, voters=voters, weights=weights, zero=zero))
 
-    def _thresholds(self, vectors: Vectors) -> Thresholds | Mapping[str, Thresholds]:
-        """The smallest magnitude that survives, per expert: of the whole model, or of each tensor."""
+    def _thresholds(self, vectors: Vectors) -> Mapping[str, Thresholds]:
+        """The smallest magnitude of each tensor that survives, per expert."""
         if self.density >= 1:
-            return (0.0,) * len(vectors.tasks)
+            return dict.fromkeys(vectors.shapes, (0.0,) * len(vectors.tasks))
         if self.trim == "tensor":
             thresholds = tensor_thresholds(vectors, lambda count: (self._kept(count),))
             return {key: experts for key, (experts,) in thresholds.items()}
-        return model_thresholds(vectors, self._kept)
+        return dict.fromkeys(vectors.shapes, model_thresholds(vectors, self._kept))
 
     def _kept(self, count: int) -> int:
         """How many of `count` entries survive the trim."""
         kept = int(self.density * count)
         return {"down": kept, "at least one": max(1, kept), "one more": kept + 1}[self.rounding]
 
+    def _voters(
+        self, deltas: torch.Tensor, key: str, *, weights: tuple[float, ...], thresholds: Mapping[str, Thresholds]
+    ) -> list[torch.Tensor]:
+        """The rows that elect: trimmed, and weighted if weights come before the election."""
+        rows = trim(deltas, thresholds[key])
+        if self.weigh == "after":
+            return rows
+        return [row if weight == 1 else row * weight for row, weight in zip(rows, weights, strict=True)]
 
-@dataclass(frozen=True)
-class _Ties:
-    """TIES with its thresholds; `zero`: the sign elected where entries sum to zero, None for plus."""
+    def _majority(self, voters: _Voters, vectors: Vectors) -> float:
+        """The sign that more coordinates of the whole model elect; minus if as many elect either, 0 for a max."""
+        if len(vectors.tasks) == 1:  # nothing cancels
+            return 1.0
+        lead = 0
+        for block in vectors.blocks():
+            sums = total(voters(block.deltas, block.site.key))
+            lead += int((sums > 0).sum()) - int((sums < 0).sum())
+        if lead == 0:
+            return 0.0 if self.merge == "max" else -1.0
+        return 1.0 if lead > 0 else -1.0
 
-    options: Ties
-    weights: tuple[float, ...]
-    thresholds: Thresholds | Mapping[str, Thresholds]
-    zero: float | None = None
-
-    scope: ClassVar[Scope] = "element"
-
-    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        rows = self.voters(deltas, site.key)
-        if self.zero is None:
+    def _merge(
+        self,
+        base: torch.Tensor,
+        deltas: torch.Tensor,
+        *,
+        site: Site,
+        voters: _Voters,
+        weights: tuple[float, ...],
+        zero: float | None,
+    ) -> torch.Tensor:
+        """Merge one block; `zero`: the sign elected where entries sum to zero, None for plus."""
+        rows = voters(deltas, site.key)
+        if zero is None:
             sign = elect_sign(rows)
         else:
             sign = total(rows).sign_()
             draws = torch.eq(sign, 0, out=torch.empty_like(sign))  # 1.0 where true
-            sign.add_(draws, alpha=self.zero)
-        return self._merged(rows, sign).mul_(self.options.scale)
-
-    def voters(self, deltas: torch.Tensor, key: str) -> list[torch.Tensor]:
-        """The rows that elect: trimmed, and weighted if weights come before the election."""
-        thresholds = self.thresholds[key] if isinstance(self.thresholds, Mapping) else self.thresholds
-        rows = trim(deltas, thresholds)
-        if self.options.weigh == "after":
-            return rows
-        return [row if weight == 1 else row * weight for row, weight in zip(rows, self.weights, strict=True)]
-
-    def _merged(self, rows: list[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
-        if self.options.merge == "sum":
-            return disjoint_sum(rows, sign)
-        if self.options.merge == "max":
-            return disjoint_max(rows, sign)
-        if self.options.weigh == "after":
-            return disjoint_mean(rows, sign, factors=self.weights)
-        return disjoint_mean(rows, sign, votes=self.weights)
-
-
-def _majority(method: _Ties, vectors: Vectors) -> float:
-    """The sign that is elected by more coordinates of the whole model; minus if as many elect either, 0 for a max."""
-    if len(vectors.tasks) == 1:  # nothing cancels
-        return 1.0
-    lead = 0
-    for block in vectors.blocks():
-        sums = total(method.voters(block.deltas, block.site.key)).numpy()
-        lead += int((sums > 0).sum()) - int((sums < 0).sum())
-    if lead == 0:
-        return 0.0 if method.options.merge == "max" else -1.0
-    return 1.0 if lead > 0 else -1.0
+            sign.add_(draws, alpha=zero)
+        if self.merge == "sum":
+            merged = disjoint_sum(rows, sign)
+        elif self.merge == "max":
+            merged = disjoint_max(rows, sign)
+        elif self.weigh == "after":
+            merged = disjoint_mean(rows, sign, factors=weights)
+        else:
+            merged = disjoint_mean(rows, sign, votes=weights)
+        return merged.mul_(self.scale)
 
 
 def ties(density: float = 0.2, scale: float = 1.0) -> Ties:
@@ -131,10 +131,9 @@ def ties(density: float = 0.2, scale: float = 1.0) -> Ties:
 
     `density`: share of entries that survive the trim; `scale`: lambda (about 1 for a disjoint mean).
 
-    *Differs from the paper:* where the trimmed entries cancel to exactly zero (+a, -a) the elected sign is plus,
-    as in mergekit and PEFT; the authors' code takes the sign that wins most coordinates of the model. Entries as
-    large as the k-th largest are all kept, k = int(density * count); the authors' code compares with the next
-    smaller one and so keeps one entry more (`ties@fusionbench` does that too).
+    *Differs from the paper:* where the trimmed entries cancel to exactly zero (+a, -a) the elected sign is plus, as in
+    mergekit and PEFT; the authors' code takes the sign that wins most coordinates of the model. Entries as large as the
+    k-th largest are all kept, k = int(density * count); the authors' code keeps one more, as `ties@fusionbench` does.
     """
     return Ties(density, scale)
 
@@ -144,8 +143,8 @@ def ties_sum(density: float = 0.2, scale: float = 0.3) -> Ties:
 
     `density`: share of entries that survive the trim; `scale`: lambda (0.3 suits eight tasks).
 
-    *Differs from the paper:* TIES averages the entries that agree, this adds them: the result is up to T times
-    longer, so that lambda is 0.3 and not about 1. Equal magnitudes and zero sums as in `ties`.
+    *Differs from the paper:* TIES averages the entries that agree, this adds them: the result is up to T times longer,
+    so that lambda is 0.3 and not about 1. Equal magnitudes and zero sums as in `ties`.
     """
     return Ties(density, scale, merge="sum")
 
@@ -155,8 +154,8 @@ def ties_per_tensor(density: float = 0.2, scale: float = 1.0) -> Ties:
 
     `density`: share of each tensor's entries that survive the trim; `scale`: lambda.
 
-    *Differs from the paper:* the `density` share is taken of every tensor, not of the whole vector; biases and
-    norms keep as large a part of themselves as the embeddings do. Equal magnitudes and zero sums as in `ties`.
+    *Differs from the paper:* the `density` share is taken of every tensor, not of the whole vector. Equal magnitudes
+    and zero sums as in `ties`.
     """
     return Ties(density, scale, trim="tensor")
 
@@ -166,28 +165,24 @@ def ties_mergekit(
 ) -> Ties:
     """TIES as in mergekit 0.1.5: trim each tensor, weigh, elect, divide by the weights of those that agree.
 
-    `density`: share of each tensor that survives; `weights`: one per expert, or 1; `scale`: lambda.
-
-    mergekit calls the options `density`, `weight`, `normalize` and `lambda`.
+    `density`: share of each tensor that survives; `weights`: one per expert, or 1; `scale`: lambda. mergekit calls the
+    options `density`, `weight`, `normalize` and `lambda`.
 
     *Differs from the paper:* the trim is per tensor and keeps at least one entry; the weights multiply the deltas
-    before the sign is elected, so a heavy expert decides it; the sum of those that agree is divided by the sum of
-    their weights (by nothing when not normalised, or when those weights sum to zero). A sum of exactly zero
-    elects plus.
+    before the sign is elected; the sum of those that agree is divided by the sum of their weights (by nothing when not
+    normalised, or when those weights sum to zero). A sum of exactly zero elects plus.
 
-    *Differs from mergekit:* it keeps exactly k entries, and which of several equal ones depends on an unstable
-    sort; here all entries as large as the k-th are kept.
+    *Differs from mergekit:* it keeps exactly k entries, and which of several equal ones depends on an unstable sort;
+    here all entries as large as the k-th are kept.
     """
     merge: Merge = "mean" if normalize else "sum"
     return Ties(density, scale, weights, merge, trim="tensor", rounding="at least one")
 
 
 def ties_peft(density: float = 0.2, weights: tuple[float, ...] | None = None) -> Ties:
-    """TIES as in peft 0.21: trim each tensor, elect, weigh, divide by the count of those that agree.
+    """TIES as in peft 0.21 (`peft.utils.merge_utils.ties`, `majority_sign_method="total"`).
 
     `density`: share of each tensor that survives the trim; `weights`: one per expert, by default 1.
-
-    The function is `peft.utils.merge_utils.ties` with `majority_sign_method="total"`.
 
     *Differs from the paper:* the trim is per tensor; the weights come after the election and are not divided out,
     so three experts at weight 1/3 give a third of the paper's result. A sum of exactly zero elects plus.
@@ -199,18 +194,15 @@ def ties_peft(density: float = 0.2, weights: tuple[float, ...] | None = None) ->
 
 
 def ties_fusionbench(density: float = 0.2, scale: float = 0.3, merge: Merge = "sum") -> Ties:
-    """TIES as in FusionBench 0.2.33 and the authors' code, to the last entry kept and the zero sums.
+    """TIES as in FusionBench 0.2.33 (`ties_merging`) and the authors' code, to the last entry kept and the zero sums.
 
-    `density`: share of entries that survive; `scale`: lambda; `merge`: what those that agree become.
+    `density`: share of entries that survive; `scale`: lambda; `merge`: what those that agree become. FusionBench calls
+    the options `threshold`, `scaling_factor` and `merge_func`.
 
-    The method is `ties_merging` (options `threshold`, `scaling_factor`, `merge_func`).
-
-    *Differs from the paper:* the threshold is the (count - int(density * count))-th smallest magnitude of the
-    whole vector, so one entry more survives; the default is the disjoint sum with lambda 0.3. Where the entries
-    cancel to exactly zero, the sign is the one elected by most coordinates of the model, which takes a second
+    *Differs from the paper:* one entry more survives; the default is the disjoint sum with lambda 0.3. Where the
+    entries cancel to exactly zero, the sign is the one elected by most coordinates of the model, which takes a second
     pass over everything; when as many elect either, sum and mean take the negative entries and max gives zero.
 
-    *Differs from FusionBench:* `density` is a share, never a percentage, and 1 keeps everything instead of
-    failing.
+    *Differs from FusionBench:* `density` is a share, never a percentage, and 1 keeps everything instead of failing.
     """
     return Ties(density, scale, merge=merge, rounding="one more", zero="majority")

@@ -11,7 +11,7 @@ Per linear weight, minimise over tau, with Adam from tau = sum_t tau_t,
 
 Stopping early is part of the method: no element moves much further than `steps` * `lr`.
 
-Letters: T experts; tau, tau_t, C [m, k]; G_t, G [k, k]; F [q, k] with G = F^T F.
+Letters: T experts; tau, tau_t, C [m, k]; G_t, G [k, k].
 A linear weight is a two-dimensional tensor [out, in] as torch.nn.Linear stores it. By its name, a table of
 tokens or positions is none (contains `embed`, `position`, `shared.weight`, `relative_attention_bias`,
 `wte.weight`, `wpe.weight`), nor are the bare [in, out] projections of open_clip (`visual.proj`,
@@ -31,9 +31,8 @@ from orthomerge.core.adam import Adam
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import choices, finite
-from orthomerge.merging.polar import is_table, svd
+from orthomerge.merging.polar import is_table
 
-_NEGLIGIBLE = 1e-5  # share of ||tau_t|| below which a singular value adds 1e-10 to G: float32 cannot hold it
 _BARE = ("visual.proj", "text_projection")
 
 
@@ -66,53 +65,20 @@ class Wudi:
         live = deltas[deltas.flatten(1).any(1)]
         if len(live) < 2:  # L is zero at the start already
             return live.sum(0) * self.scale
-        return self._descend(live, key=site.key).mul_(self.scale)
+        G = live.new_zeros(base.shape[1], base.shape[1], dtype=torch.float64)
+        C = torch.zeros_like(base, dtype=torch.float64)
+        for delta in live:
+            tau = delta.double()
+            unit = tau / tau.norm()
+            G_t = unit.T @ unit
+            G += G_t
+            C += tau @ G_t
+        return self._descend(live.sum(0), (2 * G).float(), (2 * C).float()).mul_(self.scale)
 
-    def _descend(self, deltas: torch.Tensor, *, key: str) -> torch.Tensor:
-        """The vector tau after `steps` iterations of Adam."""
-        tau = deltas.sum(0)
-        *first_products, last = _curvature(deltas, key=key)
-        C = _target(deltas)
+    def _descend(self, tau: torch.Tensor, G: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
+        """The vector tau after `steps` iterations of Adam; `G` and `C` are twice those of the formula."""
         adam, gradient = Adam(tau), torch.empty_like(tau)
         for _ in range(self.steps):
-            product = tau
-            for matrix in first_products:
-                product = product @ matrix
-            torch.matmul(product, last, out=gradient)
+            torch.matmul(tau, G, out=gradient)
             adam.step(tau, gradient.sub_(C), self.lr)
         return tau
-
-
-def _curvature(deltas: torch.Tensor, *, key: str) -> tuple[torch.Tensor, ...]:
-    """The matrices whose product is 2 G: G itself, or F^T and F where those are cheaper to multiply by.
-
-    They are when 2 q < k: for wide matrices of few experts, and for experts of low rank, such as LoRA's.
-    """
-    k = deltas.shape[2]
-    rows: list[torch.Tensor] = []
-    for tau in deltas:
-        norm = float(tau.double().norm())
-        _, s, Vh = svd(tau, key=key, floor=_NEGLIGIBLE * norm)
-        rows.append((s / norm)[:, None] * Vh)
-        if 2 * sum(map(len, rows)) >= k:
-            break
-    else:
-        F = torch.cat(rows)
-        return (2 * F.T).float(), F.float()
-    G = deltas.new_zeros(k, k, dtype=torch.float64)
-    for delta in deltas:
-        tau = delta.double()
-        unit = tau / tau.norm()
-        G.addmm_(unit.T, unit, alpha=2)
-    return (G.float(),)
-
-
-def _target(deltas: torch.Tensor) -> torch.Tensor:
-    """2 C, multiplied from the side that is cheaper."""
-    C = torch.zeros_like(deltas[0], dtype=torch.float64)
-    for delta in deltas:
-        tau = delta.double()
-        unit = tau / tau.norm()
-        m, k = tau.shape
-        C += 2 * (unit @ unit.T @ tau if m < k else tau @ (unit.T @ unit))
-    return C.float()

@@ -17,108 +17,90 @@ from orthomerge.core.errors import some
 from orthomerge.models.families import FAMILIES
 
 _HOME = "https://pypi.org/project/orthomerge"
-_TASKS = {"text": "text-classification", "image": "image-classification"}
+_PIPELINES = {"text": "text-classification", "image": "image-classification"}
+_EXAMPLES = {"text": '"a text"', "image": '"picture.png"'}
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # as the hub writes them
 _MARKS = "\\|`<>[]*_#~!$&"
 
 
 def model_card(manifest: dict[str, Any]) -> str:
     """Markdown with the hub's YAML header."""
-    parts = [
-        f"---\n{yaml.safe_dump(_header(manifest), sort_keys=False, allow_unicode=True).strip()}\n---",
-        "# Merged classifiers",
-        _about(manifest),
-        _tasks(manifest),
-        _accuracy(manifest),
-        _data(manifest),
-        _use(manifest),
-        _licences(manifest),
-        _limits(manifest),
-    ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    header = yaml.safe_dump(_header(manifest), sort_keys=False, allow_unicode=True).strip()
+    sections = (_about, _accuracy, _data, _use, _licences, _limits)
+    texts = [f"---\n{header}\n---", "# Merged classifiers", *(section(manifest) for section in sections)]
+    return "\n\n".join(filter(None, texts)) + "\n"
 
 
 def _header(manifest: dict[str, Any]) -> dict[str, Any]:
     """What the hub reads: the parent models, what the model does, its licence if all parts share one, results."""
-    entries = _entries(manifest)
-    hub = dict.fromkeys(entry["name"].partition("@")[0] for entry in entries.values() if entry.get("revision"))
-    licences = {str(entry.get("license")) if entry.get("license") else "" for entry in entries.values()}
-    shared = licences.pop() if len(licences) == 1 else ""
-    pipeline = _TASKS.get(_modality(manifest) or "")
-    results = _results(manifest, pipeline)
-    return {
-        "library_name": "transformers",
-        **({"license": shared} if _LICENCE.fullmatch(shared) else {}),
-        **({"pipeline_tag": pipeline} if pipeline else {}),
-        "tags": ["merge", "orthomerge", manifest["method"]["name"]],
-        **({"base_model": list(hub), "base_model_relation": "merge"} if hub else {}),
-        **({"model-index": results} if results else {}),
-    }
-
-
-def _results(manifest: dict[str, Any], pipeline: str | None) -> list[dict[str, Any]]:
-    """The hub's `model-index`: one result per task."""
-    scores = manifest.get("evaluation")
-    if not scores:
-        return []
-    name = f"accuracy ({scores['access']})"
-    results = [
-        {
-            "task": {"type": pipeline or "other", "name": task},
-            "dataset": {"name": task, "type": task, "split": scores["split"]},
-            "metrics": [{"type": "accuracy", "value": round(row["value"], 4), "name": name}],
-        }
-        for task, row in scores["tasks"].items()
-    ]
-    return [{"name": f"merge by {manifest['method']['name']}", "results": results}]
+    entries, method = _entries(manifest), manifest["method"]["name"]
+    parents = dict.fromkeys(entry["name"].partition("@")[0] for entry in entries.values() if entry.get("revision"))
+    licences = {str(entry.get("license") or "") for entry in entries.values()}
+    licence = licences.pop() if len(licences) == 1 else ""
+    pipeline = _PIPELINES.get(_modality(manifest))
+    header: dict[str, Any] = {"library_name": "transformers"}
+    if _LICENCE.fullmatch(licence):
+        header["license"] = licence
+    if pipeline:
+        header["pipeline_tag"] = pipeline
+    header["tags"] = ["merge", "orthomerge", method]
+    if parents:
+        header |= {"base_model": list(parents), "base_model_relation": "merge"}
+    if scores := manifest.get("evaluation"):
+        name = f"accuracy ({scores['access']})"
+        results = [
+            {
+                "task": {"type": pipeline or "other", "name": task},
+                "dataset": {"name": task, "type": task, "split": scores["split"]},
+                "metrics": [{"type": "accuracy", "value": round(row["value"], 4), "name": name}],
+            }
+            for task, row in scores["tasks"].items()
+        ]
+        header["model-index"] = [{"name": f"merge by {method}", "results": results}]
+    return header
 
 
 def _about(manifest: dict[str, Any]) -> str:
-    method, inputs = manifest["method"], manifest["inputs"]
+    """How the model was made, and its tasks."""
+    method, experts, heads = manifest["method"], manifest["inputs"]["experts"], manifest["heads"]
     options = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in method["parameters"].items()) or "none"
-    poolings = ", ".join(dict.fromkeys(head["pooling"] for head in manifest["heads"].values()))
-    title = f"One encoder merged from {len(inputs['experts'])} fine-tuned classifiers"
-    expression = [f"- Task vector: {_text(manifest['vector'])}"] if manifest.get("vector") else []
-    return "\n".join(
-        [
-            f"{title} with [orthomerge]({_HOME}) {_text(manifest['orthomerge'])}, and the head of each.",
-            "",
-            f"- Base: {_named(inputs['base'])}",
-            f"- Method: {_text(method['name'])} ({options}), seed {_text(manifest['seed'])}",
-            f"- Family: {_text(manifest['family'])}, features: {_text(poolings)}",
-            *expression,
-        ]
-    )
-
-
-def _tasks(manifest: dict[str, Any]) -> str:
-    experts = manifest["inputs"]["experts"]
-    rows = (
+    poolings = ", ".join(dict.fromkeys(head["pooling"] for head in heads.values()))
+    title = f"One encoder merged from {len(experts)} fine-tuned classifiers with [orthomerge]({_HOME})"
+    lines = [
+        f"{title} {_text(manifest['orthomerge'])}, and the head of each.",
+        "",
+        f"- Base: {_named(manifest['inputs']['base'])}",
+        f"- Method: {_text(method['name'])} ({options}), seed {_text(manifest['seed'])}",
+        f"- Family: {_text(manifest['family'])}, features: {_text(poolings)}",
+    ]
+    if manifest.get("vector"):
+        lines.append(f"- Task vector: {_text(manifest['vector'])}")
+    rows = [
         (_text(task), _named(experts[task]), str(len(head["labels"])), _text(some(head["labels"], most=5)))
-        for task, head in manifest["heads"].items()
-    )
-    return _table(("task", "expert", "classes", "labels"), rows)
+        for task, head in heads.items()
+    ]
+    return "\n".join([*lines, "", _table(("task", "expert", "classes", "labels"), rows)])
 
 
 def _accuracy(manifest: dict[str, Any]) -> str:
-    """What was measured, beside the experts; nothing where nothing was."""
+    """Scores beside those of base and experts; nothing where nothing was measured."""
     scores = manifest.get("evaluation")
     if not scores:
         return ""
     tasks = scores["tasks"]
     others = [role for role in ("expert", "base") if all(role in row for row in tasks.values())]
+    columns = [*others, "value"]
     rows = [
         (
             _text(task),
-            *(f"{100 * row[role]:.1f}" for role in others),
-            f"{100 * row['value']:.1f}",
+            *(f"{100 * row[name]:.1f}" for name in columns),
             f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
             f"{row['examples']:,}",
         )
         for task, row in tasks.items()
     ]
     if len(rows) > 1:
-        means = [sum(row[role] for row in tasks.values()) / len(tasks) for role in (*others, "value")]
+        means = (sum(row[name] for row in tasks.values()) / len(tasks) for name in columns)
         rows.append(("mean", *(f"{100 * mean:.1f}" for mean in means), "", ""))
     return (
         f"## Accuracy\n\nIn percent, on the {_text(scores['split'])} split; this model is {_text(scores['access'])} "
@@ -135,53 +117,38 @@ _ACCESS = {
 
 
 def _data(manifest: dict[str, Any]) -> str:
-    """Which inputs the merge, and the alignment of its heads, looked at."""
-    stages = [
-        (manifest[block], verb) for block, verb in (("fit", "merge"), ("alignment", "heads")) if block in manifest
-    ]
-    if not stages:
-        return "## Data used\n\nNone: only weights were merged."
+    """Inputs that the merge, and the alignment of its heads, were fitted to."""
     rows = [
-        (verb, _text(task), _text(about["split"]), _text(row["inputs"]), f"`{_digest(row.get('data'))}`")
-        for about, verb in stages
-        for task, row in about["tasks"].items()
+        (verb, _text(task), _text(manifest[block]["split"]), _text(row["inputs"]), f"`{_digest(row.get('data'))}`")
+        for block, verb in (("fit", "merge"), ("alignment", "heads"))
+        if block in manifest
+        for task, row in manifest[block]["tasks"].items()
     ]
+    if not rows:
+        return "## Data used\n\nNone: only weights were merged."
+    if alignment := manifest.get("alignment"):
+        added = sum(task["extra"]["parameters"] for task in alignment["tasks"].values())
+        what = f"Heads were aligned by `{_code(alignment['aligner'])}`, which is {_text(alignment['access'])}"
+        what += f" and adds {added:,} parameters, kept beside the heads." if added else " and adds no parameter."
+    else:
+        what = f"The merge is {_text(manifest['fit']['access'])}."
     table = _table(("fitted", "task", "split", "inputs", "hash of the inputs"), rows)
-    return f"## Data used\n\nInputs without their labels. {_aligned(manifest)}\n\n{table}"
-
-
-def _aligned(manifest: dict[str, Any]) -> str:
-    """What was done to the heads, and what it added."""
-    about = manifest.get("alignment")
-    if about is None:
-        return f"The merge is {_text(manifest['fit']['access'])}."
-    added = sum(task["extra"]["parameters"] for task in about["tasks"].values())
-    grown = f"adds {added:,} parameters, kept beside the heads" if added else "adds no parameter"
-    return f"Heads were aligned by `{_code(about['aligner'])}`, which is {_text(about['access'])} and {grown}."
+    return f"## Data used\n\nInputs without their labels. {what}\n\n{table}"
 
 
 def _use(manifest: dict[str, Any]) -> str:
-    example = {"text": '"a text"', "image": '"picture.png"'}.get(_modality(manifest) or "")
-    snippet = "" if example is None else f"model.predict({example})  # a label and its score for every task\n"
-    return f"""## Use
-
-```python
-import orthomerge
-
-model = orthomerge.load("PATH")
-{snippet}```{_stock(manifest)}"""
-
-
-def _stock(manifest: dict[str, Any]) -> str:
-    """How stock transformers loads the first task that it can compute; nothing where there is none."""
-    first = next((task for task, head in manifest["heads"].items() if head["class"]), None)
-    if first is None:
-        return ""
-    name = json.dumps(_code(first))
-    loads = (
-        "AutoModelForImageClassification" if _modality(manifest) == "image" else "AutoModelForSequenceClassification"
-    )
-    return f'\n\n`{loads}.from_pretrained("PATH", subfolder={name})` loads one task in stock transformers.'
+    """Code that runs the model, and what stock transformers loads."""
+    modality = _modality(manifest)
+    lines = ["## Use", "", "```python", "import orthomerge", "", 'model = orthomerge.load("PATH")']
+    if modality in _EXAMPLES:
+        lines.append(f"model.predict({_EXAMPLES[modality]})  # a label and its score for every task")
+    lines.append("```")
+    stock = [task for task, head in manifest["heads"].items() if head["class"]]
+    if stock:
+        auto = f"AutoModelFor{'Image' if modality == 'image' else 'Sequence'}Classification"
+        task = json.dumps(_code(stock[0]))
+        lines += ["", f'`{auto}.from_pretrained("PATH", subfolder={task})` loads one task in stock transformers.']
+    return "\n".join(lines)
 
 
 def _licences(manifest: dict[str, Any]) -> str:
@@ -213,9 +180,9 @@ def _entries(manifest: dict[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {"base": inputs["base"], **{f"expert {_text(task)}": entry for task, entry in inputs["experts"].items()}}
 
 
-def _modality(manifest: dict[str, Any]) -> str | None:
+def _modality(manifest: dict[str, Any]) -> str:
     family = FAMILIES.get(manifest["family"])
-    return family.modality if family else None
+    return family.modality if family else "unknown"
 
 
 def _named(entry: Mapping[str, Any]) -> str:

@@ -1,134 +1,41 @@
-"""Base and experts, opened and compared: headers only, every tensor accounted for, every problem listed at once."""
+"""Experts as models, opened and compared; and those of a saved model, opened again without being told how."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import OrthomergeError, RecipeError, some
-from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
-from orthomerge.files.lora import Adapter
-from orthomerge.files.opening import open_checkpoint, open_expert
-from orthomerge.models.model import Model, Origin
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.schema import build
+from orthomerge.files.hashing import algorithm_of
+from orthomerge.files.paths import RawFile
+from orthomerge.models.model import Model
+from orthomerge.models.model_data import Origin
 from orthomerge.models.modules import Encoder
-from orthomerge.models.opening import live_checkpoint
-from orthomerge.models.problems import Problem, base_problems, code_problems, source_problems
-from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.sources import (
-    Parts,
-    Source,
-    choose_family,
-    head_layout,
-    linearised_experts,
-    merged_and_copied,
-    model_config,
-    read_head,
-    shared_checkpoints,
-    specs_of,
-    stored_labels,
-    with_stock_names,
-)
-from orthomerge.models.split import split_base, split_expert
-from orthomerge.models.stock import encoder_config
-from orthomerge.models.tensors import AdaptedTensors, FileTensors, in_writing_order
+from orthomerge.models.opened import Opened
+from orthomerge.models.opening import Live, Opening, as_live, reference
+from orthomerge.models.tensors import content_digest
 
 if TYPE_CHECKING:
-    from orthomerge.models.family import Family
     from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.opening import Live, Opening
     from orthomerge.models.tensors import Tensors
 
 
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, eq=False)
-class Experts:
-    """A base and source models; where there are problems, only `problems` and `notes` can be asked for.
-
-    `found`: what could be opened, problems or not.
-    """
-
-    opening: Opening
-    problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
-    found: Parts | None
-    live: Mapping[str, Live]
-
-    def __repr__(self) -> str:
-        count = len(self.problems)
-        state = "no problems" if not count else f"{count} problem{'s' if count > 1 else ''}"
-        family = self.found.family.title if self.found else "unknown"
-        return f"Experts({len(self.opening.experts)} of {family} base, {state})"
-
-    def check(self) -> Experts:
-        """The same; if there are problems, an error that lists them all."""
-        if len(self.problems) > 1:
-            lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1))
-            raise self.problems[0].error(f"{len(self.problems)} problems:\n{lines}")
-        if self.problems:
-            raise self.problems[0].error(str(self.problems[0]))
-        return self
-
-    def with_problems(self, problems: tuple[Problem, ...]) -> Experts:
-        """The same with other problems."""
-        return replace(self, problems=problems)
-
-    @property
-    def parts(self) -> Parts:
-        """Base and experts, split, if nothing is wrong with them."""
-        self.check()
-        if self.found is None:
-            raise AssertionError("experts without problems are opened")
-        return self.found
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(self.opening.experts)
-
-    @property
-    def family(self) -> Family:
-        return self.parts.family
-
-    @property
-    def has_base(self) -> bool:
-        """Whether a base was given; else the first expert gives names and config."""
-        return self.opening.base is not None
-
-    @cached_property
-    def heads(self) -> dict[str, Head]:
-        """Every task's own head, read once: heads are small."""
-        parts = self.parts
-        return {task: read_head(parts.base, source) for task, source in parts.sources.items()}
-
-    @cached_property
-    def processor(self) -> ProcessorSource:
-        """How inputs are processed: as beside the base, else as beside the first expert that says."""
-        live = [self.live[name].processor for name in ("", *self.tasks) if name in self.live]
-        chosen = next((processor for processor in live if processor is not None), None)
-        opened = [] if chosen is not None else self.checkpoints().values()
-        folders = [checkpoint.path for checkpoint in opened if not checkpoint.in_memory]
-        return ProcessorSource.of(folders, self.family.modality, self.config, live=chosen)
-
-    @cached_property
-    def config(self) -> Mapping[str, Any]:
-        """The config of the encoder: the base's, else that of the first expert that has one."""
-        parts = self.parts
-        configs = [parts.base.config, *(source.config for source in parts.sources.values())]
-        config = next((config for config in configs if config), None)
-        return encoder_config(config, parts.family) if config else {}
+class Experts(Opened):
+    """A base and source models; where there are problems, only `problems` and `notes` can be asked for."""
 
     @cached_property
     def base(self) -> Model:
         """The base, without heads of its own."""
-        return self.model(FileTensors(self._base_places), {}, Origin({"method": {"name": "base", "parameters": {}}}))
+        return self.model(self.tensors(""), {}, Origin({"method": {"name": "base", "parameters": {}}}))
 
     @cached_property
     def sources(self) -> dict[str, Model]:
         """Every expert as a model: its own bytes, its own head."""
-        return {task: self._source(task) for task in self.tasks}
+        origin = Origin({"method": {"name": "expert", "parameters": {}}})
+        return {task: self.model(self.tensors(task), {task: self.heads[task]}, origin) for task in self.tasks}
 
     def teacher(self, task: str) -> Model:
         """The model that owns the head of a task."""
@@ -136,156 +43,86 @@ class Experts:
 
     def model(self, tensors: Tensors, heads: Mapping[str, Head | Extra], origin: Origin) -> Model:
         """A model of the same family, config and processor, with other weights."""
-        return Model(Encoder(self.parts.family, self.config, tensors), heads, self.processor, origin)
-
-    @property
-    def specs(self) -> dict[str, Spec]:
-        """Every tensor of a merge that keeps the base's dtypes, in writing order."""
-        return in_writing_order({**self.parts.merged, **self.parts.copied})
-
-    def checkpoints(self) -> dict[str, Checkpoint | Adapter]:
-        """Everything that was opened, by its role."""
-        parts = self.parts
-        return {"base": parts.base, **{f"expert {task}": source.checkpoint for task, source in parts.sources.items()}}
-
-    @property
-    def _base_places(self) -> dict[str, tuple[Checkpoint, str]]:
-        parts = self.parts
-        return {key: (parts.base, name) for key, name in parts.base_split.names.items()}
-
-    def _source(self, task: str) -> Model:
-        source = self.parts.sources[task]
-        checkpoint, names = source.checkpoint, source.split.names
-        tensors: Tensors
-        if isinstance(checkpoint, Adapter):
-            tensors = AdaptedTensors(FileTensors(self._base_places), checkpoint.under(names))
-        else:
-            tensors = FileTensors({**self._base_places, **{key: (checkpoint, name) for key, name in names.items()}})
-        return self.model(tensors, {task: self.heads[task]}, Origin({"method": {"name": "expert", "parameters": {}}}))
+        return Model(Encoder(self.family, self.config, tensors), heads, self.processor, origin)
 
 
 def open_experts(opening: Opening, live: Mapping[str, Live] | None = None) -> Experts:
     """Open everything, split it, and compare it. `live`: models in memory by task name, the base under ""."""
-    opener = _Opener(opening, live or {})
-    parts = opener.parts()
-    return Experts(opening, tuple(opener.problems), tuple(opener.notes), parts, opener.live)
+    return Experts.of(opening, live or {})
 
 
-class _Opener:
-    """One opening; problems and notes are collected on the way."""
+def reopen_experts(
+    model: Model,
+    *,
+    folder: Path | None = None,
+    base: Any = None,
+    experts: Mapping[str, Any] | None = None,
+    tasks: Iterable[str] | None = None,
+) -> Experts:
+    """The experts of a model. `base` and `experts` only say where they are now; the recorded hashes decide.
 
-    def __init__(self, opening: Opening, live: Mapping[str, Live]) -> None:
-        self.opening, self.live = opening, live
-        self.problems: list[Problem] = []
-        self.notes: list[str] = []
+    `folder`: where the model was read, for messages. `tasks`: whose experts are needed, all by default.
+    """
+    named, wanted = dict(experts or {}), tuple(model.tasks if tasks is None else tasks)
+    for task in (*named, *wanted):
+        model.head(task)
+    if isinstance(model.origin.experts, Experts) and not named and base is None:
+        return model.origin.experts
+    record = model.origin.record
+    if not record.get("opening"):
+        raise RecipeError("this model does not say how its experts were opened; merge again, or give open experts")
+    recorded = record["opening"]
+    ways = {task: recorded.get("experts", {}).get(task) or {} for task in wanted}
+    live: dict[str, Live] = {}
+    places = {task: {**way, "path": _place(model, task, named.get(task), live)} for task, way in ways.items()}
+    where = None
+    if recorded.get("base"):
+        # Experts cannot be read without the base where it has their tensors, or makes their heads.
+        makes_heads = any((way.get("head") or {}).get("classes") for way in ways.values())
+        where = _place(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
+    source = f"{folder or 'the model'}: how it was made"
+    opened = open_experts(build(Opening, {**recorded, "experts": places, "base": where}, where=source), live).check()
+    _check_same(opened, record["inputs"], wanted)
+    return opened
 
-    def parts(self) -> Parts | None:
-        opened: dict[str, Checkpoint | Adapter] = {}
-        for task in self.opening.experts:
-            source = self._attempt(f"expert {task!r}", lambda task=task: self._open(task))  # type: ignore[misc]
-            if source is not None:
-                opened[task] = source
-        base = self._open_base(opened)
-        self.notes += shared_checkpoints({**opened, **({"the base": base} if base and self.opening.base else {})})
-        if base is None:
-            return None
-        for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
-            self.problems += code_problems(f"{role} ({source.path})", source, self.opening.family)
-        family = self._attempt("family", lambda: choose_family(self.opening, base, opened))
-        if family is None:
-            return None
-        if linear := linearised_experts(opened):
-            self.notes.append(
-                f"{some(linear)}: linearised, so what was trained is a linear model; evaluate, export and align read "
-                "the merge as the ordinary network, orthomerge.models.linearised.linearise as the linear one"
+
+def _place(model: Model, task: str, named: Any, live: dict[str, Live], *, needed: bool = True) -> str | None:
+    """Where an expert, or the base (task ""), is now; None for a base that was not found and is not needed."""
+    role = f"the expert of {task!r}" if task else "the base"
+    if named is not None:
+        if (memory := as_live(named)) is not None:
+            live[task] = memory
+        return reference(role, named)
+    place = model.origin.places.get(task)
+    if place is not None and Path(place).exists():
+        return reference(role, Path(place))
+    if not needed:
+        return None
+    was = "" if place is None else f" (it was at {place})"
+    flag = f"--expert {task}=PATH" if task else "--base PATH"
+    raise CheckpointError(f"{role} was not found{was}; say where it is: {flag}")
+
+
+def _check_same(experts: Experts, inputs: Mapping[str, Any], tasks: Iterable[str]) -> None:
+    """Base and experts must be, byte for byte, those that the model was made from."""
+    sources = experts.parts.sources
+    opened = {
+        task: (f"the expert of {task!r}", sources[task].checkpoint, inputs["experts"].get(task)) for task in tasks
+    }
+    if experts.has_base:
+        opened[""] = ("the base", experts.parts.base, inputs["base"])
+    for task, (who, checkpoint, entry) in opened.items():
+        if entry is None:
+            continue
+        if "content" in entry or checkpoint.in_memory:  # of a live model, only its tensors can be recognised
+            same = content_digest(experts.tensors(task), experts.family.prefix) == entry.get("content")
+        else:
+            hashes = [file["hash"] for file in entry["files"]]
+            paths = [file.path for file in checkpoint.files] if hashes else []
+            digests = [RawFile(path, algorithm=algorithm_of(hashes[0])).digest() for path in paths]
+            same = sorted(digests) == sorted(hashes)
+        if not same:
+            raise IncompatibleError(
+                f"{who} at {checkpoint.path} is not the one that the model was made from: its hash differs; "
+                "say where the right one is, or merge again"
             )
-        return self._compare(family.adapted(base), opened, family)
-
-    def _attempt(self, where: str, action: Callable[[], Value]) -> Value | None:
-        """Run one step; what it raises becomes a problem."""
-        try:
-            return action()
-        except OrthomergeError as error:
-            self.problems.append(Problem.of(where, error))
-            return None
-
-    def _open(self, task: str) -> Checkpoint | Adapter:
-        if task in self.live:
-            return live_checkpoint(task, self.live[task])
-        return open_expert(self.opening.experts[task].path)
-
-    def _open_base(self, opened: Mapping[str, Checkpoint | Adapter]) -> Checkpoint | None:
-        if "" in self.live:
-            return self._attempt("base", lambda: live_checkpoint("base", self.live[""]))
-        path = self.opening.base
-        if path is not None:
-            return self._attempt("base", lambda: open_checkpoint(path))
-        if any(isinstance(source, Adapter) for source in opened.values()):
-            what = "an adapter needs the model that the experts were fine-tuned from"
-            self.problems.append(Problem("base", what, "give it as 'base'", RecipeError))
-            return None
-        first = next((source for source in opened.values() if isinstance(source, Checkpoint)), None)
-        if first is not None:
-            self.notes.append("no base was given; names and config are the first expert's")
-        return first
-
-    def _compare(self, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter], family: Family) -> Parts:
-        prefix = family.prefix if self.opening.encoder_prefix else None
-        base_split = split_base(specs_of(base), family, prefix=prefix, ignore=self.opening.ignore)
-        self.problems += base_problems(base, base_split)
-        reference = {key: base.spec(name) for key, name in base_split.names.items()}
-        sources = {
-            task: self._split(task, with_stock_names(source, family), family=family, base=base, reference=reference)
-            for task, source in opened.items()
-        }
-        merged, copied = merged_and_copied(sources, reference)
-        unchanged = [key for key, spec in copied.items() if is_float(spec.dtype)]
-        if unchanged:
-            self.notes.append(f"no expert changes {some(unchanged)}; copied from the base")
-        return Parts(family, base, base_split, sources, merged, copied)
-
-    def _split(
-        self,
-        task: str,
-        source: Checkpoint | Adapter,
-        *,
-        family: Family,
-        base: Checkpoint,
-        reference: Mapping[str, Spec],
-    ) -> Source:
-        expert = self.opening.experts[task]
-        where = f"expert {task!r} ({source.path})"
-        pooling, max_length = self._reading(source, family)
-        specs, layout = specs_of(source), head_layout(expert, family)
-        split = split_expert(
-            specs,
-            family,
-            reference,
-            pooling=pooling,
-            prefix=expert.prefix,
-            layout=layout,
-            ignore=self.opening.ignore,
-        )
-        labels = expert.labels or (expert.head.classes if expert.head else None)
-        labels = labels or self._attempt(where, lambda: stored_labels(source, specs, split)) or ()
-        opened = Source(expert, source, split, layout, labels, pooling, max_length)
-        self.problems += source_problems(
-            where, opened, specs=specs, reference=reference, family=family, base=base, missing=self.opening.missing
-        )
-        return opened
-
-    def _reading(self, source: Checkpoint | Adapter, family: Family) -> tuple[str, int | None]:
-        """How a head reads the encoder: as asked, else as the expert says (`orthomerge finetune` writes it down)."""
-        about = model_config(source).get("orthomerge")
-        notes = about if isinstance(about, dict) else {}
-        named = notes.get("pooling")
-        pooling = self.opening.pooling or (named if isinstance(named, str) else None) or family.default_pooling
-        if pooling not in family.poolings:
-            what = f"pooling {pooling!r} is not known for {family.name}"
-            problem = Problem("pooling", what, f"use one of {', '.join(family.poolings)}", RecipeError)
-            if problem not in self.problems:
-                self.problems.append(problem)
-            pooling = family.default_pooling
-        tuning = notes.get("tuning")
-        length = tuning.get("max_length") if isinstance(tuning, dict) else None
-        return pooling, length if family.modality == "text" and type(length) is int and length > 0 else None

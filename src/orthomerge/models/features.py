@@ -1,9 +1,9 @@
-"""What an encoder makes of inputs, and features on disk by what made them, so that nothing is computed twice.
+"""Features of inputs, and features on disk by what they depend on, so that nothing is computed twice.
 
-An entry of the cache is one safetensors file, named by the hash of its key: `values` [n, d] in float32, and `seal`, the
-hash of key, shape and values. It is written beside its place and renamed, so an entry is whole or not there, and of two
-writers the last wins with the same features. What is read is used only if header, shape and seal are right; else it is
-computed again. Features do not depend on labels, so tasks that share inputs share an entry.
+An entry of the cache is one safetensors file, named by the hash of its key: `values` [n, d] in float32, and in the
+header a seal, the hash of key, shape and values. Entries are replaced as a whole; of two writers the last wins with the
+same features. An entry is used only if its header, shape and seal are right; else the features are computed again.
+Features do not depend on labels, so tasks that share inputs share an entry.
 """
 
 from __future__ import annotations
@@ -11,30 +11,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import Spec
 from orthomerge.files.replacing import clear_partials, replacing
-from orthomerge.files.safetensors import encode_header, read_safetensors
+from orthomerge.files.safetensors import encode_header, read_metadata, read_safetensors
 
 if TYPE_CHECKING:
     import torch
 
     from orthomerge.data.task import Examples, Split
-    from orthomerge.models.processing import Processor
 
 
-FORMAT = 1
 VARIABLE = "ORTHOMERGE_CACHE"
-_SEAL = Spec((32,), "U8")
-# What the encoder computes in; float32: as its weights are, without autocast.
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ class Features:
 
 @dataclass(frozen=True)
 class FeaturePair:
-    """The same inputs seen by the merged encoder and by the expert."""
+    """Features of the same inputs under the merged encoder and under the expert's."""
 
     merged: Features
     expert: Features
@@ -89,43 +84,6 @@ class FeaturePair:
             )
 
 
-@dataclass(frozen=True)
-class FeatureKey:
-    """What features depend on, as digests and names; `processor` includes how long texts may be."""
-
-    weights: str
-    data: str
-    processor: str
-    family: str
-    pooling: str
-    autocast: Precision
-    rows: int
-
-    @classmethod
-    def of(
-        cls,
-        examples: Examples,
-        processor: Processor,
-        *,
-        weights: str,
-        family: str,
-        pooling: str,
-        autocast: Precision = "float32",
-    ) -> FeatureKey:
-        """The key of some examples; `weights`: the digest of the model."""
-        return cls(weights, examples.digest(), processor.digest(), family, pooling, autocast, len(examples))
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """What is hashed."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @property
-    def digest(self) -> str:
-        """The name of the entry."""
-        return hashlib.sha256(json.dumps(self.content, sort_keys=True).encode()).hexdigest()
-
-
 class FeatureCache:
     """Entries in a folder: the one given, else `features` in $ORTHOMERGE_CACHE or in `~/.cache/orthomerge`."""
 
@@ -137,37 +95,28 @@ class FeatureCache:
             raise OutputError(f"cannot keep features in {root}: {error}; set {VARIABLE} to a folder") from error
         self.folder = root if folder is not None else root / "features"
 
-    def get_or_make(self, key: FeatureKey, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The features [n, d] of a key from disk or, if they are not there or not sound, computed now and kept."""
+    def get_or_compute(self, key: Mapping[str, Any], rows: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The features [rows, d] of a key from disk or, if there is no sound entry, computed now and kept.
+
+        `key`: all that the features depend on, as JSON.
+        """
         import torch
 
-        digest = key.digest
-        values = self._read(digest, key.rows)
+        path = self.path(key)
+        values = _read(path, rows)
         if values is None:
-            self._open()
+            self._prepare()
             values = compute().detach().to("cpu", torch.float32).contiguous()
-            if len(values) != key.rows:
-                raise IncompatibleError(f"features of {key.rows} inputs were to be computed, got {len(values)}")
-            self._write(key, values)
+            if len(values) != rows:
+                raise IncompatibleError(f"features of {rows} inputs were to be computed, got {len(values)}")
+            self._write(path, key, values)
         return values
 
-    def _path(self, digest: str) -> Path:
-        return self.folder / f"{digest}.safetensors"
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """The file of an entry."""
+        return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
 
-    def _read(self, digest: str, rows: int) -> torch.Tensor | None:
-        try:
-            entries = read_safetensors(self._path(digest))
-            specs = {name: entry.spec for name, entry in entries.items()}
-            shape = specs["values"].shape if "values" in specs else ()
-            if len(shape) != 2 or shape[0] != rows or specs != {"values": Spec(shape, "F32"), "seal": _SEAL}:
-                return None
-            values = entries["values"].read(0, specs["values"].numel).reshape(shape)
-            seal = entries["seal"].read(0, _SEAL.numel)
-        except CheckpointError:  # not there, or damaged: either way it must be made
-            return None
-        return values if bytes(seal.tolist()) == _seal(digest, values) else None
-
-    def _open(self) -> None:
+    def _prepare(self) -> None:
         """Make sure, before anything is computed, that it can be kept; remove what killed writers left."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -180,23 +129,36 @@ class FeatureCache:
             ) from error
         clear_partials(self.folder)
 
-    def _write(self, key: FeatureKey, values: torch.Tensor) -> None:
-        digest = key.digest
-        seal = _seal(digest, values)
-        about = {**key.content, "orthomerge": VERSION, "made": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
-        specs = {"values": Spec(tuple(values.shape), "F32"), "seal": _SEAL}
-        header = encode_header(specs, {"features": json.dumps(about, sort_keys=True)})
+    def _write(self, path: Path, key: Mapping[str, Any], values: torch.Tensor) -> None:
+        written = {"orthomerge": VERSION, "written": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+        metadata = {"features": json.dumps({**key, **written}, sort_keys=True), "seal": _seal(path, values)}
+        header = encode_header({"values": Spec(tuple(values.shape), "F32")}, metadata)
         try:
-            with replacing(self._path(digest)) as file:
-                for piece in (header, values.numpy().data, seal):
-                    file.write(piece)
+            with replacing(path) as file:
+                file.write(header)
+                file.write(values.numpy().data)
         except OSError as error:
             raise OutputError(
                 f"cannot keep features in {self.folder}: {error.strerror}; make room, or set {VARIABLE} elsewhere"
             ) from error
 
 
-def _seal(digest: str, values: torch.Tensor) -> bytes:
-    sha = hashlib.sha256(f"{digest} {tuple(values.shape)}:".encode())
+def _read(path: Path, rows: int) -> torch.Tensor | None:
+    """The features of a sound entry, or None."""
+    try:
+        entries, seal = read_safetensors(path), read_metadata(path).get("seal")
+        if list(entries) != ["values"]:
+            return None
+        spec = entries["values"].spec
+        if spec.dtype != "F32" or len(spec.shape) != 2 or spec.shape[0] != rows:
+            return None
+        values = entries["values"].read(0, spec.numel).reshape(spec.shape)
+    except CheckpointError:  # there is none, or it is damaged
+        return None
+    return values if _seal(path, values) == seal else None
+
+
+def _seal(path: Path, values: torch.Tensor) -> str:
+    sha = hashlib.sha256(f"{path.stem} {tuple(values.shape)}:".encode())
     sha.update(values.numpy().data)
-    return sha.digest()
+    return sha.hexdigest()

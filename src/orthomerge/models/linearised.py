@@ -2,7 +2,7 @@
 
 Ortiz-Jimenez et al. 2023, arXiv 2305.12827. Features f [B, d] are those that the head reads; J(x) tau comes from one
 forward-mode pass at theta_b, the encoder in eval mode. Task vectors of such experts add up exactly in function space,
-so what is merged from them must be evaluated as f_lin too: `linearise`.
+so what is merged from them must be evaluated as f_lin too: `Model.linearised`.
 
 Differs from the paper: the parameters that are trained are tau, so weight decay draws towards theta_b, not zero.
 """
@@ -22,11 +22,11 @@ from torch import nn
 from torch.func import functional_call, jvp
 
 from orthomerge.core.errors import IncompatibleError, nearest
+from orthomerge.models.skeleton import Skeleton
 
 if TYPE_CHECKING:
     from orthomerge.models.family import Family
-    from orthomerge.models.model import Model
-    from orthomerge.models.modules import Encoder
+    from orthomerge.models.tensors import Tensors
 
 
 class LinearisedEncoder(nn.Module):
@@ -136,31 +136,19 @@ def deltas_between(base: nn.Module, tuned: nn.Module) -> dict[str, torch.Tensor]
     return {name: after[name].detach().to(before[name]) - before[name].detach() for name in before}
 
 
-def linearise(model: Model, base: Model) -> Model:
-    """A merge of `linearised` or `tau_jp` experts as the linear model that it is, around the base of these experts."""
-    encoder = replace(model.encoder, start=base.weights)
-    before, after = base.weights.specs, model.weights.specs
-    if odd := sorted(key for key in before.keys() ^ after.keys()):
-        raise IncompatibleError(f"only one of base and model has the tensor {odd[0]!r}; give the experts' own base")
-    return replace(model, encoder=encoder)
-
-
-def tangent(encoder: Encoder, pooling: str) -> tuple[LinearisedEncoder, Family]:
+def tangent(
+    family: Family, config: Mapping[str, Any], start: Tensors, tensors: Tensors, pooling: str
+) -> tuple[LinearisedEncoder, Family]:
     """A module that gives the features of a linearised encoder, and a family that takes them as they come."""
-    from orthomerge.models.modules import Skeleton
-
-    assert encoder.start is not None  # noqa: S101 - for mypy: an ordinary encoder has no tangent
-    specs = dict(encoder.tensors.specs)
-    start = Skeleton.build(encoder.family, encoder.config, specs, eager=True)
-    start.fill(encoder.start)
-    tuned = copy.deepcopy(start)
-    tuned.fill(encoder.tensors)
-    deltas = deltas_between(start.module, tuned.module)
-    module = linearised_features(encoder.family, pooling, start.module, deltas)
+    base = Skeleton.build(family, config, dict(tensors.specs), eager=True)
+    base.fill(start)
+    tuned = copy.deepcopy(base)
+    tuned.fill(tensors)
+    module = linearised_features(family, pooling, base.module, deltas_between(base.module, tuned.module))
     # The module takes a batch and gives features, which need no pooling.
-    family = replace(
-        encoder.family,
+    as_it_is = replace(
+        family,
         forward=lambda tangent, batch: tangent(batch),
         poolings={pooling: lambda features, batch, config: features},
     )
-    return module, family
+    return module, as_it_is

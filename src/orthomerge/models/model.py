@@ -5,121 +5,27 @@ A model is an immutable value. Nothing is computed before somebody asks for weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.device import device_of
+from orthomerge.models.encoding import predict
+from orthomerge.models.model_data import ModelData
+from orthomerge.models.writing import write_model
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.data.task import Access
-    from orthomerge.models.experts import Experts
-    from orthomerge.models.family import Family
-    from orthomerge.models.heads import Extra, Head
     from orthomerge.models.kinds import Prediction
-    from orthomerge.models.modules import Encoder, Mode
     from orthomerge.models.multihead import MultiHead
-    from orthomerge.models.processors import ProcessorSource
-    from orthomerge.models.tensors import Tensors
 
 
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """How a model was made, as plain data.
-
-    `facts`: method, seed, notes, and what a fit, an alignment or an evaluation adds. `experts`: what it was made from,
-    if that is still open. `record`: what a saved model says of that (hashes, how each expert was opened), and `places`:
-    the paths of experts and, under "", of the base, from a local file that is never pushed. `inputs`: short hashes of
-    inputs seen, by task.
-    """
-
-    facts: Mapping[str, Any]
-    experts: Experts | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
-    places: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def with_facts(self, **facts: Any) -> Origin:
-        """The same with more facts, or others."""
-        return replace(self, facts={**self.facts, **facts})
-
-    def with_inputs(self, inputs: Mapping[str, Sequence[str]]) -> Origin:
-        """The same with inputs that were seen, by task."""
-        return replace(self, inputs={**self.inputs, **inputs})
-
-    @property
-    def access(self) -> Access:
-        """Which inputs the making saw: none, unless it was fitted or its heads were aligned."""
-        seen: list[Access] = [self.facts[stage]["access"] for stage in ("fit", "alignment") if stage in self.facts]
-        return "transductive" if "transductive" in seen else seen[0] if seen else "data-free"
-
-
-@dataclass(frozen=True, eq=False)
-class Model:
-    """`heads`: by task; most are a `Head`, some aligners add a module in front of one."""
-
-    encoder: Encoder
-    heads: Mapping[str, Head | Extra]
-    processor: ProcessorSource
-    origin: Origin
-
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{task} {len(head.labels)}" for task, head in self.heads.items())
-        count = f"{len(self.heads)} task{'s' if len(self.heads) != 1 else ''}"
-        return f"Model({self.family.name}, {count}{': ' if sizes else ''}{sizes}; {self.title})"
-
-    @property
-    def family(self) -> Family:
-        return self.encoder.family
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.encoder.config
-
-    @property
-    def mode(self) -> Mode:
-        return self.encoder.mode
-
-    @property
-    def weights(self) -> Tensors:
-        return self.encoder.tensors
-
-    @property
-    def digest(self) -> str:
-        """Identity of the encoder's content."""
-        return self.encoder.digest
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(self.heads)
-
-    @property
-    def labels(self) -> dict[str, tuple[str, ...]]:
-        return {task: head.labels for task, head in self.heads.items()}
-
-    @property
-    def title(self) -> str:
-        """The method that made it, and the aligner of its heads if they were aligned."""
-        name: str = self.origin.facts["method"]["name"]
-        aligned = self.origin.facts.get("alignment")
-        return f"{name} + {aligned['aligner']}" if aligned else name
-
-    def head(self, task: str) -> Head | Extra:
-        """The classifier of a task; an unknown name offers the nearest."""
-        if task not in self.heads:
-            raise RecipeError(f"there is no task {task!r}; {nearest(task, self.heads)}")
-        return self.heads[task]
-
-    def with_heads(self, heads: Mapping[str, Head | Extra], origin: Origin | None = None) -> Model:
-        """The same encoder with other heads."""
-        return replace(self, heads=dict(heads), origin=origin or self.origin)
+class Model(ModelData):
+    """One encoder and a head per task. Nothing is computed before weights are needed."""
 
     def module(self, device: str = "auto", dtype: torch.dtype | None = None) -> MultiHead:
         """A new module that gives the logits of every task; nobody else's weights change with it."""
-        from orthomerge.core.device import device_of
         from orthomerge.models.multihead import MultiHead
 
         module = MultiHead(self.encoder.module(), self.family, self.heads)
@@ -152,13 +58,9 @@ class Model:
 
         One input gives a dict by task, a list of inputs a list of such dicts in the same order.
         """
-        from orthomerge.models.encoding import predict
-
         return predict(self, inputs, tasks=tasks, device=device, batch_size=batch_size)
 
     def save(self, out: str | Path, *, force: bool = False, max_shard_size: str | int = "5GB") -> Model:
         """Write the model to a folder, whole or not at all."""
-        from orthomerge.models.writing import write_model
-
         write_model(self, Path(out), force=force, max_shard_size=max_shard_size)
         return self

@@ -14,6 +14,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
 
 
-Batch = Mapping[str, "torch.Tensor"]
 _MODEL = "model.onnx"
 _INSTEAD = "use `orthomerge export` without --format onnx"
 _MOST_GAP = 1e-4  # between logits
@@ -57,44 +57,36 @@ def export_onnx(
 
     `inputs`: what `out` must not overlap.
     """
-    tasks = list(model.tasks) if task is None else [task]
-    family = model.family
-    heads = {name: _head(model, name) for name in tasks}
+    family, config = model.family, model.config
+    heads = {name: _head(model, name) for name in (model.tasks if task is None else [task])}
     if family.name not in _INPUTS:
         raise RecipeError(
-            f"ONNX export knows {', '.join(_INPUTS)}, and this model is of family {family.name!r}; use "
-            "`orthomerge export` without --format onnx, or orthomerge.load"
+            f"ONNX export knows {', '.join(_INPUTS)}, and this model is of family {family.name!r}; {_INSTEAD}, "
+            "or orthomerge.load"
         )
-    _check_installed()
-    names, config = _INPUTS[family.name], model.config
-    outputs = ["logits"] if task is not None else tasks
+    for needed in ("onnx", "onnxruntime", "onnxscript"):
+        if find_spec(needed) is None:
+            raise RecipeError(f"ONNX export needs {needed}: pip install 'orthomerge[onnx]'")
+    names = _INPUTS[family.name]
+    outputs = dict(zip(["logits"] if task is not None else heads, heads, strict=True))
     size = sum(spec.nbytes for spec in model.weights.specs.values())
     with publish(out, force=force, need=3 * size, inputs=inputs, marker=EXPORT) as folder:
         graph = _graph(model.with_heads(heads), names)
-        _write(graph, _sample(config, names, 2, 7), outputs, folder / _MODEL)
-        gaps = _compared(graph, config, names, tasks, folder / _MODEL)
-        about = {
-            "kind": "onnx",
-            "orthomerge": VERSION,
-            "model": model.digest,
-            "inputs": list(names),
-            "outputs": dict(zip(outputs, tasks, strict=True)),
-            "labels": {name: list(head.labels) for name, head in heads.items()},
-            "gap": gaps,
-        }
+        _write(graph, _sample(config, names, 2, 7), list(outputs), folder / _MODEL)
         model.processor.write(folder)
         if task is not None:
             write_json(folder / "config.json", classifier_config(config, family, heads[task].labels, "float32"))
-        return write_marker(folder, EXPORT, **about)
-
-
-def _check_installed() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise RecipeError(f"ONNX export needs {error.name}: pip install 'orthomerge[onnx]'") from error
+        return write_marker(
+            folder,
+            EXPORT,
+            kind="onnx",
+            orthomerge=VERSION,
+            model=model.digest,
+            inputs=list(names),
+            outputs=outputs,
+            labels={name: list(head.labels) for name, head in heads.items()},
+            gap=_gaps(graph, config, names, list(heads), folder / _MODEL),
+        )
 
 
 def _head(model: Model, task: str) -> Head:
@@ -142,11 +134,11 @@ def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, leng
     return {name: batch[name] for name in inputs}
 
 
-def _write(graph: torch.nn.Module, batch: Batch, outputs: list[str], path: Path) -> None:
+def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
     import torch
 
     free = tuple({0: "batch"} | ({1: "sequence"} if name != "pixel_values" else {}) for name in batch)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+    size = sum(tensor.nbytes for tensor in graph.state_dict().values())
     try:
         with _calm(), torch.no_grad():
             torch.onnx.export(
@@ -164,7 +156,7 @@ def _write(graph: torch.nn.Module, batch: Batch, outputs: list[str], path: Path)
         raise OutputError(f"torch cannot export this model to ONNX ({_first_line(error)}); {_INSTEAD}") from error
 
 
-def _compared(
+def _gaps(
     graph: torch.nn.Module, config: Mapping[str, Any], inputs: tuple[str, ...], tasks: list[str], path: Path
 ) -> dict[str, float]:
     """The largest difference between the logits of torch and onnxruntime, by task; too large is an error."""

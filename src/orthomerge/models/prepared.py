@@ -1,7 +1,7 @@
 """Inputs that are processed once and kept on a device, or batch by batch where they do not fit.
 
-Inputs of several sources lie under each other in one pool. Texts are padded to the longest of all and cut to the
-longest of a batch, so that a batch is the one that the processor makes of the same inputs.
+Inputs of several sources form one pool. Texts are padded to the longest of all and cut to the longest of a batch, so
+that a batch is the one that the processor makes of the same inputs.
 
 Letters: N inputs; a *row* is the number of an input, from 0 to N - 1.
 """
@@ -40,28 +40,21 @@ class Part:
     processor: Processor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool:
-    """`kept`: all inputs on the device, one row each, or None; `lengths` [N]: tokens of each text, on the CPU so that
-    nobody waits for a GPU. `left`: texts are padded before their first token.
-    """
+    """Inputs of some parts. `kept`: all of them on the device, one row each, or None."""
 
     parts: tuple[Part, ...]
     device: torch.device
     kept: Mapping[str, torch.Tensor] | None
-    lengths: torch.Tensor | None
-    left: bool
 
     @classmethod
     def of(cls, parts: Sequence[Part], device: torch.device, *, room: int) -> Pool:
         """Process all inputs, if they go together and fit into `room` bytes."""
-        left = any(_left(part.processor) for part in parts)
-        kept = _processed(parts, room) if room else None
-        lengths = None if kept is None else _lengths(kept, left=left)
-        if kept is not None and lengths is not None and not lengths.all():
-            kept = lengths = None  # tokenizers have forms of their own for a batch without tokens
-        there = None if kept is None else {name: tensor.to(device) for name, tensor in kept.items()}
-        return cls(tuple(parts), device, there, lengths, left)
+        pool = cls(tuple(parts), device, _processed(parts, device, room) if room else None)
+        if pool.lengths is not None and not pool.lengths.all():
+            return cls(pool.parts, device, None)  # tokenizers have forms of their own for a batch without tokens
+        return pool
 
     def __len__(self) -> int:
         return sum(len(part.examples) for part in self.parts)
@@ -71,6 +64,16 @@ class Pool:
         """Bytes that the kept inputs take."""
         return sum(tensor.nbytes for tensor in (self.kept or {}).values())
 
+    @cached_property
+    def lengths(self) -> torch.Tensor | None:
+        """Tokens of each kept text [N], on the CPU so that nobody waits for a GPU; None of other inputs."""
+        mask = (self.kept or {}).get(_MASK)
+        if mask is None:
+            return None
+        columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+        distance = columns.flip(0) if self._left else columns
+        return ((mask != 0).long() * distance).max(1).values.cpu()
+
     def batch(self, rows: torch.Tensor) -> Batch:
         """The inputs of some rows (on the CPU), in that order, on the device."""
         if self.kept is None:
@@ -79,23 +82,26 @@ class Pool:
         if self.lengths is None:
             return {name: tensor[places] for name, tensor in self.kept.items()}
         longest = int(self.lengths[rows].max())
-        columns = slice(-longest, None) if self.left else slice(longest)
+        columns = slice(-longest, None) if self._left else slice(longest)
         return {name: tensor[places, columns] for name, tensor in self.kept.items()}
 
     def extended(self, parts: Sequence[Part], *, room: int) -> Pool:
         """The pool with more inputs after those that it has."""
         if not parts:
             return self
-        more = None if self.kept is None else _processed(parts, room)
-        if self.kept is None or more is None:
-            return Pool((*self.parts, *parts), self.device, None, None, self.left)
-        there = {name: tensor.to(self.device) for name, tensor in more.items()}
-        kept = _stacked([self.kept, there], parts[0].processor)
-        return Pool((*self.parts, *parts), self.device, kept, _lengths(kept, left=self.left), self.left)
+        more = None if self.kept is None else _processed(parts, self.device, room)
+        kept = None
+        if self.kept is not None and more is not None:
+            kept = _stacked([self.kept, more], parts[0].processor)
+        return Pool((*self.parts, *parts), self.device, kept)
 
     def raw(self, rows: Sequence[int]) -> Sequence[Any]:
         """Inputs as they were read: texts, or images as arrays, which are opened when they are used."""
-        return Lazy([self._place(row) for row in rows], lambda at: self.parts[at[0]].examples.inputs[at[1]])
+        places = []
+        for row in rows:
+            number = bisect_right(self._starts, row) - 1
+            places.append((number, row - self._starts[number]))
+        return Lazy(places, lambda place: self.parts[place[0]].examples.inputs[place[1]])
 
     def by_length(self, rows: torch.Tensor) -> torch.Tensor:
         """Places of rows from the shortest text to the longest; in their order where inputs have no length."""
@@ -122,14 +128,13 @@ class Pool:
         return torch.tensor_split(order, min(choices, key=cost)[:-1])
 
     @cached_property
+    def _left(self) -> bool:
+        return any(_pads_left(part.processor) for part in self.parts)
+
+    @cached_property
     def _starts(self) -> list[int]:
         """The first row of each part."""
         return list(accumulate((len(part.examples) for part in self.parts), initial=0))[:-1]
-
-    def _place(self, row: int) -> tuple[int, int]:
-        """The part of a row, and its place there."""
-        number = bisect_right(self._starts, row) - 1
-        return number, row - self._starts[number]
 
     def _process(self, rows: torch.Tensor) -> Batch:
         processed, order = [], []
@@ -144,8 +149,8 @@ class Pool:
         return {name: tensor[back].to(self.device) for name, tensor in stacked.items()}
 
 
-def _processed(parts: Sequence[Part], room: int) -> Batch | None:
-    """All inputs of some parts on the CPU; None if they do not fit, or do not go together."""
+def _processed(parts: Sequence[Part], device: torch.device, room: int) -> Batch | None:
+    """All inputs of some parts on the device; None if they do not fit, or do not go together."""
     processed: list[Batch] = []
     size = 0
     try:
@@ -158,7 +163,9 @@ def _processed(parts: Sequence[Part], room: int) -> Batch | None:
                     return None
     except IncompatibleError:  # raised again for the batch that holds such inputs
         return None
-    return _stacked(processed, parts[0].processor) if processed else None
+    if not processed:
+        return None
+    return {name: tensor.to(device) for name, tensor in _stacked(processed, parts[0].processor).items()}
 
 
 def _alike(one: Batch, other: Batch) -> bool:
@@ -171,7 +178,7 @@ def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) 
     """Rows under each other; rows of tokens are padded as the processor would pad them."""
     if _MASK not in parts[0]:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    padding, left = {}, _left(processor)
+    padding: dict[str, int] = {}
     if isinstance(processor, TextProcessor):
         tokenizer = processor.tokenizer
         padding = {"input_ids": tokenizer.pad_token_id, "token_type_ids": tokenizer.pad_token_type_id}
@@ -181,21 +188,12 @@ def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) 
         rows = []
         for part in parts:
             missing = width - part[name].shape[1]
-            sides = (missing, 0) if left else (0, missing)
+            sides = (missing, 0) if _pads_left(processor) else (0, missing)
             rows.append(torch.nn.functional.pad(part[name], sides, value=padding.get(name, 0)))
         stacked[name] = torch.cat(rows)
     return stacked
 
 
-def _left(processor: Processor) -> bool:
+def _pads_left(processor: Processor) -> bool:
+    """Whether texts are padded before their first token."""
     return isinstance(processor, TextProcessor) and getattr(processor.tokenizer, "padding_side", "right") == "left"
-
-
-def _lengths(kept: Mapping[str, torch.Tensor], *, left: bool) -> torch.Tensor | None:
-    """How many tokens each text has, padding left out; None where inputs have no length."""
-    mask = kept.get(_MASK)
-    if mask is None:
-        return None
-    columns = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    distance = columns.flip(0) if left else columns
-    return ((mask != 0).long() * distance).max(1).values.cpu()

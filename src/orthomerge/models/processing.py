@@ -148,32 +148,23 @@ class PixelProcessor:
 def batches(
     examples: Examples, processor: Processor, size: int, *, order: Sequence[int] | None = None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """All examples in batches of `size`, the last one as small as it must be; in the order of `order`, if given."""
-    if size < 1:
-        raise RecipeError(f"the batch size must be at least 1, got {size}")
+    """All examples, or those at the places in `order`, in batches of `size`, the last one as small as it must be."""
+    import torch
+
     places = range(len(examples)) if order is None else order
-    if len(places) and (min(places) < 0 or max(places) >= len(examples)):
-        raise RecipeError(
-            f"an order must have places from 0 to {len(examples) - 1}, got {min(places)} to {max(places)}"
-        )
-    return _batches(examples.inputs, processor, size, places)
+    for start in range(0, len(places), size):
+        chunk = places[start : start + size]
+        with torch.autocast("cpu", enabled=False):  # it is for an encoder, not for resizing images
+            batch = processor(pick(examples.inputs, chunk))
+        for name, tensor in batch.items():
+            if len(tensor) != len(chunk):
+                raise IncompatibleError(f"the processor made {len(tensor)} rows of {name!r} from {len(chunk)} inputs")
+        yield batch
 
 
 def json_digest(content: Mapping[str, Any] | list[Any]) -> str:
     """The hash of a JSON document."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _batches(
-    inputs: Sequence[Any], processor: Processor, size: int, places: Sequence[int]
-) -> Iterator[dict[str, torch.Tensor]]:
-    for start in range(0, len(places), size):
-        chunk = places[start : start + size]
-        batch = processor(pick(inputs, chunk))
-        for name, tensor in batch.items():
-            if len(tensor) != len(chunk):
-                raise IncompatibleError(f"the processor made {len(tensor)} rows of {name!r} from {len(chunk)} inputs")
-        yield batch
 
 
 def _with_channels(image: Any, channels: int) -> Pixels:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +36,6 @@ COMPANIONS = (
 DEFAULT_LENGTH = 128  # tokens per text where a head does not say
 _MOST_BYTES = 64 << 20
 _VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model")
-_TOKENIZER = (*_VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 _PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
 # These count positions from the padding token's id on.
 _OFFSET = ("roberta", "xlm-roberta", "camembert")
@@ -81,9 +79,9 @@ class ProcessorSource:
         length = max_length or DEFAULT_LENGTH
         if length not in self._loaded:
             with TemporaryDirectory(prefix="orthomerge-") as place:
-                self.write(Path(place))
-                text = self.modality == "text"
-                self._loaded[length] = self._text(Path(place), length) if text else self._image(Path(place))
+                copy = Path(place)
+                self.write(copy)
+                self._loaded[length] = self._text(copy, length) if self.modality == "text" else self._image(copy)
         return self._loaded[length]
 
     def write(self, folder: Path) -> list[str]:
@@ -103,7 +101,7 @@ class ProcessorSource:
         config, where = _nested(self.config, "text_config"), f"{self.folder or 'the live model'}"
         if self.live is None and self.folder is None:
             raise CheckpointError("there is no tokenizer beside the base or an expert; copy its files to the base")
-        tokenizer = self.live if self.live is not None else _load_tokenizer(copy, config, where)
+        tokenizer = _load_tokenizer(copy, config, where)
         if tokenizer.pad_token is None:
             raise CheckpointError(f"the tokenizer of {where} has no padding token, so that texts cannot share a batch")
         rows = config.get("vocab_size")
@@ -116,22 +114,19 @@ class ProcessorSource:
         if longest <= tokenizer.num_special_tokens_to_add():
             raise RecipeError(f"'max_length' must leave room for a text beside the special tokens, got {longest}")
         types = config.get("type_vocab_size")
-        segments = "token_type_ids" in tokenizer.model_input_names and (
-            not config or (isinstance(types, int) and types > 1)
-        )
-        digest = _digest_files(copy, _TOKENIZER if self.live is None else ("*",))
-        return TextProcessor(tokenizer, longest, segments, digest)
+        has_types = not config or (isinstance(types, int) and types > 1)
+        segments = has_types and "token_type_ids" in tokenizer.model_input_names
+        return TextProcessor(tokenizer, longest, segments, _digest_files(copy))
 
     def _image(self, copy: Path) -> ImageProcessor | PixelProcessor:
         """The image processor whose files are in `copy`, or one by the config."""
         config, where = _nested(self.config, "vision_config"), f"{self.folder or 'the model'}"
         channels = config.get("num_channels", 3)
-        if self.live is not None:
-            return ImageProcessor(self.live, channels, _digest_files(copy, ("*",)))
         nested = (copy / _PROCESSOR).is_file() and "image_processor" in read_json(copy / _PROCESSOR)
         if nested or (copy / _PREPROCESSOR).is_file():
-            digest = _digest_files(copy, (_PREPROCESSOR, _PROCESSOR))
-            return ImageProcessor(_load_image_processor(copy, where), channels, digest)
+            # Pillow's resizing, not torchvision's: that one need not be installed, and gives other numbers.
+            loaded = _load("AutoImageProcessor", copy, f"the image processor of {where}", use_fast=False)
+            return ImageProcessor(loaded, channels, _digest_files(copy))
         size = config.get("image_size")
         if not isinstance(size, int | list):
             raise CheckpointError(
@@ -160,9 +155,9 @@ def _content(path: Path, folder: Path, expected: str | None) -> bytes:
     data = file.bytes(0, file.size)
     if expected is not None and not is_digest_of(data, expected):
         raise CheckpointError(f"{path} has changed since it was written; fetch the folder again, or merge again")
-    if path.name.endswith("_config.json") and (asked := parse_json(data, str(path)).get("auto_map")):
+    if path.name.endswith("_config.json") and (code := parse_json(data, str(path)).get("auto_map")):
         raise CheckpointError(
-            f"{path} asks to run code that came with it ('auto_map': {asked!r:.80}), which is never done; if the stock "
+            f"{path} asks to run code that came with it ('auto_map': {code!r:.80}), which is never done; if the stock "
             "class does the same, take 'auto_map' out of the file, else copy the files of one from the base"
         )
     return data
@@ -182,36 +177,28 @@ def _checked(path: Path, folder: Path) -> Path:
 
 
 def _load_tokenizer(folder: Path, config: Mapping[str, Any], where: str) -> Any:
-    if not _matching(folder, _VOCABULARIES):
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES):
         # transformers would make a tokenizer that knows no word.
         raise CheckpointError(
             f"{where} has no vocabulary (tokenizer.json, vocab.txt or a sentencepiece model); "
             "copy the tokenizer's files from the base"
         )
+    named = {key: config[key] for key in ("model_type", "tokenizer_class") if key in config}
+    return _load("AutoTokenizer", folder, f"the tokenizer of {where}", named=named)
+
+
+def _load(loader: str, folder: Path, what: str, *, named: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """What a class of transformers loads from a folder of ours; `named`: keys of the config that say which class."""
     with quiet():
-        from transformers import AutoConfig, AutoTokenizer
+        import transformers
 
         try:
-            options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-            if "model_type" in config:  # which class of tokenizer it is
-                named = {key: config[key] for key in ("tokenizer_class",) if key in config}
-                options["config"] = AutoConfig.for_model(config["model_type"], **named)
-            return AutoTokenizer.from_pretrained(folder, **options)
-        except Exception as error:  # of whatever class: each kind of tokenizer has its own
-            raise CheckpointError(f"transformers cannot load the tokenizer of {where}: {error}") from error
-
-
-def _load_image_processor(folder: Path, where: str) -> Any:
-    with quiet():
-        from transformers import AutoImageProcessor
-
-        try:
-            # Pillow's resizing, not torchvision's: that one need not be installed, and gives other numbers.
-            return AutoImageProcessor.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False, use_fast=False
-            )
-        except Exception as error:  # as above
-            raise CheckpointError(f"transformers cannot load the image processor of {where}: {error}") from error
+            if named and "model_type" in named:
+                options["config"] = transformers.AutoConfig.for_model(**named)
+            load = getattr(transformers, loader).from_pretrained
+            return load(folder, local_files_only=True, trust_remote_code=False, **options)
+        except Exception as error:  # of whatever class: each kind of tokenizer or processor has its own
+            raise CheckpointError(f"transformers cannot load {what}: {error}") from error
 
 
 def _positions(config: Mapping[str, Any]) -> int:
@@ -228,13 +215,5 @@ def _nested(config: Mapping[str, Any], part: str) -> Mapping[str, Any]:
     return {**config, **inner} if isinstance(inner, dict) else config
 
 
-def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    return sorted(
-        path for path in folder.glob("*") if path.is_file() and any(fnmatchcase(path.name, p) for p in patterns)
-    )
-
-
-def _digest_files(folder: Path, patterns: tuple[str, ...]) -> str:
-    return json_digest(
-        {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in _matching(folder, patterns)}
-    )
+def _digest_files(folder: Path) -> str:
+    return json_digest({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()})

@@ -19,11 +19,10 @@ from orthomerge.files.hashing import algorithm_of, is_digest_of
 from orthomerge.files.hub import is_hub_id
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.files.paths import RawFile
-from orthomerge.models.manifest import HEAD, read_manifest
+from orthomerge.models.manifest import ENCODER, HEAD, read_manifest
 from orthomerge.models.saved import verify_folder
 
-_BRANCH = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,198}[A-Za-z0-9_])?")
-_SHARDS = re.compile(r"encoder(-\d+-of-\d+)?\.safetensors")
+_SHARDS = re.compile(rf"{ENCODER}(-\d+-of-\d+)?\.safetensors")
 _SMALL = 1 << 24  # bytes of files that are held in memory while they are sent
 _PATIENCE = 60.0  # seconds without an answer, or without a byte sent
 
@@ -49,18 +48,16 @@ def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision:
     out = Path(path)
     if not is_hub_id(repo) or "@" in repo:
         raise RecipeError(f"{repo!r} must name a repository of the hub as org/name; for a branch, give --revision")
-    if revision is not None and (not _BRANCH.fullmatch(revision) or ".." in revision or "//" in revision):
+    if revision is not None and not is_hub_id(f"{repo}@{revision}"):
         raise RecipeError(f"--revision must be the name of a branch, got {revision!r:.80}")
-    problems = verify_folder(out)
-    if problems:
+    if problems := verify_folder(out):
         raise OutputError(
             f"{out} is not what was written, so it is not uploaded: {some(problems)}; merge again, or fetch it again"
         )
-    listed = read_manifest(out)["files"]
     manifest = RawFile(out / MANIFEST)
-    sizes = {name: file["size"] for name, file in listed.items()} | {MANIFEST: manifest.size}
-    hashes = {name: file["hash"] for name, file in listed.items()} | {MANIFEST: manifest.digest()}
-    return Upload(out, repo, revision, private, dict(sorted(sizes.items())), hashes)
+    files = {**read_manifest(out)["files"], MANIFEST: {"size": manifest.size, "hash": manifest.digest()}}
+    sizes = {name: files[name]["size"] for name in sorted(files)}
+    return Upload(out, repo, revision, private, sizes, {name: file["hash"] for name, file in files.items()})
 
 
 def push(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
@@ -74,10 +71,8 @@ def push(path: str | Path, repo: str, *, private: bool = False, revision: str | 
 
 def send(upload: Upload) -> str:
     """Carry out what was planned; the address of the commit."""
-    try:
-        from huggingface_hub import CommitOperationDelete, HfApi, constants
-    except ImportError as error:
-        raise RecipeError("uploading needs huggingface_hub: pip install 'orthomerge[hub]'") from error
+    from huggingface_hub import CommitOperationDelete, HfApi, constants
+
     if constants.HF_HUB_OFFLINE:
         raise OutputError("HF_HUB_OFFLINE forbids uploading; unset it, and push again")
     api = HfApi(library_name="orthomerge")
@@ -87,7 +82,7 @@ def send(upload: Upload) -> str:
             if upload.revision is not None:
                 api.create_branch(upload.repo, branch=upload.revision, exist_ok=True)
             there = api.list_repo_files(upload.repo, revision=upload.revision)
-            done = api.create_commit(
+            commit = api.create_commit(
                 upload.repo,
                 [*_additions(upload), *(CommitOperationDelete(name) for name in _left_over(there, upload.files))],
                 revision=upload.revision,
@@ -97,7 +92,7 @@ def send(upload: Upload) -> str:
         raise
     except Exception as error:  # the hub's HTTP library has changed twice, and each brings errors of its own
         raise OutputError(_explain(error, upload.repo)) from error
-    return str(done.commit_url)
+    return str(commit.commit_url)
 
 
 def _additions(upload: Upload) -> Iterator[Any]:
@@ -115,11 +110,11 @@ def _additions(upload: Upload) -> Iterator[Any]:
 
 
 def _left_over(there: Iterable[str], files: Iterable[str]) -> list[str]:
-    """What an earlier push of an output has left in a repository."""
+    """Files of an earlier push of an output: shards of its encoder, and the folders of its tasks."""
     names = list(there)
-    tasks = {str(PurePosixPath(name).parent) for name in names if PurePosixPath(name).name == HEAD}
-    ours = (name for name in names if _SHARDS.fullmatch(name) or str(PurePosixPath(name).parent) in tasks)
-    return sorted(set(ours) - set(files))
+    tasks = {PurePosixPath(name).parent for name in names if PurePosixPath(name).name == HEAD}
+    ours = {name for name in names if _SHARDS.fullmatch(name) or PurePosixPath(name).parent in tasks}
+    return sorted(ours - set(files))
 
 
 @contextmanager
@@ -140,8 +135,7 @@ def _explain(error: Exception, repo: str) -> str:
     from huggingface_hub import constants
 
     status = getattr(getattr(error, "response", None), "status_code", None)
-    missing = type(error).__name__ == "LocalTokenNotFoundError"
-    if status == 401 or missing:
+    if status == 401 or type(error).__name__ == "LocalTokenNotFoundError":
         return f"the hub does not know you: log in with `hf auth login`, or set HF_TOKEN, and push to {repo!r} again"
     if status == 403:
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, some
@@ -14,12 +14,14 @@ from orthomerge.files.links import contained, is_plain_name, leaves
 from orthomerge.files.ownership import LOCAL, MANIFEST
 from orthomerge.files.paths import RawFile
 from orthomerge.files.safetensors import read_safetensors
+from orthomerge.models.extras import rebuilt
 from orthomerge.models.heads import Head
-from orthomerge.models.manifest import EXTRA, HEAD, manifest_family, read_manifest
-from orthomerge.models.model import Model, Origin
+from orthomerge.models.manifest import EXTRA, FACTS, HEAD, HEAD_FIELDS, RECORD, manifest_family, read_manifest
+from orthomerge.models.model import Model
+from orthomerge.models.model_data import Origin
 from orthomerge.models.modules import Encoder
 from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.reopening import read_local
+from orthomerge.models.record import read_local
 from orthomerge.models.tensors import ContentHash, FileTensors
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from orthomerge.models.heads import Extra
 
 
-_FACTS = ("method", "seed", "vector", "notes", "fit", "alignment", "evaluation")
-_RECORD = ("inputs", "opening", "tensors")
 _WAY_OUT = "fetch the folder again, or merge again"
 
 
@@ -44,23 +44,21 @@ def read_model(folder: Path, *, verify: bool = True) -> Model:
     manifest = read_manifest(folder)
     family = manifest_family(manifest, folder)
     about, files = manifest["encoder"], manifest["files"]
-    large = {
-        f"{folder}{name}" for folder in ("", *(f"{task}/" for task in manifest["heads"])) for name in about["files"]
-    }
-    for name in (name for name in files if verify and name not in large):
-        if what := file_problem(folder, name, files[name]):
-            raise CheckpointError(f"{folder / name} {what}; {_WAY_OUT}")
-    tensors = _encoder(folder, manifest, family, verify=verify)
-    heads = {task: _head(folder, task, head, files if verify else {}) for task, head in manifest["heads"].items()}
-    hashes = {name: files[name]["hash"] for name in about["processor"] if verify}
+    for name, expected in files.items() if verify else ():
+        is_small = PurePosixPath(name).name not in about["files"]
+        if problem := file_problem(folder, name, expected, hashed=is_small):
+            raise CheckpointError(f"{folder / name} {problem}; {_WAY_OUT}")
+    hashes = {name: files[name]["hash"] for name in files if verify}
+    heads = {task: _head(folder, task, head, hashes) for task, head in manifest["heads"].items()}
     processor = ProcessorSource(family.modality, about["config"], folder, tuple(about["processor"]), hashes=hashes)
     local = read_local(folder, LOCAL)
     origin = Origin(
-        {name: manifest[name] for name in _FACTS if name in manifest},
-        record={name: manifest[name] for name in _RECORD},
+        {name: manifest[name] for name in FACTS if name in manifest},
+        record={name: manifest[name] for name in RECORD},
         places=local["places"],
         inputs=local["inputs"],
     )
+    tensors = _encoder(folder, about, family, verify=verify)
     return Model(Encoder(family, about["config"], tensors), heads, processor, origin)
 
 
@@ -81,85 +79,62 @@ class _VerifiedTensors(FileTensors):
             raise CheckpointError(f"the encoder in {self.folder} has changed since it was written; {_WAY_OUT}")
 
 
-def _encoder(folder: Path, manifest: Mapping[str, Any], family: Family, *, verify: bool) -> FileTensors:
+def _encoder(folder: Path, about: Mapping[str, Any], family: Family, *, verify: bool) -> FileTensors:
     """The encoder's files as one checkpoint, under canonical names."""
     entries: dict[str, Entry] = {}
-    files = manifest["files"]
-    for name in manifest["encoder"]["files"]:
-        path = contained(folder / name, folder)
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing; {_WAY_OUT}")
-        held = read_safetensors(path)
-        size = next(iter(held.values())).file.size if held else path.stat().st_size
-        if size != files[name]["size"]:
-            raise CheckpointError(f"{path} has {size} bytes, {files[name]['size']} were written; {_WAY_OUT}")
-        if twice := sorted(set(held) & set(entries)):
-            raise CheckpointError(f"{path} holds {some(twice)}, which another shard holds too; {_WAY_OUT}")
-        entries |= held
-    odd = [name for name in entries if not name.startswith(family.prefix)]
-    if odd or not entries:
+    for name in about["files"]:
+        entries |= read_safetensors(contained(folder / name, folder))
+    if not entries or not all(name.startswith(family.prefix) for name in entries):
         raise CheckpointError(f"the encoder in {folder} must have names that start with {family.prefix!r}; {_WAY_OUT}")
     checkpoint = Checkpoint(folder, entries)
     places = {name.removeprefix(family.prefix): (checkpoint, name) for name in entries}
-    if not verify:
-        return FileTensors(places)
-    return _VerifiedTensors(places, folder, manifest["encoder"]["content"], family.prefix)
+    return _VerifiedTensors(places, folder, about["content"], family.prefix) if verify else FileTensors(places)
 
 
-def _head(folder: Path, task: str, about: Mapping[str, Any], files: Mapping[str, Any]) -> Head | Extra:
-    """One task's classifier. `files`: size and hash of those that are compared with what was read."""
-    path = contained(folder / task / HEAD, folder)
-    stored = _read_tensors(path, files.get(f"{task}/{HEAD}"))
+def _head(folder: Path, task: str, about: Mapping[str, Any], hashes: Mapping[str, str]) -> Head | Extra:
+    """One task's classifier. `hashes`: of the files that are compared with what was read."""
+    path = folder / task / HEAD
+    stored = _read_tensors(path, folder, hashes.get(f"{task}/{HEAD}"))
     names = about["names"]
     if sorted(names.values()) != sorted(stored):
         raise CheckpointError(
             f"{path} holds {some(sorted(stored))}, not the tensors that the manifest names; {_WAY_OUT}"
         )
     parts = {part: stored[name] for part, name in names.items()}
-    check_parts(parts, path, rows=len(about["labels"]), activation=about["activation"])
-    fields = {name: about[name] for name in ("activation", "normalise", "kind", "pooling", "max_length")}
-    head = Head.of(parts, tuple(about["labels"]), **fields)
+    _check_layers(parts, path, rows=len(about["labels"]), activation=about["activation"])
+    head = Head.of(parts, tuple(about["labels"]), **{name: about[name] for name in HEAD_FIELDS})
     if about.get("extra") is None:
         return head
-    from orthomerge.models.extras import rebuilt
-
-    extra = contained(folder / task / EXTRA, folder)
-    return rebuilt(about["extra"], head, _read_tensors(extra, files.get(f"{task}/{EXTRA}")), where=extra)
+    extra = folder / task / EXTRA
+    return rebuilt(about["extra"], head, _read_tensors(extra, folder, hashes.get(f"{task}/{EXTRA}")), where=extra)
 
 
-def _read_tensors(path: Path, expected: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
-    entries = read_safetensors(path, algorithm=algorithm_of(expected["hash"]) if expected else None)
+def _read_tensors(path: Path, folder: Path, expected: str | None) -> dict[str, torch.Tensor]:
+    entries = read_safetensors(contained(path, folder), algorithm=algorithm_of(expected) if expected else None)
     tensors = {name: entry.read(0, entry.spec.numel).reshape(entry.spec.shape) for name, entry in entries.items()}
-    if expected is not None and any(entry.file.digest() != expected["hash"] for entry in entries.values()):
+    if expected is not None and any(entry.file.digest() != expected for entry in entries.values()):
         raise CheckpointError(f"{path} has changed since it was written; {_WAY_OUT}")
     return tensors
 
 
-def check_parts(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
+def _check_layers(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
     """A head's tensors must be those of one or two linear layers that fit each other and the labels."""
-    if "weight" not in parts:
-        raise CheckpointError(f"{path} has no 'weight', without which it is no head; {_WAY_OUT}")
-    odd = sorted(set(parts) - {"weight", "bias", "hidden.weight", "hidden.bias"})
-    if odd or ("hidden.bias" in parts and "hidden.weight" not in parts):
-        raise CheckpointError(f"{path} holds {some(odd or ['hidden.bias'])}, which is no part of this head; {_WAY_OUT}")
-    if ("hidden.weight" in parts) != (activation is not None):
+    weights = ("weight",) if activation is None else ("hidden.weight", "weight")
+    allowed = {*weights, *(name.replace("weight", "bias") for name in weights)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in parts.items()}
+    sound = set(weights) <= set(parts) <= allowed and all(tensor.is_floating_point() for tensor in parts.values())
+    inputs = shapes[weights[0]][-1:] if sound else ()
+    for name in weights if sound else ():
+        outputs = (rows,) if name == "weight" else shapes[name][:1]
+        bias = shapes.get(name.replace("weight", "bias"), outputs)
+        sound &= shapes[name] == (*outputs, *inputs) and len(shapes[name]) == 2 and bias == outputs
+        inputs = outputs
+    if not sound:
+        held = ", ".join(f"{name} {shapes[name]} {str(parts[name].dtype).removeprefix('torch.')}" for name in parts)
         raise CheckpointError(
-            f"{path} has {'a' if 'hidden.weight' in parts else 'no'} hidden layer, but the activation in the manifest "
-            f"is {activation or 'null'}; they go together: {_WAY_OUT}"
+            f"{path} must hold {len(weights)} linear layer{'s' * (len(weights) > 1)} with {rows} rows at the end, as "
+            f"the manifest says (activation {activation or 'null'}), got {held}; {_WAY_OUT}"
         )
-    for name, tensor in parts.items():
-        if tensor.dim() != (2 if name.endswith("weight") else 1) or not tensor.is_floating_point():
-            shape = tuple(tensor.shape)
-            raise CheckpointError(f"{path}: {name!r} is {shape} {tensor.dtype}, not that of a linear layer; {_WAY_OUT}")
-    if len(parts["weight"]) != rows:
-        raise CheckpointError(f"{path} has {len(parts['weight'])} rows, but there are {rows} labels; {_WAY_OUT}")
-    hidden = parts.get("hidden.weight")
-    expected: dict[str, tuple[int, ...]] = {"bias": (rows,)}
-    if hidden is not None:
-        expected |= {"weight": (rows, len(hidden)), "hidden.bias": (len(hidden),)}
-    if any(tuple(parts[name].shape) != shape for name, shape in expected.items() if name in parts):
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in parts.items())
-        raise CheckpointError(f"{path} has layers that do not fit together ({shapes}); {_WAY_OUT}")
 
 
 def verify_folder(folder: Path) -> list[str]:
@@ -178,8 +153,11 @@ def verify_folder(folder: Path) -> list[str]:
     return problems
 
 
-def file_problem(folder: Path, name: str, expected: Mapping[str, Any]) -> str | None:
-    """What is wrong with one file of the manifest's table; nothing outside the folder is read."""
+def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed: bool = True) -> str | None:
+    """What is wrong with one file of the manifest's table; nothing outside the folder is read.
+
+    `hashed`: whether to compare its bytes, or its size only.
+    """
     if not is_plain_name(name):
         return "is outside the folder, and was not read; do not trust this manifest"
     file = folder / name
@@ -193,5 +171,5 @@ def file_problem(folder: Path, name: str, expected: Mapping[str, Any]) -> str | 
         return "is missing"
     if size != expected["size"]:
         return f"has {size} bytes, {expected['size']} were written"
-    same = RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() == expected["hash"]
+    same = not hashed or RawFile(file, algorithm=algorithm_of(expected["hash"])).digest() == expected["hash"]
     return None if same else "has changed since it was written"

@@ -1,14 +1,4 @@
-"""The one writer of model folders; the manifest is written last and makes a folder a result.
-
-OUT/encoder.safetensors        the only large file (or shards); names as in the stock classifier
-OUT/tokenizer.json ...         tokenizer or image processor
-OUT/TASK/head.safetensors      the head; with an aligner that adds a module, extra.safetensors beside it
-OUT/TASK/config.json           only where a stock class computes what the head does: that class loads this folder,
-                               through an index and links to the encoder and the tokenizer above it
-OUT/README.md                  model card
-OUT/orthomerge.json            manifest: inputs with hashes, how they were opened, method, the hash of every other file
-OUT/orthomerge.local.json      where experts were on this machine; never pushed, not in the manifest
-"""
+"""The one writer of model folders (layout: `manifest`); the manifest is written last and makes a folder a result."""
 
 from __future__ import annotations
 
@@ -25,34 +15,32 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.sizes import parse_size
 from orthomerge.core.version import VERSION
-from orthomerge.files.checkpoint import DTYPES, Spec
+from orthomerge.files.checkpoint import DTYPES
 from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import publish, write_bytes, write_json
 from orthomerge.files.shards import write_index, write_shards
 from orthomerge.models.card import model_card
 from orthomerge.models.heads import Head, head_of
-from orthomerge.models.manifest import EXTRA, FORMAT, HEAD, read_manifest
+from orthomerge.models.manifest import ENCODER, EXTRA, FORMAT, HEAD, HEAD_FIELDS, README, read_manifest
 from orthomerge.models.processors import COMPANIONS
-from orthomerge.models.reopening import local_document, record_of
+from orthomerge.models.record import local_document, record_of
 from orthomerge.models.stock import classifier_config, head_names, main_dtype, named_tensors, why_not_stock
-from orthomerge.models.tensors import ContentHash
+from orthomerge.models.tensors import ContentHash, MemoryTensors
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.models.model import Model
+    from orthomerge.models.model_data import ModelData
 
 
-README = "README.md"
-_STEM = "encoder"
 _INDEX = "model.safetensors.index.json"
 
 Progress = Callable[[int], None]
 
 
 def write_model(
-    model: Model,
+    model: ModelData,
     out: Path,
     *,
     force: bool = False,
@@ -62,60 +50,60 @@ def write_model(
 ) -> dict[str, Any]:
     """Write a model folder, whole or not at all, and return its manifest. `inputs`: what `out` must not overlap."""
     most = parse_size(max_shard_size)
-    specs = model.weights.specs
-    paths = [*inputs, *_inputs(model)]
     for task in model.heads:
         _check_name(task, model)
-    need = sum(spec.nbytes for spec in specs.values())
-    with publish(out, force=force, need=need, inputs=paths) as folder:
+    need = sum(spec.nbytes for spec in model.weights.specs.values())
+    with publish(out, force=force, need=need, inputs=[*inputs, *_inputs(model)]) as folder:
         return _fill(model, folder, out=out, most=most, progress=progress)
 
 
-def _fill(model: Model, folder: Path, *, out: Path, most: int, progress: Progress) -> dict[str, Any]:
+def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Progress) -> dict[str, Any]:
     family = model.family
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
     with closing(_stream(model, most)) as blocks:
-        written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=_STEM)
+        written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=ENCODER)
     if len(written) == 1:
         model.encoder.remember(written[0].digest)
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
-    heads = {task: _write_task(model, task, folder, places, specs, processor) for task in model.tasks}
+    dtype = main_dtype(specs.values())
+    heads = {task: _write_task(model, task, folder, places, dtype, processor) for task in model.tasks}
     if model.origin.experts is not None:
         for checkpoint in model.origin.experts.checkpoints().values():
             for file in checkpoint.files:
                 file.check_unchanged()
-    encoder = {
-        "class": family.encoder_class,
-        "prefix": family.prefix,
-        "dtype": main_dtype(specs.values()),
-        "config": dict(model.config),
-        "content": model.encoder.content,
-        "files": list(shards),
-        "processor": processor,
-    }
     facts = model.origin.facts
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "orthomerge": VERSION,
         "seed": 0,
         "vector": None,
-        **facts,
+        **plain(facts),
         "family": family.name,
-        "encoder": encoder,
+        "encoder": {
+            "class": family.encoder_class,
+            "prefix": family.prefix,
+            "dtype": dtype,
+            "config": plain(model.config),
+            "content": model.encoder.content,
+            "files": list(shards),
+            "processor": processor,
+        },
         "heads": heads,
-        **record_of(model),
-        "notes": list(facts.get("notes", ())),
+        **plain(record_of(model)),
+        "notes": plain(facts.get("notes", ())),
         "versions": versions(),
     }
-    local = local_document(model, out)
-    if local:
+    if local := local_document(model, out):
         write_json(folder / LOCAL, local)
-    return _finish(folder, plain(manifest), shards)
+    write_bytes(folder / README, model_card(manifest).encode())
+    manifest["files"] = _file_table(folder, shards)
+    write_json(folder / MANIFEST, manifest)
+    return manifest
 
 
-def _stream(model: Model, most: int) -> Generator[tuple[str, torch.Tensor], None, None]:
+def _stream(model: ModelData, most: int) -> Generator[tuple[str, torch.Tensor], None, None]:
     """The encoder's blocks; what is written as several files is hashed as the one that it could be."""
     specs, prefix = model.weights.specs, model.family.prefix
     sharded = sum(spec.nbytes for spec in specs.values()) > most and not model.encoder.knows_digest
@@ -128,52 +116,41 @@ def _stream(model: Model, most: int) -> Generator[tuple[str, torch.Tensor], None
         model.encoder.remember(content.digest())
 
 
-def _check_name(task: str, model: Model) -> None:
+def _check_name(task: str, model: ModelData) -> None:
     """A task's folder must not have the name of a file that an output may have."""
     taken = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
     name = task.casefold()
-    if name in taken or (name.startswith(_STEM) and name.endswith(".safetensors")):
+    if name in taken or (name.startswith(ENCODER) and name.endswith(".safetensors")):
         raise RecipeError(f"{task!r} cannot name a task, because the output has a file of that name; rename the task")
 
 
 def _write_task(
-    model: Model,
-    task: str,
-    folder: Path,
-    places: Mapping[str, str],
-    specs: Mapping[str, Spec],
-    processor: Iterable[str],
+    model: ModelData, task: str, folder: Path, places: Mapping[str, str], dtype: str, processor: Iterable[str]
 ) -> dict[str, Any]:
-    """One task's folder; what the manifest says of its head."""
+    """One task's folder; what the manifest says of its head. `places`: the encoder's tensors and their files."""
     place, classifier, family = folder / task, model.heads[task], model.family
     head = head_of(classifier)
     place.mkdir()
     tensors = named_tensors(family, head)
-    write_tensors(place, HEAD, tensors)
-    extra = None
+    _write_tensors(place, HEAD, tensors)
     if not isinstance(classifier, Head):
-        extra = classifier.kind
-        write_tensors(place, EXTRA, classifier.extra_tensors())
+        _write_tensors(place, EXTRA, classifier.extra_tensors())
     stock = why_not_stock(family, classifier) is None and bool(model.config)
     if stock:
-        config = classifier_config(model.config, family, head.labels, DTYPES[main_dtype(specs.values())][1])
         for name in (*dict.fromkeys(places.values()), *processor):
             _link(folder / name, place / name)
-        index = {**places, **dict.fromkeys(tensors, HEAD)}
-        total = sum(spec.nbytes for spec in specs.values()) + sum(tensor.nbytes for tensor in tensors.values())
-        write_index(place / _INDEX, index, total)
-        write_json(place / "config.json", config)
+        total = sum(spec.nbytes for spec in model.weights.specs.values())
+        total += sum(tensor.nbytes for tensor in tensors.values())
+        write_index(place / _INDEX, {**places, **dict.fromkeys(tensors, HEAD)}, total)
+        write_json(place / "config.json", classifier_config(model.config, family, head.labels, DTYPES[dtype][1]))
     else:
         write_json(place / "labels.json", list(head.labels))
     return {
         "labels": list(head.labels),
-        "kind": head.kind,
+        **{name: getattr(head, name) for name in HEAD_FIELDS},
         "pooling": head.pooling or family.default_pooling,
-        "max_length": head.max_length,
-        "activation": head.activation,
-        "normalise": head.normalise,
         "names": head_names(family, head),
-        "extra": extra,
+        "extra": None if isinstance(classifier, Head) else classifier.kind,
         "class": family.architecture if stock else None,
     }
 
@@ -189,16 +166,11 @@ def _link(target: Path, link: Path) -> None:
             shutil.copyfile(target, link)
 
 
-def write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """A small file of tensors, read back and compared."""
-    import torch
-
-    names = {getattr(torch, dtype): short for short, (_, dtype) in DTYPES.items()}
-    plain_tensors = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-    specs = {key: Spec(tuple(tensor.shape), names[tensor.dtype]) for key, tensor in plain_tensors.items()}
-    written = write_shards(folder, specs, plain_tensors.items(), most=2**62, stem=Path(name).stem)
-    if written[0].name != name:
-        raise AssertionError(f"{written[0].name} was written for {name}")
+    specs = MemoryTensors(tensors).specs
+    blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
+    write_shards(folder, {key: specs[key] for key in tensors}, blocks, most=2**62, stem=Path(name).stem)
 
 
 def versions() -> dict[str, str]:
@@ -215,20 +187,12 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _inputs(model: Model) -> list[Path]:
+def _inputs(model: ModelData) -> list[Path]:
     experts = model.origin.experts
     opened = [] if experts is None else experts.checkpoints().values()
     places = [place for place in map(Path, model.origin.places.values()) if place.exists()]
     folder = [model.processor.folder] if model.processor.folder is not None else []
     return [*(source.path for source in opened if not source.in_memory), *places, *folder]
-
-
-def _finish(folder: Path, manifest: dict[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The last two files: card, and manifest with the table of all others; files in `rows` are not hashed again."""
-    write_bytes(folder / README, model_card(manifest).encode())
-    manifest = {**manifest, "files": file_table(folder, rows)}
-    write_json(folder / MANIFEST, manifest)
-    return manifest
 
 
 def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
@@ -240,39 +204,37 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
     manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
     if evaluation is not None:
         manifest["evaluation"] = plain(evaluation)
-    names = list(names_in(folder))
-    with publish(folder, force=True, unlisted_but_ours=names) as partial:
-        for name in sorted(names):
-            if name.endswith("/"):
-                (partial / name).mkdir(parents=True)
-            elif name not in (README, MANIFEST):
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                _keep(folder / name, partial / name)
-        card = partial / README
-        write_bytes(card, model_card(manifest).encode())
-        row = {README: {"size": card.stat().st_size, "hash": RawFile(card).digest()}}
-        write_json(partial / MANIFEST, {**manifest, "files": {**manifest["files"], **row}})
+
+    def rewritten(inside: str, names: Iterable[str]) -> set[str]:
+        return {README, MANIFEST} if Path(inside) == folder else set()
+
+    with publish(folder, force=True, unlisted_but_ours=names_in(folder)) as partial:
+        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_keep, dirs_exist_ok=True)
+        write_bytes(partial / README, model_card(manifest).encode())
+        manifest["files"] = {**manifest["files"], README: _row(partial / README)}
+        write_json(partial / MANIFEST, manifest)
 
 
-def _keep(path: Path, target: Path) -> None:
-    """The same file or the same link at another place."""
+def _keep(path: str, target: str) -> None:
+    """The same file at another place."""
     try:
-        os.link(path, target, follow_symlinks=False)
+        os.link(path, target)
     except OSError:
-        shutil.copy2(path, target, follow_symlinks=False)
+        shutil.copy2(path, target)
 
 
-def file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Size and hash of every file; those of a link are of what it leads to, which is a file of the same folder."""
+def _file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Size and hash of every file; those of a link are of what it leads to, which is a file of the same folder.
+
+    `rows`: of files that are not hashed again.
+    """
     table: dict[str, Mapping[str, Any]] = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
-        name = path.relative_to(folder).as_posix()
-        if name == LOCAL:
-            continue
+    for name in sorted(names_in(folder)):
+        path = folder / name
         if path.is_symlink():
             target = (path.parent / path.readlink()).resolve().relative_to(folder.resolve()).as_posix()
             table[name] = {**(rows.get(target) or table.get(target) or _row(path)), "link": target}
-        else:
+        elif name != LOCAL:
             table[name] = rows.get(name) or _row(path)
     return table
 

@@ -14,8 +14,8 @@ from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.load import quiet
-from orthomerge.models.modules import Skeleton
 from orthomerge.models.processors import ProcessorSource
+from orthomerge.models.skeleton import Skeleton
 from orthomerge.models.tensors import FileTensors
 
 if TYPE_CHECKING:

@@ -10,11 +10,9 @@ from typing import Any, TypeVar
 from orthomerge.analysis import diagnosis
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.core.errors import CheckpointError
-from orthomerge.evaluation import run_info
 from orthomerge.evaluation.comparisons import Comparison
-from orthomerge.evaluation.records import Record, read_records
-from orthomerge.evaluation.run_info import RunInfo
-from orthomerge.evaluation.running import read_comparisons, read_notes
+from orthomerge.evaluation.records import INFO, Record, RunInfo, read_info, read_records
+from orthomerge.evaluation.scores import read_comparisons, read_notes
 from orthomerge.models.manifest import read_manifest
 
 Content = TypeVar("Content")
@@ -57,7 +55,7 @@ def read_material(run: Path) -> Material:
     if not any(record.metric == "accuracy" for record in records):
         content = "holds no accuracy" if records else "is empty"
         raise CheckpointError(f"{path} {content}: there is nothing to report; evaluate again")
-    info = _read(run / run_info.FILE, run_info.read_info)
+    info = _read(run / INFO, read_info)
     manifests: list[Mapping[str, Any]] = []
     absent = []
     for entry in info.manifests if info else ():

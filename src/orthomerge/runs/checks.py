@@ -83,10 +83,10 @@ def _evaluate(recipe: Recipe) -> Iterator[Problem]:
     section = recipe.evaluate
     if section is None:
         return
-    from orthomerge.runs.scoring import looks_of, protocols_of
+    from orthomerge.runs.scoring import detail_of, protocols_of
 
     yield from _raised("evaluate", lambda: protocols_of(section, recipe.method))
-    yield from _raised("diagnose", lambda: looks_of(recipe))
+    yield from _raised("diagnose", lambda: detail_of(recipe))
     yield from _data(recipe, "evaluate", section.data)
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.version import VERSION
 from orthomerge.files.ownership import names_in
 from orthomerge.files.paths import RawFile
+from orthomerge.models.manifest import README
 from orthomerge.models.processors import COMPANIONS
-from orthomerge.models.writing import README
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Task

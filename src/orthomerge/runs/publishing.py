@@ -11,16 +11,16 @@ from typing import Any
 from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.running import DERIVED
+from orthomerge.evaluation.scores import DERIVED
 from orthomerge.files.ownership import LOCAL, MANIFEST, REPORT, listed_files, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import check_target, publish, write_json
 from orthomerge.files.removal import remove_empty, remove_file, remove_folder
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
-from orthomerge.models.manifest import read_manifest
-from orthomerge.models.reopening import local_places, read_local
-from orthomerge.models.writing import README, plain, rewrite_card
+from orthomerge.models.manifest import README, read_manifest
+from orthomerge.models.record import local_places, read_local
+from orthomerge.models.writing import plain, rewrite_card
 from orthomerge.runs.steps import PAGE, RECORDS
 
 _PREDICTIONS = "predictions/"

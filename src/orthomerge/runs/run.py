@@ -24,9 +24,7 @@ from typing import Any, Literal
 
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.threads import fixed_threads
-from orthomerge.evaluation.records import read_records
-from orthomerge.evaluation.run_info import FILE as INFO
-from orthomerge.evaluation.run_info import RunInfo, read_info, write_info
+from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.files.publish import check_target
 from orthomerge.files.run_folder import RUN, claim, drop
 from orthomerge.runs.checks import check_recipe

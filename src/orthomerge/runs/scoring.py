@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orthomerge.analysis.looks import Looks
+from orthomerge.analysis.detail import Detail
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.runs.blocks import Diagnose, Evaluate, Reading
 from orthomerge.runs.recipe import Recipe
 
@@ -46,12 +46,12 @@ def diagnose_of(recipe: Recipe) -> Diagnose:
     return recipe.diagnose if isinstance(recipe.diagnose, Diagnose) else Diagnose()
 
 
-def looks_of(recipe: Recipe) -> Looks:
+def detail_of(recipe: Recipe) -> Detail:
     """How closely to look: the section's own aligner, else that of `align`, else auto; the rest as it says."""
     section = diagnose_of(recipe)
     if section.scales and recipe.base is None:
         raise RecipeError("'scales' merges anew, which needs a base; give 'base', or leave 'scales' out")
-    return Looks(
+    return Detail(
         aligner=section.aligner or ("auto" if recipe.align is None else recipe.align.aligner),
         points=section.points,
         layers=section.layers,

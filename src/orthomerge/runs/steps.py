@@ -37,9 +37,9 @@ def run_artifacts(work: Work) -> Iterator[Artifact]:
     yield Artifact(records, "evaluate", "files", make_records, tuple(models), {"models": models})
     needs = [*models, records]
     if recipe.diagnose is not False:
-        from orthomerge.runs.scoring import diagnose_of, looks_of
+        from orthomerge.runs.scoring import detail_of, diagnose_of
 
-        needs.append(key_of("diagnosis", records, asdict(looks_of(recipe)), diagnose_of(recipe).scales))
+        needs.append(key_of("diagnosis", records, asdict(detail_of(recipe)), diagnose_of(recipe).scales))
         arguments = {"merged": merged.key, "records": records, "where": str(model_places(work)[0])}
         yield Artifact(needs[-1], "diagnose", "files", make_diagnosis, (merged.key, records), arguments)
     if recipe.report is not False:
@@ -83,8 +83,7 @@ def make_aligned(place: Path, work: Work, *, merged: str) -> None:
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
     """Score models, with base and experts; write records, predictions, comparisons, notes and tables."""
-    from orthomerge.evaluation.scores import score
-    from orthomerge.evaluation.subject import Subject
+    from orthomerge.evaluation.evaluate import Subject, score
     from orthomerge.runs.scoring import protocols_of
 
     section, encoded = work.section, work.encoded
@@ -107,7 +106,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.scale import search_scale
-    from orthomerge.runs.scoring import diagnose_of, looks_of
+    from orthomerge.runs.scoring import detail_of, diagnose_of
 
     recipe, section, encoded, search = work.recipe, work.section, work.encoded, None
     if diagnose_of(recipe).scales:
@@ -121,16 +120,16 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
             encoding=encoded.how,
             progress=work.progress,
         )
-    sources, looks = section.data, looks_of(recipe)
+    sources, detail = section.data, detail_of(recipe)
     in_files = all(isinstance(source, str) for source in sources.values())
     diagnosis = diagnose(
         work.model(merged),
         work.experts,
         encoded.tasks,
-        looks=looks,
+        detail=detail,
         records=read_records(work.folder(records) / RECORDS),
         search=search,
-        commands=suggested_commands(where, sources, work.experts, aligner=looks.aligner) if in_files else {},
+        commands=suggested_commands(where, sources, work.experts, aligner=detail.aligner) if in_files else {},
         how=encoded.how,
         progress=work.progress,
     )

@@ -63,7 +63,7 @@ def finetune(
     head, keep it as it is. `resume`: keep the state of every epoch beside `out`, so that a killed run can continue.
     `inputs`: the files that `task` and `others` were read from, which `out` must not overlap.
     A `linearised` or `tau_jp` expert is written as ordinary weights, but must be evaluated as the linear model that it
-    is: see `models.linearised.linearise`.
+    is: see `Model.linearised`.
     """
     run = _Training(task.name, [task], base, settings, processor, others, head, family, progress)
     metrics = run.written({task.name: out}, state_folder(out, "tuning"), force=force, resume=resume, inputs=inputs)

@@ -14,10 +14,9 @@ from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
 from orthomerge.models.heads import Activation, Head, Linear
 from orthomerge.models.linearised import LinearisedEncoder
-from orthomerge.models.modules import Skeleton
 from orthomerge.models.problems import base_problems
+from orthomerge.models.skeleton import Skeleton, encoder_config
 from orthomerge.models.split import split_base
-from orthomerge.models.stock import encoder_config
 from orthomerge.models.tensors import FileTensors
 
 if TYPE_CHECKING:

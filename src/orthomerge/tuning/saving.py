@@ -19,7 +19,8 @@ from orthomerge.files.replacing import os_errors
 from orthomerge.files.shards import write_shards
 from orthomerge.models.load import quiet
 from orthomerge.models.processors import companions
-from orthomerge.models.stock import classifier_config, encoder_config, named_tensors
+from orthomerge.models.skeleton import encoder_config
+from orthomerge.models.stock import classifier_config, named_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
-from orthomerge.evaluation.protocol import EvaluationProtocol
-from orthomerge.evaluation.protocols import find_protocol
-from orthomerge.evaluation.records import Record
-from orthomerge.merging.methods import find_method, method_maker
+from orthomerge.evaluation.protocols import EvaluationProtocol, find_protocol
+from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
 from orthomerge.runs.blocks import Evaluate, Kind, Reading, Sweep, SweptMethod
 from orthomerge.runs.checks import check_recipe
@@ -157,7 +156,7 @@ def variants_of(recipe: Recipe) -> list[Variant]:
 
 def _variants(recipe: Recipe, block: Sweep, swept: SweptMethod) -> Iterator[Variant]:
     row = find_method(swept.method)
-    options = schema(method_maker(row)).keys() - swept.parameters.keys()
+    options = schema(maker_of(row)).keys() - swept.parameters.keys()
     scaled = "scale" in options and block.scales
     drawn = row.fitted or "seed" in options
     seen: Access = "data-free"
@@ -209,16 +208,12 @@ def cells_of(recipe: Recipe) -> list[Cell]:
     _, scored = sweep_of(recipe)
     readouts = readouts_of(recipe)
     return [
-        Cell(variant, protocol.annotate(_blank(variant)).way, seed)
+        Cell(variant, protocol.way(variant.seen), seed)
         for variant in variants_of(recipe)
         for readout in readouts
         for protocol in readout.protocols(first=variant.first, seeds=variant.seeds, support=scored.support)
         for seed in range(protocol.first, protocol.first + protocol.seeds)
     ]
-
-
-def _blank(variant: Variant) -> Record:
-    return Record("", variant.name, "", "accuracy", 0, 0, 0, 0, variant.seen)
 
 
 def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:

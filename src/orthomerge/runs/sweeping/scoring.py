@@ -8,21 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, OutputError, RecipeError
-from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import Predictions
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.protocol import EvaluationProtocol
+from orthomerge.evaluation.evaluate import Subject, evaluate
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.running import prediction_name, put_predictions
-from orthomerge.evaluation.subject import Subject
+from orthomerge.evaluation.scores import prediction_name, put_predictions
 from orthomerge.models.model import Model
 from orthomerge.models.modules import loaded
-from orthomerge.models.reopening import record_of
+from orthomerge.models.record import record_of
 from orthomerge.models.writing import write_model
 from orthomerge.runs.models import input_paths, merge
 from orthomerge.runs.sweeping.cells import REFERENCES, Variant, readouts_of, sweep_of
@@ -164,16 +159,14 @@ class _Scorer:
         self, subject: Subject, protocols: list[EvaluationProtocol], encoded: EncodedTasks, split: str
     ) -> list[Record]:
         """The records of protocols, or of all labels in one space; predictions on test are kept."""
-        versions = {"orthomerge": VERSION, "torch": torch.__version__}
         records, predictions = list[Record](), dict[str, Predictions]()
-        for answer in evaluate([subject], protocols, encoded):
-            record = replace(answer.record, split=split, versions=versions)
+        for item in evaluate([subject], protocols, encoded):
+            record = replace(item.record, split=split, predictions=None)
             if not protocols:
                 record = replace(record, seed=self.variant.first)
             if split == "test":
-                each = Predictions(answer.predicted.numpy().astype(np.int32), answer.truth.numpy().astype(np.int32))
-                record = replace(record, predictions=prediction_name(record, each))
-                predictions[record.predictions or ""] = each
+                name = prediction_name(record, item.predictions)
+                record, predictions[name] = replace(record, predictions=name), item.predictions
             records.append(record)
         put_predictions(self.place, predictions)
         return records
@@ -184,8 +177,7 @@ class _Scorer:
         return Subject(self.variant.name, models, parameters, origin.access)
 
     def _failure(self, task: str, protocol: EvaluationProtocol, split: str, message: str, lasting: bool) -> Failure:
-        blank = Record("", "", "", "accuracy", 0, 0, 0, 0, self.variant.seen)
-        return Failure(self.variant.name, task, split, protocol.annotate(blank).way, message, lasting)
+        return Failure(self.variant.name, task, split, protocol.way(self.variant.seen), message, lasting)
 
     def _facts(self, model: Model) -> dict[str, Any]:
         """What the report says of a merge."""

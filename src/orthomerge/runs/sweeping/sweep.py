@@ -12,7 +12,7 @@ from typing import Any
 from orthomerge.core.schema import build
 from orthomerge.evaluation.notes import contamination_notes
 from orthomerge.evaluation.records import Record, write_records
-from orthomerge.evaluation.running import Run, compare_run, put_records, write_derived
+from orthomerge.evaluation.scores import Scores, compare_run, put_records, write_derived
 from orthomerge.evaluation.tables import lines
 from orthomerge.files.publish import check_room
 from orthomerge.merging.merged import DTYPE_NAMES
@@ -138,7 +138,7 @@ def make_tables(place: Path, work: Work, *, splits: tuple[str, ...], scores: tup
     against = scored.against if any(record.method == scored.against for record in whole) else None
     comparisons = compare_run(place, against=against, margin=scored.margin / 100)
     notes = [*contamination_notes(encoded_by_split(work, splits)["test"]), *_notes(swept)]
-    write_derived(place, Run(whole, comparisons, notes))
+    write_derived(place, Scores(whole, comparisons, notes))
     csv = sweep_csv(swept.rows, swept.best, list(scored.data))
     markdown = sweep_markdown(swept.rows, swept.best, failures, _references(whole))
     (place / "sweep.csv").write_bytes(csv.encode())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Looks:
+class Detail:
     """Inputs per task: `points` for t-SNE, `layers` for CKA, `maps` that maps are fitted to, `limit` for any fit.
 
     0 points or layers leave these figures out; a limit of None is no limit. `probe`: also fit a classifier to the

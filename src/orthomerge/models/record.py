@@ -1,8 +1,7 @@
-"""What a saved model records of its base and experts, and opening them again without being told how.
+"""What a saved model records of its base and experts, so that nobody names them twice.
 
 The manifest holds hashes and how each expert was opened, but no path. Paths, and short hashes of the inputs that a fit
-or an alignment has seen, are in a local file that is never pushed and not in the manifest. A path is used only if the
-recorded hashes are found there.
+or an alignment has seen, are in a local file that is never pushed and not in the manifest.
 """
 
 from __future__ import annotations
@@ -10,25 +9,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.core.schema import build
+from orthomerge.core.errors import CheckpointError
 from orthomerge.files.documents import read_json
-from orthomerge.files.hashing import algorithm_of
 from orthomerge.files.links import contained, leaves
-from orthomerge.files.paths import RawFile
-from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.opening import Live, Opening, as_live, reference
 from orthomerge.models.tensors import content_digest
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples
     from orthomerge.files.checkpoint import Checkpoint
     from orthomerge.files.lora import Adapter
-    from orthomerge.models.model import Model
+    from orthomerge.models.model_data import ModelData
+    from orthomerge.models.opened import Opened
 
 
 _MOST_BYTES = 64 << 20
@@ -39,7 +34,7 @@ _LICENCE = re.compile(r"^(license|license_name):(.*(?:\n[ \t]*- .*)*)", re.MULTI
 _SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to be worth much to anybody else
 
 
-def record_of(model: Model) -> dict[str, Any]:
+def record_of(model: ModelData) -> dict[str, Any]:
     """What the model was made of: from the experts, if they are open, else as it was read."""
     experts = model.origin.experts
     if experts is None:
@@ -70,7 +65,7 @@ def record_of(model: Model) -> dict[str, Any]:
     }
 
 
-def local_document(model: Model, folder: Path) -> dict[str, Any]:
+def local_document(model: ModelData, folder: Path) -> dict[str, Any]:
     """Paths of experts by task, and of the base under "", absolute and relative to the output; short hashes of the
     inputs seen, by task.
     """
@@ -138,52 +133,16 @@ def licence_of(path: Path, *, reference: str = "", revision: str | None = None) 
     return "".join(char for char in licence if char.isprintable())[:_LONGEST_LICENCE] or None
 
 
-def reopen_experts(
-    model: Model,
-    *,
-    folder: Path | None = None,
-    base: Any = None,
-    experts: Mapping[str, Any] | None = None,
-    tasks: Iterable[str] | None = None,
-) -> Experts:
-    """The experts of a model. `base` and `experts` only say where they are now; the recorded hashes decide.
-
-    `folder`: where the model was read, for messages. `tasks`: whose experts are needed, all by default.
-    """
-    named, wanted = dict(experts or {}), tuple(model.tasks if tasks is None else tasks)
-    for task in (*named, *wanted):
-        model.head(task)
-    if model.origin.experts is not None and not named and base is None:
-        return model.origin.experts
-    record = model.origin.record
-    if not record.get("opening"):
-        raise RecipeError("this model does not say how its experts were opened; merge again, or give open experts")
-    recorded = record["opening"]
-    ways = {task: recorded.get("experts", {}).get(task) or {} for task in wanted}
-    live: dict[str, Live] = {}
-    places = {task: {**way, "path": _place(model, task, named.get(task), live)} for task, way in ways.items()}
-    where = None
-    if recorded.get("base"):
-        # Experts cannot be read without the base where it has their tensors, or makes their heads.
-        makes_heads = any((way.get("head") or {}).get("classes") for way in ways.values())
-        where = _place(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
-    source = f"{folder or 'the model'}: how it was made"
-    opened = open_experts(build(Opening, {**recorded, "experts": places, "base": where}, where=source), live).check()
-    _check_same(opened, record["inputs"], wanted)
-    return opened
-
-
 def _input_bytes(item: object) -> bytes:
     import numpy as np
 
     return item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
 
 
-def _input(source: Checkpoint | Adapter, name: str, experts: Experts, task: str) -> dict[str, Any]:
+def _input(source: Checkpoint | Adapter, name: str, experts: Opened, task: str) -> dict[str, Any]:
     """What identifies an input without telling where on this machine it lay."""
     if source.in_memory:
-        model = experts.teacher(task) if task else experts.base
-        content = content_digest(model.weights, experts.family.prefix)
+        content = content_digest(experts.tensors(task), experts.family.prefix)
         return {"name": name, "revision": None, "license": None, "files": [], "content": content}
     revision = source.revision
     files = [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files]
@@ -222,46 +181,3 @@ def _current_path(place: Mapping[str, str], folder: Path) -> Path:
     here = Path(os.path.abspath(folder))
     tries = [Path(os.path.normpath(here / place[kind])) for kind in ("absolute", "relative") if kind in place]
     return next((path for path in tries if path.exists()), tries[0])
-
-
-def _place(model: Model, task: str, named: Any, live: dict[str, Live], *, needed: bool = True) -> str | None:
-    """Where an expert, or the base (task ""), is now; None for a base that was not found and is not needed."""
-    role = f"the expert of {task!r}" if task else "the base"
-    if named is not None:
-        if (memory := as_live(named)) is not None:
-            live[task] = memory
-        return reference(role, named)
-    place = model.origin.places.get(task)
-    if place is not None and Path(place).exists():
-        return reference(role, Path(place))
-    if not needed:
-        return None
-    was = "" if place is None else f" (it was at {place})"
-    flag = f"--expert {task}=PATH" if task else "--base PATH"
-    raise CheckpointError(f"{role} was not found{was}; say where it is: {flag}")
-
-
-def _check_same(experts: Experts, inputs: Mapping[str, Any], tasks: Iterable[str]) -> None:
-    """Base and experts must be, byte for byte, those that the model was made from."""
-    sources = experts.parts.sources
-    opened = {
-        task: (f"the expert of {task!r}", sources[task].checkpoint, inputs["experts"].get(task)) for task in tasks
-    }
-    if experts.has_base:
-        opened[""] = ("the base", experts.parts.base, inputs["base"])
-    for task, (who, checkpoint, entry) in opened.items():
-        if entry is None:
-            continue
-        if "content" in entry or checkpoint.in_memory:  # of a live model, only its tensors can be recognised
-            here = experts.base if task == "" else experts.teacher(task)
-            same = content_digest(here.weights, experts.family.prefix) == entry.get("content")
-        else:
-            hashes = [file["hash"] for file in entry["files"]]
-            paths = [file.path for file in checkpoint.files] if hashes else []
-            digests = [RawFile(path, algorithm=algorithm_of(hashes[0])).digest() for path in paths]
-            same = sorted(digests) == sorted(hashes)
-        if not same:
-            raise IncompatibleError(
-                f"{who} at {checkpoint.path} is not the one that the model was made from: its hash differs; "
-                "say where the right one is, or merge again"
-            )

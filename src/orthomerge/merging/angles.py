@@ -1,0 +1,111 @@
+"""Methods that angles decide, tensor by tensor: Model Stock and spherical interpolation."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import ClassVar
+
+import torch
+
+from orthomerge.core.errors import RecipeError
+from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
+from orthomerge.merging.options import fraction, scaled_sum
+from orthomerge.merging.statistics import grams
+
+_PARALLEL = 0.9995
+_TINY = 1e-8  # norms up to this are not divided by
+
+
+@dataclass(frozen=True)
+class ModelStock:
+    """Pull the average of the experts towards the base, the more the wider the angle between them.
+
+    It has no options. Jang et al., "Model Stock: all we need is just a few fine-tuned models", 2024, arXiv 2403.19522:
+    per tensor theta = t mean_i theta_i + (1 - t) theta_b with t = N cos / (1 + (N - 1) cos). Meant for experts of *one*
+    task: those of different tasks are nearly orthogonal, so that t is near 0 and the result is near the base.
+
+    *Differs from the paper:* the paper gives cos for two models; for more it is the mean over all pairs, as in
+    mergekit 0.1.5 (`model_stock` without `filter_wise`). It is clamped to [0, 1]: in mergekit a negative mean pushes
+    the result past the base, away from the experts. A pair in which one delta is zero counts as cos = 0; mergekit also
+    shrinks the cosine of pairs whose norms multiply to less than 1e-6, here tiny deltas count like others.
+    """
+
+    scope: ClassVar[Scope] = "element"
+
+    def survey(self, vectors: Vectors) -> Surveyed:
+        if len(vectors.tasks) < 2:
+            raise RecipeError(
+                "model stock needs at least 2 experts, whose angle decides, got 1; add one, or use 'average'"
+            )
+        ratios = {key: _ratio(gram) for key, gram in grams(vectors).items()}
+        return Surveyed(self.scope, partial(self._merge, ratios=ratios))
+
+    @staticmethod
+    def _merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site, ratios: Mapping[str, float]) -> torch.Tensor:
+        return scaled_sum(deltas, ratios[site.key] / len(deltas))
+
+
+@dataclass(frozen=True)
+class Slerp:
+    """Spherical interpolation of two experts' weights: along the arc between them, not along the chord.
+
+    `t`: how far to go from the first expert (0) to the second (1).
+
+    Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985, on each tensor as one vector, as in
+    mergekit 0.1.5 (`slerp`): theta = [sin((1 - t) w) theta_1 + sin(t w) theta_2] / sin(w), w the angle between
+    theta_1 and theta_2. Where the two are nearly parallel or opposite (|cos w| > 0.9995, which is most tensors of
+    most fine-tuned models) the interpolation is linear.
+
+    *Differs from mergekit:* the angle is computed in float64. There `base_model` names one of the two models;
+    here both are experts, and the base is only what the deltas are measured from.
+    """
+
+    t: float = 0.5
+
+    scope: ClassVar[Scope] = "element"
+
+    def __post_init__(self) -> None:
+        fraction("t", self.t, zero=True)
+
+    def survey(self, vectors: Vectors) -> Surveyed:
+        if len(vectors.tasks) != 2:
+            raise RecipeError(f"slerp merges exactly 2 experts, got {len(vectors.tasks)}; choose two, or use 'average'")
+        factors = {key: _arc(gram, self.t) for key, gram in grams(vectors).items()}
+        return Surveyed(self.scope, partial(self._merge, factors=factors))
+
+    @staticmethod
+    def _merge(
+        base: torch.Tensor, deltas: torch.Tensor, *, site: Site, factors: Mapping[str, tuple[float, float, float]]
+    ) -> torch.Tensor:
+        of_base, first, second = factors[site.key]
+        merged = (deltas[0] * first).add_(deltas[1], alpha=second)
+        return merged.add_(base, alpha=of_base) if of_base else merged
+
+
+def _ratio(gram: torch.Tensor) -> float:
+    """The ratio t of Model Stock from the Gram matrix of base and deltas."""
+    N = len(gram) - 1
+    pairs = [_cosine(gram, i, j) for i, j in combinations(range(1, N + 1), 2)]
+    cos = min(max(sum(pairs) / len(pairs), 0.0), 1.0)
+    return N * cos / (1 + (N - 1) * cos)
+
+
+def _cosine(gram: torch.Tensor, i: int, j: int) -> float:
+    norms = float(gram[i, i].sqrt() * gram[j, j].sqrt())
+    return float(gram[i, j]) / norms if norms > 0 else 0.0
+
+
+def _arc(gram: torch.Tensor, t: float) -> tuple[float, float, float]:
+    """With theta = a theta_1 + b theta_2: a + b - 1 for the base (it is added to the result), then a, b."""
+    bb, b1, b2 = gram[0].tolist()
+    d11, d12, d22 = float(gram[1, 1]), float(gram[1, 2]), float(gram[2, 2])
+    norms = [math.sqrt(max(square, 0.0)) for square in (bb + 2 * b1 + d11, bb + 2 * b2 + d22)]
+    scale = math.prod(norm if norm > _TINY else 1.0 for norm in norms)
+    cos = min(max((bb + b1 + b2 + d12) / scale, -1.0), 1.0)
+    if abs(cos) > _PARALLEL:
+        return 0.0, 1 - t, t
+    w = math.acos(cos)
+    a, b = math.sin((1 - t) * w) / math.sin(w), math.sin(t * w) / math.sin(w)
+    return a + b - 1, a, b
