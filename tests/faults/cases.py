@@ -159,7 +159,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
             tensor="'strange'"),
     # 14 an index that leads out of its folder
     Refused(14, "parent", m.points_to("../three/model.safetensors"), BROKEN, INDEX, DISTRUST, tensor="three"),
-    Held(14, "tests/files/test_opening.py::test_an_index_that_points_elsewhere", "names of every kind"),
+    Held(14, "tests/files/test_opening.py::test_what_is_refused", "names of every kind"),
     # 15 index that is no index
     Refused(15, "deep", m.index_text(m.deep()), BROKEN, INDEX, AGAIN),
     Refused(15, "deep recipe", m.write("recipe.yaml", b"a: " + b"[" * 5000), RECIPE, r"recipe\.yaml",
@@ -169,7 +169,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(15, "code in a recipe", m.write("recipe.yaml", b"a: !!python/object/apply:os.mkdir [evil]\n"), RECIPE,
             r"recipe\.yaml", "plain words", more="RECIPE"),
     Refused(15, "a recipe that is no YAML", m.recipe("a: ["), RECIPE, r"recipe\.yaml", "is not valid YAML"),
-    Held(15, "tests/files/test_opening.py::test_an_index_that_does_not_fit", "documents of every kind"),
+    Held(15, "tests/files/test_opening.py::test_what_is_refused", "documents of every kind"),
     # 16 total_size is wrong
     Refused(16, "one more", m.index(lambda d: d["metadata"].update(total_size=d["metadata"]["total_size"] + 1)), BROKEN,
             INDEX, "of another save"),
@@ -419,7 +419,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Held(60, "tests/faults/test_kill.py::test_a_run_that_is_killed"),
     # 61 out of memory
     Held(61, "tests/faults/test_signals.py::test_memory_that_runs_out"),
-    Held(61, "tests/models/encoding/test_extract.py::test_out_of_memory_says_what_to_do", "on a GPU"),
+    Held(61, "tests/core/test_small.py::test_exhausted_memory_is_an_error_with_advice", "on a GPU"),
     # 62 two runs into one output
     Held(62, "tests/faults/test_kill.py::test_two_runs_at_once"),
     # 63 a worker dies
