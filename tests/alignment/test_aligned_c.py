@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.alignment.toys import HEADS, divergence, head_of, linear_head, pair_of, random, rotation
+from tests.alignment.toys import divergence
 from torch.nn.functional import normalize
 
 from orthomerge.alignment.aligned_c import AlignedC, Schedule
@@ -16,6 +16,7 @@ from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random, rotation
 
 
 @dataclass(frozen=True)

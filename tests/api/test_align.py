@@ -14,12 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.aligning import COUNTS, HEADS, contents, merge_berts
-from tests.models.conftest import _build
-from tests.models.making import nudged, stock, write_tokenizer
+from tests.models.making import build, nudged, stock, write_tokenizer
 
 import orthomerge as om
-from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.aligners import ALIGNERS, aligner_class
+from orthomerge.alignment.aligners import ALIGNERS, Alignment, aligner_class
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
@@ -38,7 +36,8 @@ from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.plan import plan
-from orthomerge.runs.recipe import Align, Recipe, read_recipe
+from orthomerge.runs.recipe import Recipe, read_recipe
+from orthomerge.runs.sections import Align
 
 TASKS = ("two", "three")
 CHEAP = {"steps": 5, "epochs": 2}
@@ -244,7 +243,7 @@ class Ids:
 @pytest.mark.parametrize("name", ["roberta", "electra"])
 def test_a_head_with_a_hidden_layer(name: str, tmp_path: Path) -> None:
     """Logits of the exported stock model are those of head(A f + shift), the map before it was folded."""
-    base = _build(f"{name.title()}ForSequenceClassification", name, 0)
+    base = build(f"{name.title()}ForSequenceClassification", name, 0)
     expert = nudged(base, 1, 0.05)
     model = om.merge({"one": expert}, "task_arithmetic", base=base, scale=0.5)
     random, processor = np.random.default_rng(0), Ids(pad=base.config.pad_token_id)
@@ -269,7 +268,7 @@ def test_a_head_with_a_hidden_layer(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("aligner", ["ridge", "orthogonal", "surgery"])
 def test_clip_whose_head_normalises_and_is_in_no_checkpoint(tmp_path: Path, aligner: str) -> None:
-    base = _build("CLIPModel", "clip", 0)
+    base = build("CLIPModel", "clip", 0)
     with quiet():
         import transformers
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.api.align import align
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,12 +168,6 @@ def test_models_without_an_image_processor(tmp_path: Path) -> None:
     assert load_processor(tmp_path, modality="image") == PixelProcessor(6, channels=1)
     (tmp_path / "config.json").write_text(json.dumps({"image_size": [6, 4]}))
     assert load_processor(tmp_path, modality="image") == PixelProcessor((6, 4))
-
-
-def test_without_transformers(bert: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.utils", None)
-    with pytest.raises(RecipeError, match="running a model needs transformers"):
-        load_processor(bert(), modality="text")
 
 
 def test_pixels_by_hand() -> None:

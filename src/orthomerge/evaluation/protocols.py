@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, cast
 
-from orthomerge.alignment.aligner import Aligner
-from orthomerge.alignment.aligners import aligners, make_aligner
+from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import find_row, instance_of, maker_of, with_plugins
 from orthomerge.data.task import Access, Split

@@ -64,7 +64,7 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     with closing(_stream(model, most)) as blocks:
         written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=ENCODER)
     if len(written) == 1:
-        model.encoder.remember(written[0].digest)
+        model.encoder.content = written[0].digest
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = main_dtype(specs.values())
@@ -106,14 +106,14 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
 def _stream(model: ModelData, most: int) -> Generator[tuple[str, torch.Tensor], None, None]:
     """The encoder's blocks; what is written as several files is hashed as the one that it could be."""
     specs, prefix = model.weights.specs, model.family.prefix
-    sharded = sum(spec.nbytes for spec in specs.values()) > most and not model.encoder.knows_digest
+    sharded = sum(spec.nbytes for spec in specs.values()) > most and model.encoder.content is None
     content = ContentHash(specs, prefix) if sharded else None
     for key, block in model.weights.blocks():
         if content is not None:
             content.update(block)
         yield prefix + key, block
     if content is not None:
-        model.encoder.remember(content.digest())
+        model.encoder.content = content.digest()
 
 
 def _check_name(task: str, model: ModelData) -> None:

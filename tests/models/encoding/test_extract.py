@@ -147,7 +147,7 @@ class Rows(torch.nn.Module):
 def run(change: Any, precision: Any = "float32") -> Features:
     examples = Examples(list(np.arange(14).reshape(7, 2)), None, "val")
     how = Encoding(None, "cpu", precision, batch=3)
-    return extract(Rows(change), generic("", ()), "output", examples, Numbers(), task="toy", how=how)
+    return extract(Rows(change), generic(""), "output", examples, Numbers(), task="toy", how=how)
 
 
 def test_by_hand() -> None:
