@@ -22,8 +22,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthomerge.api.align import align
-from orthomerge.models.encoding import Encoding
 from orthomerge.runs.models import write as write_recipe
 from orthomerge.runs.recipe import Recipe
 
@@ -212,22 +210,6 @@ def index(world: World, /, edit: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads(path.read_text())
     edit(document)
     path.write_text(json.dumps(document))
-
-
-@damaging
-def points_to(world: World, /, shard: str, make: Callable[[World], object] = lambda world: None) -> None:
-    """An index whose first shard is another path."""
-    index(lambda d: d.update(weight_map={k: shard if v == SHARDS[0] else v for k, v in d["weight_map"].items()}))(world)
-    make(world)
-
-
-@damaging
-def index_text(world: World, /, data: bytes) -> None:
-    as_shards(world).write_bytes(data)
-
-
-def shard_gone(world: World) -> None:
-    (as_shards(world).parent / SHARDS[0]).unlink()
 
 
 # Pickles
@@ -495,21 +477,6 @@ def several_changes(world: World) -> None:
     flip("merged/encoder.safetensors")(world)
 
 
-def no_places(world: World) -> None:
-    """As after a download: the file that says where the experts are is not there."""
-    words = "align {folder}/merged --data two={folder}/data/two.csv --out {out} --device cpu"
-    command(words, lose("merged/orthomerge.local.json"))(world)
-
-
-def aligned_before(world: World) -> None:
-    """The merge, aligned."""
-    merged = world.folder / "merged"
-    data: dict[str, Any] = {"two": str(world.table("two"))}
-    align(merged, data, aligner="ridge", encoding=Encoding(device="cpu")).save(world.folder / "aligned")
-    shutil.rmtree(merged)
-    (world.folder / "aligned").rename(merged)
-
-
 # Data
 
 
@@ -570,19 +537,6 @@ def reads_fail(world: World, /, number: int) -> None:
 
 
 @damaging
-def makes_fail(world: World, /, number: int) -> None:
-    """No folder can be made where the output goes."""
-    real = Path.mkdir
-
-    def broken(self: Path, *args: Any, **options: Any) -> None:
-        if world.folder / "results" in (self, *self.parents):
-            raise OSError(number, os.strerror(number))
-        real(self, *args, **options)
-
-    world.patch.setattr(Path, "mkdir", broken)
-
-
-@damaging
 def renames_fail(world: World, /, number: int) -> None:
     def broken(self: Path, target: Path) -> Path:
         raise OSError(number, os.strerror(number))
@@ -606,10 +560,6 @@ def spelled(world: World, /, name: str) -> None:
     world.out = world.folder / "results" / name
     words = ["merge", "--base", str(world.folder / "base"), "--expert", f"two={world.folder / name}"]
     world.words = [*words, "--method", "average", "--out", str(world.out), "--quiet"]
-
-
-def deep(depth: int = 100_000) -> bytes:
-    return b'{"a":' * depth + b"1" + b"}" * depth
 
 
 def remote_tokenizer(world: World) -> None:

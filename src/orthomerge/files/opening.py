@@ -16,9 +16,8 @@ from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.documents import read_json
 from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.lora import Adapter, read_adapter
-from orthomerge.files.pickles import read_weights
+from orthomerge.files.pickles import ENDINGS, read_weights
 
-_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
 _SAVES = "index and shards are of different saves: fetch it again, all of it"
 
@@ -57,7 +56,7 @@ def open_expert(reference: str | Path) -> Checkpoint | Adapter:
     opened: Checkpoint | Adapter
     try:
         if not path.is_dir():
-            opened = _open_file(path)
+            opened = read_weights(path)
         elif (path / "adapter_config.json").exists():
             opened = read_adapter(path)
         else:
@@ -67,17 +66,13 @@ def open_expert(reference: str | Path) -> Checkpoint | Adapter:
     return replace(opened, revision=revision, reference=str(reference))
 
 
-def _open_file(path: Path) -> Checkpoint:
-    if path.suffix not in _ENDINGS:
-        raise CheckpointError(
-            f"{path} is not a checkpoint: give a folder, or a file that ends in {', '.join(_ENDINGS)}"
-        )
-    return read_weights(path)
-
-
 def _open_folder(folder: Path) -> Checkpoint:
     config = read_json(contained(folder / "config.json", folder)) if (folder / "config.json").exists() else None
-    _refuse_quantised(config, folder)
+    if quantised := (config or {}).get("quantization_config"):
+        how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{folder} is quantised ({how}); merge the original float weights and quantise the result"
+        )
     return replace(_open_weights(folder), path=folder, config=config)
 
 
@@ -92,10 +87,10 @@ def _open_weights(folder: Path) -> Checkpoint:
             )
         if present:
             path = contained(present[0], folder)
-            return _open_file(path) if path == whole else _open_shards(path)
-    others = [path for path in sorted(folder.iterdir()) if path.suffix in _ENDINGS]
+            return read_weights(path) if path == whole else _open_shards(path)
+    others = [path for path in sorted(folder.iterdir()) if path.suffix in ENDINGS]
     if len(others) == 1:
-        return _open_file(contained(others[0], folder))
+        return read_weights(contained(others[0], folder))
     what = f"several weight files ({some(path.name for path in others)})" if others else "no weights"
     raise CheckpointError(
         f"{folder} holds {what}: expected {' or '.join(_WHOLE)}, or one of them in shards with its index; "
@@ -119,7 +114,7 @@ def _open_shards(index: Path) -> Checkpoint:
             "apart; do not trust this file"
         )
     for shard in shards:
-        opened = _open_file(_shard_path(index, shard, suffix))
+        opened = read_weights(_shard_path(index, shard, suffix))
         held = {*opened.entries, *opened.aliases}
         listed = {name for name, file in names.items() if file == shard}
         if listed - held:
@@ -157,13 +152,4 @@ def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Pat
         raise CheckpointError(
             f"{index} says the shards hold {total} bytes, but they hold {held}; a shard is of another save: "
             "fetch it again"
-        )
-
-
-def _refuse_quantised(config: dict[str, Any] | None, folder: Path) -> None:
-    quantised = (config or {}).get("quantization_config")
-    if quantised:
-        how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
-        raise CheckpointError(
-            f"{folder} is quantised ({how}); merge the original float weights and quantise the result"
         )

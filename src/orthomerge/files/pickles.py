@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Place = Callable[[str], "tuple[int, int] | None"]  # key of a storage -> its offset and length in the file
 
+ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
 _MOST_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
@@ -38,6 +39,8 @@ _LOCAL = struct.Struct("<4s2xHH16xHH")  # signature, flags, method, length of na
 
 def read_weights(path: Path) -> Checkpoint:
     """Every tensor of a safetensors file or a pickle, by name, unread."""
+    if path.suffix not in ENDINGS:
+        raise CheckpointError(f"{path} is not a checkpoint: give a folder, or a file that ends in {', '.join(ENDINGS)}")
     return Checkpoint(path, read_safetensors(path)) if path.suffix == ".safetensors" else read_pickle(path)
 
 
