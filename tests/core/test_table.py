@@ -81,6 +81,13 @@ def test_a_text_that_was_cut_is_there_in_full() -> None:
     assert table.text().split("\n")[1] == "a     abab"
 
 
+def test_programs_read_numbers_that_are_not_rounded() -> None:
+    assert SCORES.json_rows() == [
+        {"method": "ties", "mean": 84.04, "n": 2},
+        {"method": "a|b_c", "mean": None, "n": 1000},
+    ]
+
+
 def test_columns_that_may_wrap_share_the_line() -> None:
     text = "alpha beta gamma delta"
     table = Table.of("", ("name", "options", "n"), (("one", text, "123456"),), left=2, wrap=("options",))

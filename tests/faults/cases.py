@@ -275,9 +275,9 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(33, "statistics", m.batch_norm, UNFIT, "base", "ignore: .*running_mean", tensor=r"bn\.running_mean"),
     Sound(33, "left out", m.batch_norm, more=STATISTICS),
     # 34 no task, one task, one name twice
-    Refused(34, "none", lambda w: w.experts.clear(), RECIPE, "nothing to merge", "--expert NAME=PATH"),
-    Refused(34, "in other letters", nothing, RECIPE, "differ in case", "differ in case", more="--expert TWO=x"),
-    Refused(34, "a name that leads out", nothing, RECIPE, r"\.\./x", "use letters", more="--expert ../x=y"),
+    Refused(34, "none", lambda w: w.experts.clear(), RECIPE, "nothing to merge", "orthomerge merge topic"),
+    Refused(34, "in other letters", nothing, RECIPE, "differ in case", "differ in case", more="TWO=x"),
+    Refused(34, "a name that leads out", nothing, RECIPE, "'x=y'", "use letters", more="../x=y"),
     Sound(34, "one", lambda w: w.experts.__delitem__(slice(1, None))),
     # 35 scales
     Refused(35, "NaN", nothing, RECIPE, "scale", "finite number", more="--set scale=.nan"),
@@ -435,7 +435,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
             "is not a hub id"),
     Refused(70, "a folder without weights", lambda w: w.weights("two").unlink(), BROKEN, "two", "holds no weights"),
     Refused(70, "an id that is not in the cache", nothing, BROKEN, "some-org/not-in-the-cache", "HF_HUB_OFFLINE",
-            more="--expert six=some-org/not-in-the-cache"),
+            more="six=some-org/not-in-the-cache"),
     Held(70, "tests/files/test_hub.py::test_offline_and_part_of_it_missing"),
     Held(70, "tests/files/test_hub.py::test_a_branch_that_moves_while_it_is_fetched"),
     # 0 arguments and recipes
@@ -444,7 +444,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(0, "family", nothing, RECIPE, "unknown model family 'brt'", r"did you mean 'bert'\?",
             more="--set family=brt"),
     Refused(0, "vector", nothing, RECIPE, "'nine', which is no expert", "", more="--set 'vector=two + nine'"),
-    Refused(0, "a task to export", m.command("export {folder}/merged --task too --to {folder}/x"), RECIPE,
+    Refused(0, "a task to export", m.command("export {folder}/merged --task too --out {folder}/x"), RECIPE,
             "is no task 'too'", r"did you mean 'two'\?"),
     Refused(0, "no output", m.recipe("experts: {two: two}\nbase: base"), RECIPE, r"where to\?",
             "Give 'out' in the recipe, or --out"),

@@ -558,7 +558,7 @@ def spelled(world: World, /, name: str) -> None:
     """The expert `two` and the output under an unusual name."""
     (world.folder / "two").rename(world.folder / name)
     world.out = world.folder / "results" / name
-    words = ["merge", "--base", str(world.folder / "base"), "--expert", f"two={world.folder / name}"]
+    words = ["merge", f"two={world.folder / name}", "--base", str(world.folder / "base")]
     world.words = [*words, "--method", "average", "--out", str(world.out), "--quiet"]
 
 

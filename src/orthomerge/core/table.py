@@ -147,6 +147,11 @@ class Table:
         caption = f"<caption>{_html_escape(self.title)}</caption>"
         return f"<table>\n{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(body)}</tbody>\n</table>"
 
+    def json_rows(self) -> list[dict[str, Value]]:
+        """A mapping from names of columns to values per row; an empty text is nothing."""
+        rows = ([cell.text or None if cell.value is None else cell.value for cell in row] for row in self.rows)
+        return [dict(zip(self.names, row, strict=True)) for row in rows]
+
     def _wrapped(self, texts: Sequence[str], widths: Sequence[int]) -> list[str]:
         """The lines of one row."""
         cells = [
