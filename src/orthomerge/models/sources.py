@@ -17,7 +17,7 @@ from orthomerge.models.families import family_for, generic
 from orthomerge.models.family import HeadLayout
 from orthomerge.models.heads import Head
 from orthomerge.models.opening import HeadNames, live_checkpoint
-from orthomerge.models.problems import Problem, base_problems, check_problems, code_problems, source_problems
+from orthomerge.models.problems import Problem, base_problems, check_problems, code_problem, source_problems
 from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import encoder_config
 from orthomerge.models.split import (
@@ -171,7 +171,7 @@ class _Opener:
             return None
         self._describe(opened, base)
         for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
-            self.problems += code_problems(f"{role} ({source.path})", source, self.opening.family)
+            self.problems += code_problem(f"{role} ({source.path})", source, self.opening.family)
         family = None
         with self._collecting("family"):
             family = _family_of(self.opening, base, opened)
