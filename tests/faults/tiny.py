@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from orthomerge.models.load import quiet
+from orthomerge.runs.recipe import Recipe
 
 TASKS = {"two": 2, "three": 3}
 _WORDS = ("a", "good", "bad", "film", "very", "not", "it", "was")
@@ -49,15 +50,26 @@ def write_experts(folder: Path, *, width: int = 8, rows: int = 16, shard: str = 
     return folder
 
 
+def recipe_for(folder: Path, method: str = "average", **options: Any) -> Recipe:
+    """A merge of the experts of a folder."""
+    return Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method=method, **options)
+
+
+def data_words(folder: Path) -> list[str]:
+    """The option `--data` of every task."""
+    return [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
+
+
 def commands(folder: Path, merged: Path, *, seed: int = 0) -> dict[str, list[str]]:
     """A merge, an align and a fitted merge, without `--out`; those of another seed give other bytes."""
-    experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
-    data = [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
+    places = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
+    experts = [f"{task}={folder / task}" for task in TASKS]
+    data = data_words(folder)
     base, quick = ["--base", str(folder / "base")], ["--device", "cpu", "--limit", "8", "--quiet"]
     steps = ["--set", "steps=2", "--set", "look=1", "--set", "batch=4"]
     plain = ["--method", "task_arithmetic", "--set", f"scale={0.5 + seed}", "--set", f"seed={seed}"]
     return {
-        "merge": ["merge", *base, *experts, *plain, "--quiet", "--max-shard-size", "2KB"],
-        "align": ["align", str(merged), *experts, *data, "--aligner", "ridge", "--seed", str(seed), *quick],
-        "fit": ["merge", *base, *experts, *data, "--method", "moma", *steps, "--set", f"seed={seed}", *quick],
+        "merge": ["merge", *experts, *base, *plain, "--quiet", "--max-shard-size", "2KB"],
+        "align": ["align", str(merged), *places, *data, "--aligner", "ridge", "--seed", str(seed), *quick],
+        "fit": ["merge", *experts, *base, *data, "--method", "moma", *steps, "--set", f"seed={seed}", *quick],
     }

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 from orthomerge.data.images import decode, pixels
 from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_inputs, read_task
+from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.task import Examples, Modality, Split, Task
 
 Labels = Mapping[str, tuple[str, ...]]
+
+
+def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Mapping[str, Any]:
+    """The source of each task: a mapping as it is, or what is called after a task in a folder.
+
+    Such a file is TASK.csv, .tsv, .jsonl, .json, .parquet or .npz, also .gz; a folder has its tables or pictures.
+    """
+    if isinstance(data, Mapping):
+        return data
+    folder = Path(data).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder; give one with a table per task, or TASK=PATH for each task")
+    names, sources = list(tasks), dict[str, str]()
+    for path in sorted(folder.iterdir()):
+        name, kind = (path.name, None) if path.is_dir() else kind_of(path)
+        if name not in names or kind not in (*KINDS, ".npz", None):
+            continue
+        if name in sources:
+            raise RecipeError(f"{sources[name]} and {path} are both called after {name!r}; move one away")
+        sources[name] = str(path)
+    if not sources:
+        raise CheckpointError(f"{folder} has no file or folder called after a task ({some(names)})")
+    return {task: sources[task] for task in names if task in sources}
 
 
 def unlabelled_tasks(
