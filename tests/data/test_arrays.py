@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.data import arrays as module
+from orthomerge.data import images as module
 from orthomerge.data.reading import read_task
 
 Arrays = Callable[..., Path]
@@ -77,6 +77,6 @@ def test_other_files(tmp_path: Path, arrays: Arrays, monkeypatch: pytest.MonkeyP
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(CheckpointError, match=r"toy.npz cannot be read as .npz"):
         read_task(path)
-    monkeypatch.setattr(module, "_MOST_BYTES", 10)
+    monkeypatch.setattr(module, "_MOST_ARRAYS", 10)
     with pytest.raises(CheckpointError, match=r"unpacks to \d+ bytes, but at most 10 are read"):
         read_task(arrays())

@@ -127,7 +127,7 @@ def test_pictures_are_decoded_when_looked_at(library: SimpleNamespace, tmp_path:
         ({"val": texts(), "dev": texts()}, CheckpointError, "'val' and 'dev' are both the val split"),
         (texts(0), CheckpointError, r"org/name \(train\) is empty"),
         (texts(3, [0, None, True]), CheckpointError, r"2 bad rows: row 2 has no .* name as 'label' but None; row 3"),
-        (texts(3, [0, -1, 1]), CheckpointError, r"1 bad row: row 2 has no label as 'label' but -1"),
+        (texts(3, [0, -1, 1]), CheckpointError, r"\(train\) row 2: label -1 has no name; named are"),
         (texts(3, [0, 5, 1]), CheckpointError, r"\(train\) row 2: label 5 has no name; named are 'zebra', 'ape'"),
         (texts(3, [0, 0, 0]), CheckpointError, r"the train split has no examples of 'ape'"),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from orthomerge.core.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError
 from orthomerge.data import images
 from orthomerge.data.images import decode
 from orthomerge.data.reading import read_task
@@ -131,9 +130,3 @@ def test_pictures_are_turned_as_the_camera_says(tmp_path: Path) -> None:
     exif[0x0112] = 6  # the camera was held sideways
     Image.new("L", (4, 3)).save(tmp_path / "a.jpg", exif=exif)
     assert decode(tmp_path / "a.jpg", where="here").shape == (4, 3)
-
-
-def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(RecipeError, match=r"reading pictures needs Pillow: pip install 'orthomerge\[models\]'"):
-        decode(tmp_path / "a.png", where="here")

@@ -10,7 +10,7 @@ from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
 from orthomerge.api.load import resolve
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.tasks import labelled_tasks
+from orthomerge.data.reading import labelled_tasks
 from orthomerge.models.experts import reopen_experts
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeGuard
 from orthomerge.api.load import resolve
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.tasks import labelled_tasks
+from orthomerge.data.reading import labelled_tasks
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, score, told_apart

@@ -1,29 +1,29 @@
-"""Reading a task, whatever it is stored as: look at the source and call the reader of its format."""
+"""A user's data as tasks: whatever it is stored as, with labels in the order of the heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
-from orthomerge.core.errors import CheckpointError, RecipeError, some
-from orthomerge.data.arrays import read_arrays
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
-from orthomerge.data.images import read_folder
+from orthomerge.data.images import decode, pixels, read_arrays, read_folder
 from orthomerge.data.labels import match_labels, resolve
-from orthomerge.data.raw import Key, Part, Raw, by_split, split_named
+from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.sampling import share, stratified
-from orthomerge.data.tables import Columns, read_files, read_one, split_files
+from orthomerge.data.tables import Columns, read_tables, split_files
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000
 _WAY_OUT = (
-    f"a task is a table ({', '.join(KINDS)}, each also .gz) or one per split (train.csv, val.csv, test.csv), an .npz, "
-    "folders of pictures (split/class/*.png), or a dataset of Hugging Face"
+    f"a task is a table ({', '.join(KINDS)}, all but parquet also .gz) or one per split (train.csv, val.csv, "
+    "test.csv), an .npz, folders of pictures (split/class/*.png), or a dataset of Hugging Face"
 )
 
 
@@ -57,10 +57,15 @@ def read_task(
         names = unlabelled
     else:
         names, places = resolve(raw, labels)
-    splits = {which: _examples(part, which, places) for which, part in raw.parts.items()}
+    splits: dict[Split, Examples] = {}
+    for which, part in raw.parts.items():
+        rows = None if part.keys is None else np.array([places[key] for key in part.keys], dtype=np.int64)
+        splits[which] = Examples(part.inputs, rows, which)
     train = splits.get("train")
     if train is not None and train.labels is not None:
-        _check_classes(train.labels, names, raw)
+        sizes = np.bincount(train.labels, minlength=len(names))
+        if empty := [each for each, size in zip(names, sizes, strict=True) if not size]:
+            raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
         if "val" not in splits and validation:
             splits |= _split_off(train, train.labels, validation)
     order: tuple[Split, ...] = ("train", "val", "test")
@@ -93,6 +98,58 @@ def read_inputs(
     return Task(name, labels, task.modality, {split: Examples(inputs, None, split)})
 
 
+def unlabelled_tasks(
+    data: Mapping[str, Any],
+    labels: Mapping[str, tuple[str, ...]],
+    modality: str,
+    *,
+    split: Split,
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, Task]:
+    """The inputs of one split by task, without labels; a source may also be a list of inputs.
+
+    `labels`: of the heads that will read them.
+    """
+    _check_names(data, labels)
+    tasks = {}
+    for name, source in data.items():
+        task = source
+        if isinstance(source, list):
+            inputs = Examples([as_input(item, modality) for item in source], None, split)
+            task = Task(name, labels[name], cast("Modality", modality), {split: inputs})
+        tasks[name] = read_inputs(task, name=name, labels=labels[name], split=split, limit=limit, seed=seed)
+    return _of_modality(tasks, modality)
+
+
+def labelled_tasks(data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str) -> dict[str, Task]:
+    """All splits by task, labels in the order of the heads."""
+    _check_names(data, labels)
+    tasks = {}
+    for name, source in data.items():
+        task = source if isinstance(source, Task) else read_task(source)
+        tasks[name] = match_labels(replace(task, name=name), labels[name])
+    return _of_modality(tasks, modality)
+
+
+def as_input(value: Any, modality: str) -> Any:
+    """One input of a model: a text, or the pixels of a path, a PIL image or an array."""
+    if modality == "text":
+        if not isinstance(value, str):
+            raise RecipeError(f"this model reads texts, got {type(value).__name__}; give strings")
+        return value
+    if isinstance(value, str | Path):
+        return decode(Path(value), where=str(value))
+    if hasattr(value, "convert"):
+        return pixels(value, where="a PIL image")
+    array = np.asarray(value)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3):
+        raise RecipeError(
+            f"an image must be a path, a PIL image or uint8 pixels [H, W] or [H, W, 3], got {array.dtype} {array.shape}"
+        )
+    return array
+
+
 def may_be_read(source: str) -> bool:
     """Whether there is such a path, or the text has the form of a dataset's name; nothing is opened."""
     try:
@@ -108,50 +165,34 @@ def names_dataset(source: str) -> bool:
 
 def _read(source: Source, columns: Columns) -> Raw:
     if isinstance(source, Mapping):
-        return _read_mapping(source, columns)
+        splits = by_split(source, "files must be given for train, val and test, each once", error=RecipeError)
+        if not source or len(splits) < len(source):
+            raise RecipeError(f"files must be given for train, val and test, each once, got {some(source) or 'none'}")
+        files = [(Path(source[word]).expanduser(), split) for split, word in splits.items()]
+        return read_tables(files, columns, where=str(files[0][0].parent))
     path = Path(source).expanduser()
     if path.is_dir():
         return _read_directory(path, columns)
+    kind = kind_of(path)[1]
     if path.is_file():
-        kind = kind_of(path)[1]
         if kind == ".npz":
             return read_arrays(path)
         if kind in KINDS:
-            return read_one(path, columns)
+            return read_tables([(path, None)], columns, where=str(path))
         raise CheckpointError(f"{path} is of no kind that can be read; {_WAY_OUT}")
     if isinstance(source, str) and names_dataset(source):
         return read_hub(source, columns)
     raise CheckpointError(f"{path} does not exist; {_WAY_OUT}")
 
 
-def _read_mapping(source: Mapping[str, str | Path], columns: Columns) -> Raw:
-    splits = by_split(source, "files must be given for train, val and test, each once", error=RecipeError)
-    if not source or len(splits) < len(source):
-        raise RecipeError(f"files must be given for train, val and test, each once, got {some(source) or 'none'}")
-    files = {split: [Path(source[word]).expanduser()] for split, word in splits.items()}
-    return read_files(files, columns, where=str(next(iter(files.values()))[0].parent))
-
-
 def _read_directory(folder: Path, columns: Columns) -> Raw:
     if is_saved(folder):
         return read_saved(folder, columns)
     if files := split_files(folder):
-        return read_files(files, columns, where=str(folder))
+        return read_tables(files, columns, where=str(folder))
     if any(path.is_dir() for path in folder.iterdir()):
         return read_folder(folder)
     raise CheckpointError(f"{folder} holds nothing that can be read; {_WAY_OUT}")
-
-
-def _examples(part: Part, split: Split, places: Mapping[Key, int]) -> Examples:
-    labels = None if part.keys is None else np.array([places[key] for key in part.keys], dtype=np.int64)
-    return Examples(part.inputs, labels, split)
-
-
-def _check_classes(labels: Labels, names: tuple[str, ...], raw: Raw) -> None:
-    sizes = np.bincount(labels, minlength=len(names))
-    empty = [name for name, size in zip(names, sizes, strict=True) if not size]
-    if empty:
-        raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
 
 
 def _split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
@@ -174,3 +215,21 @@ def _name(source: Source) -> str:
         stem = kind_of(path)[0]
         return path.resolve().parent.name if split_named(stem) else stem
     return str(source).partition("@")[0].replace(":", "-").rpartition("/")[2]
+
+
+def _check_names(data: Mapping[str, Any], labels: Mapping[str, object]) -> None:
+    if not data:
+        raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
+    for task in data:
+        if task not in labels:
+            raise RecipeError(f"there is data of {task!r}, but no task of that name; {nearest(task, labels)}")
+
+
+def _of_modality(tasks: dict[str, Task], modality: str) -> dict[str, Task]:
+    for name, task in tasks.items():
+        if task.modality != modality:
+            raise IncompatibleError(
+                f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
+                "give the data that its expert was trained on"
+            )
+    return tasks

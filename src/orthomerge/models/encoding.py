@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.device import device_of
-from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError, nearest
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
+from orthomerge.core.memory import enough_memory
+from orthomerge.data.reading import as_input
 from orthomerge.data.task import Examples
-from orthomerge.data.tasks import as_input
 from orthomerge.models.features import FeatureCache, Features
 from orthomerge.models.heads import head_of, logits_of
 from orthomerge.models.kinds import Prediction, head_kind
@@ -168,20 +169,14 @@ def _forward(
     task: str,
 ) -> torch.Tensor:
     """The features of one batch, on the device."""
-    import torch
-
     if "input_ids" in inputs and "attention_mask" not in inputs:
         raise RecipeError(
             f"a batch of {task!r} has 'input_ids' without 'attention_mask', so padding would count as text; let the "
             "tokenizer return the mask"
         )
-    try:
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+    with enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
         return family.features(encoder, {name: tensor.to(device) for name, tensor in inputs.items()}, pooling)
-    except torch.OutOfMemoryError as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
-        raise OrthomergeError(
-            f"{device} ran out of memory on inputs of {task!r} ({shapes}); give a smaller batch"
-        ) from error
 
 
 def _check_finite(values: torch.Tensor, task: str, precision: Precision) -> None:

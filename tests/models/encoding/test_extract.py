@@ -184,7 +184,7 @@ def out_of_memory(x: torch.Tensor) -> torch.Tensor:
             "not finite for row 4 of 'toy'; check its weights",
         ),
         (lambda x: x / (x != 9), "float16", NumericalError, "row 4 of 'toy'; float16 may be too narrow for it"),
-        (out_of_memory, "float32", OrthomergeError, r"cpu ran out of memory on inputs of 'toy' \(x \(3, 2\)\); give"),
+        (out_of_memory, "float32", OrthomergeError, r"out of memory with inputs of 'toy' \(x \(3, 2\)\); give"),
     ],
 )
 def test_features_that_are_refused(change: Any, precision: str, error: type[Exception], message: str) -> None:
