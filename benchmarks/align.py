@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import describe_run, table, write_result
 
-from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.aligners import make_aligner
+from orthomerge.alignment.aligners import Alignment, make_aligner
 from orthomerge.alignment.problem import Problem
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head, Linear
@@ -127,7 +126,6 @@ def timed(act: Callable[[], Result], *, runs: int = 1) -> tuple[Result, float]:
 
 
 SHARED: Mapping[str, Callable[[Problem], object]] = {
-    "moments of the inputs": lambda problem: (problem.moments, problem.folds),
     "decompositions": lambda problem: (problem.spectrum, problem.unshifted),
     "leave-one-out": lambda problem: problem.strength,
 }

@@ -22,7 +22,7 @@ from orthomerge.core.table import Table
 from orthomerge.data.task import Split
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, read_records
-from orthomerge.runs.blocks import Kind
+from orthomerge.runs.sections import Access
 
 MERGES = ("average", "task_arithmetic", "ties")
 FEW = (1, 5, 20)  # inputs a class
@@ -48,7 +48,7 @@ def aligner_protocols(
     for aligner in aligners:
         control = ("base",) if aligner in CONTROL else ()
         repeated = seldom if _random(aligner) else 1
-        for access in get_args(Kind):
+        for access in get_args(Access):
             found += [_ask(aligner, MERGES, access, shots, often) for shots in FEW]
             found.append(_ask(aligner, MERGES, access, SHARE, seldom))
             models = (*MERGES, *control) if access == "inductive" else MERGES
@@ -70,7 +70,7 @@ def _random(aligner: str) -> bool:
     return any(field.name == "seed" for field in fields(aligner_class(ALIGNERS[aligner])))
 
 
-def _ask(aligner: str, models: tuple[str, ...], access: Kind, shots: float | None, seeds: int) -> EvaluationProtocol:
+def _ask(aligner: str, models: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> EvaluationProtocol:
     return EvaluationProtocol(aligner=aligner, models=models, access=access, shots=shots, seeds=seeds)
 
 

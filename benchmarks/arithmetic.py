@@ -24,10 +24,17 @@ from benchmarks.environments import ROOT, describe_run, table, write_result
 
 from orthomerge.api.open import open as open_experts
 from orthomerge.data.task import Examples, Task
-from orthomerge.evaluation.analogy import Analogy, Form, coefficients, search_analogy
+from orthomerge.evaluation.editing import (
+    Analogy,
+    Form,
+    Negation,
+    analogy_plane,
+    base_heads,
+    search_analogy,
+    search_negation,
+)
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
-from orthomerge.evaluation.negation import Negation, base_heads, search_negation
 from orthomerge.evaluation.probe import fit_probe
 from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.models.encoding import Encoding
@@ -287,8 +294,7 @@ def _analogy(setting: Setting, form: Form, task: str, keep_head: bool) -> Cell:
 
     experts = _opened(setting, {name: expert(name) for name in (form.a, form.b, form.c, task)})
     tasks, head = replace(setting.tasks, teachers={task: experts.teacher(task)}), experts.heads[form.c]
-    ends = (coefficients(form, scale=1.0, shift=0.0), coefficients(form, scale=0.0, shift=1.0))
-    plane = span_of(arithmetic(experts, {}), *(arithmetic(experts, end) for end in ends))
+    plane = analogy_plane(experts, form)
     still = {key: torch.zeros_like(tensor) for key, tensor in plane.origin.items()}
     alone = replace(plane, directions=(plane.directions[0], still))
     return Cell(

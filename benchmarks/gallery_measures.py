@@ -27,6 +27,7 @@ from orthomerge.evaluation.evaluate import Subject, evaluate
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch, search_scale
+from orthomerge.fitting.fit import fit
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.model import Model
 from orthomerge.suites.suite import Suite
@@ -95,6 +96,12 @@ class _Work:
     def diagnosis(self, model: Model, detail: Detail, **options: Any) -> Diagnosis:
         experts = self.suite.experts()
         return diagnose(model, self.suite.tasks, experts=experts, detail=detail, encoding=self.encoding, **options)
+
+    def fit(self, method: str, options: Mapping[str, Any]) -> Model:
+        """A merge fitted to the unlabelled training inputs of all tasks."""
+        suite, device = self.suite, self.plan.device
+        encoding = suite.encoding(device)
+        return fit(suite.experts(), method, suite.tasks, options, device=device, encoding=encoding)
 
     def score(self, subject: Subject) -> float:
         """Mean accuracy of the tasks in percent."""
@@ -265,7 +272,7 @@ def _moma(work: _Work, options: Mapping[str, Any]) -> None:
 
 def _fitted(work: _Work, method: str, options: Mapping[str, Any]) -> Model:
     work.say(f"fitting {method}: {options['steps']} steps")
-    model = work.suite.fitted(method, options, device=work.plan.device)
+    model = work.fit(method, options)
     mean = work.score(Subject.of(model, work.suite.tasks))
     work.facts.setdefault("accuracy", {})[method] = round(mean, 2)
     work.say(f"{method}: {mean:.1f} %")
@@ -295,7 +302,7 @@ def _masking(work: _Work, options: Mapping[str, Any], scale: float) -> Lines:
     flat = {"task arithmetic": work.score(start), "base": work.score(work.references["base"])}
     rows = []
     for decay in plan.decays:
-        model = suite.fitted("moma", {**options, "decay": decay, "look": options["steps"]}, device=plan.device)
+        model = work.fit("moma", {**options, "decay": decay, "look": options["steps"]})
         rate, mean = (
             100 * float(model.origin.facts["fit"]["facts"]["masked"]),
             work.score(Subject.of(model, suite.tasks)),

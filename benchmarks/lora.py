@@ -34,13 +34,13 @@ from benchmarks.lora_cka import KINDS, adapted_share, measure
 
 from orthomerge.evaluation.scale import search_scale
 from orthomerge.models.opening import Expert
-from orthomerge.suites import digits, text8
+from orthomerge.suites import digits, eights
 from orthomerge.suites.building import make_experts
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.suites.table import build_suite
 
 GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)
-TUNING = {"digits": digits.TUNING, "text8": text8.TUNING}
+TUNING = {"digits": digits.TUNING, "text8": eights.TEXT}
 KNOTS = "knots+"
 # The share of entries that TIES keeps is of those that the adapters change; drop 0.1 and no trim as KnOTS has it.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -90,11 +90,9 @@ def lora_suite(suite: Suite, rank: int, faster: float, *, device: str, say: Say)
     if not (folder / "base").is_dir():
         shutil.copytree(suite.base, folder / "base")
     made = make_experts(
-        suite.tasks,
-        base=folder / "base",
+        replace(suite, folder=folder),
+        replace(full, mode="lora", rank=rank, alpha=float(rank), lr=faster * full.lr, device=device),
         root=folder / "experts",
-        settings=replace(full, mode="lora", rank=rank, alpha=float(rank), lr=faster * full.lr, device=device),
-        processor=suite.processor,
         say=say,
     )
     experts = {task: Expert(str(path), labels=suite.tasks[task].labels) for task, path in made.items()}

@@ -32,7 +32,7 @@ from orthomerge.evaluation.statistics import Difference, bootstrap
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.model import Model
-from orthomerge.suites import digits, text8
+from orthomerge.suites import digits, eights
 from orthomerge.suites.building import more_experts
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.suites.table import build_suite
@@ -218,10 +218,10 @@ def digits_study(*, folder: Path, say: Say) -> Study:
 
 
 def text8_study(*, folder: Path, data: Path, base: str | None, device: str, batch: int, say: Say) -> Study:
-    suite = text8.start(folder=folder, data=data, base=base, say=say)
+    suite = eights.start_text(folder=folder, data=data, base=base, say=say)
 
     def experts(mode: Mode, seed: int) -> Mapping[str, Path]:
-        return more_experts(suite, replace(text8.TUNING, mode=mode, seed=seed, device=device), say=say)
+        return more_experts(suite, replace(eights.TEXT, mode=mode, seed=seed, device=device), say=say)
 
     bar = (
         "; the bar is that of the\ndigits suite. Unlike the seven of that suite these tasks are collections of their "

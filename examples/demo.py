@@ -27,6 +27,7 @@ from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import INFO as RUN
 from orthomerge.evaluation.records import RunInfo, write_info
 from orthomerge.evaluation.tables import accuracy_tables, lines
+from orthomerge.fitting.fit import fit
 from orthomerge.models.model import Model
 from orthomerge.report.report import report
 from orthomerge.suites.suite import Suite
@@ -129,7 +130,8 @@ def fit_all(suite: Suite, say: Callable[[str], None]) -> dict[str, Model]:
     models = {}
     for name, method, options in FITS:
         say(f"  {name}")
-        models[name] = suite.fitted(method, options, device="cpu")
+        encoding = suite.encoding("cpu")
+        models[name] = fit(suite.experts(), method, suite.tasks, options, device="cpu", encoding=encoding)
     return models
 
 

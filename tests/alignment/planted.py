@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 import torch
-from tests.alignment.toys import linear_head, pair_of, random, rotation
 
 from orthomerge.alignment.folding import first_map
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Classifier, Head
+from orthomerge.testing.toys import linear_head, pair_of, random, rotation
 
 
 def doubles(*shape: int, seed: int = 0) -> torch.Tensor:

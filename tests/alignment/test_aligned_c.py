@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.alignment.toys import HEADS, divergence, head_of, linear_head, pair_of, random, rotation
+from tests.alignment.toys import divergence
 from torch.nn.functional import normalize
 
 from orthomerge.alignment.aligned_c import AlignedC, Schedule
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.evaluation.metrics import accuracy, predict, predictions
+from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random, rotation
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,10 @@ class TestDistillation:
         head = linear_head(4 * normalize(centres, dim=1) * (5 if normalise else 1), torch.zeros(3), normalise=normalise)
         teacher, test = head(expert), slice(1000, None)
         aligned = distilled(AlignedC(), Case(head, merged[:1000], teacher[:1000]))
-        best = accuracy(predictions(teacher[test]), labels[test])
+        best = counted(teacher[test].argmax(1), labels[test]).value
         assert best > 0.95
-        assert accuracy(predict(head, merged[test]), labels[test]) < best - 0.2
-        assert accuracy(predict(aligned, merged[test]), labels[test]) > best - 0.01
+        assert counted(predict(head, merged[test]), labels[test]).value < best - 0.2
+        assert counted(predict(aligned, merged[test]), labels[test]).value > best - 0.01
         assert divergence(teacher[test], aligned(merged[test])) < 0.05 * divergence(teacher[test], head(merged[test]))
 
     def case(self) -> Case:
@@ -223,7 +224,7 @@ class TestDistillation:
         teacher = 4 * torch.eye(3)[labels]
         shuffled = teacher[torch.randperm(300, generator=generator)]
         taught, spoilt = (distilled(AlignedC(), Case(head, values, each)) for each in (teacher, shuffled))
-        assert accuracy(predict(taught, test), truth) > 0.98
+        assert counted(predict(taught, test), truth).value > 0.98
         sure, unsure = (float(each(test).softmax(1).amax(1).mean()) for each in (taught, spoilt))
         assert sure > 0.9
         assert unsure < 0.45  # of three classes: next to nothing is said

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 from tests.alignment.planted import PlantedTask, accuracy, doubles, planted_task, same_head, weight_of
-from tests.alignment.toys import HEADS, divergence, head_of, linear_head, pair_of, random
+from tests.alignment.toys import divergence
 
 from orthomerge.alignment.auto import Auto
 from orthomerge.alignment.folding import first_map, logits_from
@@ -19,6 +19,7 @@ from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random
 
 MEAN = "mean of ridge and kl-map"
 

@@ -8,14 +8,13 @@ from itertools import product
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, turn
-from tests.alignment.toys import linear_head, pair_of
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import centred_rows
 from orthomerge.alignment.least_squares import careful
-from orthomerge.alignment.moments import Moments
-from orthomerge.alignment.problem import FOLDS, Problem
-from orthomerge.alignment.rigid import KAPPAS, scale_of, turn_of
+from orthomerge.alignment.problem import Problem
+from orthomerge.alignment.rigid import FOLDS, KAPPAS, scale_of, turn_of
+from orthomerge.testing.toys import linear_head, pair_of
 
 D = 6
 
@@ -43,13 +42,14 @@ def _refitted(problem: Problem, kappas: tuple[float, ...], *, bias: bool, scaled
     for kappa, share in product(kappas, shares):
         row = []
         for number in range(FOLDS):
-            train, test = Moments.of(problem.H[fold != number], problem.T[fold != number]), fold == number
-            sums = train.centred() if bias else train
-            A = turn_of(sums, kappa, d=D, task="toy")
-            scale = scale_of(A, sums, kappa) if scaled else 1.0
-            shift = share * (train.mean_t - scale * A @ train.mean_h)
-            error = (scale * problem.H[test] @ A.T + shift - problem.T[test]) @ W.T
-            row.append(float(error.square().sum(1).mean() - (problem.T[test] @ W.T).square().sum(1).mean()))
+            (H, h), (T, t) = ((all_[fold != number], all_[fold == number]) for all_ in (problem.H, problem.T))
+            mean_h, mean_t = H.mean(0), T.mean(0)
+            turned, target = (H - mean_h, T - mean_t) if bias else (H, T)
+            S, energy = target.T @ turned, float(turned.square().sum())
+            A = turn_of(S, energy, kappa, d=D, task="toy")
+            scale = scale_of(A, S, energy, kappa) if scaled else 1.0
+            error = (scale * h @ A.T + share * (mean_t - scale * A @ mean_h) - t) @ W.T
+            row.append(float(error.square().sum(1).mean()))
         losses.append(row)
     return list(product(kappas, shares))[careful(torch.tensor(losses, dtype=torch.float64))]
 

@@ -9,19 +9,17 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
-from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 
-from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.aligners import make_aligner
+from orthomerge.alignment.aligners import Alignment, make_aligner
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.least_squares import careful
 from orthomerge.alignment.linear_maps import Scaling, lifted
 from orthomerge.alignment.logit_procrustes import LogitProcrustes, descend
-from orthomerge.alignment.moments import Moments
-from orthomerge.alignment.rigid import Orthogonal, Similarity, loss_of, polar_factor, scale_of, turn_of
+from orthomerge.alignment.rigid import Orthogonal, Similarity, polar_factor, scale_of, turn_of
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
 
 D = 6
 RIGID = ("orthogonal", "similarity", "logit-procrustes")
@@ -126,18 +124,11 @@ def test_scaling_by_hand() -> None:
 
 def test_a_scale_by_hand() -> None:
     """With kappa the scale is (tr A^T S + kappa tr C) / ((1 + kappa) tr C), here (3 + 1) / 2 and 3."""
-    moments = Moments.of(torch.eye(2), 3 * torch.eye(2))
+    S = 3 * torch.eye(2)
     for kappa, wanted in ((0.0, 3.0), (1.0, 2.0), (math.inf, 1.0)):
-        A = turn_of(moments, kappa, d=2, task="toy")
-        torch.testing.assert_close(A, torch.eye(2, dtype=torch.float64))
-        assert scale_of(A, moments, kappa) == pytest.approx(wanted)
-
-
-def test_the_loss_on_held_out_sums_is_that_of_their_rows() -> None:
-    H, T, W = doubles(20, 4), doubles(20, 4, seed=1), doubles(3, 4, seed=2)
-    B, c = doubles(3, 4, seed=3), doubles(3, seed=4)
-    wanted = float((H @ B.T + c - T @ W.T).square().sum() - (T @ W.T).square().sum())
-    assert loss_of(B, c, W, Moments.of(H, T)) == pytest.approx(wanted)
+        A = turn_of(S, 2.0, kappa, d=2, task="toy")
+        torch.testing.assert_close(A, torch.eye(2))
+        assert scale_of(A, S, 2.0, kappa) == pytest.approx(wanted)
 
 
 def test_careful_takes_the_first_that_is_not_surely_worse() -> None:
@@ -210,8 +201,13 @@ def test_polar_factors_of_what_is_not_finite() -> None:
         polar_factor(torch.full((3, 3), math.nan), task="toy")
 
 
-def logit_loss(weight: torch.Tensor, W: torch.Tensor, moments: Moments) -> float:
-    return loss_of(weight, torch.zeros(len(W), dtype=torch.float64), W, moments)
+def logit_loss(weight: torch.Tensor, W: torch.Tensor, H: torch.Tensor, T: torch.Tensor) -> float:
+    return float((H @ weight.T - T @ W.T).square().sum())
+
+
+def plain_start(W: torch.Tensor, H: torch.Tensor, T: torch.Tensor, kappa: float) -> torch.Tensor:
+    """The head under Procrustes."""
+    return W @ turn_of(T.T @ H, float(H.square().sum()), kappa, d=H.shape[1], task="toy")
 
 
 @pytest.mark.parametrize("classes", [2, 3, 9])
@@ -227,28 +223,29 @@ def test_logit_procrustes_keeps_the_gram_matrix(kappa: float, classes: int) -> N
 def test_logit_procrustes_falls_and_ends_below_procrustes() -> None:
     H, W = doubles(40, D), doubles(3, D, seed=3)
     T = H @ turn(D).T + doubles(40, D, seed=1)
-    moments = Moments.of(H, T)
-    start = W @ turn_of(moments, 0.0, d=D, task="toy")
+    start, C, S = plain_start(W, H, T, 0.0), H.T @ H, T.T @ H
     losses = [
-        logit_loss(descend(W, start, moments, 0.0, d=D, steps=steps, settled=0.0)[0], W, moments)
+        logit_loss(descend(W, start, C, S, 0.0, steps=steps, settled=0.0)[0], W, H, T)
         for steps in (0, 1, 2, 3, 5, 10, 50, 2000)
     ]
-    assert losses[0] == pytest.approx(logit_loss(start, W, moments))
+    assert losses[0] == pytest.approx(logit_loss(start, W, H, T))
     assert all(later <= earlier + 1e-9 for earlier, later in pairwise(losses))
     assert losses[-1] < losses[0] - 1
     found = LogitProcrustes(kappa=0).fit(pair_of(H, T), linear_head(W))
-    assert logit_loss(weight_of(found.classifier), W, moments) <= losses[0]
+    assert logit_loss(weight_of(found.classifier), W, H, T) <= losses[0]
     assert 0 < float(found.facts["steps"]) <= 200
 
 
-def one_by_one(W: torch.Tensor, Q: torch.Tensor, moments: Moments, kappa: float, *, steps: int) -> torch.Tensor:
+def one_by_one(
+    W: torch.Tensor, Q: torch.Tensor, C: torch.Tensor, S: torch.Tensor, kappa: float, *, steps: int
+) -> torch.Tensor:
     """W' by majorisation with one bound for all rows, not ahead of itself; W of full rank."""
     values, vectors = torch.linalg.eigh(W @ W.T)
     K = vectors * values.sqrt() @ vectors.T
-    first, s = torch.linalg.solve(K, W), float(moments.C.trace()) / W.shape[1]
-    bound, Q = float(values[-1] * torch.linalg.eigvalsh(moments.C)[-1]), torch.linalg.solve(K, Q)
+    first, s = torch.linalg.solve(K, W), float(C.trace()) / W.shape[1]
+    bound, Q = float(values[-1] * torch.linalg.eigvalsh(C)[-1]), torch.linalg.solve(K, Q)
     for _ in range(steps):
-        Q = polar_factor(bound * Q - K @ K @ (Q @ moments.C - kappa * s * first) + K @ W @ moments.S, task="toy")
+        Q = polar_factor(bound * Q - K @ K @ (Q @ C - kappa * s * first) + K @ W @ S, task="toy")
     made: torch.Tensor = K @ Q
     return made
 
@@ -259,16 +256,16 @@ def test_logit_procrustes_ends_below_200_plain_steps(kappa: float, classes: int)
     """Along features of unequal variance and a head of unequal rows, where plain steps crawl."""
     d, sizes = 40, torch.arange(1, 41).pow(-0.5).double()
     T, W = doubles(200, d) * sizes, doubles(classes, d, seed=3) * torch.arange(1, classes + 1)[:, None]
-    moments = Moments.of(0.7 * T @ turn(d) + 0.3 * sizes * doubles(200, d, seed=1), T)
-    start = W @ turn_of(moments, kappa, d=d, task="toy")
+    H = 0.7 * T @ turn(d) + 0.3 * sizes * doubles(200, d, seed=1)
+    start, C, S = plain_start(W, H, T, kappa), H.T @ H, T.T @ H
 
     def objective(weight: torch.Tensor) -> float:
-        pull = kappa * float(moments.C.trace()) / d * float((W * weight).sum())
-        return logit_loss(weight, W, moments) - 2 * pull
+        pull = kappa * float(C.trace()) / d * float((W * weight).sum())
+        return logit_loss(weight, W, H, T) - 2 * pull
 
-    made, steps = descend(W, start, moments, kappa, d=d, steps=200)
+    made, steps = descend(W, start, C, S, kappa, steps=200)
     assert steps < 200
-    before, plain = objective(start), objective(one_by_one(W, start, moments, kappa, steps=200))
+    before, plain = objective(start), objective(one_by_one(W, start, C, S, kappa, steps=200))
     assert before - objective(made) >= (1 - 1e-5) * (before - plain)  # where plain steps have converged: the same
     torch.testing.assert_close(made @ made.T, W @ W.T, rtol=0, atol=1e-8)
 
@@ -277,14 +274,13 @@ def test_logit_procrustes_ends_below_200_plain_steps(kappa: float, classes: int)
 def test_logit_procrustes_stops_where_no_turn_helps(kappa: float) -> None:
     """The printed objective at W' = K Q, and near it."""
     H, T, W = doubles(40, D), doubles(40, D, seed=1), doubles(3, D, seed=3)
-    moments = Moments.of(H, T)
-    start = W @ turn_of(moments, kappa, d=D, task="toy")
-    made, _ = descend(W, start, moments, kappa, d=D, steps=5000, settled=1e-12)
+    start, C, S = plain_start(W, H, T, kappa), H.T @ H, T.T @ H
+    made, _ = descend(W, start, C, S, kappa, steps=5000, settled=1e-12)
 
     def objective(weight: torch.Tensor) -> float:
         # <K^2 Q_0, Q> = <K Q_0, K Q> = <W, W'>.
-        pull = kappa * float(moments.C.trace()) / D * float((W * weight).sum())
-        return logit_loss(weight, W, moments) - 2 * pull
+        pull = kappa * float(C.trace()) / D * float((W * weight).sum())
+        return logit_loss(weight, W, H, T) - 2 * pull
 
     least = objective(made)
     turned = [made @ turn(D, angle=angle, seed=seed) for seed in range(50) for angle in (1e-3, 0.1)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, same_head
-from tests.alignment.toys import HEADS, head_of, linear_head
 
 from orthomerge.alignment.folding import centred_rows, first_map, folded, logits_from, read_by, with_first_map
 from orthomerge.core.errors import IncompatibleError, NumericalError
+from orthomerge.testing.toys import HEADS, head_of, linear_head
 
 
 def test_by_hand() -> None:

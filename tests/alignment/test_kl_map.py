@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, head_in, planted_task, same_head, turn
-from tests.alignment.toys import HEADS, divergence, head_of, linear_head, pair_of
+from tests.alignment.toys import divergence
 from torch.nn.functional import kl_div
 
 from orthomerge.alignment import newton
@@ -19,6 +19,7 @@ from orthomerge.alignment.kl_map import DEFAULT, STRENGTHS, KlMap, KlProblem
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.heads import Head
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
 
 
 def problem_of(kind: str, *, count: int = 40, noise: float = 0.3) -> Problem:

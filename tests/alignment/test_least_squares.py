@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
-from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 
 from orthomerge.alignment.folding import centred_rows, first_map
 from orthomerge.alignment.least_squares import STRENGTHS, Spectrum, chosen_strength, leave_one_out
 from orthomerge.alignment.linear_maps import Affine, Linear, Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.models.heads import Head
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
 
 SHAPES = [(7, 12), (12, 12), (40, 6)]  # fewer inputs than features, as many, more
 

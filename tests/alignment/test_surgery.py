@@ -6,13 +6,14 @@ import math
 
 import pytest
 import torch
-from tests.alignment.toys import HEADS, by_autograd, head_of, linear_head, pair_of, random
+from tests.alignment.toys import by_autograd
 from torch.distributions import Normal, kl_divergence
 
 from orthomerge.alignment.surgery import ProbSurgery, Surgery, first_layer
 from orthomerge.core.errors import CheckpointError
 from orthomerge.models.extras import SurgeryHead, rebuild_surgery
 from orthomerge.models.heads import Extra
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random
 
 
 def module(found: object) -> SurgeryHead:

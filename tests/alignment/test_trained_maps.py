@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.alignment.toys import HEADS, by_autograd, head_of, linear_head, pair_of, random, rotation
+from tests.alignment.toys import by_autograd
 from torch.nn.functional import kl_div, normalize
 
 from orthomerge.alignment.folding import logits_from
@@ -23,6 +23,7 @@ from orthomerge.alignment.trained_maps import (
     trained,
 )
 from orthomerge.models.heads import Head
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random, rotation
 
 SEES_A = linear_head(torch.eye(6))  # its aligned weight is A
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, head_in, same_head, turn, weight_of
-from tests.alignment.toys import HEADS, head_of, linear_head, pair_of
 
-from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.aligners import make_aligner
+from orthomerge.alignment.aligners import Alignment, make_aligner
 from orthomerge.alignment.linear_maps import Invertible, Linear
 from orthomerge.alignment.rigid import Orthogonal
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
+from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
 
 D = 6
 RIGID = ("orthogonal", "similarity", "logit-procrustes")

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from tests.alignment.toys import random, rotation
 
 from orthomerge.analysis.cka import cka_matrix, linear_cka, update_cka
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.testing.toys import random, rotation
 
 BOTH = pytest.mark.parametrize("unbiased", [False, True])
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from tests.alignment.toys import random
 
 from orthomerge.analysis.conflict import Conflict, effective_rank, in_order, layer_of
 from orthomerge.core.errors import NumericalError
 from orthomerge.merging.vectors import Difference, InMemory, TaskVector, TaskVectors
+from orthomerge.testing.toys import random
 
 State = dict[str, torch.Tensor]
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from tests.alignment.planted import doubles, turn
-from tests.alignment.toys import HEADS, head_of
 
 from orthomerge.alignment.folding import logits_from, read_by
 from orthomerge.analysis.families import (
@@ -23,6 +22,7 @@ from orthomerge.analysis.families import (
 )
 from orthomerge.analysis.figures import Bars
 from orthomerge.core.errors import NumericalError
+from orthomerge.testing.toys import HEADS, head_of
 
 
 def test_a_planted_rotation_is_found() -> None:

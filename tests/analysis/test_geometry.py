@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.alignment.toys import random, rotation
 
 from orthomerge.analysis.figures import Bars, Lines
 from orthomerge.analysis.geometry import (
@@ -21,6 +20,7 @@ from orthomerge.analysis.geometry import (
     span,
 )
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.testing.toys import random, rotation
 
 
 def test_identical_features() -> None:

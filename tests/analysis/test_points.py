@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.alignment.toys import HEADS, head_of, linear_head, random
 
 from orthomerge.alignment.folding import first_map, logits_from, read_by
 from orthomerge.analysis.detail import chosen_inputs
@@ -19,6 +18,7 @@ from orthomerge.analysis.figures import figure_key
 from orthomerge.analysis.points import embed, moved, rotated, short_text, thumbnails
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.toys import HEADS, head_of, linear_head, random
 
 
 def clusters(count: int = 30) -> torch.Tensor:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.alignment.toys import random
 from tests.analysis.test_conflict import vectors
 
 from orthomerge.analysis.figures import Heat
@@ -25,6 +24,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.models.tensors import MemoryTensors
+from orthomerge.testing.toys import random
 
 
 def record(task: str, value: float, *, method: str = "ties", protocol: str = "knn", **more: Any) -> Record:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.alignment.toys import linear_head, random, rotation
 
 from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
@@ -21,6 +20,7 @@ from orthomerge.analysis.verdict import Case, Witness, verdict
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
+from orthomerge.testing.toys import linear_head, random, rotation
 
 Hits = NDArray[np.bool_]
 D, CLASSES = 12, 4

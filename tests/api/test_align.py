@@ -18,8 +18,7 @@ from tests.models.conftest import _build
 from tests.models.making import nudged, stock, write_tokenizer
 
 import orthomerge as om
-from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.aligners import ALIGNERS, aligner_class
+from orthomerge.alignment.aligners import ALIGNERS, Alignment, aligner_class
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
@@ -38,7 +37,8 @@ from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.plan import plan
-from orthomerge.runs.recipe import Align, Recipe, read_recipe
+from orthomerge.runs.recipe import Recipe, read_recipe
+from orthomerge.runs.sections import Align
 
 TASKS = ("two", "three")
 CHEAP = {"steps": 5, "epochs": 2}

@@ -9,15 +9,15 @@ import pytest
 import torch
 from tests.analysis.making import Toy
 from tests.evaluation.making import encoded
-from tests.evaluation.test_negation import by_hand, pairs_of, task_of, threshold
+from tests.evaluation.test_editing import by_hand, pairs_of, task_of, threshold
 from tests.evaluation.test_scale import Said
 
 from orthomerge.api.analogy import analogy
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Split
-from orthomerge.evaluation.analogy import Analogy, Form, Point, coefficients, search_analogy
-from orthomerge.evaluation.metrics import accuracy, predict, wilson
+from orthomerge.evaluation.editing import Analogy, AnalogyPoint, Form, search_analogy
+from orthomerge.evaluation.metrics import counted, predict, wilson
 from orthomerge.evaluation.span import arithmetic
 
 # `no` as long as the first weight is at most 0.5, `yes` as soon as the second is more.
@@ -37,8 +37,8 @@ def test_by_hand_with_one_coefficient() -> None:
     said = Said()
     found = searched(progress=said, title="a:b::c")
     # One half is right on either side of 0.5, so the base is as good as anything.
-    assert found.curve == tuple(Point(scale, scale, 0.5) for scale in (0.0, *GRID))
-    assert found.best == Point(0.0, 0.0, 0.5)
+    assert found.curve == tuple(AnalogyPoint(scale, scale, 0.5) for scale in (0.0, *GRID))
+    assert found.best == AnalogyPoint(0.0, 0.0, 0.5)
     assert said.stages[2] == "a:b::c: scale 0.75, shift 0.75: 50.0"
     assert (found.base.value, found.auxiliary.value, found.unscaled.value) == (0.75, 0.0, 0.25)
     assert found.edited == found.base
@@ -76,8 +76,8 @@ def test_how_an_analogy_is_written() -> None:
 
 
 def test_the_coefficients() -> None:
-    assert coefficients(Form("a", "b", "c"), scale=0.5, shift=0.2) == {"a": -0.2, "b": 0.2, "c": 0.5}
-    assert coefficients(Form("a", "b", "a"), scale=0.5, shift=0.2) == pytest.approx({"a": 0.3, "b": 0.2})
+    assert Form("a", "b", "c").coefficients(0.5, 0.2) == {"a": -0.2, "b": 0.2, "c": 0.5}
+    assert Form("a", "b", "a").coefficients(0.5, 0.2) == pytest.approx({"a": 0.3, "b": 0.2})
 
 
 def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
@@ -91,9 +91,9 @@ def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
     found, head = result.search, experts.heads["bright"]
 
     def measured(scale: float, shift: float, split: Split) -> float:
-        model = arithmetic(experts, coefficients(form, scale=scale, shift=shift))
+        model = arithmetic(experts, form.coefficients(scale, shift))
         labels = torch.tensor(toy.tasks["bright"][split].labels)
-        return accuracy(predict(head, tasks.features(model, "fourth", split).values), labels)
+        return counted(predict(head, tasks.features(model, "fourth", split).values), labels).value
 
     assert len(found.curve) == 9
     for point in found.curve:

@@ -7,29 +7,23 @@ import math
 import pytest
 import torch
 
-from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.evaluation.metrics import UNSCORED, Score, accuracy, counted, hits, predict, predictions, wilson
-from orthomerge.models.heads import Head, Linear, logits_of
+from orthomerge.core.errors import IncompatibleError, NumericalError
+from orthomerge.evaluation.metrics import Score, counted, hits, predict, wilson
+from orthomerge.models.heads import SINGLE_LABEL, Head, Linear, logits_of
+from orthomerge.models.kinds import head_kind
+
+KIND = head_kind(SINGLE_LABEL)
 
 
-def test_predictions_take_the_first_of_equals() -> None:
+def test_choices_take_the_first_of_equals() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0], [-math.inf, -5.0, -math.inf]])
-    assert predictions(logits).tolist() == [1, 0, 1]
-
-
-def test_predictions_of_nothing() -> None:
-    assert predictions(torch.zeros(0, 3)).tolist() == []
-
-
-@pytest.mark.parametrize("shape", [(3,), (3, 0), (1, 2, 3)])
-def test_logits_of_the_wrong_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(IncompatibleError, match=r"logits must be \[n, classes\], got"):
-        predictions(torch.zeros(shape))
-
-
-def test_nan_predicts_nothing() -> None:
+    assert KIND.choices(logits).tolist() == [1, 0, 1]
+    assert KIND.choices(torch.zeros(0, 3)).tolist() == []
+    for shape in ((3,), (3, 0), (1, 2, 3)):
+        with pytest.raises(IncompatibleError, match=r"logits must be \[n, classes\], got"):
+            KIND.choices(torch.zeros(shape))
     with pytest.raises(NumericalError, match="1 of 2 rows of logits hold NaN"):
-        predictions(torch.tensor([[1.0, 0.0], [math.nan, 0.0]]))
+        KIND.choices(torch.tensor([[1.0, 0.0], [math.nan, 0.0]]))
 
 
 def test_no_input_is_lost_between_blocks() -> None:
@@ -41,7 +35,7 @@ def test_no_input_is_lost_between_blocks() -> None:
     assert torch.equal(logits_of(head, values), head(values))
 
 
-class _Loses:
+class _Short:
     labels = ("a", "b")
 
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
@@ -50,19 +44,13 @@ class _Loses:
 
 def test_a_classifier_that_loses_inputs() -> None:
     with pytest.raises(IncompatibleError, match=r"must give logits \(5, 2\) for 5 inputs, got \(4, 2\)"):
-        predict(_Loses(), torch.zeros(5, 3))
-
-
-def test_accuracy() -> None:
-    predicted, labels = torch.tensor([0, 1, 2, 0]), torch.tensor([0, 1, 1, 0])
-    assert hits(predicted, labels).tolist() == [True, True, False, True]
-    assert accuracy(predicted, labels) == 0.75
+        predict(_Short(), torch.zeros(5, 3))
 
 
 @pytest.mark.parametrize(("one", "other"), [((3,), (4,)), ((0,), (0,)), ((2, 1), (2, 1))])
 def test_lists_that_do_not_match(one: tuple[int, ...], other: tuple[int, ...]) -> None:
     with pytest.raises(IncompatibleError, match="predictions and labels must be two lists of the same length"):
-        accuracy(torch.zeros(one), torch.zeros(other))
+        counted(torch.zeros(one), torch.zeros(other))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +69,6 @@ def test_wilson(right: int, total: int, low: float, high: float) -> None:
 
 
 def test_an_accuracy_with_its_interval() -> None:
-    found = counted(torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 0]))
-    assert found == Score(0.75, *wilson(3, 4), examples=4)
-    with pytest.raises(IncompatibleError, match="1 of 2 inputs were support and are unscored"):
-        counted(torch.tensor([0, UNSCORED]), torch.tensor([0, 1]))
-
-
-@pytest.mark.parametrize(("right", "total"), [(3, 2), (-1, 2), (0, 0)])
-def test_wilson_of_nonsense(right: int, total: int) -> None:
-    with pytest.raises(RecipeError, match=rf"hits must be in 0\.\.{total} .* got {right} of {total}"):
-        wilson(right, total)
+    predicted, labels = torch.tensor([0, 1, 2, 1]), torch.tensor([0, 1, 2, 0])
+    assert hits(predicted, labels).tolist() == [True, True, True, False]
+    assert counted(predicted, labels) == Score(0.75, *wilson(3, 4), examples=4)

@@ -14,7 +14,7 @@ from orthomerge.core.rows import maker_of
 from orthomerge.evaluation import knn, protocols
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.knn import Knn
-from orthomerge.evaluation.metrics import accuracy, predict, predictions
+from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.evaluation.probe import Probe
 from orthomerge.evaluation.protocols import PROTOCOLS, Aligned, Current, Row, find_protocol, make_protocol
 from orthomerge.models.features import Features
@@ -56,7 +56,7 @@ class TestKnn:
         classifier = Knn().build(Evidence(head, support_of(self.ANCHORS, self.CLASSES)))
         logits = classifier(torch.zeros(1, 2))
         torch.testing.assert_close(logits, torch.tensor([[-10.0, -8.0, -5.0]]))
-        assert predictions(logits).tolist() == [2]
+        assert logits.argmax(1).tolist() == [2]
 
         anchors, classes = torch.tensor(self.ANCHORS, dtype=torch.float32), torch.tensor(self.CLASSES)
         nearest = classes[anchors.norm(dim=1).argsort()[:3]]
@@ -109,7 +109,7 @@ class TestProbe:
         features = (6 * torch.eye(3, 10))[labels] + random(300, 10) * torch.logspace(-2, 0, 10) + 50
         features[:, 9] = 4  # constant: nothing to learn from, nothing to divide by
         probe = Probe(l2=1e-2).build(Evidence(head_of(torch.zeros(3, 10)), support_of(features, labels)))
-        assert accuracy(predict(probe, features), labels) == 1
+        assert counted(predict(probe, features), labels).value == 1
         sigma = features.double().std(0, correction=0)
         sigma[9] = 1
         V = probe.output.weight.double() * sigma
@@ -142,10 +142,10 @@ class TestProbe:
 @pytest.mark.parametrize(
     ("name", "support", "message"),
     [
-        ("knn", None, "'knn' needs features of support inputs, got none"),
-        ("aligned-c", None, "'aligner' needs features of support inputs, got none"),
-        ("knn", support_of(torch.ones(4, 2)), "'knn' needs labels of its support inputs of 'toy', got none"),
-        ("aligned-c", support_of(torch.ones(4, 2)), "an aligner needs the expert's features of its inputs of 'toy'"),
+        ("knn", None, "'knn' needs labels of its support inputs, got none; use a labelled split"),
+        ("aligned-c", None, "an aligner needs features of its support inputs by the model and the expert, got none"),
+        ("knn", support_of(torch.ones(4, 2)), "'knn' needs labels of its support inputs, got none"),
+        ("aligned-c", support_of(torch.ones(4, 2)), "by the model and the expert, got none"),
     ],
 )
 def test_evidence_that_is_not_enough(name: str, support: Features | None, message: str) -> None:

@@ -65,9 +65,8 @@ def test_random_directions_are_as_long_and_point_elsewhere(plane: Span) -> None:
             assert not found.equal(other.directions[number][key])
             if tensor.numel() > 200:
                 assert torch.cosine_similarity(found.flatten(), tensor.flatten(), dim=0).abs() < 0.25
-    names = {name: key for key, name in plane.skeleton.names.items()}
     state = drawn.at(0.0, 0.0).state_dict()
-    assert all(tensor.equal(plane.origin[names[name]]) for name, tensor in state.items())
+    assert all(tensor.equal(plane.origin[name]) for name, tensor in state.items())
 
 
 def test_a_coefficient_for_each_direction(plane: Span) -> None:

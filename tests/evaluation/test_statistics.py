@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation import statistics
 from orthomerge.evaluation.statistics import (
     Difference,
@@ -148,36 +146,6 @@ def test_p_is_small_only_for_a_difference() -> None:
     assert bootstrap({"t": better}, {"t": np.arange(200) < 140})[0].p == pytest.approx(2 / 10_001)
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ([True], [True, True]),
-        ([[True]] * 2, [[True]] * 3),
-        ([1.0], [1.0]),
-        (np.zeros(0, dtype=bool), np.zeros(0, dtype=bool)),
-    ],
-)
-def test_hits_that_do_not_match(first: Any, second: Any) -> None:
-    message = r"hits must be booleans \[n\] or \[seeds, n\] of the same inputs, at least one, got .* and "
-    with pytest.raises(IncompatibleError, match=message):
-        bootstrap({"a": first}, {"a": second})
-    with pytest.raises(IncompatibleError, match=message):
-        mcnemar_hits(first, second)
-
-
-@pytest.mark.parametrize(("first", "second"), [({"a": [True]}, {"b": [True]}), ({}, {})])
-def test_tasks_that_do_not_match(first: dict[str, Any], second: dict[str, Any]) -> None:
-    with pytest.raises(
-        IncompatibleError, match=r"the same tasks, at least one; they differ in ('a', 'b'|'b', 'a'|noth)"
-    ):
-        bootstrap(first, second)
-
-
-def test_too_few_resamples() -> None:
-    with pytest.raises(RecipeError, match="'resamples' must be at least 100, got 99"):
-        bootstrap({"a": [True]}, {"a": [True]}, resamples=99)
-
-
 def test_holm_by_hand() -> None:
     # 4 * 0.005, 3 * 0.01, 2 * 0.03, then 0.04, which may not fall below 0.06; in the order given
     found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
@@ -186,11 +154,6 @@ def test_holm_by_hand() -> None:
     assert holm({"a": 0.9, "b": 0.6}) == {"a": 1.0, "b": 1.0}
     assert holm({}) == {}
     assert holm({("a", "x"): 0.02, ("a", "y"): 0.01}) == {("a", "x"): 0.02, ("a", "y"): 0.02}
-
-
-def test_holm_of_nonsense() -> None:
-    with pytest.raises(RecipeError, match=r"the p-value of 'a' must be in \[0, 1\], got 1.5"):
-        holm({"a": 1.5})
 
 
 @pytest.mark.parametrize(
@@ -213,17 +176,3 @@ def test_tost_by_hand() -> None:
     found = tost(Difference(0.001, 0, 0, 0.003, 1), margin=0.005)
     assert (found.p_below, found.p_above) == pytest.approx((0.0227501, 0.0912112), abs=1e-6)
     assert not found.comparable
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"margin": 0.0}, "'margin' must be positive, got 0.0"),
-        ({"alpha": 0.5}, r"'alpha' must be in \(0, 0.5\), got 0.5"),
-        ({"error": 0.0}, "needs a positive standard error, got 0.0"),
-    ],
-)
-def test_tost_options(options: dict[str, float], message: str) -> None:
-    difference = Difference(0, 0, 0, options.pop("error", 0.1), 1)
-    with pytest.raises(RecipeError, match=message):
-        tost(difference, **options)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tests.aligning import contents
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.api.align import align
 from orthomerge.api.load import load

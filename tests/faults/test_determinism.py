@@ -16,7 +16,8 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.threads import THREADS
 from orthomerge.merging.methods import METHODS
 from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Fit, Recipe
+from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sections import Fit
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TZ": "UTC", "LC_ALL": "C"}

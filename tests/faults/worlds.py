@@ -20,7 +20,8 @@ from orthomerge.api.align import align
 from orthomerge.merging.methods import METHODS
 from orthomerge.models.encoding import Encoding
 from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Fit, Recipe
+from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sections import Fit
 
 _STEPS = {"steps": 3, "look": 1, "batch": 4}
 _OPTIONS: dict[str, dict[str, Any]] = {"wudi": {"steps": 3}, "slerp": {"t": 0.4}}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import Kind, make_setting
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.adamerging import AdaMerging, elected
 from orthomerge.fitting.setting import Setting
+from orthomerge.testing.settings import Kind, make_setting
 
 
 def by_hand(setting: Setting, table: dict[str, Any], vectors: torch.Tensor) -> torch.Tensor:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import Kind, make_setting
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.concrete import ConcreteAm, ConcreteMask, ConcreteTa, Final, TwoLevels
 from orthomerge.fitting.layout import Layout
+from orthomerge.testing.settings import Kind, make_setting
 
 FORMS: tuple[Final, ...] = ("sample", "expected", "binary")
 LAYOUT = Layout({"matrix": (30, 50), "vector": (40,), "scalar": ()})

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fitting.making import WIDTH, first_targets, make_setting
+from tests.fitting.making import first_targets
 from tests.fitting.test_objective import features_of, hidden, normal
 
 from orthomerge.fitting.distance import FeatureDistance, Norm, Penalty, Transform
 from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.settings import WIDTH, make_setting
 
 
 def make(setting: Setting, transform: Transform = "orthogonal", **options: Any) -> FeatureDistance:

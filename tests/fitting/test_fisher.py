@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.fitting.making import Kind, make_setting
 from torch import nn
 
 from orthomerge.core.errors import NumericalError, RecipeError
@@ -18,6 +17,7 @@ from orthomerge.fitting.inputs import Inputs, encoded, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.settings import Kind, make_setting
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fitting.making import CLASSES, Kind, Words, make_setting
 
 from orthomerge.data.task import Examples, Lazy
 from orthomerge.fitting import inputs as module
 from orthomerge.fitting.inputs import Inputs, Targets, encoded, prepare
 from orthomerge.models.prepared import Part
 from orthomerge.models.processing import PixelProcessor, Processor
+from orthomerge.testing.settings import CLASSES, Kind, Words, make_setting
 
 COUNTS = {"one": 5, "two": 3, "three": 7}
 CPU = torch.device("cpu")

@@ -7,13 +7,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from tests.fitting.making import Kind, make_setting
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError
 from orthomerge.files.checkpoint import Spec
 from orthomerge.fitting.layout import FlatEncoder, Layout
 from orthomerge.models.tensors import MemoryTensors
+from orthomerge.testing.settings import Kind, make_setting
 
 
 class Tied(nn.Module):

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.fitting.making import Kind, make_setting, shared_setting
+from tests.fitting.making import shared_setting
 
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.lm_cocktail import LmCocktail
+from orthomerge.testing.settings import Kind, make_setting
 
 KINDS = ["bert", "vit"]
 

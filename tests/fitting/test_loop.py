@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import CPU, WIDTH, Kind, first_targets, make_setting, shared_setting
+from tests.fitting.making import first_targets, shared_setting
 
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError
 from orthomerge.files.run_state import RunState
@@ -21,6 +21,7 @@ from orthomerge.fitting.loop import Course, Loop, backward, check_loop, held_out
 from orthomerge.fitting.objective import Divergence, Entropy, Objective
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.settings import CPU, WIDTH, Kind, make_setting
 
 Pair = Callable[[Setting], tuple[Gates, Objective]]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.fitting.making import Kind, Words, make_setting, shared_setting
+from tests.fitting.making import shared_setting
 
 from orthomerge.core.seeds import derive
 from orthomerge.fitting.mixtures import mixtures, with_mixtures
 from orthomerge.models.processing import PixelProcessor, Processor
+from orthomerge.testing.settings import Kind, Words, make_setting
 
 TEXTS = ["a b c d e f g h", "one two three", "x", "", "long " * 30]
 

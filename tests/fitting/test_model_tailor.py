@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.fitting.making import Kind, has_hooks, make_setting
+from tests.fitting.making import has_hooks
 
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import grams, linear_layers
 from orthomerge.fitting.model_tailor import ModelTailor
 from orthomerge.fitting.setting import Setting
+from orthomerge.testing.settings import Kind, make_setting
 
 KINDS = ["bert", "vit"]
 

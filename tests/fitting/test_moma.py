@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import WIDTH, make_setting
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.distance import FeatureDistance
@@ -15,6 +14,7 @@ from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.moma import Moma
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head
+from orthomerge.testing.settings import WIDTH, make_setting
 
 SOFT_AND_HARD = {"soft", "hard", "soft, projected", "hard, projected"}
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.fitting.making import CPU, WIDTH, first_targets, make_setting
+from tests.fitting.making import first_targets
 from torch.nn.functional import kl_div, log_softmax
 
 from orthomerge.fitting.inputs import Targets
 from orthomerge.fitting.objective import Divergence, Entropy
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
+from orthomerge.testing.settings import CPU, WIDTH, make_setting
 
 
 def hidden(head: Head, seed: int = 0) -> Head:

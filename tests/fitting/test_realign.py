@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import make_setting, shared_setting
+from tests.fitting.making import shared_setting
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.realign import Realign
 from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.models.heads import Head
+from orthomerge.testing.settings import make_setting
 
 QUICK: dict[str, Any] = {"steps": 30, "look": 10, "batch": 8, "options": {"scale": 0.3}}
 

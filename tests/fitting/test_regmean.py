@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.fitting.making import Kind, Words, has_hooks, make_setting
+from tests.fitting.making import has_hooks
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
@@ -17,6 +17,7 @@ from orthomerge.fitting.grams import grams, least_squares, linear_layers
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.regmean import RegMean
 from orthomerge.fitting.setting import Setting
+from orthomerge.testing.settings import Kind, Words, make_setting
 
 KINDS = ["bert", "vit"]
 

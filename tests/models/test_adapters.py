@@ -21,7 +21,8 @@ from orthomerge.models.experts import open_experts
 from orthomerge.models.load import quiet
 from orthomerge.models.opening import Expert
 from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Align, Fit, Recipe
+from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sections import Align, Fit
 
 BATCH = {"input_ids": torch.randint(5, 90, (6, 9), generator=torch.Generator().manual_seed(7))}
 ATTENTION = ["query", "value"]

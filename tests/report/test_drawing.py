@@ -58,8 +58,7 @@ def _named(figure: Figure, label: str) -> Figure:
 
 
 def test_a_label_shows_as_text_in_a_page() -> None:
-    figure = next(figure for figure in ALL if isinstance(figure, Lines))
-    inline = inline_svg(draw(replace(figure, x=ALERT)).text_svg, prefix="p-", label=ALERT)
+    inline = inline_svg(draw(_named(ALL[0], ALERT)).text_svg, prefix="p-", label=ALERT)
     assert "<script" not in inline
     assert "&lt;script&gt;alert(1)" in inline
     assert "style=" not in inline
@@ -76,54 +75,48 @@ def test_ids_of_two_drawings_do_not_clash() -> None:
     assert links <= ids[0]
 
 
-def test_few_classes_by_hue_many_by_shade() -> None:
+def test_colours_and_labels() -> None:
     assert len(set(class_colours(10))) == 10
     assert len(set(class_colours(37))) == 37
-
-
-def test_labels_are_cut() -> None:
     assert shown("a" * 50) == "a" * 27 + "…"
     assert not shown("_x").startswith("_")
 
 
-def test_lines_as_csv_and_back() -> None:
-    figure = figures()[0]
-    assert isinstance(figure, Lines)
-    rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
-    for curve in figure.curves:
-        own = [row for row in rows if row["curve"] == curve.name]
-        assert [float(row["x"]) for row in own] == list(curve.x)
-        assert [float(row["y"] or "nan") for row in own] == pytest.approx(list(curve.y), nan_ok=True)
-        if curve.low is not None:
-            assert [float(row["low"] or "nan") for row in own] == pytest.approx(list(curve.low), nan_ok=True)
+def table(figure: Figure) -> list[dict[str, str]]:
+    """The rows of a figure's CSV."""
+    return list(csv.DictReader(io.StringIO(figure_csv(figure))))
 
 
-def test_heat_as_csv_and_back() -> None:
-    figure = figures()[1]
-    assert isinstance(figure, Heat)
-    head, *rows = csv.reader(io.StringIO(figure_csv(figure)))
-    assert tuple(head[1:]) == figure.columns
-    assert tuple(row[0] for row in rows) == figure.rows
-    for row, values in zip(rows, figure.values, strict=True):
-        assert [float(cell or "nan") for cell in row[1:]] == pytest.approx(list(values), nan_ok=True)
+def numbers(rows: list[dict[str, str]], column: str) -> list[float]:
+    return [float(row[column] or "nan") for row in rows]
 
 
-def test_bars_as_csv_and_back() -> None:
-    figure = figures()[3]
-    assert isinstance(figure, Bars)
-    rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
-    for series in figure.series:
-        own = [float(row["value"] or "nan") for row in rows if row["series"] == series.name]
-        assert own == pytest.approx(list(series.values), nan_ok=True)
+def test_figures_as_csv_and_back() -> None:
+    lines, heat, _, bars = figures()
+    assert isinstance(lines, Lines)
+    assert isinstance(heat, Heat)
+    assert isinstance(bars, Bars)
+    for curve in lines.curves:
+        own = [row for row in table(lines) if row["curve"] == curve.name]
+        for column, values in (("x", curve.x), ("y", curve.y), ("low", curve.low), ("high", curve.high)):
+            assert values is None or numbers(own, column) == pytest.approx(list(values), nan_ok=True)
+    for series in bars.series:
+        own = [row for row in table(bars) if row["series"] == series.name]
+        assert [row["group"] for row in own] == list(bars.groups)
+        assert numbers(own, "value") == pytest.approx(list(series.values), nan_ok=True)
+    for row, name, values in zip(table(heat), heat.rows, heat.values, strict=True):
+        assert row.pop("") == name
+        assert list(row) == list(heat.columns)
+        assert [float(cell or "nan") for cell in row.values()] == pytest.approx(list(values), nan_ok=True)
 
 
 def test_points_as_csv_and_back() -> None:
     figure = points("a")
-    rows = list(csv.DictReader(io.StringIO(figure_csv(figure))))
+    rows = table(figure)
     assert [row["true"] for row in rows] == [figure.classes[kind] for kind in figure.true]
     assert [row["text"] for row in rows] == list(figure.texts)
     for view in figure.views:
-        assert [float(row[f"{view.name} x"]) for row in rows] == list(view.x)
+        assert numbers(rows, f"{view.name} x") == list(view.x)
         assert [row[f"{view.name} predicted"] for row in rows] == [figure.classes[kind] for kind in view.predicted]
 
 
@@ -134,5 +127,4 @@ def test_unknown_classes_and_missing_places() -> None:
     )
     figure = replace(figure, true=(-1, *figure.true[1:]), views=views)
     assert draw(figure).png
-    first = next(csv.DictReader(io.StringIO(figure_csv(figure))))
-    assert (first["true"], first["expert x"], first["expert predicted"]) == ("", "", "")
+    assert [table(figure)[0][column] for column in ("true", "expert x", "expert predicted")] == [""] * 3

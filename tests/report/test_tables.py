@@ -8,13 +8,14 @@ import io
 import pytest
 from tests.report.making import comparison, record, small_run
 
+from orthomerge.evaluation.comparisons import Comparison
 from orthomerge.report.tables import board_csv, board_table, boards, comparisons_csv, legend
 
 RUN = small_run()
 TASKS = ("a", "b")
 
 
-def compared() -> list:  # type: ignore[type-arg]
+def compared() -> list[Comparison]:
     rows = {(item.method, item.access, item.aligner): item for item in RUN if item.task == "a"}
     ties, average = rows["ties", "inductive", "auto"], rows["average", "inductive", "auto"]
     plain, expert = rows["ties", "data-free", None], rows["expert", "data-free", None]
@@ -24,10 +25,11 @@ def compared() -> list:  # type: ignore[type-arg]
     ]
 
 
-def test_access_classes_are_never_mixed_and_inductive_comes_first() -> None:
-    found = boards(RUN, compared())
-    assert [board.key for board in found] == ["inductive", "data-free", "transductive"]
-    assert all({row.line.access for row in board.rows} == {board.key} for board in found)
+def test_access_classes_are_never_mixed_and_joint_rows_come_last() -> None:
+    tables = boards([*(record(task, "ties", 0.1, protocol="joint") for task in TASKS), *RUN], compared())
+    assert [board.key for board in tables] == ["inductive", "data-free", "transductive"]
+    assert all({row.line.access for row in board.rows} == {board.key} for board in tables)
+    assert [row.line.protocol for row in tables[1].rows] == ["current", "current", "joint"]
 
 
 def test_numbers_of_a_row() -> None:
@@ -51,9 +53,9 @@ def test_the_best_adds_nothing_and_is_a_merge() -> None:
 
 
 def test_a_probe_or_a_method_on_fewer_tasks_is_not_the_best() -> None:
-    found = [*RUN, *(record(task, "ties", 0.99, protocol="probe", access="inductive") for task in TASKS)]
-    found.append(record("a", "wudi", 0.99, access="inductive"))
-    assert [row.line.title for row in boards(found)[0].rows if row.best] == ["aligner auto"]
+    rows = [*RUN, *(record(task, "ties", 0.99, protocol="probe", access="inductive") for task in TASKS)]
+    rows.append(record("a", "wudi", 0.99, access="inductive"))
+    assert [row.line.title for row in boards(rows)[0].rows if row.best] == ["aligner auto"]
 
 
 def test_marks() -> None:
@@ -64,12 +66,6 @@ def test_marks() -> None:
     assert "less than 1 point apart" in legend(inductive)
     assert legend(transductive) == ""
     assert "ref." not in board_table(transductive).names
-
-
-def test_joint_rows_stand_together_at_the_end() -> None:
-    found = [*(record(task, "ties", 0.1, protocol="joint") for task in TASKS), *RUN]
-    free = next(board for board in boards(found) if board.key == "data-free")
-    assert [row.line.protocol for row in free.rows] == ["current", "current", "joint"]
 
 
 def test_markdown() -> None:
@@ -118,7 +114,7 @@ def test_csv_has_numbers_and_the_intervals_of_every_task() -> None:
 
 
 def test_several_seeds_have_their_columns() -> None:
-    found = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
-    made = board_table(boards(found)[0])
-    assert made.names[-4:] == ("sd", "worst", "seeds", "extra")
-    assert made.texts[0][-4:] == ("14.1", "50.0", "2", "0")
+    rows = [record(t, "ties", v, access="inductive", shots=5, seed=s) for s, v in ((0, 0.5), (1, 0.7)) for t in TASKS]
+    table = board_table(boards(rows)[0])
+    assert table.names[-4:] == ("sd", "worst", "seeds", "extra")
+    assert table.texts[0][-4:] == ("14.1", "50.0", "2", "0")

@@ -2,84 +2,77 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.report.making import full_run, record, small_run, write_run
-from typer.testing import CliRunner
 
-from orthomerge.analysis.diagnosis import Diagnosis
+from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Bars, Series
-from orthomerge.cli.app import app
 from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
+from orthomerge.evaluation.records import write_records
 from orthomerge.report import page as pages
 from orthomerge.report import report as reports
 from orthomerge.report.report import report
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (lambda run: (run / "records.jsonl").unlink(), CheckpointError, "has no records.jsonl; give the run folder"),
-        (lambda run: (run / "records.jsonl").write_text(""), CheckpointError, "is empty: there is nothing to report"),
-        (lambda run: (run / "notes.json").write_text("{"), CheckpointError, "notes.json is not JSON"),
-        (lambda run: (run / "notes.json").write_text("[1]"), CheckpointError, "must be a list of strings"),
-        (lambda run: (run / "run.json").write_text("["), RecipeError, "run.json is not JSON"),
-        (lambda run: (run / "run.json").write_text('{"comand": ""}'), RecipeError, "did you mean 'command'"),
-        (lambda run: (run / "diagnosis.json").write_text("{}"), RecipeError, "is not a diagnosis"),
-    ],
-)
-def test_what_is_wrong_is_said(tmp_path: Path, change, error: type[OrthomergeError], message: str) -> None:  # type: ignore[no-untyped-def]
-    run = write_run(tmp_path / "run", small_run())
+def with_keys(*keys: str) -> Callable[[Path], object]:
+    """Write a diagnosis whose figures have these keys."""
+    bars = tuple(Bars(key, "t", "c", ("g",), "u", (Series("s", (1.0,)),)) for key in keys)
+    return lambda run: write_diagnosis(run / "diagnosis.json", Diagnosis("ties", ("a",), (), bars))
+
+
+def write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda run: (run / name).write_text(text)
+
+
+def without_accuracy(run: Path) -> None:
+    write_records(run / "records.jsonl", [replace(record("a", "ties", 0.5), metric="calibration")])
+
+
+REFUSED: list[tuple[Callable[[Path], object], type[OrthomergeError], str]] = [
+    (lambda run: run.rename(run.with_name("elsewhere")), CheckpointError, "is not a folder"),
+    (lambda run: (run / "records.jsonl").unlink(), CheckpointError, "has no records.jsonl; give the run folder"),
+    (write("records.jsonl", ""), CheckpointError, "is empty: there is nothing to report"),
+    (without_accuracy, CheckpointError, "holds no accuracy"),
+    (write("notes.json", "{"), CheckpointError, "notes.json is not JSON"),
+    (write("notes.json", "[1]"), CheckpointError, "must be a list of strings"),
+    (lambda run: (run / "notes.json").symlink_to("/proc/self/mem"), CheckpointError, "cannot read"),
+    (write("run.json", "["), RecipeError, "run.json is not JSON"),
+    (write("run.json", '{"comand": ""}'), RecipeError, "did you mean 'command'"),
+    (write("run.json", '{"manifests": ["models"]}'), CheckpointError, "is not an orthomerge output"),
+    (write("diagnosis.json", "{}"), RecipeError, "is not a diagnosis"),
+    (with_keys("../x"), RecipeError, "lower-case letters"),
+    (with_keys("a", "a"), RecipeError, "two figures"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
+def test_runs_that_are_refused(
+    tmp_path: Path, change: Callable[[Path], object], error: type[OrthomergeError], message: str
+) -> None:
+    run = write_run(tmp_path / "runs" / "run", small_run())
+    (run / "models").mkdir()
     change(run)
     with pytest.raises(error, match=re.escape(message)):
         report(run, tmp_path / "report.html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 
-def test_no_accuracy_is_nothing_to_report(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [replace(record("a", "ties", 0.5), metric="calibration")])
-    with pytest.raises(CheckpointError, match="holds no accuracy"):
-        report(run, tmp_path / "report.html")
+def files_below(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is not a folder"):
-        report(tmp_path / "none", tmp_path / "report.html")
-
-
-@pytest.mark.parametrize(("keys", "message"), [(["../x"], "lower-case letters"), (["a", "a"], "two figures")])
-def test_keys_name_files(tmp_path: Path, keys: list[str], message: str) -> None:
-    bars = [Bars(key, "t", "c", ("g",), "u", (Series("s", (1.0,)),)) for key in keys]
-    run = write_run(tmp_path / "run", small_run(), diagnosis=Diagnosis("ties", ("a",), (), tuple(bars)))
-    with pytest.raises(RecipeError, match=message):
-        report(run, tmp_path / "report.html")
-
-
-def test_nothing_is_half_written_when_drawing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = full_run(tmp_path / "run")
-    out = tmp_path / "out" / "report.html"
-    report(run, out)
-    before = {path: path.read_bytes() for path in out.parent.rglob("*") if path.is_file()}
-
-    def fails(figure: object) -> None:
-        raise RuntimeError("no ink")
-
-    monkeypatch.setattr(reports, "draw", fails)
-    with pytest.raises(RuntimeError, match="no ink"):
-        report(run, out)
-    assert {path: path.read_bytes() for path in out.parent.rglob("*") if path.is_file()} == before
-
-
-def test_nothing_is_half_written_when_the_page_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stage", ["drawing", "writing"])
+def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     run, out = full_run(tmp_path / "run"), tmp_path / "out" / "report.html"
     report(run, out)
-    before = {path: path.read_bytes() for path in out.parent.rglob("*") if path.is_file()}
+    before = files_below(out.parent)
     fsync = os.fsync
 
     def full_disk(handle: int) -> None:
@@ -87,76 +80,51 @@ def test_nothing_is_half_written_when_the_page_cannot_be(tmp_path: Path, monkeyp
             raise OSError(28, "No space left on device")
         fsync(handle)
 
-    monkeypatch.setattr(os, "fsync", full_disk)
+    def out_of_ink(figure: object) -> None:
+        raise OutputError("No space left for ink")
+
+    if stage == "drawing":
+        monkeypatch.setattr(reports, "draw", out_of_ink)
+    else:
+        monkeypatch.setattr(os, "fsync", full_disk)
     write_run(run, small_run(("a", "b", "c")))
     with pytest.raises(OutputError, match="No space left"):
         report(run, out)
-    assert {path: path.read_bytes() for path in out.parent.rglob("*") if path.is_file()} == before
+    assert files_below(out.parent) == before
 
 
 def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", small_run())
-    done = report(run, tmp_path / "report.html")
+    files = report(run, tmp_path / "report.html").files
     write_run(run, small_run(("a", "b", "c")))
     report(run, tmp_path / "report.html")
-    (done.files / "tables" / "notes.md").write_text("years of work")
-    with pytest.raises(OutputError, match=r"report_files holds 'tables/notes.md', which orthomerge did not write"):
-        report(run, tmp_path / "report.html")
-    other = tmp_path / "mine_files"
-    other.mkdir()
-    (other / "thesis.tex").write_text("years of work")
-    with pytest.raises(OutputError, match=r"mine_files was not written by orthomerge \(it has no orthomerge-report"):
-        report(run, tmp_path / "mine.html")
+    (files / "tables" / "notes.md").write_text("years of work")
+    (tmp_path / "mine_files").mkdir()
+    (tmp_path / "mine_files" / "thesis.tex").write_text("years of work")
     (tmp_path / "own.html").write_text("years of work")
-    with pytest.raises(OutputError, match=r"own.html is there already and no report of ours"):
-        report(run, tmp_path / "own.html")
+    (tmp_path / "f.html").mkdir()
+    for name, message in (
+        ("report.html", r"report_files holds 'tables/notes.md', which orthomerge did not write"),
+        ("mine.html", r"mine_files was not written by orthomerge \(it has no orthomerge-report"),
+        ("own.html", r"own.html is there already and no report of ours"),
+        ("f.html", "is a folder"),
+        ("report.pdf", r"must be the name of an \.html file"),
+    ):
+        with pytest.raises((OutputError, RecipeError), match=message):
+            report(run, tmp_path / name)
     assert (tmp_path / "own.html").read_text() == "years of work"
     for name in (".own2_files.partial", ".own2_files.old", ".own2.html.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "thesis.tex").write_text("years of work")
     report(run, tmp_path / "own2.html")
     assert len(list(tmp_path.glob(".own2*/thesis.tex"))) == 3
-    with pytest.raises(RecipeError, match=r"must be the name of an \.html file"):
-        report(run, tmp_path / "report.pdf")
-    (tmp_path / "f.html").mkdir()
-    with pytest.raises(OutputError, match="is a folder"):
-        report(run, tmp_path / "f.html")
-
-
-def test_the_command(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", small_run())
-    result = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html"), "--json"])
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.output)
-    assert told["page"] == str(tmp_path / "r.html")
-    assert told["size"] == (tmp_path / "r.html").stat().st_size
-    plain = CliRunner().invoke(app, ["report", str(run), "--out", str(tmp_path / "r.html")])
-    assert "3 tables as Markdown, CSV and LaTeX" in plain.output
-    failed = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "r.html")])
-    assert isinstance(failed.exception, CheckpointError)
-    assert failed.exception.exit_code == 3
 
 
 @pytest.mark.parametrize(("module", "message"), [("matplotlib", "figures need matplotlib"), ("jinja2", "needs jinja2")])
 def test_what_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
 ) -> None:
-    run = write_run(tmp_path / "run", small_run())
     monkeypatch.setitem(sys.modules, module, None)
     pages._environment.cache_clear()
     with pytest.raises(RecipeError, match=message):
-        report(run, tmp_path / "report.html")
-
-
-def test_notes_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "run", small_run(), notes=["x"])
-    read_text = Path.read_text
-
-    def denied(self: Path, **given: str) -> str:
-        if self.name == "notes.json":
-            raise PermissionError(13, "Permission denied")
-        return read_text(self, **given)
-
-    monkeypatch.setattr(Path, "read_text", denied)
-    with pytest.raises(CheckpointError, match=r"notes\.json: Permission denied; evaluate again"):
-        report(run, tmp_path / "report.html")
+        report(write_run(tmp_path / "run", small_run()), tmp_path / "report.html")

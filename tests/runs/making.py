@@ -1,7 +1,8 @@
-"""What tests of runs share: a folder with tiny experts, tables of words and a recipe."""
+"""What tests of runs share: a folder with tiny experts, tables of words and recipes."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,40 @@ report: {title: Two words}
 """
 BARE = RECIPE.partition("align:")[0]
 PLAIN = BARE + "evaluate: {data: {two: two.csv}, protocols: [current], device: cpu}\ndiagnose: false\nreport: false\n"
+
+SHARED = """\
+base: base
+experts: {two: two, three: three}
+evaluate:
+  data: {two: two.csv, three: three.csv}
+  device: cpu
+report: {title: Two words}
+"""
+SWEEP = (
+    SHARED
+    + """\
+sweep:
+  methods: [average, task_arithmetic, {method: dare, parameters: {drop: 0.5}}]
+  scales: [0.3, 0.6]
+  seeds: 2
+  aligners: [none, ridge]
+  shots: [2, all]
+"""
+)
+RUN = (
+    SHARED
+    + """\
+sweep:
+  methods: [task_arithmetic, {method: dare, parameters: {drop: 0.5}}]
+  scales: [0.4]
+  seeds: 2
+  aligners: [none, ridge]
+  shots: [2, all]
+"""
+)
+SWEPT_PLAIN = SHARED.replace("report: {title: Two words}", "report: false")
+SMALL = SWEPT_PLAIN + "sweep: {methods: [average, task_arithmetic], scales: [0.5], aligners: [none]}\n"
+_WRITTEN = ("records.jsonl", "validation.jsonl", "comparisons.json", "notes.json", "table.md", "sweep.csv", "sweep.md")
 
 
 def lay_out(berts: Path, folder: Path, recipe: str = RECIPE) -> Path:
@@ -49,3 +84,9 @@ class KillAt(Silent):
     def begin(self, name: str, *, place: int, count: int) -> None:
         if name == self._name:
             raise Killed
+
+
+def outcome(run: Path) -> dict[str, str]:
+    """Hashes of every number that a sweep made, in words or not."""
+    paths = [run / name for name in _WRITTEN] + sorted((run / "predictions").iterdir())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

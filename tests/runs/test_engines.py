@@ -11,21 +11,26 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.runs.making import lay_out
-from tests.runs.sweep_making import SMALL, outcome
+from tests.runs.making import lay_out, outcome
 
 import orthomerge
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.reading import read_task
 from orthomerge.runs import driver
-from orthomerge.runs.blocks import Evaluate
 from orthomerge.runs.driver import Artifact, ArtifactError, Silent, drive
 from orthomerge.runs.engines import engine_of
 from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sections import Evaluate
 from orthomerge.runs.work import Work
 
-ROOT = Path(__file__).parents[2]
-KEPT = SMALL.replace("[none]}", "[none], keep: true}")
+SOURCE = Path(orthomerge.__file__).parents[1]
+RECIPE = """\
+base: base
+experts: {two: two, three: three}
+evaluate: {data: {two: two.csv}, references: false, device: cpu}
+sweep: {methods: [average, task_arithmetic], scales: [0.5], aligners: [none], choose: test, keep: true}
+report: false
+"""
 PARSL = f"""
 from parsl import Config, HighThroughputExecutor
 from parsl.concurrent import ParslPoolExecutor
@@ -33,9 +38,8 @@ from parsl.providers import LocalProvider
 
 
 def executor():
-    start = "export PYTHONPATH={ROOT / "src"}"
-    provider = LocalProvider(init_blocks=1, max_blocks=1, worker_init=start)
-    site = HighThroughputExecutor(address="127.0.0.1", max_workers_per_node=2, provider=provider, encrypted=False)
+    provider = LocalProvider(init_blocks=1, max_blocks=1, worker_init="export PYTHONPATH={SOURCE}")
+    site = HighThroughputExecutor(address="127.0.0.1", max_workers_per_node=1, provider=provider, encrypted=False)
     return ParslPoolExecutor(Config(executors=[site], run_dir="RUN_DIR", retries=1))
 """
 
@@ -47,52 +51,36 @@ def results(run: Path) -> dict[str, object]:
     return {**outcome(run), **{str(name): data for name, data in weights.items()}}
 
 
-@pytest.fixture(scope="module")
-def alone(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe, and beside it the run without other processes."""
-    recipe = lay_out(berts, tmp_path_factory.mktemp("alone"), KEPT)
-    orthomerge.run(recipe, out=recipe.parent / "alone")
-    return recipe
-
-
-def test_processes(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("random", "torch", "socket", "orthomerge"):  # nothing is imported from where somebody stands
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit(3)\n")
-    monkeypatch.chdir(tmp_path)
-    ran = orthomerge.run(alone, out="run", on="process:2")
-    assert set(ran.stages.values()) == {"done"}
-    assert results(tmp_path / "run") == results(alone.parent / "alone")
-    assert not (tmp_path / "imported").exists()
-
-
-def test_ray(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
-    (tmp_path / "torch.py").write_text("raise SystemExit(3)\n")
-    monkeypatch.chdir(tmp_path)
-    orthomerge.run(alone, out="run", on="ray:2")
-    assert results(tmp_path / "run") == results(alone.parent / "alone")
-
-
-def test_parsl(alone: Path, tmp_path: Path) -> None:
-    """In a process of its own, for Parsl does not close its files."""
+def test_every_engine_makes_the_same(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, in processes, on Ray, and through Parsl, which runs in a process of its own, for it closes no files."""
     parsl = pytest.importorskip("parsl")
+    pytest.importorskip("ray")
+    recipe = lay_out(berts, tmp_path, RECIPE)
     (tmp_path / "site").mkdir()
     (tmp_path / "site/cluster.py").write_text(PARSL.replace("RUN_DIR", str(tmp_path / "parsl")))
-    scripts = Path(parsl.__file__).parents[4] / "bin"
-    places = {"PYTHONPATH": str(tmp_path / "site"), "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
-    words = [sys.executable, "-m", "orthomerge.cli.app", "run", str(alone), "--out", "run", "--on", "cluster:executor"]
-    done = subprocess.run(
-        words, cwd=tmp_path, env={**os.environ, **places}, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
-    assert results(tmp_path / "run") == results(alone.parent / "alone")
-
-
-def test_an_executor_of_python(alone: Path, tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        orthomerge.run(alone, out=tmp_path / "run", on=executor)
-        assert executor.submit(int).result() == 0  # it is not ours to shut down
-    assert results(tmp_path / "run") == results(alone.parent / "alone")
+    search = {
+        "PYTHONPATH": os.pathsep.join((str(tmp_path / "site"), str(SOURCE))),
+        "PATH": os.pathsep.join((str(Path(parsl.__file__).parents[4] / "bin"), os.environ["PATH"])),
+    }
+    words = ["-m", "orthomerge", "run", str(recipe), "--out", "cluster", "--on", "cluster:executor"]
+    with subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, env={**os.environ, **search}, stderr=subprocess.PIPE, text=True
+    ) as cluster:
+        orthomerge.run(recipe, out=tmp_path / "alone")
+        monkeypatch.chdir(tmp_path)
+        for name in ("random", "torch", "socket", "orthomerge"):  # nothing is imported from the working directory
+            (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit(3)\n")
+        for on in ("process:2", "ray:2"):
+            assert set(orthomerge.run(recipe, out=on, on=on).stages.values()) == {"done"}
+            assert results(tmp_path / on) == results(tmp_path / "alone")
+        with ThreadPoolExecutor(1) as executor:
+            orthomerge.run(recipe, out="threads", on=executor)
+            assert executor.submit(int).result() == 0  # it is not ours to shut down
+        assert results(tmp_path / "threads") == results(tmp_path / "alone")
+        errors = cluster.communicate(timeout=300)[1]
+    assert (cluster.returncode, "Traceback" in errors) == (0, False), errors
+    assert results(tmp_path / "cluster") == results(tmp_path / "alone")
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize(
@@ -117,8 +105,8 @@ def test_engines_that_do_not_exist(on: str, message: str, tmp_path: Path, monkey
 
 def test_data_in_memory_stays_here(berts: Path, tmp_path: Path) -> None:
     lay_out(berts, tmp_path)
-    block = Evaluate({"two": read_task(tmp_path / "two.csv")})  # type: ignore[dict-item]
-    recipe = Recipe({"two": str(tmp_path / "two")}, base=str(tmp_path / "base"), method="average", evaluate=block)
+    section = Evaluate({"two": read_task(tmp_path / "two.csv")})  # type: ignore[dict-item]
+    recipe = Recipe({"two": str(tmp_path / "two")}, base=str(tmp_path / "base"), method="average", evaluate=section)
     with pytest.raises(RecipeError, match="data in memory cannot be given to other processes"):
         orthomerge.run(recipe, out=tmp_path / "run", on="process:2")
 
@@ -127,7 +115,7 @@ def test_data_in_memory_stays_here(berts: Path, tmp_path: Path) -> None:
 
 
 def make(place: Path, work: Work, *, log: str, once: str = "", error: str = "") -> None:
-    """Write one line to a log; die if nobody has died at `once` yet; fail with `error`."""
+    """Write one line to a log; die if no worker has died at `once` yet; fail with `error`."""
     if once and not Path(once).exists():
         Path(once).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -138,41 +126,37 @@ def make(place: Path, work: Work, *, log: str, once: str = "", error: str = "") 
     (place / "value").write_text("42")
 
 
+def die(place: Path, work: Work) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.fixture
 def work(tmp_path: Path) -> Work:
     return Work(Recipe({"a": "a"}), "", tmp_path / "run", 1)
 
 
-def key(letter: str) -> str:
-    return letter * 64
-
-
 def diamond(tmp_path: Path, **options: str) -> Iterator[Artifact]:
     log = {"log": str(tmp_path / "log")}
-    yield Artifact(key("a"), "first", "files", make, (), log)
-    yield Artifact(key("b"), "left", "files", make, (key("a"),), {**log, **options})
-    yield Artifact(key("c"), "right", "files", make, (key("a"),), log)
-    yield Artifact(key("d"), "last", "files", make, (key("b"), key("c")), log)
+    first, left, right, last = (letter * 64 for letter in "abcd")
+    yield Artifact(first, "first", "files", make, (), log)
+    yield Artifact(left, "left", "files", make, (first,), {**log, **options})
+    yield Artifact(right, "right", "files", make, (first,), log)
+    yield Artifact(last, "last", "files", make, (left, right), log)
 
 
-def test_a_worker_that_dies_once(work: Work, tmp_path: Path) -> None:
+def test_workers_that_die(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifacts = list(diamond(tmp_path, once=str(tmp_path / "died")))
     made = [done.artifact.name for done in drive(artifacts, work, engine_of("process:2"), Silent())]
     assert (made[0], sorted(made[1:3]), made[3]) == ("first", ["left", "right"], "last")
     assert (tmp_path / "log").read_text() == "made\n" * 4
-    again = [done.found for done in drive(artifacts, work, engine_of("process:2"), Silent())]
-    assert again == [True] * 4
 
+    def refuse() -> Executor:
+        raise AssertionError("everything is there")
 
-def test_workers_that_always_die(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "_MOST_BREAKS", 1)
-    artifacts = [Artifact(key("a"), "first", "files", die)]
-    with pytest.raises(OutputError, match="workers died 2 times"):
-        list(drive(artifacts, work, engine_of("process:1"), Silent()))
-
-
-def die(place: Path, work: Work) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    assert [done.found for done in drive(artifacts, work, engine_of(refuse), Silent())] == [True] * 4
+    monkeypatch.setattr(driver, "_MOST_BREAKS", 0)
+    with pytest.raises(OutputError, match="workers died 1 times"):
+        list(drive([Artifact("e" * 64, "fifth", "files", die)], work, engine_of("process:1"), Silent()))
 
 
 @pytest.mark.parametrize("on", ["serial", "process:2"])
@@ -180,16 +164,6 @@ def test_the_first_error_ends_the_run(work: Work, tmp_path: Path, on: str) -> No
     artifacts = list(diamond(tmp_path, error="no such thing"))
     with pytest.raises(ArtifactError, match="no such thing") as caught:
         list(drive(artifacts, work, engine_of(on), Silent()))
-    assert (caught.value.artifact.name, caught.value.place) == ("left", 2)
+    assert caught.value.artifact.name == "left"
     assert isinstance(caught.value.error, RecipeError)
-    assert work.store.get(key("d")) is None
-
-
-def test_an_executor_is_started_only_for_work(work: Work, tmp_path: Path) -> None:
-    artifacts = list(diamond(tmp_path))
-    list(drive(artifacts, work, engine_of("serial"), Silent()))
-
-    def refuse() -> Executor:
-        raise AssertionError("everything is there")
-
-    assert len(list(drive(artifacts, work, engine_of(refuse), Silent()))) == 4
+    assert work.store.get("d" * 64) is None

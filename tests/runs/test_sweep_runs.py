@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from tests.aligning import contents
-from tests.runs.making import KillAt, Killed, lay_out
-from tests.runs.sweep_making import PLAIN, RUN, SHARED, SMALL, outcome
+from tests.runs.making import RUN, SHARED, SMALL, SWEPT_PLAIN, KillAt, Killed, lay_out, outcome
 from typer.testing import CliRunner
 
 import orthomerge
@@ -20,12 +19,11 @@ from orthomerge.data.reading import read_task
 from orthomerge.evaluation.records import read_records
 from orthomerge.files import publish
 from orthomerge.models.saved import verify_folder
-from orthomerge.runs.blocks import Evaluate, Sweep
+from orthomerge.runs import sweep as sweeping
 from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.sections import Evaluate, Sweep
 from orthomerge.runs.store import Store
-from orthomerge.runs.sweeping import scoring
-from orthomerge.runs.sweeping.scoring import RESULT
-from orthomerge.runs.sweeping.sweep import Swept
+from orthomerge.runs.sweep import RESULT, Swept
 from orthomerge.runs.work import STORE
 
 NAMES = ("average", "task_arithmetic scale=0.5")
@@ -64,7 +62,7 @@ def test_what_a_sweep_writes(serial: tuple[Path, Swept]) -> None:
     for name in ("task_arithmetic scale=0.4", "dare drop=0.5 scale=0.4", "Two words"):
         assert name in page
     assert "best in hindsight" in json.loads((run / "notes.json").read_text())[-1]
-    assert [best.budget for best in swept.best] == ["no inputs", "2 a class", "all inputs"]
+    assert [best.budget for best in swept.best] == ["no inputs", "2 per class", "all inputs"]
     assert len(json.loads((run / "run.json").read_text())["manifests"]) == 3
     assert [path.name for path in run.rglob("*.safetensors")] == []  # models are scored in memory
 
@@ -146,7 +144,7 @@ def test_a_scale_more(serial: tuple[Path, Swept], tmp_path: Path) -> None:
 def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
     large = "{method: dare, parameters: {scale: 1000000.0}}"
     methods = f"methods: [average, {large}, dare]"
-    text = f"{PLAIN}dtype: float16\nsweep: {{{methods}, aligners: [none, ridge], shots: [2, 500]}}\n"
+    text = f"{SWEPT_PLAIN}dtype: float16\nsweep: {{{methods}, aligners: [none, ridge], shots: [2, 500]}}\n"
     recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
     typed = CliRunner().invoke(app, ["run", str(recipe), "--out", str(run), "--quiet"])
     assert typed.exit_code == 1
@@ -155,8 +153,8 @@ def test_cells_that_fail(berts: Path, tmp_path: Path) -> None:
     assert "does not fit into F16 after the merge" in typed.stderr
     assert "on two/test, two/val" in typed.stderr
     text = (run / "sweep.md").read_text()
-    assert "| 500 a class | average | aligner ridge, 500/class | failed |" in text
-    assert "| 2 a class | average | aligner ridge, 2/class |  |" in text
+    assert "| 500 per class | average | aligner ridge, 500/class | failed |" in text
+    assert "| 2 per class | average | aligner ridge, 2/class |  |" in text
     recipe.write_text(recipe.read_text().replace("1000000.0", "1.0").replace("500", "5"))
     mended = sweep(recipe, run)
     assert mended.failures == []
@@ -167,14 +165,14 @@ def test_what_might_pass_is_tried_again(berts: Path, tmp_path: Path, monkeypatch
     text = SMALL.replace("aligners: [none]", "aligners: [ridge], shots: 500")
     recipe, run = lay_out(berts, tmp_path, text), tmp_path / "run"
     first, again = sweep(recipe, run), sweep(recipe, run)
-    assert (len(first.failures), len(again.failures), again.done) == (12, 12, 0)  # it would fail again
+    assert (len(first.failures), len(again.failures), again.done) == (12, 12, 3)  # all but the experts
     assert {record.method for record in read_records(run / "records.jsonl")} == {"base", *NAMES}  # all labels at once
 
     def out_of_memory(*_: object, **__: object) -> None:
         raise OrthomergeError("there is not enough memory")
 
     recipe.write_text(SMALL.replace("[average, task_arithmetic]", "[slerp]"))
-    monkeypatch.setattr(scoring, "merge", out_of_memory)
+    monkeypatch.setattr(sweeping, "merge", out_of_memory)
     failed = sweep(recipe, run)
     assert {failure.message for failure in failed.failures} == {"there is not enough memory"}
     monkeypatch.undo()
@@ -210,13 +208,13 @@ def test_models_that_are_kept(berts: Path, tmp_path: Path) -> None:
     assert verify_folder(run / "merges/average") == []
     assert sweep(recipe, run).done == 0
     recipe.write_text(SMALL)
-    assert sweep(recipe, run).done == 0
+    assert sweep(recipe, run).done == 2  # the store has no scores without models
     assert not (run / "merges").exists()
     recipe.write_text(SMALL.replace("[none]}", "[none], keep: true}"))
-    assert sweep(recipe, run).done == 0  # the scores are there, the models are made again
+    assert sweep(recipe, run).done == 2
     (run / "merges/average/thesis.tex").write_text("years of work")
     recipe.write_text(SMALL)
-    assert sweep(recipe, run).done == 0
+    sweep(recipe, run)
     assert [path.name for path in (run / "merges").iterdir()] == ["average"]  # which holds a file of somebody else
     assert (run / "merges/average/thesis.tex").read_text() == "years of work"
 
@@ -233,7 +231,7 @@ def test_nothing_that_works(berts: Path, tmp_path: Path) -> None:
 
 
 def test_without_base_and_references(berts: Path, tmp_path: Path) -> None:
-    text = PLAIN.replace("base: base\n", "").replace("  device", "  references: false\n  device")
+    text = SWEPT_PLAIN.replace("base: base\n", "").replace("  device", "  references: false\n  device")
     recipe = lay_out(berts, tmp_path, text + "sweep: {methods: [average, slerp], aligners: [none], choose: test}\n")
     for path in (tmp_path / "base").iterdir():
         if path.name not in ("config.json", "model.safetensors"):  # what reads the inputs, else the base's
@@ -246,7 +244,9 @@ def test_without_base_and_references(berts: Path, tmp_path: Path) -> None:
 
 def test_fits(berts: Path, tmp_path: Path) -> None:
     fit = "fit: {data: {two: two.csv, three: three.csv}, device: cpu, limit: 20}\n"
-    text = PLAIN + fit + "sweep: {methods: [{method: realign, parameters: {steps: 2}}, average], aligners: [none]}\n"
+    text = (
+        SWEPT_PLAIN + fit + "sweep: {methods: [{method: realign, parameters: {steps: 2}}, average], aligners: [none]}\n"
+    )
     swept = sweep(lay_out(berts, tmp_path, text), tmp_path / "run")
     assert [(best.budget, best.hindsight.variant.name) for best in swept.best] == [
         ("the fit's inputs", "realign steps=2"),
@@ -275,7 +275,7 @@ def test_a_disk_that_is_too_small(berts: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_that_is_another_s(berts: Path, tmp_path: Path) -> None:
-    recipe = lay_out(berts, tmp_path, PLAIN)
+    recipe = lay_out(berts, tmp_path, SWEPT_PLAIN)
     orthomerge.run(recipe, out=tmp_path / "run")
     recipe.write_text(SMALL)
     before = contents(tmp_path / "run")

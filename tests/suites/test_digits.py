@@ -77,55 +77,41 @@ def test_all_tasks_split_the_same_images_alike(tasks: dict[str, Task], split: st
         assert (images[ways == way] == padded[:, down[1] : down[1] + 8, right[1] : right[1] + 8]).all()
 
 
-def test_no_test_image_is_a_training_image(tasks: dict[str, Task]) -> None:
+def test_splits_share_no_image_and_are_the_same_every_time(tasks: dict[str, Task]) -> None:
     from sklearn.datasets import load_digits
 
     everything = sorted(image.tobytes() for split in SIZES for image in tasks["digit"][split].inputs)
-    stock = np.round(load_digits().images * (255 / 16)).astype(np.uint8)
-    assert everything == sorted(image.tobytes() for image in stock)
-
-
-def test_the_same_tasks_every_time(tasks: dict[str, Task]) -> None:
+    assert everything == sorted(image.tobytes() for image in np.round(load_digits().images * 255 / 16).astype(np.uint8))
     for name, task in digit_tasks().items():
         for split, part in task.splits.items():
-            mine = tasks[name][split]
-            assert part.digest() == mine.digest()
-            assert part.labels is not None
-            assert part.labels.tolist() == rows(tasks[name], split)[1].tolist()
-
-
-def small(monkeypatch: pytest.MonkeyPatch, tasks: dict[str, Task]) -> None:
-    """Two tasks, a few steps."""
-    some = {name: tasks[name] for name in ("parity", "size")}
-    monkeypatch.setattr(digits, "digit_tasks", lambda: dict(some))
-    for name, value in list(vars(digits).items()):
-        if isinstance(value, Tuning):
-            monkeypatch.setattr(digits, name, replace(value, steps=3))
+            assert part.digest() == tasks[name][split].digest()
+            assert (rows(task, split)[1] == rows(tasks[name], split)[1]).all()
 
 
 def test_a_small_build(tasks: dict[str, Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    small(monkeypatch, tasks)
-    said: list[str] = []
-    given: dict[str, Any] = {"folder": tmp_path, "data": None, "base": None, "device": "cpu", "say": said.append}
-    suite = digits.build(name="digits", **given)
-    assert said[0].startswith("pre-training")
-    assert said[1].startswith("trained on all tasks")
-    assert [line.partition(":")[0] for line in said[2:]] == ["parity", "size", "trained on all tasks together"]
+    """Two tasks, a few steps."""
+    monkeypatch.setattr(digits, "digit_tasks", lambda: {name: tasks[name] for name in ("parity", "size")})
+    for name, value in list(vars(digits).items()):
+        if isinstance(value, Tuning):
+            monkeypatch.setattr(digits, name, replace(value, steps=3))
+    lines: list[str] = []
+    options: dict[str, Any] = {"folder": tmp_path, "data": None, "base": None, "device": "cpu", "say": lines.append}
+    suite = digits.build(name="digits", **options)
+    assert lines[0].startswith("pre-training")
+    assert lines[1].startswith("trained on all tasks")
+    assert [line.partition(":")[0] for line in lines[2:]] == ["parity", "size", "trained on all tasks together"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "experts", "mtl"]  # nothing else is left
     assert suite.paths == {name: tmp_path / "experts" / name for name in ("parity", "size")}
     assert suite.mtl == {name: tmp_path / "mtl" / name for name in ("parity", "size")}
-    assert set(suite.references()) == {"base", "expert", "mtl"}
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    said.clear()
-    assert digits.build(name="digits", **given).paths == suite.paths
-    assert said == []
+    lines.clear()
+    assert digits.build(name="digits", **options).paths == suite.paths
+    assert lines == []
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
-    others = more_experts(suite, replace(digits.TUNING, mode="head_first"), say=said.append)
-    assert others["size"] == tmp_path / "experts-head_first" / "size"
-    assert len(said) == 2
-    reseeded = more_experts(suite, replace(digits.TUNING, seed=1), say=said.append)
-    assert reseeded["size"] == tmp_path / "experts-1" / "size"
-    weights = [(home["size"] / "model.safetensors").read_bytes() for home in (suite.paths, reseeded)]  # type: ignore[operator]
-    assert weights[0] != weights[1]
-    assert more_experts(suite, digits.TUNING, say=said.append) == suite.paths
-    assert len(said) == 4
+    for changes, name in (({"mode": "head_first"}, "experts-head_first"), ({"seed": 1}, "experts-1")):
+        made = more_experts(suite, replace(digits.TUNING, **changes), say=lines.append)
+        assert made["size"] == tmp_path / name / "size"
+        own, other = (tmp_path / folder / "size" / "model.safetensors" for folder in ("experts", name))
+        assert own.read_bytes() != other.read_bytes()
+    assert more_experts(suite, digits.TUNING, say=lines.append) == suite.paths
+    assert len(lines) == 4

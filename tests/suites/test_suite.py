@@ -1,19 +1,26 @@
-"""A built suite: what is evaluated is merged in memory, and called by its name."""
+"""The table of suites, what a built suite merges and scores, and how its experts are made."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.analysis.making import PROCESSOR, Toy, make_toy
 
 from orthomerge.api.evaluate import evaluate
-from orthomerge.core.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.models.model import Model
+from orthomerge.suites.building import make_experts
+from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.suite import Suite, suite_root
+from orthomerge.suites.table import SUITES, build_suite, find_suite
+from orthomerge.tuning.settings import Tuning
 
 
 @pytest.fixture(scope="module")
@@ -28,76 +35,88 @@ def suite(toy: Toy, tmp_path: Path) -> Suite:
     return Suite("toy", tmp_path, toy.tasks, PROCESSOR, paths, mtl=paths)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def tensors(model: Model) -> dict[str, torch.Tensor]:
     """The whole encoder, flat."""
-    runs: dict[str, list[torch.Tensor]] = {}
+    blocks: dict[str, list[torch.Tensor]] = {}
     for key, block in model.weights.blocks():
-        runs.setdefault(key, []).append(block.reshape(-1))
-    return {key: torch.cat(blocks) for key, blocks in runs.items()}
+        blocks.setdefault(key, []).append(block.reshape(-1))
+    return {key: torch.cat(parts) for key, parts in blocks.items()}
+
+
+def test_the_table() -> None:
+    for row in SUITES.values():
+        module, _, function = row.maker.partition(":")
+        assert callable(getattr(import_module(f"orthomerge.suites.{module}"), function))
+        assert len(set(row.tasks)) == len(row.tasks) >= 5
+    assert SUITES["digits"].tasks == tuple(digit_tasks())
+    assert find_suite("text8").name == "text8"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error", "message"),
+    [
+        ("digit", None, RecipeError, r"unknown suite 'digit'; did you mean 'digits'\?"),
+        ("text8", None, CheckpointError, r"give it with --data \(wanted: ag_news.jsonl.gz"),
+        ("text8", ".", CheckpointError, "has no ag_news.jsonl.gz or .*; give the folder that holds"),
+        ("vision8", ".", CheckpointError, "has no mnist.npz or .*; give the folder that holds"),
+    ],
+)
+def test_suites_that_cannot_be_built(
+    name: str, data: str | None, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        build_suite(name, folder=tmp_path / "suite", data=tmp_path / data if data else None)
+    assert not (tmp_path / "suite").exists()
 
 
 def test_references(suite: Suite, toy: Toy) -> None:
     references = suite.references()
-    assert list(references) == ["base", "expert", "mtl"]
-    for name, subject in references.items():
-        assert (subject.name, list(subject.models), subject.access) == (name, list(toy.tasks), "data-free")
-    base, expert, mtl = (references[name].models["bright"] for name in ("base", "expert", "mtl"))
-    assert (base.tasks, expert.tasks, mtl.tasks) == (tuple(toy.tasks), ("bright",), ("bright",))
+    assert [(name, subject.name) for name, subject in references.items()] == [
+        ("base", "base"), ("expert", "expert"), ("mtl", "mtl"),
+    ]  # fmt: skip
     own, start = tensors(toy.experts.teacher("bright")), tensors(toy.experts.base)
-    assert all(tensor.equal(own[key]) for key, tensor in tensors(expert).items())
-    assert all(tensor.equal(own[key]) for key, tensor in tensors(mtl).items())
-    assert all(tensor.equal(start[key]) for key, tensor in tensors(base).items())
-    assert base.heads["bright"].labels == expert.heads["bright"].labels
+    for name, expected in (("base", start), ("expert", own), ("mtl", own)):
+        weights = tensors(references[name].models["bright"])
+        assert all(tensor.equal(expected[key]) for key, tensor in weights.items())
+    assert references["base"].models["bright"].tasks == tuple(toy.tasks)
     assert "mtl" not in replace(suite, mtl={}).references()
 
 
-def test_a_merge(suite: Suite, toy: Toy) -> None:
+def test_a_merge_is_scored_and_nothing_but_features_is_written(suite: Suite, toy: Toy) -> None:
     model = suite.merged("task_arithmetic", {"scale": 0.5})
-    assert (model.title, model.tasks, model.origin.access) == ("task_arithmetic", tuple(toy.tasks), "data-free")
     start, (one, other) = tensors(toy.experts.base), map(tensors, toy.experts.sources.values())
     for key, tensor in tensors(model).items():
         expected = start[key] + 0.5 * (one[key] - start[key] + other[key] - start[key])
         torch.testing.assert_close(tensor, expected, atol=1e-6, rtol=0)
-    assert sorted(path.name for path in suite.folder.iterdir()) == ["base"]  # nothing is written
-    assert suite.experts() is suite.experts()
-
-
-def test_it_is_scored(suite: Suite) -> None:
-    references, model = suite.references(), suite.merged("average")
-    scores = evaluate(
-        [*references.values(), model],
-        suite.tasks,
-        protocols=["current", "aligned-c"],
-        experts=suite.experts(),
-        suite="toy",
-        encoding=suite.encoding("cpu", batch=8),
-    )
-    assert {record.method for record in scores.records} == {"base", "expert", "mtl", "average"}
+    encoding = suite.encoding("cpu", batch=8)
+    subjects: list[Any] = [*suite.references().values(), model]
+    scores = evaluate(subjects, suite.tasks, experts=suite.experts(), suite="toy", encoding=encoding)
+    assert {record.method for record in scores.records} == {"base", "expert", "mtl", "task_arithmetic"}
     assert {record.suite for record in scores.records} == {"toy"}
     assert sorted(path.name for path in suite.folder.iterdir()) == ["base", "features"]
+    assert suite.experts() is suite.experts()
+    for name, message in (("tiess", "did you mean 'ties'"), ("moma", "is fitted to inputs")):
+        with pytest.raises(RecipeError, match=message):
+            suite.merged(name)
 
 
 def test_options_say_how_experts_are_opened(suite: Suite, toy: Toy, tmp_path: Path) -> None:
     for name in ("base", *toy.tasks):
         shutil.copytree(toy.folder / name, tmp_path / "own" / name)
-    own = replace(
-        suite,
-        folder=tmp_path / "own",
-        paths={task: tmp_path / "own" / task for task in toy.tasks},
-        mtl={},
-        options={"pooling": "mean"},
-    )
+    paths = {task: tmp_path / "own" / task for task in toy.tasks}
+    own = replace(suite, folder=tmp_path / "own", paths=paths, options={"pooling": "mean"})
     assert {head.pooling for head in own.experts().heads.values()} == {"mean"}
     (tmp_path / "own" / "where" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="where"):
         replace(own).experts()
-
-
-def test_mistakes(suite: Suite) -> None:
-    with pytest.raises(RecipeError, match="did you mean 'ties'"):
-        suite.merged("tiess")
-    with pytest.raises(RecipeError, match="is fitted to inputs"):
-        suite.merged("moma")
 
 
 def test_where_suites_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -108,7 +127,18 @@ def test_where_suites_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert suite_root() == tmp_path / ".cache" / "orthomerge" / "suites"
 
 
-def test_a_fit_says_what_it_has_seen(suite: Suite) -> None:
-    model = suite.fitted("moma", {"steps": 2, "batch": 4, "look": 2}, device="cpu")
-    assert (model.title, model.origin.access, set(model.tasks)) == ("moma", "inductive", set(suite.tasks))
-    assert suite.fitted("lm_cocktail", {"inputs": 4}, split="test", device="cpu").origin.access == "transductive"
+@pytest.mark.usefixtures("one_thread")
+def test_experts_that_exist_are_kept_and_errors_come_through(suite: Suite, tmp_path: Path) -> None:
+    lines: list[str] = []
+    settings = Tuning(mode="tau_jp", steps=1, batch=16, device="cpu")  # which uses the other tasks' inputs
+    root = tmp_path / "made"
+    (root / "where").mkdir(parents=True)
+    (root / "where" / "diary.txt").write_text("dear diary")
+    with pytest.raises(OutputError, match="where exists already"):
+        make_experts(suite, settings, root=root, say=lines.append)
+    before = (root / "bright" / "model.safetensors").stat().st_mtime_ns
+    shutil.rmtree(root / "where")
+    made = make_experts(suite, settings, root=root, say=lines.append)
+    assert [line.partition(":")[0] for line in lines] == ["bright", "where"]
+    assert all((path / "config.json").is_file() for path in made.values())
+    assert (root / "bright" / "model.safetensors").stat().st_mtime_ns == before

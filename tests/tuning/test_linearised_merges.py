@@ -11,7 +11,7 @@ import torch
 
 import orthomerge
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.evaluation.metrics import accuracy, predict
+from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
 from orthomerge.models.linearised import linearised_features
@@ -109,7 +109,7 @@ def test_an_expert_alone_scores_as_it_did_in_training(
     how = Encoding(None, "cpu", processor=processors[task.modality])
     scored = encode(model, task["val"], task="t", how=how)
     assert scored.labels is not None
-    assert accuracy(predict(model.head("t"), scored.values), scored.labels) == metrics["val_accuracy"]
+    assert counted(predict(model.head("t"), scored.values), scored.labels).value == metrics["val_accuracy"]
 
 
 def test_a_base_of_another_make(

@@ -23,7 +23,7 @@ from benchmarks.tangent import (
 )
 
 from orthomerge.data.task import Examples, Task
-from orthomerge.suites import digits, text8
+from orthomerge.suites import digits, eights
 from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Mode, Tuning
@@ -142,7 +142,7 @@ def test_a_small_run_on_texts(berts: Path, monkeypatch: pytest.MonkeyPatch, tmp_
                     file.write(f"{json.dumps(row)}\n")
             own = {"split": "train", "text": " ".join(["good"] * (place + 1)), "label": 1, "label_name": "yes"}
             file.write(f"{json.dumps(own)}\n")  # or all experts were one
-    monkeypatch.setattr(text8, "TUNING", replace(text8.TUNING, lr=1e-3, head_lr=0.1, epochs=8, batch=4))
+    monkeypatch.setattr(eights, "TEXT", replace(eights.TEXT, lr=1e-3, head_lr=0.1, epochs=8, batch=4))
     monkeypatch.setattr(tangent, "SCALES", (0.5, 1.0))
     study = text8_study(
         folder=tmp_path / "suite",

@@ -32,7 +32,7 @@ from typing import Literal, get_args
 import torch
 from torch.nn.functional import normalize
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.descent import Descent, require_finite
 from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.problem import Problem

@@ -1,63 +1,94 @@
-"""The table of aligners, written by hand: name, maker, title, reference.
+"""What an aligner is, and the table of aligners, written by hand.
 
-Third parties add rows through the entry-point group `orthomerge.aligners`; each entry loads a `Row`.
+An aligner looks at the same unlabelled inputs through two encoders and returns a classifier. If that is a `Head`, it
+adds nothing to the model: the head takes the place of the expert's own. Other classifiers have parameters of their own,
+which are counted and stored beside the model.
+
+Third parties add rows through the entry-point group `orthomerge.aligners`; each entry loads a `Row`, and
+`orthomerge.testing.check_aligner` checks it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from orthomerge.alignment.aligner import Aligner
 from orthomerge.core.rows import find_row, made, maker_of, with_plugins
 from orthomerge.core.schema import schema
+
+if TYPE_CHECKING:
+    from orthomerge.models.features import FeaturePair
+    from orthomerge.models.heads import Classifier, Head
+
+
+Fact = float | int | str | bool
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A classifier for merged features, and facts about it, such as a strength or a defect."""
+
+    classifier: Classifier
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+class Aligner(Protocol):
+    """One small class per method; its fields are its options. `head` is the expert's own, never changed."""
+
+    def fit(self, pair: FeaturePair, head: Head) -> Alignment: ...
 
 
 @dataclass(frozen=True)
 class Row:
-    """One aligner. `maker`: `module:Class`, imported when first used; `extra`: not a head, so that the model grows."""
+    """One aligner. `maker`: `module:Class`, imported when first used; `extra`: not a head, so that the model grows.
+
+    For the contracts of `orthomerge.testing`. `quick`: options that make them fast. `careful`: whether an expert that
+    the merge left unchanged keeps its head to the last bit.
+    """
 
     name: str
     maker: str
     title: str
     reference: str
     extra: bool = False
-
-
-_HERE = "orthomerge.alignment"
-
-
-def _row(name: str, maker: str, title: str, reference: str, **more: bool) -> tuple[str, Row]:
-    return name, Row(name, f"{_HERE}.{maker}", title, reference, **more)
+    careful: bool = False
+    quick: Mapping[str, Any] = field(default_factory=dict)
 
 
 _MOMA = "MOMA, arXiv 2412.13526 v3"
 _RETHINK = "FT-Classifier, arXiv 2412.13526 v1"
-
 _OURS = "this project"
 
-ALIGNERS: Mapping[str, Row] = dict(
-    (
-        _row("auto", "auto:Auto", "What the number of inputs calls for, or no change", _OURS),
-        _row("ridge", "linear_maps:Ridge", "Least squares to the expert's logits, towards its head", _OURS),
-        _row("kl-map", "kl_map:KlMap", "KL to the expert's outputs with a prior at its head", _OURS),
-        _row("aligned-c", "aligned_c:AlignedC", "KL to the expert's outputs by Adam", f"{_RETHINK}, Eq. 8"),
-        _row("orthogonal", "rigid:Orthogonal", "Procrustes with a prior", f"{_MOMA}, Table 1"),
-        _row("similarity", "rigid:Similarity", "Procrustes and one scale", f"{_MOMA}, Table 1"),
-        _row("scaling", "linear_maps:Scaling", "A factor for every feature", f"{_MOMA}, Table 1"),
-        _row("linear", "linear_maps:Linear", "Any linear map", f"{_MOMA}, Table 1"),
-        _row("invertible", "linear_maps:Invertible", "Any invertible linear map", f"{_MOMA}, Table 1"),
-        _row("affine", "linear_maps:Affine", "Any affine map", f"{_MOMA}, Table 1"),
-        _row("logit-procrustes", "logit_procrustes:LogitProcrustes", "Procrustes where the head looks", _OURS),
-        _row("aligned-m", "trained_maps:AlignedM", "A square matrix before the head, by Adam", f"{_RETHINK}, Eq. 7"),
-        _row("orth-m", "trained_maps:OrthM", "The same, nearly orthogonal", f"{_RETHINK}, Eq. 9"),
-        _row("moma-orthogonal", "trained_maps:MomaOrthogonal", "Orthogonal map by Adam", f"{_MOMA}, Eq. 8"),
-        _row("surgery", "surgery:Surgery", "A low-rank module before the head", "arXiv 2402.02705", extra=True),
-        _row("probsurgery", "surgery:ProbSurgery", "The same, probabilistic", "Wei et al. 2025", extra=True),
-    )
+
+def _closed(name: str, maker: str, title: str, reference: str, **quick: Any) -> Row:
+    return Row(name, f"orthomerge.alignment.{maker}", title, reference, careful=True, quick=quick)
+
+
+def _trained(name: str, maker: str, title: str, reference: str, *, extra: bool = False, **quick: Any) -> Row:
+    return Row(name, f"orthomerge.alignment.{maker}", title, reference, extra, quick=quick or {"steps": 10})
+
+
+_ROWS = (
+    _closed("auto", "auto:Auto", "What the number of inputs calls for, or no change", _OURS),
+    _closed("ridge", "linear_maps:Ridge", "Least squares to the expert's logits, towards its head", _OURS),
+    _closed("kl-map", "kl_map:KlMap", "KL to the expert's outputs with a prior at its head", _OURS, strength=0.1),
+    _trained("aligned-c", "aligned_c:AlignedC", "KL to the expert's outputs by Adam", f"{_RETHINK}, Eq. 8", epochs=2),
+    _closed("orthogonal", "rigid:Orthogonal", "Procrustes with a prior", f"{_MOMA}, Table 1"),
+    _closed("similarity", "rigid:Similarity", "Procrustes and one scale", f"{_MOMA}, Table 1"),
+    _closed("scaling", "linear_maps:Scaling", "A factor for every feature", f"{_MOMA}, Table 1"),
+    _closed("linear", "linear_maps:Linear", "Any linear map", f"{_MOMA}, Table 1"),
+    _closed("invertible", "linear_maps:Invertible", "Any invertible linear map", f"{_MOMA}, Table 1"),
+    _closed("affine", "linear_maps:Affine", "Any affine map", f"{_MOMA}, Table 1"),
+    _closed("logit-procrustes", "logit_procrustes:LogitProcrustes", "Procrustes where the head looks", _OURS),
+    _trained("aligned-m", "trained_maps:AlignedM", "A square matrix before the head, by Adam", f"{_RETHINK}, Eq. 7"),
+    _trained("orth-m", "trained_maps:OrthM", "The same, nearly orthogonal", f"{_RETHINK}, Eq. 9"),
+    _trained("moma-orthogonal", "trained_maps:MomaOrthogonal", "Orthogonal map by Adam", f"{_MOMA}, Eq. 8"),
+    _trained("surgery", "surgery:Surgery", "A low-rank module before the head", "arXiv 2402.02705", extra=True),
+    _trained("probsurgery", "surgery:ProbSurgery", "The same, probabilistic", "Wei et al. 2025", extra=True),
 )
+ALIGNERS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 
 @cache

@@ -30,7 +30,7 @@ from typing import Literal
 import torch
 from torch.nn.functional import linear, log_softmax
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
 from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.newton import Fit, Rows

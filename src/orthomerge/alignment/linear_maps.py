@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import first_map, folded, with_first_map
 from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.problem import Problem, Solved

@@ -26,13 +26,11 @@ from typing import Literal
 
 import torch
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import first_map, with_first_map
 from orthomerge.alignment.least_squares import check_strength
-from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.alignment.rigid import choose_rigid, polar_factor, spread
-from orthomerge.models.heads import Head
 
 _SETTLED = 1e-5  # share of all that was gained which a step must gain to be worth another
 _SMALL = 1e-12  # share of the objective that is rounding
@@ -51,43 +49,39 @@ class LogitProcrustes(Solved):
 
     def align(self, problem: Problem) -> Alignment:
         start = choose_rigid(problem, kappa=self.kappa, bias=self.bias)
-        W, total = first_map(problem.head).weight.double(), problem.moments
-        if math.isinf(start.kappa):
-            return Alignment(_with_shift(problem, W, start.share), _facts(start.kappa, 0))
-        moments = total if start.means is None else spread(total)
-        weight, steps = descend(W, W @ start.A, moments, start.kappa, d=total.d, steps=self.steps, task=problem.task)
-        return Alignment(_with_shift(problem, weight, start.share), _facts(start.kappa, steps))
-
-
-def _with_shift(problem: Problem, weight: torch.Tensor, share: float) -> Head:
-    """The head with another weight, and a bias that moves the means onto each other as far as `share` says."""
-    first, total = first_map(problem.head), problem.moments
-    if first.bias is None:
-        return with_first_map(problem.head, weight, None, task=problem.task)
-    shift = first.weight.double() @ total.mean_t - weight @ total.mean_h
-    return with_first_map(problem.head, weight, first.bias.double() + share * shift, task=problem.task)
+        first, weight, steps = first_map(problem.head), first_map(problem.head).weight.double(), 0
+        if not math.isinf(start.kappa):
+            H, T = (problem.H, problem.T) if start.means is None else spread(problem.H, problem.T)
+            C, S = H.T @ H, T.T @ H
+            weight, steps = descend(weight, weight @ start.A, C, S, start.kappa, steps=self.steps, task=problem.task)
+        bias = first.bias
+        if bias is not None:  # moves the means onto each other as far as was chosen
+            shift = first.weight.double() @ problem.T.mean(0) - weight @ problem.H.mean(0)
+            bias = bias.double() + start.share * shift
+        head = with_first_map(problem.head, weight, bias, task=problem.task)
+        return Alignment(head, {"kappa": start.kappa, "steps": steps})
 
 
 def descend(
     W: torch.Tensor,
     start: torch.Tensor,
-    moments: Moments,
+    C: torch.Tensor,
+    S: torch.Tensor,
     kappa: float,
     *,
-    d: int,
     steps: int,
     settled: float = _SETTLED,
     task: str = "",
 ) -> tuple[torch.Tensor, int]:
     """W' [m, d] with W' W'^T = W W^T, from `start`, and the number of iterations; `task` is for messages."""
-    if float(moments.C.trace()) <= 0:  # every W' is as good: stay
+    if float(C.trace()) <= 0:  # every W' is as good: stay
         return start, 0
     values, vectors = torch.linalg.eigh(W @ W.T)
     kept = values > 1e-10 * values[-1]
     k, rows = values[kept][:, None], vectors[:, kept]  # K = rows diag(sqrt k) rows^T
-    root, C, s = k.sqrt(), moments.C, float(moments.C.trace()) / d
+    root, s = k.sqrt(), float(C.trace()) / len(C)
     # In the basis of K, Q [r, d] has orthonormal rows, and K is diagonal.
-    pull, Q = root * (rows.T @ (W @ moments.S)) + kappa * s * root * (rows.T @ W), rows.T @ start / root
+    pull, Q = root * (rows.T @ (W @ S)) + kappa * s * root * (rows.T @ W), rows.T @ start / root
     kL = k * float(torch.linalg.matrix_norm(C @ C)) ** 0.5
 
     def reached(Q: torch.Tensor) -> _Point:
@@ -124,7 +118,3 @@ class _Point:
         """Further along from another point; the objective there is not wanted."""
         Q, QC = (torch.lerp(*pair, 1 + share) for pair in ((before.Q, self.Q), (before.QC, self.QC)))
         return _Point(Q, QC, math.nan)
-
-
-def _facts(kappa: float, steps: int) -> dict[str, float | int | str | bool]:
-    return {"kappa": kappa, "steps": steps}

@@ -1,6 +1,6 @@
 """A pair of features as aligners want it: checked, in float64, and as the head reads it; see `folding`.
 
-What several aligners start from is computed once: moments, decompositions, a strength.
+What several aligners start from is computed once: a decomposition and a strength.
 
 Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; Z [n, C] the expert's logits.
 """
@@ -12,16 +12,13 @@ from functools import cached_property
 
 import torch
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map, logits_from, read_by
 from orthomerge.alignment.least_squares import Spectrum, chosen_strength
-from orthomerge.alignment.moments import Moments
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
 from orthomerge.models.kinds import head_kind
-
-FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +35,7 @@ class Problem:
         """Checked: at least one input, all finite, both as wide as the head."""
         if not len(pair.merged):
             raise RecipeError(f"an aligner needs at least one input of {pair.merged.task!r}, got 0")
-        merged, expert = (_checked(features, who, head) for who, features in _sides(pair))
+        merged, expert = _checked(pair.merged, "merged", head), _checked(pair.expert, "expert's", head)
         return cls(read_by(head, merged), read_by(head, expert), head, pair.merged.task)
 
     @cached_property
@@ -49,17 +46,6 @@ class Problem:
     def divergence(self, logits: torch.Tensor) -> float:
         """The mean divergence of some logits [n, C] from the expert's."""
         return float(head_kind(self.head.kind).divergence(logits.double(), self.Z).mean())
-
-    @cached_property
-    def moments(self) -> Moments:
-        """The moments of all inputs."""
-        return Moments.of(self.H, self.T)
-
-    @cached_property
-    def folds(self) -> tuple[Moments, ...]:
-        """The moments of every fold that has inputs; input i is in fold i modulo `FOLDS`."""
-        count = min(FOLDS, len(self.H))
-        return tuple(Moments.of(self.H[fold::FOLDS], self.T[fold::FOLDS]) for fold in range(count))
 
     @cached_property
     def spectrum(self) -> Spectrum:
@@ -96,10 +82,6 @@ class Solved:
     def align(self, problem: Problem) -> Alignment:
         """What `fit` finds, from features that were prepared before."""
         raise NotImplementedError
-
-
-def _sides(pair: FeaturePair) -> tuple[tuple[str, Features], ...]:
-    return ("merged", pair.merged), ("expert's", pair.expert)
 
 
 def _checked(features: Features, who: str, head: Head) -> torch.Tensor:

@@ -9,9 +9,9 @@ kappa = 0 is Procrustes, whose map is arbitrary where there were no inputs; kapp
 kappa is Procrustes with the identity for whatever it leaves open.
 
 kappa and how much of the shift of the means is believed are chosen together by cross-validation: the mean squared error
-of the first linear map's outputs on held-out inputs, of which every fold's moments know everything but a constant. Of
-all choices within one standard error (over folds) of the best, the most careful is taken; "change nothing" is one of
-them. For this choice, not for the map itself, wide features are looked at through their `_LEADING` leading directions.
+of the first linear map's outputs on held-out inputs. Of all choices within one standard error (over folds) of the best,
+the most careful is taken; "change nothing" is one of them. For this choice, not for the map itself, wide features are
+looked at through their `_LEADING` leading directions.
 
 `similarity` (MOMA's Table 1: A^T A = s I) has a scale beside the turn, the best one being tr(A^T S) / tr(C).
 
@@ -20,7 +20,8 @@ found at once, is orthogonal to rounding, and has no learning rate.
 Differs from the paper: the least squares loss instead of the mean norm, for which there is a closed form; a prior; a
 shift where the head has a bias.
 
-Letters: h, t what the head reads of merged and expert encoder; C = sum h h^T, S [d, d]; W [m, d] the first linear map.
+Letters: h, t what the head reads of merged and expert encoder, rows of H, T [n, d]; C = sum h h^T, S [d, d]; W [m, d]
+the first linear map.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ from typing import Literal
 
 import torch
 
-from orthomerge.alignment.aligner import Alignment
-from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
+from orthomerge.alignment.aligners import Alignment
+from orthomerge.alignment.folding import centred_rows, folded
 from orthomerge.alignment.least_squares import careful, check_strength
-from orthomerge.alignment.moments import Moments
 from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.heads import Head
@@ -44,7 +44,8 @@ from orthomerge.models.heads import Head
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)
 _LEADING = 96
-_ROUNDING = 1e-12  # share of the moments below which what is left without the means is rounding
+FOLDS = 5
+_ROUNDING = 1e-12  # share of the squares below which what is left without the means is rounding
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,7 @@ class Rigid:
 
     def folded_into(self, head: Head, *, task: str) -> Head:
         """The head that reads x as `head` reads scale A x + shift."""
-        first = first_map(head)
-        weight = self.scale * (first.weight.double() @ self.A)
-        bias = None if first.bias is None else first.bias.double()
-        if bias is not None and self.means is not None:
-            bias = bias + self.share * (first.weight.double() @ self.means[1] - weight @ self.means[0])
-        return with_first_map(head, weight, bias, task=task)
+        return folded(head, self.scale * self.A, self.shift, task=task)
 
 
 def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
@@ -111,35 +107,26 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
     return factor
 
 
-def turn_of(moments: Moments, kappa: float, *, d: int, task: str) -> torch.Tensor:
-    """A [r, r] from moments of rows of width r, of features that are d wide."""
-    energy, X = float(moments.C.trace()), moments.S.clone()
+def turn_of(S: torch.Tensor, energy: float, kappa: float, *, d: int, task: str) -> torch.Tensor:
+    """A [r, r] from S [r, r] and tr(C) of rows of width r, of features that are d wide."""
     if math.isinf(kappa) or energy <= 0:
-        return torch.eye(len(X), dtype=X.dtype, device=X.device)
-    X.diagonal().add_(kappa * energy / d)
-    return polar_factor(X, task=task)
+        return torch.eye(len(S), dtype=S.dtype)
+    return polar_factor(S + kappa * energy / d * torch.eye(len(S), dtype=S.dtype), task=task)
 
 
-def scale_of(A: torch.Tensor, moments: Moments, kappa: float) -> float:
+def scale_of(A: torch.Tensor, S: torch.Tensor, energy: float, kappa: float) -> float:
     """The scale that goes with A, shrunk towards 1 as A is towards the identity."""
-    along, energy = float((A * moments.S).sum()), float(moments.C.trace())
-    return 1.0 if math.isinf(kappa) or energy <= 0 else (along + kappa * energy) / ((1 + kappa) * energy)
+    if math.isinf(kappa) or energy <= 0:
+        return 1.0
+    return (float((A * S).sum()) + kappa * energy) / ((1 + kappa) * energy)
 
 
-def spread(moments: Moments) -> Moments:
-    """The moments without the means, and exactly zero for inputs that are all the same: rounding has no direction."""
-    centred = moments.centred()
-    if float(centred.C.trace()) > _ROUNDING * float(moments.C.trace()):
-        return centred
-    nothing = torch.zeros_like(centred.C)
-    return Moments(centred.n, centred.sum_h, centred.sum_t, nothing, nothing.clone())
-
-
-def loss_of(B: torch.Tensor, c: torch.Tensor, W: torch.Tensor, held_out: Moments) -> float:
-    """Sum of ||B h + c - W t||^2 over held-out rows, but for the part that only depends on t."""
-    linear = B @ held_out.sum_h - W @ held_out.sum_t
-    squares = (B @ held_out.C * B).sum() - 2 * (B * (W @ held_out.S)).sum()
-    return float(squares + 2 * c @ linear + held_out.n * c @ c)
+def spread(H: torch.Tensor, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """H and T without their means, and exactly zero for inputs that are all the same: rounding has no direction."""
+    centred = H - H.mean(0)
+    if float(centred.square().sum()) > _ROUNDING * float(H.square().sum()):
+        return centred, T - T.mean(0)
+    return torch.zeros_like(H), torch.zeros_like(T)
 
 
 def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool, scaled: bool = False) -> Rigid:
@@ -147,7 +134,7 @@ def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool
 
     `bias`: with a shift, if the head has a bias that can take it up.
     """
-    total, bias = problem.moments, bias and problem.biased
+    bias = bias and problem.biased
     if kappa == "auto":
         chosen, share = _cross_validated(problem, KAPPAS, bias=bias, scaled=False)
         if scaled:  # of the turn that is best without a scale, or else of all: a scale may be worth it by itself
@@ -155,42 +142,46 @@ def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool
             chosen, share = _cross_validated(problem, kappas, bias=bias, scaled=True)
     else:
         chosen, share = kappa, 1.0 if bias else 0.0
-    moments = spread(total) if bias else total
-    A = turn_of(moments, chosen, d=total.d, task=problem.task)
-    scale = scale_of(A, moments, chosen) if scaled else 1.0
-    return Rigid(A, scale, (total.mean_h, total.mean_t) if bias else None, chosen, share)
+    H, T = spread(problem.H, problem.T) if bias else (problem.H, problem.T)
+    S, energy = T.T @ H, float(H.square().sum())
+    A = turn_of(S, energy, chosen, d=H.shape[1], task=problem.task)
+    scale = scale_of(A, S, energy, chosen) if scaled else 1.0
+    return Rigid(A, scale, (problem.H.mean(0), problem.T.mean(0)) if bias else None, chosen, share)
 
 
 def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, scaled: bool) -> tuple[float, float]:
     """Of all kappas and shares, from careful to bold, the first that is within one standard error of the best."""
-    W, folds, d = centred_rows(problem.head), problem.folds, problem.moments.d
+    W, H, T, d = centred_rows(problem.head), problem.H, problem.T, problem.H.shape[1]
     shares = _SHIFTS if bias else (0.0,)
-    if len(folds) < 2:  # one input: nothing to choose by
+    if len(H) < 2:  # nothing to choose by
         return kappas[0], shares[0]
     if d > _LEADING:
-        Q = _leading(problem.moments)
-        W, folds = W @ Q, tuple(part.through(Q) for part in folds)
-    losses = []
-    for number, held_out in enumerate(folds):
-        train = Moments.total(part for other, part in enumerate(folds) if other != number)
-        moments = spread(train) if bias else train
+        Q = _leading(H, T)
+        W, H, T = W @ Q, H @ Q, T @ Q
+    number, losses = torch.arange(len(H)) % FOLDS, []
+    for fold in range(min(FOLDS, len(H))):
+        ours, theirs, h, t = (values[rows] for rows in (number != fold, number == fold) for values in (H, T))
+        turned, target = spread(ours, theirs) if bias else (ours, theirs)
+        S, energy = target.T @ turned, float(turned.square().sum())
         row = []
         for kappa in kappas:
-            A = turn_of(moments, kappa, d=d, task=problem.task)
-            B = (scale_of(A, moments, kappa) if scaled else 1.0) * W @ A
-            c = W @ train.mean_t - B @ train.mean_h
-            row += [loss_of(B, share * c, W, held_out) / held_out.n for share in shares]
+            A = turn_of(S, energy, kappa, d=d, task=problem.task)
+            B = (scale_of(A, S, energy, kappa) if scaled else 1.0) * W @ A
+            shift = W @ theirs.mean(0) - B @ ours.mean(0)
+            gap = h @ B.T - t @ W.T
+            row += [float((gap + share * shift).square().sum(1).mean()) for share in shares]
         losses.append(row)
     chosen = careful(torch.tensor(losses, dtype=torch.float64).T)
     return list(product(kappas, shares))[chosen]
 
 
-def _leading(total: Moments) -> torch.Tensor:
+def _leading(H: torch.Tensor, T: torch.Tensor) -> torch.Tensor:
     """An orthonormal basis [d, r] of the directions along which both encoders' features lie most."""
     generator = torch.Generator().manual_seed(0)
-    start = torch.randn(total.d, _LEADING // 2, generator=generator, dtype=torch.float64)
-    one, other = total.C @ start, total.S @ start
+    start = torch.randn(H.shape[1], _LEADING // 2, generator=generator, dtype=torch.float64)
+    one, other = H.T @ (H @ start), T.T @ (H @ start)
     for _ in range(2):
-        one, other = total.C @ torch.linalg.qr(one)[0], total.S @ (total.S.T @ torch.linalg.qr(other)[0])
+        one = H.T @ (H @ torch.linalg.qr(one)[0])
+        other = T.T @ (H @ (H.T @ (T @ torch.linalg.qr(other)[0])))
     basis: torch.Tensor = torch.linalg.qr(torch.cat([one, other], 1))[0]
     return basis

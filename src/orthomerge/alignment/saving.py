@@ -13,7 +13,7 @@ from orthomerge.models.heads import Classifier, Head
 from orthomerge.models.writing import plain
 
 if TYPE_CHECKING:
-    from orthomerge.alignment.aligner import Alignment
+    from orthomerge.alignment.aligners import Alignment
     from orthomerge.models.heads import Extra
 
 

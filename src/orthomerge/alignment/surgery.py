@@ -27,12 +27,12 @@ beside Surgery with `rank` 128 and `steps` 5000.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.descent import Descent
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.checks import at_least_one, not_negative
@@ -42,6 +42,9 @@ from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 
 _AHEAD = 50  # steps for which noise is drawn at once
+
+
+Gradients = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of the layers, from x and t
 
 
 @dataclass(frozen=True)
@@ -57,21 +60,16 @@ class Surgery(Descent):
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean absolute distance to the expert's features before and after."""
-        task = Problem.of(pair, head).task  # for its checks
-        generator, place = torch.Generator().manual_seed(self.seed), device_of(self.device)
-        f, t = (values.float().to(place) for values in (pair.merged.values, pair.expert.values))
-        weights = _start(2, self.rank, head.width, generator).to(place)
+        generator = torch.Generator().manual_seed(self.seed)
+        weights = _start(2, self.rank, head.width, generator).to(device_of(self.device))
         D, U = weights  # U is transposed
 
-        def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-            x = f[rows]
+        def gradients(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
             h = (x @ D.T).relu_()
-            G = (t[rows] - x).add_(h @ U).sign_().div_(x.numel())  # dloss / d(U h)
-            return [torch.stack([((G @ U.T) * (h > 0)).T @ x, h.T @ G])]
+            G = (t - x).add_(h @ U).sign_().div_(x.numel())  # dloss / d(U h)
+            return torch.stack([((G @ U.T) * (h > 0)).T @ x, h.T @ G])
 
-        name = f"the module of {task!r} diverged under surgery"
-        self.minimise([weights], gradients, count=len(f), name=name, generator=generator)
-        return _alignment(pair, head, weights, "surgery")
+        return _trained(self, pair, head, weights, gradients, generator, "surgery")
 
 
 @dataclass(frozen=True)
@@ -93,28 +91,23 @@ class ProbSurgery(Descent):
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean absolute distance to the expert's features before and, without noise, after."""
-        task = Problem.of(pair, head).task  # for its checks
         generator, place = torch.Generator().manual_seed(self.seed), device_of(self.device)
-        f, t = (values.float().to(place) for values in (pair.merged.values, pair.expert.values))
         weights = _start(3, self.width, head.width, generator).to(place)
         D, U, V = weights  # U and V are transposed
-        drawn = _noise(generator, min(self.batch, len(f)), head.width, place)
+        drawn = _noise(generator, min(self.batch, len(pair.merged)), head.width, place)
 
-        def gradients(rows: torch.Tensor) -> list[torch.Tensor]:
-            x = f[rows]
+        def gradients(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
             h = (x @ D.T).relu_()
             mu, v = h @ U, h @ V
-            noise = next(drawn)[: len(rows)] * (v / 2).exp()
-            G = (t[rows] - x + mu + noise).sign_().div_(x.numel())
-            weight = self.beta / len(rows)
+            noise = next(drawn)[: len(x)] * (v / 2).exp()
+            G = (t - x + mu + noise).sign_().div_(x.numel())
+            weight = self.beta / len(x)
             to_mu = G + weight * mu
             to_v = G.mul_(noise).add_(v.exp().sub_(1), alpha=weight).div_(2)
             to_h = (to_mu @ U.T + to_v @ V.T) * (h > 0)
-            return [torch.stack([to_h.T @ x, h.T @ to_mu, h.T @ to_v])]
+            return torch.stack([to_h.T @ x, h.T @ to_mu, h.T @ to_v])
 
-        name = f"the module of {task!r} diverged under probsurgery"
-        self.minimise([weights], gradients, count=len(f), name=name, generator=generator)
-        return _alignment(pair, head, weights, "probsurgery")
+        return _trained(self, pair, head, weights, gradients, generator, "probsurgery")
 
 
 def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
@@ -137,9 +130,26 @@ def _noise(fit: torch.Generator, batch: int, width: int, device: torch.device) -
         yield from torch.randn(_AHEAD, batch, width, generator=generator, device=device)
 
 
-def _alignment(pair: FeaturePair, head: Head, weights: torch.Tensor, kind: str) -> Alignment:
-    """The trained module, with the distances before and after."""
+def _trained(
+    adam: Descent,
+    pair: FeaturePair,
+    head: Head,
+    weights: torch.Tensor,
+    gradients: Gradients,
+    generator: torch.Generator,
+    kind: str,
+) -> Alignment:
+    """Train the layers `weights` in place; the module with the distances before and after."""
+    task = Problem.of(pair, head).task  # for its checks
     f, t = pair.merged.values.float(), pair.expert.values.float()
+    there_f, there_t = f.to(weights.device), t.to(weights.device)
+    adam.minimise(
+        [weights],
+        lambda rows: [gradients(there_f[rows], there_t[rows])],
+        count=len(f),
+        name=f"the module of {task!r} diverged under {kind}",
+        generator=generator,
+    )
     D, U = weights[0].cpu().clone(), weights[1].cpu().T.contiguous()
     corrected = f - (f @ D.T).relu_() @ U.T
     before, after = (float((each.double() - t.double()).abs().mean()) for each in (f, corrected))

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import normalize
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.descent import Descent
 from orthomerge.alignment.folding import folded, logits_from
 from orthomerge.alignment.problem import Problem

@@ -19,11 +19,12 @@ from orthomerge.analysis.geometry import SHOWN, Geometry
 from orthomerge.analysis.recovery import Hits
 from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.evidence import Evidence
-from orthomerge.evaluation.metrics import hits, predictions
+from orthomerge.evaluation.metrics import hits
 from orthomerge.evaluation.probe import Probe
 from orthomerge.evaluation.protocols import Aligned
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head, logits_of
+from orthomerge.models.kinds import head_kind
 
 _WORK = 1 << 28  # inputs x classes x features of a probe: about half a minute
 
@@ -78,8 +79,8 @@ def compare_task(
         labelled = _some(support.merged, most, detail.seed)
         probe, probed = Probe().build(Evidence(head, labelled, seed=detail.seed)), len(labelled)
         logits["probe"] = logits_of(probe, test.merged.values)
-    predicted = {name: predictions(z, head.kind).cpu() for name, z in logits.items()}
-    right = {name: hits(classes, truth).numpy() for name, classes in predicted.items()}
+    predicted = {name: head_kind(head.kind).choices(z).cpu() for name, z in logits.items()}
+    right = {name: hits(classes, truth, head.kind).numpy() for name, classes in predicted.items()}
     geometry = {name: Geometry.of(maps[name](H), T) for name in SHOWN}
     return TaskComparison(geometry, readings, predicted, right, aligned, len(H_fit), len(support.merged), probed)
 

@@ -27,7 +27,7 @@ from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.problem import Problem
 from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.recovery import Hits
-from orthomerge.evaluation.metrics import hits, predictions, wilson
+from orthomerge.evaluation.metrics import hits, wilson
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import SINGLE_LABEL, Head, Linear
 from orthomerge.models.kinds import head_kind
@@ -99,7 +99,7 @@ def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: 
 
 def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, truth: torch.Tensor, kind: str = SINGLE_LABEL) -> Reading:
     """The outputs of a classifier compared with the expert's and with the labels. `kind`: of both heads."""
-    return Reading(math.nan, divergence(z, z_T, kind=kind), hits(predictions(z, kind), truth).numpy())
+    return Reading(math.nan, divergence(z, z_T, kind=kind), hits(head_kind(kind).choices(z), truth, kind).numpy())
 
 
 def family_figures(

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import labelled_tasks
-from orthomerge.evaluation.analogy import Analogous, Form, solve_analogy
+from orthomerge.evaluation.editing import Analogous, Form, solve_analogy
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import check_vectors, scales
+from orthomerge.evaluation.span import check_vectors
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ def analogy(
     coefficient for C and another for B - A. If there is an expert of the task itself, it is scored beside.
     """
     form = Form.parse(of) if isinstance(of, str) else of
-    scales(grid)
     if task in (form.a, form.b, form.c):
         raise RecipeError(
             f"the data is of the fourth task, and {task!r} is one of the three of the analogy; give it a new name"

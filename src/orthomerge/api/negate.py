@@ -9,10 +9,9 @@ from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import labelled_tasks, read_task
 from orthomerge.data.task import Task
+from orthomerge.evaluation.editing import KEEP, Negated, negate_task
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.negation import KEEP, Negated, negate_task
 from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import scales
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ def negate(
     """
     if heads not in get_args(Heads):
         raise RecipeError(f"unknown heads {heads!r}; {nearest(heads, get_args(Heads))}")
-    scales(grid)
     tested = [target, *(controls if controls is not None else (task for task in data if task != target))]
     for task in tested:
         if task not in data:

@@ -15,9 +15,8 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table
 
 if TYPE_CHECKING:
-    from orthomerge.evaluation.analogy import Analogy
+    from orthomerge.evaluation.editing import Analogy, Negation
     from orthomerge.evaluation.metrics import Score
-    from orthomerge.evaluation.negation import Negation
     from orthomerge.models.experts import Experts as Opened
     from orthomerge.models.model import Model
     from orthomerge.runs.recipe import Recipe
@@ -108,7 +107,7 @@ def analogy(
     from orthomerge.api.analogy import analogy as search
     from orthomerge.cli.commands import gather
     from orthomerge.cli.progress import shown
-    from orthomerge.evaluation.analogy import Form
+    from orthomerge.evaluation.editing import Form
     from orthomerge.models.encoding import Encoding
 
     request = gather(recipe, base=base, experts=expert, out=out, dtype=dtype, aligning=False)

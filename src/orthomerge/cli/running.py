@@ -12,9 +12,9 @@ import typer
 from orthomerge.cli.options import Json, Quiet
 
 if TYPE_CHECKING:
+    from orthomerge.runs.choosing import Best, Row
     from orthomerge.runs.run import Ran
-    from orthomerge.runs.sweeping.choosing import Best, Row
-    from orthomerge.runs.sweeping.sweep import Swept
+    from orthomerge.runs.sweep import Swept
 
 _SHOWN = 10  # reasons of failures that are printed
 
@@ -42,7 +42,7 @@ def run(
     from orthomerge.cli.progress import watched
     from orthomerge.runs.recipe import read_recipe
     from orthomerge.runs.run import run as carry_out
-    from orthomerge.runs.sweeping.cells import check_sweep
+    from orthomerge.runs.variants import check_sweep
 
     if listed:
         cells = [(cell.title, cell.seed) for cell in check_sweep(read_recipe(Path(recipe)))[0]]
@@ -134,9 +134,9 @@ def _print(ran: Ran) -> None:
 
 
 def _print_failures(folder: Path, swept: Swept) -> None:
-    from orthomerge.runs.sweeping.choosing import told_failures
+    from orthomerge.runs.choosing import failure_lines
 
-    reasons = told_failures(swept.failures)
+    reasons = failure_lines(swept.failures)
     lines = [f"  {reason}" for reason in reasons[:_SHOWN]]
     if len(reasons) > _SHOWN:
         lines.append(f"  and {len(reasons) - _SHOWN} other reasons: {folder / 'sweep.md'}")

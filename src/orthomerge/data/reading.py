@@ -67,7 +67,7 @@ def read_task(
         if empty := [each for each, size in zip(names, sizes, strict=True) if not size]:
             raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
         if "val" not in splits and validation:
-            splits |= _split_off(train, train.labels, validation)
+            splits |= split_off(train, train.labels, validation)
     order: tuple[Split, ...] = ("train", "val", "test")
     return Task(
         name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
@@ -195,7 +195,7 @@ def _read_directory(folder: Path, columns: Columns) -> Raw:
     raise CheckpointError(f"{folder} holds nothing that can be read; {_WAY_OUT}")
 
 
-def _split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
+def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
     """Train without a few examples, and these as val; nothing if there are too few to take any."""
     places = stratified(labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=0)
     if not len(places):

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.task import Split, Task
+from orthomerge.evaluation.metrics import Score, counted, predict
 from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.heads import head_of, logits_of
+from orthomerge.models.features import Features
+from orthomerge.models.heads import Extra, Head, head_of
+from orthomerge.models.model import Model
+from orthomerge.models.modules import Encoder
 
-if TYPE_CHECKING:
-    from orthomerge.models.features import Features
-    from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.model import Model
-    from orthomerge.models.modules import Encoder
-
-
-_Key = tuple["Encoder", str, Split, str | None, int | None]
+_Key = tuple[Encoder, str, Split, str | None, int | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +28,7 @@ class EncodedTasks:
     teachers: Mapping[str, Model] = field(default_factory=dict)
     how: Encoding = field(default_factory=Encoding)
     progress: Progress = SILENT
-
-    @cached_property
-    def _features(self) -> dict[_Key, Features]:
-        return {}
+    _features: dict[_Key, Features] = field(default_factory=dict, init=False)
 
     def features(self, model: Model, task: str, split: Split, *, reader: Head | None = None) -> Features:
         """What the head of a task reads of one split, with the labels of the inputs; `reader`: another head that reads
@@ -50,6 +42,12 @@ class EncodedTasks:
             self._features[key] = encode(model, examples, task=task, head=head, how=self.how)
         return self._features[key]
 
+    def keep(self, models: Collection[Model]) -> None:
+        """Let go of all features in memory but those of some models; all are in the cache."""
+        encoders = {model.encoder for model in models}
+        for key in [key for key in self._features if key[0] not in encoders]:
+            del self._features[key]
+
     def labels(self, task: str, split: Split) -> torch.Tensor:
         """The labels [n] of one split of a task, without which it cannot be scored."""
         if task not in self.tasks:
@@ -58,12 +56,6 @@ class EncodedTasks:
         if labels is None:
             raise RecipeError(f"the {split} split of {task!r} has no labels; accuracy needs them: give labelled data")
         return torch.tensor(labels, dtype=torch.int64)
-
-    def keep(self, models: Collection[Model]) -> None:
-        """Let go of all features in memory but those of some models; all are in the cache."""
-        encoders = {model.encoder for model in models}
-        for key in [key for key in self._features if key[0] not in encoders]:
-            del self._features[key]
 
     def classifier(self, model: Model, task: str) -> Head | Extra:
         """What reads a task in a model; its labels must be the task's, in the same order."""
@@ -83,7 +75,12 @@ class EncodedTasks:
             raise RecipeError(f"the expert of {task!r} is needed as teacher; say where it is: --expert {task}=PATH")
         return self.teachers[task]
 
-    def teacher_logits(self, task: str, split: Split) -> torch.Tensor:
-        """The expert's logits on one split of its task."""
-        expert = self.teacher(task)
-        return logits_of(self.classifier(expert, task), self.features(expert, task, split).values)
+    def predictions(self, model: Model, task: str, split: Split) -> torch.Tensor:
+        """What the head of a task predicts for every input of one split [n]."""
+        classifier = self.classifier(model, task)
+        return predict(classifier, self.features(model, task, split).values, head_of(classifier).kind)
+
+    def score(self, model: Model, task: str, split: Split) -> Score:
+        """The score of a model as it is on one split of a task."""
+        labels, kind = self.labels(task, split), head_of(model.head(task)).kind
+        return counted(self.predictions(model, task, split), labels, kind)

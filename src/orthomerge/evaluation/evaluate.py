@@ -14,13 +14,13 @@ import torch
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Access
-from orthomerge.evaluation.answers import answers, draws, extra_numbers, joint_labels, joint_predictions
+from orthomerge.evaluation.answers import Answer, answers, draws, extra_numbers, joint_labels, joint_predictions
 from orthomerge.evaluation.comparisons import MARGIN, Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import UNSCORED, counted
 from orthomerge.evaluation.notes import contamination_notes
 from orthomerge.evaluation.protocols import EvaluationProtocol
-from orthomerge.evaluation.records import Record
+from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scores import Scores, prediction_name
 from orthomerge.models.heads import head_of
 from orthomerge.models.kinds import head_kind
@@ -121,10 +121,9 @@ def evaluate(
         for task, model in subject.models.items():
             truth = encoded.labels(task, "test")
             for protocol in chosen:
+                way = protocol.way(subject.access)
                 for answer in answers(protocol, encoded, model, task):
-                    record = protocol.annotate(_record(subject, task, answer.predicted, truth, suite))
-                    record = replace(record, seed=answer.seed, extra_parameters=answer.extra)
-                    yield _scored(record, answer.predicted, truth)
+                    yield _scored(subject, task, way, protocol.options, answer, truth, suite)
         if len(subject.models) > 1 and len({model.digest for model in subject.models.values()}) == 1:
             yield from _joint(encoded, subject, suite)
 
@@ -145,13 +144,13 @@ def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
 
 def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
     """No two answers may look the same."""
-    blank = Record("", "", "", "", 0, 0, 0, 0, "data-free")
     for one, other in combinations(protocols, 2):
+        way = one.way("data-free")
         shared = [subject.name for subject in subjects if one.scores(subject.name) and other.scores(subject.name)]
-        if shared and one.annotate(blank) == other.annotate(blank):
+        if shared and way == other.way("data-free"):
             raise RecipeError(
-                f"two protocols score {shared[0]!r} in the same way: {one.annotate(blank).way.title} "
-                f"({one.annotate(blank).access}); name it once, or give them other options, shots or support"
+                f"two protocols score {shared[0]!r} in the same way: {way.title} ({way.access}); name it once, or "
+                "give them other options, shots or support"
             )
 
 
@@ -171,30 +170,40 @@ def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterat
     labels = joint_labels(encoded, models)
     extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
     for task, predicted in joint_predictions(encoded, models).items():
-        record = _record(subject, task, predicted, labels[task], suite)
-        yield _scored(replace(record, protocol="joint", extra_parameters=extra), predicted, labels[task])
+        way = Way("joint", (), None, subject.access, None, None)
+        yield _scored(subject, task, way, {}, Answer(0, predicted, extra), labels[task], suite)
 
 
-def _record(subject: Subject, task: str, predicted: torch.Tensor, truth: torch.Tensor, suite: str | None) -> Record:
-    """A record that does not say yet how the model was scored."""
+def _scored(
+    subject: Subject,
+    task: str,
+    way: Way,
+    options: Mapping[str, Any],
+    answer: Answer,
+    truth: torch.Tensor,
+    suite: str | None,
+) -> Scored:
+    """An answer as a record, with its predictions."""
     model = subject.models[task]
-    kind, kept = head_of(model.head(task)).kind, predicted != UNSCORED
-    score = counted(predicted[kept], truth[kept], kind)
-    return Record(
+    kind, kept = head_of(model.head(task)).kind, answer.predicted != UNSCORED
+    score = counted(answer.predicted[kept], truth[kept], kind)
+    predictions = Predictions(answer.predicted.numpy().astype(np.int32), truth.numpy().astype(np.int32))
+    record = Record(
         task=task,
         method=subject.name,
-        protocol="",
+        protocol=way.protocol,
         metric=head_kind(kind).metric,
         **vars(score),
-        access=subject.access,
+        access=way.access,
+        seed=answer.seed,
+        shots=way.shots,
+        support=way.support,
+        options=dict(options),
         parameters=dict(subject.parameters),
+        aligner=way.aligner,
+        extra_parameters=answer.extra,
         suite=suite,
         versions={"orthomerge": VERSION, "torch": torch.__version__},
         inputs={"model": model.digest},
     )
-
-
-def _scored(record: Record, predicted: torch.Tensor, truth: torch.Tensor) -> Scored:
-    """A record that names its predictions, with these."""
-    predictions = Predictions(predicted.numpy().astype(np.int32), truth.numpy().astype(np.int32))
     return Scored(replace(record, predictions=prediction_name(record, predictions)), predictions)

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.features import Features
+from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head
 
 # features: inputs without labels; expert: the expert's features of them and its head; labels: their true labels.
@@ -31,6 +31,18 @@ class Evidence:
     expert: Features | None = None
     seed: int = 0
 
+    def labelled(self, protocol: str) -> tuple[Features, torch.Tensor]:
+        """The support and its labels, which are rows of the head; `protocol`: for messages."""
+        if self.support is None or self.support.labels is None:
+            raise RecipeError(f"{protocol!r} needs labels of its support inputs, got none; use a labelled split")
+        return self.support, self.support.labels
+
+    def pair(self) -> FeaturePair:
+        """The support as the model and as the expert see it."""
+        if self.support is None or self.expert is None:
+            raise RecipeError("an aligner needs features of its support inputs by the model and the expert, got none")
+        return FeaturePair(self.support, self.expert)
+
 
 class Builder(Protocol):
     """Builds the classifier that a model is scored with; its fields are its options."""
@@ -38,20 +50,3 @@ class Builder(Protocol):
     needs: ClassVar[frozenset[Need]]
 
     def build(self, evidence: Evidence) -> Classifier: ...
-
-
-def support_of(evidence: Evidence, *, who: str) -> Features:
-    """The support, which must be there; that its features are finite was checked when they were computed."""
-    if evidence.support is None:
-        raise RecipeError(f"{who!r} needs features of support inputs, got none; name a split to take them from")
-    return evidence.support
-
-
-def labels_of(evidence: Evidence, *, who: str) -> torch.Tensor:
-    """The support's labels, which are rows of the head: a task checks its own."""
-    support = support_of(evidence, who=who)
-    if support.labels is None:
-        raise RecipeError(
-            f"{who!r} needs labels of its support inputs of {support.task!r}, got none; use a labelled split"
-        )
-    return support.labels

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
+from orthomerge.evaluation.evidence import Evidence, Need
 
 _MOST = 1 << 22  # distances held at once: 32 MiB
 
@@ -31,7 +31,7 @@ class Knn:
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "labels"})
 
     def build(self, evidence: Evidence) -> MeanDistance:
-        labels, support = labels_of(evidence, who="knn"), support_of(evidence, who="knn")
+        support, labels = evidence.labelled("knn")
         order = labels.argsort(stable=True)
         counts = labels.bincount(minlength=len(evidence.head.labels))
         return MeanDistance(support.values[order], tuple(counts.tolist()), evidence.head.labels)

@@ -1,6 +1,6 @@
 """Predictions of a head and their accuracy, a share in [0, 1]; every scored input counts, none is dropped.
 
-Wilson 1927 for the interval of one accuracy.
+What logits mean is up to the kind of the head (`models.kinds`). Wilson 1927 for the interval of one accuracy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import torch
 
-from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError
 from orthomerge.models.heads import SINGLE_LABEL, Classifier, logits_of
 from orthomerge.models.kinds import head_kind
 
@@ -29,14 +29,9 @@ class Score:
     examples: int
 
 
-def predictions(logits: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
-    """The predicted row of labels for each input [n]; `kind`: of the head that gave the logits."""
-    return head_kind(kind).choices(logits)
-
-
 def predict(classifier: Classifier, values: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
-    """The prediction for every row of features [n, d], on the CPU."""
-    return predictions(logits_of(classifier, values), kind).cpu()
+    """The predicted row of labels for every row of features [n, d], on the CPU; `kind`: what the logits mean."""
+    return head_kind(kind).choices(logits_of(classifier, values)).cpu()
 
 
 def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
@@ -46,15 +41,7 @@ def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL
             f"predictions and labels must be two lists of the same length, at least 1, "
             f"got {tuple(predicted.shape)} and {tuple(labels.shape)}"
         )
-    unscored = int((predicted == UNSCORED).sum())
-    if unscored:
-        raise IncompatibleError(f"{unscored} of {len(labels)} inputs were support and are unscored; leave them out")
     return head_kind(kind).right(predicted, labels)
-
-
-def accuracy(predicted: torch.Tensor, labels: torch.Tensor) -> float:
-    """Share of predictions that are right."""
-    return counted(predicted, labels).value
 
 
 def counted(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> Score:
@@ -65,8 +52,6 @@ def counted(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LA
 
 def wilson(right: int, total: int) -> tuple[float, float]:
     """Wilson's 95 % interval of `right` in `total`."""
-    if not 0 <= right <= total or total < 1:
-        raise RecipeError(f"hits must be in 0..{total} of at least one input, got {right} of {total}")
     share = right / total
     middle = share + _Z * _Z / (2 * total)
     half = _Z * math.sqrt(share * (1 - share) / total + _Z * _Z / (4 * total * total))

@@ -6,7 +6,6 @@ import numpy as np
 
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.metrics import accuracy, predictions
 
 _WORTH_A_NOTE = 0.01  # of the test inputs; public datasets have a few in a thousand
 _SUSPICIOUS = 0.05  # gap between accuracy on test and on validation data
@@ -61,4 +60,4 @@ def _accuracy(encoded: EncodedTasks, task: str, split: Split) -> float | None:
     examples = encoded.tasks[task].splits.get(split) if task in encoded.tasks else None
     if examples is None or examples.labels is None or not len(examples):
         return None
-    return accuracy(predictions(encoded.teacher_logits(task, split)), encoded.labels(task, split))
+    return encoded.score(encoded.teacher(task), task, split).value

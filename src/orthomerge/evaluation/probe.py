@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.evidence import Evidence, Need, labels_of, support_of
+from orthomerge.evaluation.evidence import Evidence, Need
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
 
@@ -44,7 +44,7 @@ class Probe:
             raise RecipeError(f"'steps' must be at least 1, got {self.steps}")
 
     def build(self, evidence: Evidence) -> Head:
-        labels, support = labels_of(evidence, who="probe"), support_of(evidence, who="probe")
+        support, labels = evidence.labelled("probe")
         f = support.values.double()
         mu, sigma = f.mean(0), f.std(0, correction=0)
         sigma = torch.where(sigma > _FLAT * f.abs().amax(0), sigma, 1)

@@ -11,18 +11,16 @@ space is no row: it is a way to score any of these (`answers.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Literal, cast
 
-from orthomerge.alignment.aligner import Aligner
-from orthomerge.alignment.aligners import aligners, make_aligner
+from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import find_row, made, maker_of, with_plugins
 from orthomerge.data.task import Access, Split
-from orthomerge.evaluation.evidence import Builder, Evidence, Need, support_of
-from orthomerge.evaluation.records import Record
-from orthomerge.models.features import FeaturePair
+from orthomerge.evaluation.evidence import Builder, Evidence, Need
+from orthomerge.evaluation.records import Way, option_texts
 from orthomerge.models.heads import Classifier, Head
 
 Shots = int | float | None  # per class; a share of the split if below 1; None: all of it
@@ -48,13 +46,10 @@ class Aligned:
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "expert"})
 
     def build(self, evidence: Evidence) -> Classifier:
-        support = support_of(evidence, who="aligner")
-        if evidence.expert is None:
-            raise RecipeError(f"an aligner needs the expert's features of its inputs of {support.task!r}, got none")
         aligner: Any = self.aligner
-        if any(field.name == "seed" for field in fields(aligner)):
+        if hasattr(aligner, "seed"):
             aligner = replace(aligner, seed=evidence.seed)
-        classifier: Classifier = aligner.fit(FeaturePair(support, evidence.expert), evidence.head).classifier
+        classifier: Classifier = aligner.fit(evidence.pair(), evidence.head).classifier
         return classifier
 
 
@@ -179,16 +174,11 @@ class EvaluationProtocol:
         """Whether a subject of this name is scored."""
         return self.models is None or subject in self.models
 
-    def annotate(self, record: Record) -> Record:
-        """The record, which says how it was scored; a protocol that needs nothing says less."""
-        record = replace(record, protocol=self.name, options=dict(self.options))
+    def way(self, seen: Access) -> Way:
+        """How it scores a model whose making saw inputs of access `seen`."""
+        options = option_texts(self.options)
         if not self.needs:
-            return record
-        return replace(
-            record,
-            # A score has seen the most that any step before it has seen.
-            access=max(record.access, self.access, key=_WIDTH.__getitem__),
-            shots=self.shots,
-            support=self.split,
-            aligner=self.aligner,
-        )
+            return Way(self.name, options, None, seen, None, None)
+        # A score has seen the most that any step before it has seen.
+        access = max(seen, self.access, key=_WIDTH.__getitem__)
+        return Way(self.name, options, self.shots, access, self.split, self.aligner)

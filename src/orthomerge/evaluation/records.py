@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,11 @@ class Way:
         if self.support not in (None, _USUAL[self.access]):
             parts.append(f"from {self.support}")
         return ", ".join(parts)
+
+
+def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Options as a `Way` holds them: in the order of their names, with values in JSON."""
+    return tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(options.items()))
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,7 @@ class Record:
     @property
     def way(self) -> Way:
         """How the model was scored."""
-        options = tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(self.options.items()))
-        return Way(self.protocol, options, self.shots, self.access, self.support, self.aligner)
+        return Way(self.protocol, option_texts(self.options), self.shots, self.access, self.support, self.aligner)
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

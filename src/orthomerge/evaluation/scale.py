@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
@@ -16,19 +16,14 @@ from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
 from orthomerge.data.reading import labelled_tasks
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.metrics import predict, predictions
-from orthomerge.evaluation.span import span_of
+from orthomerge.evaluation.metrics import predict
+from orthomerge.evaluation.span import Span, span_of
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import find_method
 from orthomerge.models.encoding import Encoding
-from orthomerge.models.heads import head_of
+from orthomerge.models.experts import Experts
+from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.kinds import head_kind
-
-if TYPE_CHECKING:
-    from orthomerge.evaluation.span import Span
-    from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Extra, Head
-
 
 Criterion = Literal["accuracy", "agreement"]
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))
@@ -88,18 +83,8 @@ def search_scale(
     if criterion == "auto":
         labelled = all(task["val"].labels is not None for task in tasks.values())
         criterion = "accuracy" if labelled else "agreement"
-    ends = [
-        merge_opened(
-            experts,
-            method,
-            {**(options or {}), "scale": scale},
-            dtype="float32",
-            seed=seed,
-            device=device,
-            vector=vector,
-        )
-        for scale in (0.0, 1.0)
-    ]
+    how: dict[str, Any] = {"dtype": "float32", "seed": seed, "device": device, "vector": vector}
+    ends = [merge_opened(experts, method, {**(options or {}), "scale": scale}, **how) for scale in (0.0, 1.0)]
     teachers = {task: experts.teacher(task) for task in tasks}
     span, encoded = span_of(*ends), EncodedTasks(tasks, teachers, encoding or Encoding())
     curve: dict[float, dict[str, float]] = {}
@@ -113,10 +98,9 @@ def _score(
     span: Span, scale: float, head: Head | Extra, encoded: EncodedTasks, task: str, criterion: Criterion
 ) -> float:
     """Accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
-    kind = head_of(head).kind
-    features = span.features((scale,), encoded, task, "val", head)
+    kind, features = head_of(head).kind, span.features((scale,), encoded, task, "val", head)
     predicted = predict(head, features.values, kind)
-    expert = predictions(encoded.teacher_logits(task, "val"), kind)
+    expert = encoded.predictions(encoded.teacher(task), task, "val")
     if criterion == "agreement":
         return 100 * float((predicted == expert).float().mean())
     if features.labels is None:

@@ -10,32 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.data.task import Split
+from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score, counted, predict
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import extract
-from orthomerge.models.heads import head_of
+from orthomerge.models.experts import Experts
+from orthomerge.models.family import Family
+from orthomerge.models.features import Features
+from orthomerge.models.heads import Extra, Head, head_of
+from orthomerge.models.model import Model
+from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import Skeleton
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Split
-    from orthomerge.evaluation.encoded import EncodedTasks
-    from orthomerge.models.experts import Experts
-    from orthomerge.models.family import Family
-    from orthomerge.models.features import Features
-    from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.model import Model
-    from orthomerge.models.processors import ProcessorSource
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """`origin` and each of `directions` hold the encoder's tensors by canonical name, on the CPU; the module of
-    `skeleton` is moved among them. `processor`: how inputs are processed, unless an `Encoding` says so.
+    """`origin` and each of `directions`: floating-point tensors of the module of `skeleton`, by the names of its state
+    dict. `processor`: how inputs are processed, unless an `Encoding` says so.
     """
 
     skeleton: Skeleton
@@ -48,11 +44,11 @@ class Span:
         """The module with the weights of one point: the same object every time, so use it before the next call."""
         state = self.skeleton.module.state_dict()
         with torch.no_grad():
-            for key, start in self.origin.items():
+            for name, start in self.origin.items():
                 point = start
                 for coefficient, direction in zip(coefficients, self.directions, strict=True):
-                    point = torch.add(point, direction[key], alpha=coefficient)
-                state[self.skeleton.names[key]].copy_(point)
+                    point = torch.add(point, direction[name], alpha=coefficient)
+                state[name].copy_(point)
         return self.skeleton.module
 
     def features(
@@ -86,7 +82,7 @@ class Span:
             noise = torch.randn(tensor.shape, generator=generator)
             return noise.mul_(float(tensor.norm()) / float(noise.norm()))
 
-        directions = ({key: drawn(tensor) for key, tensor in direction.items()} for direction in self.directions)
+        directions = ({name: drawn(tensor) for name, tensor in direction.items()} for direction in self.directions)
         return replace(self, directions=tuple(directions))
 
 
@@ -112,18 +108,16 @@ def span_of(origin: Model, *ends: Model) -> Span:
     """
     skeleton = Skeleton.build(origin.family, origin.config, dict(origin.weights.specs))
     start, *others = (_filled(skeleton, model) for model in (origin, *ends))
-    directions = ({key: end[key] - tensor for key, tensor in start.items()} for end in others)
+    directions = ({name: end[name] - tensor for name, tensor in start.items()} for end in others)
     return Span(skeleton, origin.family, start, tuple(directions), origin.processor)
 
 
 def _filled(skeleton: Skeleton, model: Model) -> dict[str, torch.Tensor]:
     """The floating-point tensors of a model, in the order of the module."""
     skeleton.fill(model.weights)
+    names = set(skeleton.names.values())
     state = skeleton.module.state_dict()
-    names = {name: key for key, name in skeleton.names.items()}
-    return {
-        names[name]: tensor.clone() for name, tensor in state.items() if name in names and tensor.is_floating_point()
-    }
+    return {name: state[name].clone() for name in state if name in names and state[name].is_floating_point()}
 
 
 def scales(grid: Sequence[float]) -> tuple[float, ...]:

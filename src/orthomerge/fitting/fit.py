@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from orthomerge.alignment.aligner import Alignment
+from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.saving import as_saved
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError

@@ -12,7 +12,7 @@ linear weight that another kind of module shares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,6 @@ Layers = Mapping[str, Sequence[nn.Linear]]
 
 _SIZE = 64  # inputs in a batch
 _SINGULAR = 1e-12  # share of the largest eigenvalue below which rounding has the say
-
-
-class _Enough(Exception):  # noqa: N818 - no error: everything was seen
-    """Ends a forward pass early."""
 
 
 def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
@@ -84,37 +80,28 @@ def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def grams(
-    setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None = None, calls: int | None = None
-) -> dict[str, torch.Tensor]:
+def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None = None) -> dict[str, torch.Tensor]:
     """G of every layer (or of `layers`) that is called, on a task's inputs under the encoder's present weights.
 
-    `calls`: how many calls of these layers a forward pass makes; it ends after the last. In float32 even where bfloat16
-    would do for features: small eigenvalues are what the solution hangs on.
+    In float32 even where bfloat16 would do for features: the solution depends on small eigenvalues.
     """
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
     batch: dict[str, torch.Tensor] = {}
     weights = inputs.targets[task].weights
-    seen = 0
 
     def see(name: str, values: torch.Tensor) -> None:
-        nonlocal seen
         own = _rows(values, weights, batch)
         if own is not None:
             rows, each = own
             product = rows.T @ (rows * each)
             counts[name] = counts.get(name, 0) + len(rows)
             sums[name] = sums[name].add_(product) if name in sums else product
-        seen += 1
-        if seen == calls:
-            raise _Enough
 
     with watching(linear_layers(setting.encoder.module) if layers is None else layers, see):
         for targets, batch in inputs.batches(task, _SIZE):
-            weights, seen = targets.weights, 0
-            with suppress(_Enough):
-                setting.encoder.features(batch)
+            weights = targets.weights
+            setting.encoder.features(batch)
     for name, total in sums.items():
         total.div_(max(counts[name], 1))
         if not torch.isfinite(total).all():

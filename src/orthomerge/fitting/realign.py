@@ -17,6 +17,7 @@ are solved instead of rotated; and held-out inputs decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -229,5 +230,6 @@ def _moved(setting: Setting) -> float:
     moves = []
     for task in setting.tasks:
         vector = setting.task_vector(task)
-        moves.append(float(vector[vector != 0].square().mean().sqrt()) if vector.any() else 0.0)
+        length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        moves.append(length / math.sqrt(max(int((vector != 0).sum()), 1)))
     return max(sum(moves) / len(moves), 1e-8)

@@ -87,8 +87,7 @@ class RegMeanPp(RegMean):
         conditions: dict[str, float] = {}
         for number, block in enumerate(blocks, 1):
             setting.say(f"block {number} of {len(blocks)}: {block}")
-            own = [name for name in calls if _block(name) == block]
-            layers = {name: modules[name] for name in own}
+            layers = {name: modules[name] for name in calls if _block(name) == block}
             inside = [name for name in places if name.startswith(f"{block}.")]
             equations = Equations(merged, self.alpha)
             setting.encoder.load(weights)
@@ -96,7 +95,7 @@ class RegMeanPp(RegMean):
                 expert = setting.tuned(task)
                 for name in inside:
                     setting.encoder.weights[places[name]] = expert[places[name]].to(setting.device)
-                seen = grams(setting, few, task, layers=layers, calls=len(own))
+                seen = grams(setting, few, task, layers=layers)
                 equations.add(seen, dict(setting.layout.views(expert)))
             conditions |= equations.solve()
         return Fitted(weights, setting.heads, {"blocks": len(blocks), **_facts(conditions, len(places))})

@@ -44,7 +44,8 @@ class Row:
     quick: Options = field(default_factory=dict)
 
 
-_HERE, _FITTING = "orthomerge.merging", "orthomerge.fitting"
+_HERE = "orthomerge.merging"
+_OURS = "orthomerge"
 _SOUP = "Wortsman et al. 2022, arXiv 2203.05482"
 _TIES = "Yadav et al. 2023, arXiv 2306.01708"
 _DARE = "Yu et al. 2023, arXiv 2311.03099"
@@ -67,6 +68,7 @@ _ALL: Options = {"density": 1.0}
 _BOTH: Options = {"density": 1.0, "scale": 1.0}
 _KEPT: Options = {"drop": 0.0, "scale": 1.0}
 _USED: Options = {"scale": 1.0, "agree": 1}
+_STEPS: Options = {"steps": 4, "look": 2, "batch": 4}
 _TWO = "it needs two experts"
 _EQUAL = "it makes all singular values equal, of one expert too"
 
@@ -79,8 +81,8 @@ def _matrix(name: str, maker: str, title: str, reference: str, faithful: Options
     return Row(name, f"{_HERE}.{maker}", title, reference, matrices=True, faithful=faithful, quick=quick)
 
 
-def _fitted(name: str, maker: str, title: str, reference: str) -> Row:
-    return Row(name, f"{_FITTING}.{maker}", title, reference, fitted=True)
+def _fitted(name: str, maker: str, title: str, reference: str, **quick: Any) -> Row:
+    return Row(name, f"orthomerge.fitting.{maker}", title, reference, fitted=True, quick=quick or {"inputs": 4})
 
 
 def _table(*rows: Row) -> Mapping[str, Row]:
@@ -118,11 +120,26 @@ METHODS = _table(
 )
 
 FITTED = _table(
-    _fitted("realign", "realign:Realign", "Distilled into one encoder, heads solved; adds nothing", "orthomerge"),
-    _fitted("moma", "moma:Moma", "A mask over the merge and an orthogonal map per task", _MOMA),
-    _fitted("adamerging", "adamerging:AdaMerging", "Coefficients per task or layer by least entropy", _ADA),
-    _fitted("concrete_ta", "concrete:ConcreteTa", "A shared random mask by least entropy", _CONCRETE),
-    _fitted("concrete_am", "concrete:ConcreteAm", "Mask, then coefficients, by least entropy", _CONCRETE),
+    _fitted(
+        "realign",
+        "realign:Realign",
+        "Distilled into one encoder, heads solved; adds nothing",
+        _OURS,
+        copies=15,
+        solver="ridge",
+        **_STEPS,
+    ),
+    _fitted("moma", "moma:Moma", "A mask over the merge and an orthogonal map per task", _MOMA, **_STEPS),
+    _fitted("adamerging", "adamerging:AdaMerging", "Coefficients per task or layer by least entropy", _ADA, **_STEPS),
+    _fitted("concrete_ta", "concrete:ConcreteTa", "A shared random mask by least entropy", _CONCRETE, **_STEPS),
+    _fitted(
+        "concrete_am",
+        "concrete:ConcreteAm",
+        "Mask, then coefficients, by least entropy",
+        _CONCRETE,
+        adapt_steps=2,
+        **_STEPS,
+    ),
     _fitted("fisher", "fisher:Fisher", "Average weighted by Fisher", "Matena and Raffel 2022, arXiv 2111.09832"),
     _fitted("regmean", "regmean:RegMean", "Least squares per layer", "Jin et al. 2023, arXiv 2212.09849"),
     _fitted("regmean_pp", "regmean:RegMeanPp", "RegMean, block by block", "Nguyen et al. 2025, arXiv 2508.03121"),

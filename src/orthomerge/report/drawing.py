@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,33 +41,26 @@ class Drawn:
 
 def draw(figure: Figure) -> Drawn:
     """All forms of one figure."""
-    with _settings(figure.key):
-        drawing = _DRAW[type(figure)](figure)
-        svg = _saved(drawing, "svg", fonts="path").decode()
-        png = _saved(drawing, "png", fonts="path")
-        text_svg = _saved(drawing, "svg", fonts="none").decode()
-    return Drawn(svg, png, text_svg, wide=drawing.get_figwidth() > 1.4 * COLUMN)
-
-
-@contextmanager
-def _settings(salt: str) -> Iterator[None]:
     try:
         import matplotlib as mpl
     except ImportError as error:
         raise RecipeError("figures need matplotlib; pip install 'orthomerge[report]'") from error
-    settings: Any = {**RC, "svg.hashsalt": salt}
+    settings: Any = {**RC, "svg.hashsalt": figure.key}
     with warnings.catch_warnings(), mpl.rc_context(settings):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        yield
+        drawing = _DRAW[type(figure)](figure)
+        svg, png, text_svg = (_saved(drawing, *form) for form in (("svg", "path"), ("png", "path"), ("svg", "none")))
+    return Drawn(svg.decode(), png, text_svg.decode(), wide=drawing.get_figwidth() > 1.4 * COLUMN)
 
 
-def _saved(drawing: Any, form: str, *, fonts: str) -> bytes:
+def _saved(drawing: Any, form: str, fonts: str) -> bytes:
+    """The bytes of a drawing, without the date."""
     import matplotlib as mpl
 
     out = io.BytesIO()
-    without_date = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
+    metadata = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
     with mpl.rc_context({"svg.fonttype": fonts}):
-        drawing.savefig(out, format=form, dpi=_DPI, metadata=without_date)
+        drawing.savefig(out, format=form, dpi=_DPI, metadata=metadata)
     return out.getvalue()
 
 
@@ -94,8 +86,9 @@ def _lines(figure: Lines) -> Any:
     places = sorted({x for curve in figure.curves for x in curve.x if np.isfinite(x)})
     if figure.log_x and all(x > 0 for x in places):
         axes.set_xscale("log")
-        if 1 < len(places) <= _FEW:
-            _name_places(axes, places)
+        if 1 < len(places) <= _FEW:  # as they are, not as powers of ten
+            axes.set_xticks(places, [f"{place:g}" for place in places])
+            axes.set_xticks([], minor=True)
     axes.set_xlabel(shown(figure.x, most=60))
     axes.set_ylabel(shown(figure.y, most=40))
     _frame(axes)
@@ -103,15 +96,6 @@ def _lines(figure: Lines) -> Any:
     if len(figure.curves) > 1:
         _legend(drawing, handles, [curve.name for curve in figure.curves])
     return drawing
-
-
-def _name_places(axes: Any, places: Sequence[float]) -> None:
-    """Name places of a logarithmic axis as they are: 1, 5, 20, not as powers of ten."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _bars(figure: Bars) -> Any:
@@ -185,9 +169,7 @@ def _heat_scale(figure: Heat, values: Any) -> tuple[str, float, float]:
 
 def _write_numbers(axes: Any, values: Any, mesh: Any) -> None:
     """Numbers in black or white, whichever is easier to read on the cell."""
-    for (row, column), missing in np.ndenumerate(np.ma.getmaskarray(values)):
-        if missing:
-            continue
+    for row, column in np.argwhere(~np.ma.getmaskarray(values)):
         value = float(values[row, column])
         red, green, blue, _ = mesh.cmap(mesh.norm(value))
         colour = "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.45 else "#fffffe"
@@ -218,25 +200,12 @@ def _points(figure: Points) -> Any:
             axes.plot(x[own & ~wrong], y[own & ~wrong], "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.85)
             axes.plot(x[own & wrong], y[own & wrong], "o", mfc="none", mec=colour, markersize=2.8, markeredgewidth=0.8)
         axes.set_title(shown(view.title or view.name, most=44))
-        axes.set(xticks=[], yticks=[], aspect="equal")
+        axes.set(xticks=[], yticks=[], box_aspect=1)
         axes.spines[:].set_color(RULE)
-    _square(panels[0], figure)
     if 0 < len(figure.classes) <= len(SERIES):
         handles = [Line2D([], [], marker="o", linestyle="", markersize=4, color=colour) for colour in colours[:-1]]
         _legend(drawing, handles, figure.classes)
     return drawing
-
-
-def _square(axes: Any, figure: Points) -> None:
-    """One square frame around the points of all views."""
-    points = np.asarray([place for view in figure.views for place in zip(view.x, view.y, strict=True)]).reshape(-1, 2)
-    points = points[np.isfinite(points).all(1)]
-    if not len(points):
-        return
-    low, high = points.min(0), points.max(0)
-    half = 0.54 * max(*(high - low), 1e-9)
-    (x, y) = (low + high) / 2
-    axes.set(xlim=(x - half, x + half), ylim=(y - half, y + half))
 
 
 _DRAW: Mapping[type[Any], Callable[[Any], Any]] = {Lines: _lines, Heat: _heat, Bars: _bars, Points: _points}

@@ -1,4 +1,4 @@
-"""What was merged, from manifests or, where there are none, from the records; and numbers as people write them.
+"""What was merged, from manifests; and numbers as people write them.
 
 Manifests may have been written by anybody: every part of them may be missing.
 """
@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orthomerge.core.table import Cell, Column, Table
-from orthomerge.evaluation.records import Record
-from orthomerge.report.material import Material
-from orthomerge.report.tables import REFERENCES
 
 _HEX = 12  # digits of a hash
 _LABELS = 4
@@ -21,10 +18,10 @@ _MERGES = (Column("method"), Column("options", wrap=True), Column("has seen"), C
 _Cells = tuple[Cell, ...]
 
 
-def merged_tables(material: Material) -> list[Table]:
-    """For each set of parts: the files that went in, and the merges of them; without manifests, merges alone."""
+def merged_tables(manifests: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """For each set of parts: the files that went in, and the merges of them."""
     groups: dict[tuple[str, tuple[_Cells, ...]], dict[_Cells, None]] = {}
-    for manifest in material.manifests:
+    for manifest in manifests:
         key = (str(manifest.get("family") or ""), tuple(_parts(manifest)))
         groups.setdefault(key, {})[_merge(manifest)] = None
     tables = []
@@ -32,31 +29,33 @@ def merged_tables(material: Material) -> list[Table]:
         if parts:
             tables.append(Table(f"Parts (family {family})" if family else "Parts", _PARTS, parts))
         tables.append(Table("Merges", _MERGES, tuple(merges)))
-    if not groups and (rows := _recorded_merges(material.records)):
-        tables.append(Table("Merges", tuple(column for column in _MERGES if column.name != "has seen"), rows))
     return tables
 
 
 def _parts(manifest: Mapping[str, Any]) -> list[_Cells]:
-    inputs, heads = _mapping(manifest.get("inputs")), _mapping(manifest.get("heads"))
-    base = _mapping(inputs.get("base"))
-    rows = [_part("base", base, "")] if base else []
-    for task, expert in _mapping(inputs.get("experts")).items():
-        rows.append(_part(f"expert {task}", _mapping(expert), _labels(_mapping(heads.get(task)).get("labels"))))
+    inputs, heads = _mapping(manifest, "inputs"), _mapping(manifest, "heads")
+    base = _mapping(inputs, "base")
+    rows = [_part("base", base, ())] if base else []
+    for task, expert in _mapping(inputs, "experts").items():
+        rows += [_part(f"expert {task}", _mapping(expert), _mapping(heads, task).get("labels"))]
     return rows
 
 
-def _part(role: str, entry: Mapping[str, Any], labels: str) -> _Cells:
-    listed_files = entry.get("files")
-    files = [_mapping(file) for file in listed_files] if isinstance(listed_files, list | tuple) else []
+def _part(role: str, entry: Mapping[str, Any], labels: object) -> _Cells:
+    files = entry.get("files")
+    files = [file for file in files if isinstance(file, Mapping)] if isinstance(files, list | tuple) else []
     total = sum(size for file in files if isinstance(size := file.get("size"), int))
-    if len(files) > 1:
-        digest = f"{len(files)} files"
-    else:
-        digest = str((files[0].get("hash") if files else None) or entry.get("hash") or "")
+    digest = str((files[0].get("hash") if files else None) or entry.get("hash") or "")
     revision = f" @ {entry['revision']}" if entry.get("revision") else ""
-    name = Cell(f"{entry.get('name') or ''}{revision}")
-    return Cell(role), name, Cell(labels), Cell(size_of(total) if total > 0 else ""), _digest(digest)
+    names = [str(label) for label in labels] if isinstance(labels, list | tuple) else []
+    shown = ", ".join(names[:_LABELS]) + (f", … ({len(names)})" if len(names) > _LABELS else "")
+    return (
+        Cell(role),
+        Cell(f"{entry.get('name') or ''}{revision}"),
+        Cell(shown),
+        Cell(size_of(total) if total > 0 else ""),
+        Cell(f"{len(files)} files") if len(files) > 1 else _digest(digest),
+    )
 
 
 def _digest(digest: str) -> Cell:
@@ -64,52 +63,35 @@ def _digest(digest: str) -> Cell:
     return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 
-def _labels(labels: object) -> str:
-    if not isinstance(labels, list | tuple):
-        return ""
-    rest = f", … ({len(labels)})" if len(labels) > _LABELS else ""
-    return ", ".join(map(str, labels[:_LABELS])) + rest
-
-
 def _merge(manifest: Mapping[str, Any]) -> _Cells:
     method = manifest.get("method")
-    name = _mapping(method).get("name") if isinstance(method, Mapping) else method
-    parameters = _mapping(method).get("parameters", manifest.get("parameters"))
+    name = method.get("name") if isinstance(method, Mapping) else method
+    parameters = _mapping(manifest, "method").get("parameters", manifest.get("parameters"))
     inputs = "; ".join(filter(None, (_seen(manifest, "fit", "fitted"), _seen(manifest, "alignment", "aligned"))))
-    digest = _digest(str(_mapping(manifest.get("encoder")).get("content") or ""))
+    digest = _digest(str(_mapping(manifest, "encoder").get("content") or ""))
     return Cell(str(name or "")), Cell(listed(parameters) or "–"), Cell(inputs or "no inputs"), digest
 
 
 def _seen(manifest: Mapping[str, Any], section: str, verb: str) -> str:
     """The inputs that a fit or an alignment has used; empty if there was none."""
-    facts = _mapping(manifest.get(section))
+    facts = _mapping(manifest, section)
     if not facts:
         return ""
-    counts = [_mapping(task).get("inputs") for task in _mapping(facts.get("tasks")).values()]
-    numbers = [count for count in counts if isinstance(count, int)]
-    least, most = min(numbers, default=0), max(numbers, default=0)
-    many = f"{least}–{most}" if least != most else str(least) if numbers else ""
+    counts = [_mapping(facts, "tasks", task).get("inputs") for task in _mapping(facts, "tasks")]
+    numbers = sorted({count for count in counts if isinstance(count, int)})
     words = [verb, f"by {facts['aligner']}" if facts.get("aligner") else "", "on"]
-    words += [f"{many} inputs per task" if many else "inputs", f"from {facts['split']}" if facts.get("split") else ""]
-    words.append(f"({facts['access']})" if facts.get("access") else "")
+    words.append(f"{'–'.join(map(str, {numbers[0]: 0, numbers[-1]: 0}))} inputs per task" if numbers else "inputs")
+    words += [
+        f"from {facts['split']}" if facts.get("split") else "",
+        f"({facts['access']})" if facts.get("access") else "",
+    ]
     return " ".join(filter(None, words))
 
 
-def _recorded_merges(records: Sequence[Record]) -> tuple[_Cells, ...]:
-    """Methods with their parameters; the digest only if all tasks share one model."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        if record.method not in REFERENCES:
-            groups.setdefault(record.method, []).append(record)
-    merges = []
-    for method, own in groups.items():
-        digests = {record.inputs.get("model", "") for record in own}
-        digest = digests.pop() if len(digests) == 1 else ""
-        merges.append((Cell(method), Cell(listed(own[0].parameters) or "–"), _digest(digest)))
-    return tuple(merges)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object, *keys: str) -> Mapping[str, Any]:
+    """The mapping at a path of keys; empty if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
+from orthomerge.analysis.figures import Bars, Figure, Heat, Points
 from orthomerge.core.table import Value, csv_text, plain
-from orthomerge.report.style import class_colours
+from orthomerge.report.style import class_colours, cut
 
 _STEPS = 4000  # places along the longer side of a frame
 _LONGEST = 600  # letters of a text
@@ -20,44 +20,39 @@ _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
 def figure_csv(figure: Figure) -> str:
     """One row per number; of points one row per input."""
-    rows: list[list[Value]] = []
+    if isinstance(figure, Heat):
+        return csv_text(
+            ["", *figure.columns], ([name, *row] for name, row in zip(figure.rows, figure.values, strict=True))
+        )
     if isinstance(figure, Points):
         return _points_csv(figure)
-    if isinstance(figure, Heat):
-        rows = [[name, *values] for name, values in zip(figure.rows, figure.values, strict=True)]
-        return csv_text(["", *figure.columns], rows)
+    series: list[tuple[Sequence[Value], str, Sequence[float], Sequence[float] | None, Sequence[float] | None]]
     if isinstance(figure, Bars):
-        for series in figure.series:
-            none = (None,) * len(series.values)
-            numbers = zip(figure.groups, series.values, series.low or none, series.high or none, strict=True)
-            rows += [[group, series.name, *rest] for group, *rest in numbers]
-        return csv_text(["group", "series", "value", "low", "high"], rows)
-    return _lines_csv(figure)
-
-
-def _lines_csv(figure: Lines) -> str:
+        head = ["group", "series", "value", "low", "high"]
+        series = [(figure.groups, one.name, one.values, one.low, one.high) for one in figure.series]
+    else:
+        head = ["curve", "x", "y", "low", "high"]
+        series = [(one.x, one.name, one.y, one.low, one.high) for one in figure.curves]
     rows: list[list[Value]] = []
-    for curve in figure.curves:
-        none = (None,) * len(curve.x)
-        numbers = zip(curve.x, curve.y, curve.low or none, curve.high or none, strict=True)
-        rows += [[curve.name, *point] for point in numbers]
-    return csv_text(["curve", "x", "y", "low", "high"], rows)
+    for places, name, values, low, high in series:
+        none = (None,) * len(values)
+        for place, *rest in zip(places, values, low or none, high or none, strict=True):
+            rows.append([place, name, *rest] if isinstance(figure, Bars) else [name, place, *rest])
+    return csv_text(head, rows)
 
 
 def _points_csv(figure: Points) -> str:
     """Classes by name; an input is identified by its number and, if it has one, its text."""
 
-    def name(number: int) -> str:
-        return figure.classes[number] if 0 <= number < len(figure.classes) else ""
+    def names(numbers: Sequence[int]) -> list[str]:
+        return [figure.classes[number] if 0 <= number < len(figure.classes) else "" for number in numbers]
 
-    head, columns = ["input", "true"], [range(len(figure.true)), map(name, figure.true)]
+    columns: dict[str, Sequence[Value]] = {"input": range(len(figure.true)), "true": names(figure.true)}
     for view in figure.views:
-        head += [f"{view.name} x", f"{view.name} y", f"{view.name} predicted"]
-        columns += [view.x, view.y, map(name, view.predicted)]
+        columns |= {f"{view.name} x": view.x, f"{view.name} y": view.y, f"{view.name} predicted": names(view.predicted)}
     if figure.texts:
-        head.append("text")
-        columns.append(figure.texts)
-    return csv_text(head, zip(*columns, strict=True))
+        columns["text"] = figure.texts
+    return csv_text(list(columns), zip(*columns.values(), strict=True))
 
 
 def json_block(document: Any) -> str:
@@ -70,8 +65,7 @@ def json_block(document: Any) -> str:
 
 def points_payload(figures: Sequence[Points]) -> list[dict[str, Any]]:
     """Places are whole numbers in a frame that all views of a figure share."""
-    room = _IMAGES // max(len(figures), 1)
-    return [_payload(figure, room) for figure in figures]
+    return [_payload(figure, _IMAGES // len(figures)) for figure in figures]
 
 
 def _payload(figure: Points, room: int) -> dict[str, Any]:
@@ -88,9 +82,9 @@ def _payload(figure: Points, room: int) -> dict[str, Any]:
         "task": figure.task,
         "title": figure.title,
         "caption": figure.caption,
-        "classes": list(figure.classes),
+        "classes": figure.classes,
         "colours": class_colours(len(figure.classes)),
-        "true": list(figure.true),
+        "true": figure.true,
         "size": [round(_STEPS * length / side) for length in (right - left, top - bottom)],
         "views": [
             {
@@ -98,17 +92,13 @@ def _payload(figure: Points, room: int) -> dict[str, Any]:
                 "title": view.title,
                 "x": placed(view.x, left, 1),
                 "y": placed(view.y, top, -1),
-                "predicted": list(view.predicted),
+                "predicted": view.predicted,
             }
             for view in figure.views
         ],
-        "texts": [_cut(plain(text)) for text in figure.texts],
+        "texts": [cut(plain(text), _LONGEST) for text in figure.texts],
         "images": _images(figure.images, room),
     }
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _images(images: Sequence[str], room: int) -> list[str]:

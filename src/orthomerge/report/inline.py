@@ -14,7 +14,7 @@ from orthomerge.report.style import INK, PAPER, RULE, SOFT
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 _DRAWN = frozenset(("svg", "g", "path", "use", "defs", "clipPath", "rect", "line", "circle", "text", "tspan", "image"))
-_PLACES = frozenset(("x", "y", "width", "height", "d", "transform", "viewBox", "id", "clip-path", "cx", "cy", "r"))
+_PLACES = frozenset(("x", "y", "width", "height", "d", "cx", "cy", "r"))
 _LOOKS = frozenset(
     ("fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-dashoffset", "stroke-linecap", "stroke-linejoin",
      "opacity", "fill-opacity", "stroke-opacity", "text-anchor", "font-size", "font-weight", "fill-rule")
@@ -41,47 +41,36 @@ def _kept(element: ET.Element, prefix: str) -> ET.Element:
         copy.text = element.text
     inner = [_kept(child, prefix) for child in element if child.tag.removeprefix(_SVG) in _DRAWN]
     copy.extend(child for child in inner if child.tag not in ("g", "defs") or len(child))
-    _share(copy)
     return copy
-
-
-def _share(group: ET.Element) -> None:
-    """Move what all markers of a group have in common to the group."""
-    if group.tag != "g" or len(group) < 2 or any(child.tag != "use" for child in group):
-        return
-    for name in sorted(set(group[0].attrib) & {*_LOOKS, "class"}):
-        value = group[0].get(name, "")
-        if name not in group.attrib and all(child.get(name) == value for child in group):
-            group.set(name, value)
-            for child in group:
-                del child.attrib[name]
 
 
 def _attributes(element: ET.Element, prefix: str) -> dict[str, str]:
     attributes: dict[str, str] = {}
     for name, value in element.attrib.items():
-        if name == "id":
-            # Groups have ids that nothing refers to.
-            if not element.tag.endswith("}g"):
-                attributes["id"] = prefix + value
+        if name == "id" and not element.tag.endswith("}g"):  # groups have ids that nothing refers to
+            attributes["id"] = prefix + value
+        elif name == f"{_XLINK}href" and value.startswith("#"):
+            attributes["href"] = f"#{prefix}{value[1:]}"
         elif name == f"{_XLINK}href":
-            attributes |= _link(value, prefix)
+            attributes |= {"href": value} if value.startswith("data:image/png;base64,") else {}
         elif name == "clip-path":
             attributes[name] = value.replace("url(#", f"url(#{prefix}")
         elif name == "style":
             attributes |= _looks(value)
-        elif name in _PLACES:
-            attributes[name] = value if name in ("transform", "viewBox") else _short(value)
-        elif name in _LOOKS:
+        elif name in ("transform", "viewBox") or name in _LOOKS:
             attributes[name] = value
+        elif name in _PLACES:
+            attributes[name] = _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}", value)
     return _with_roles(attributes)
 
 
-def _link(value: str, prefix: str) -> dict[str, str]:
-    """A link to another element of the drawing, or to a picture inside it."""
-    if value.startswith("#"):
-        return {"href": f"#{prefix}{value[1:]}"}
-    return {"href": value} if value.startswith("data:image/png;base64,") else {}
+def _with_roles(attributes: dict[str, str]) -> dict[str, str]:
+    classes = []
+    for side in ("fill", "stroke"):
+        if role := _ROLES.get(attributes.get(side, "").lower()):
+            del attributes[side]
+            classes.append(f"{side}-{role}")
+    return {**attributes, "class": " ".join(classes)} if classes else attributes
 
 
 def _looks(style: str) -> dict[str, str]:
@@ -97,17 +86,3 @@ def _looks(style: str) -> dict[str, str]:
         elif name in _LOOKS:
             looks[name] = value
     return looks
-
-
-def _with_roles(attributes: dict[str, str]) -> dict[str, str]:
-    classes = []
-    for side in ("fill", "stroke"):
-        role = _ROLES.get(attributes.get(side, "").lower())
-        if role:
-            del attributes[side]
-            classes.append(f"{side}-{role}")
-    return {**attributes, "class": " ".join(classes)} if classes else attributes
-
-
-def _short(value: str) -> str:
-    return _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}", value)

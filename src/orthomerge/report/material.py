@@ -46,13 +46,12 @@ class Material:
 
 def read_material(run: Path) -> Material:
     """Read a run folder. Only records.jsonl is required; every file that exists must be valid."""
-    if not run.is_dir():
-        raise CheckpointError(f"{run} is not a folder; give the run folder that `orthomerge evaluate` wrote")
     path = run / "records.jsonl"
     if not path.is_file():
-        raise CheckpointError(f"{run} has no records.jsonl; give the run folder that `orthomerge evaluate` wrote")
+        what = "has no records.jsonl" if run.is_dir() else "is not a folder"
+        raise CheckpointError(f"{run} {what}; give the run folder that `orthomerge evaluate` wrote")
     records = read_records(path)
-    if not any(record.metric == "accuracy" for record in records):
+    if not any(record.headline for record in records):
         content = "holds no accuracy" if records else "is empty"
         raise CheckpointError(f"{path} {content}: there is nothing to report; evaluate again")
     info = _read(run / INFO, read_info)

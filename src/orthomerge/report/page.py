@@ -1,7 +1,7 @@
 """One HTML file that holds everything: styles, script, tables, figures and files to download.
 
-The page makes no request, and its policy forbids them. Every text goes through the template's escaping; what is marked
-as safe here was written by this package (styles, script, drawings made of known elements alone).
+The page makes no request, and its policy forbids them. Every text goes through the templates' escaping; what they mark
+as safe was written by this package (styles, script, tables, drawings made of known elements alone, escaped JSON).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.table import Table
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.report.drawing import Drawn
@@ -52,30 +51,25 @@ def page(
     style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
     shown_plates = [_plate(plate, f"f{number}-") for number, plate in enumerate(plates)]
     points = [plate.figure for plate in plates if isinstance(plate.figure, Points)]
-    memory = material.info.memory if material.info else None
     context = {
+        **vars(material),
+        "suite": material.suite,
+        "versions": material.versions,
         "title": title,
         "version": VERSION,
         "policy": _policy(style, head, script),
-        "style": _safe(style),
-        "head": _safe(head),
-        "script": _safe(script),
+        "style": style,
+        "head": head,
+        "script": script,
         "story": summary,
-        "diagnosis": material.diagnosis,
-        "notes": material.notes,
         "boards": boards,
-        "comparisons": _shown(comparison_tables(material.comparisons)),
+        "comparisons": comparison_tables(material.comparisons),
         "gallery": [plate for plate in shown_plates if plate["kind"] != "points"],
         "static_points": [plate for plate in shown_plates if plate["kind"] == "points"],
-        "points": _safe(json_block(points_payload(points))) if points else None,
-        "merged": _shown(merged_tables(material)),
-        "absent": material.absent,
-        "info": material.info,
-        "memory": size_of(memory) if memory else "",
-        "versions": material.versions,
+        "points": json_block(points_payload(points)) if points else None,
+        "merged": merged_tables(material.manifests),
+        "memory": size_of(material.info.memory) if material.info and material.info.memory else "",
         "files": {name: _data_uri(text) for name, text in files.items()},
-        "suite": material.suite,
-        "records": len(material.records),
         "floor": _floor(boards),
         "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
     }
@@ -85,11 +79,6 @@ def page(
 def encoded(text: str) -> bytes:
     """UTF-8; half of a surrogate pair, which JSON can hold, becomes a question mark."""
     return text.encode("utf-8", errors="replace")
-
-
-def _shown(tables: Sequence[Table]) -> list[tuple[Table, Any]]:
-    """Tables with their HTML."""
-    return [(table, _safe(table.html())) for table in tables]
 
 
 def _plate(plate: Plate, prefix: str) -> dict[str, Any]:
@@ -104,7 +93,7 @@ def _plate(plate: Plate, prefix: str) -> dict[str, Any]:
         "title": figure.title,
         "caption": figure.caption,
         "wide": plate.drawn.wide,
-        "svg": _safe(inline_svg(plate.drawn.text_svg, prefix=prefix, label=label)),
+        "svg": inline_svg(plate.drawn.text_svg, prefix=prefix, label=label),
         "downloads": downloads,
     }
 
@@ -140,8 +129,9 @@ def _prose(text: str) -> Any:
     parts = text.replace(" %", "\u00a0%").split("`")
     if len(parts) % 2 == 0:
         return escape("`".join(parts))
-    pieces = [Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)]
-    return Markup("").join(pieces)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
 
 
 def _day(text: str) -> str:
@@ -153,26 +143,16 @@ def _day(text: str) -> str:
     return f"{moment:%-d %B %Y, %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
 
 
-def _safe(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)  # noqa: S704 - styles, script and drawings of ours, JSON with its brackets escaped
-
-
 def _asset(name: str) -> str:
     return (resources.files("orthomerge.report") / "templates" / name).read_text(encoding="utf-8").strip()
 
 
 def _policy(style: str, *scripts: str) -> str:
-    return (
-        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+    """Only these styles and scripts, by their hashes, and pictures that are in the page."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
+    first, *others = (f"'sha256-{digest}'" for digest in hashes)
+    sources = f"img-src data:; style-src {first}; script-src {' '.join(others)}"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
 
 
 def _data_uri(text: str, *, kind: str = "text/plain") -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orthomerge.analysis.figures import Figure
 from orthomerge.core.errors import OutputError, RecipeError
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.files.documents import read_json
 from orthomerge.files.ownership import REPORT, check_no_output, listed_files, write_marker
@@ -41,20 +42,18 @@ class Written:
     tables: list[str] = field(default_factory=list)
 
 
-def report(
-    run: Path, out: Path, *, title: str | None = None, say: Callable[[str], None] = lambda text: None
-) -> Written:
+def report(run: Path, out: Path, *, title: str | None = None, progress: Progress = SILENT) -> Written:
     """Write the page `out` and the folder of its files: whole, or as they were before."""
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise RecipeError(f"--out must be the name of an .html file, got {str(out)!r}")
-    files = out.with_name(f"{out.stem}_files")
-    _check(out, files)
+    files = _checked(out)
     material = read_material(run)
     rows = boards(material.records, material.comparisons)
     summary = story(rows, method=material.diagnosis.method if material.diagnosis else None)
     figures = _figures(material, story_bars(summary))
-    say(f"drawing {len(figures)} figures")
-    plates = [Plate(figure, draw(figure)) for figure in figures]
+    progress.stage("drawing figures", len(figures))
+    plates = []
+    for figure in figures:
+        plates.append(Plate(figure, draw(figure)))
+        progress.advance(1)
     tables = _tables(rows, material)
     heading = title or f"{material.suite or material.name}: one model from many"
     text = page(material, title=heading, boards=rows, summary=summary, plates=plates, files=tables)
@@ -92,21 +91,19 @@ def _tables(rows: Sequence[Board], material: Material) -> dict[str, str]:
     return texts
 
 
-def _check(out: Path, files: Path) -> None:
-    """Refuse to replace anything but a page of an earlier report and its folder, if no other file is in there."""
+def _checked(out: Path) -> Path:
+    """The folder of files; refuses to replace anything but an earlier report that has no other file in its folder."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise RecipeError(f"--out must be the name of an .html file, got {str(out)!r}")
     if out.is_dir():
         raise OutputError(f"{out} is a folder; give the name of an .html file")
+    files = out.with_name(f"{out.stem}_files")
     check_no_output(out.parent)
     check_target(files, force=True, marker=REPORT)
-    if os.path.lexists(out) and (out.is_symlink() or _page_of(files) != out.name):
+    ours = listed_files(files / REPORT) is not None and read_json(files / REPORT).get("page") == out.name
+    if os.path.lexists(out) and (out.is_symlink() or not ours):
         raise OutputError(f"{out} is there already and no report of ours; give another --out, or move it away")
-
-
-def _page_of(files: Path) -> str | None:
-    """The page that a folder of files belongs to."""
-    if listed_files(files / REPORT) is None:
-        return None
-    return str(read_json(files / REPORT).get("page"))
+    return files
 
 
 def _write(out: Path, files: Path, *, text: str, plates: Sequence[Plate], tables: dict[str, str]) -> None:
@@ -119,19 +116,15 @@ def _write(out: Path, files: Path, *, text: str, plates: Sequence[Plate], tables
             page_file.flush()
             os.fsync(page_file.fileno())
             with publish(files, force=True, marker=REPORT) as folder:
-                _fill(folder, plates, tables)
+                for name in ("figures", "tables"):
+                    (folder / name).mkdir()
+                for plate in plates:
+                    place = folder / "figures" / plate.figure.key
+                    place.with_suffix(".svg").write_text(plate.drawn.svg, encoding="utf-8")
+                    place.with_suffix(".png").write_bytes(plate.drawn.png)
+                    place.with_suffix(".csv").write_bytes(encoded(figure_csv(plate.figure)))
+                for name, table in tables.items():
+                    (folder / "tables" / name).write_bytes(encoded(table))
                 write_marker(folder, REPORT, page=out.name)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
-
-
-def _fill(folder: Path, plates: Sequence[Plate], tables: dict[str, str]) -> None:
-    (folder / "figures").mkdir()
-    (folder / "tables").mkdir()
-    for plate in plates:
-        place = folder / "figures" / plate.figure.key
-        place.with_suffix(".svg").write_text(plate.drawn.svg, encoding="utf-8")
-        place.with_suffix(".png").write_bytes(plate.drawn.png)
-        place.with_suffix(".csv").write_bytes(encoded(figure_csv(plate.figure)))
-    for name, text in tables.items():
-        (folder / "tables" / name).write_bytes(encoded(text))

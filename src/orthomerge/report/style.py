@@ -51,9 +51,13 @@ RC: Mapping[str, Any] = {
 
 def shown(label: str, *, most: int = _LONGEST) -> str:
     """A label on one line, not too long, and not one that matplotlib would hide."""
-    text = plain(label)
-    text = text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+    text = cut(plain(label), most)
     return f"\u200a{text}" if text.startswith("_") else text
+
+
+def cut(text: str, most: int) -> str:
+    """At most N letters of a text."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def class_colours(count: int) -> list[str]:

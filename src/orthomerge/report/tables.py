@@ -15,7 +15,6 @@ from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
 
 REFERENCES = ("expert", "base", "mtl")  # what merges are compared with
-_CEILINGS = ("probe",)
 _ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
 MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
 
@@ -50,15 +49,10 @@ class Board:
     rows: tuple[Row, ...]
     margin: float | None = None
 
-    @property
-    def several(self) -> bool:
-        """Whether some row has more than one seed."""
-        return any(row.line.seeds > 1 for row in self.rows)
-
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
     """One table per access class that occurs, inductive first."""
-    tasks = tuple(dict.fromkeys(record.task for record in records if record.metric == "accuracy"))
+    tasks = tuple(dict.fromkeys(record.task for record in records if record.headline))
     rows = _rows(lines(records), comparisons)
     tables = []
     for access in _ORDER:
@@ -67,7 +61,7 @@ def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) ->
         if own:
             margins = {item.equivalence.margin for item in comparisons if item.way.access == access}
             margin = margins.pop() if len(margins) == 1 else None
-            tables.append(Board(access, TITLES[access], tasks, tuple(_with_best(own)), margin))
+            tables.append(Board(access, TITLES[access], tasks, _with_best(own), margin))
     return tables
 
 
@@ -75,13 +69,11 @@ def legend(board: Board) -> str:
     """What the signs of a table mean; empty if it has none."""
     if not any(row.verdict for row in board.rows):
         return ""
-    within = (
-        "the margin" if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
-    )
+    points = None if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
     return (
         f"{MARKS['reference']} what the others that were read in the same way are compared with; "
         f"{MARKS['better']} better, {MARKS['worse']} worse than it (paired bootstrap, Holm, p < 0.05); "
-        f"{MARKS['comparable']} comparable: less than {within} apart by two one-sided tests; "
+        f"{MARKS['comparable']} comparable: less than {points or 'the margin'} apart by two one-sided tests; "
         f"{MARKS['undecided']} undecided."
     )
 
@@ -139,22 +131,18 @@ def _rows(results: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Ro
     references = {(item.reference, item.way) for item in comparisons}
     rows = []
     for line in results:
-        key = (line.method, line.way)
-        if item := compared.get(key):
+        item = compared.get((line.method, line.way))
+        if item is None:
+            rows.append(Row(line, "reference" if (line.method, line.way) in references else ""))
+        else:
             apart = {**dict.fromkeys(item.worse, "worse"), **dict.fromkeys(item.better, "better")}
             rows.append(Row(line, item.verdict, item.reference, apart))
-        else:
-            rows.append(Row(line, "reference" if key in references else ""))
     return rows
 
 
-def _with_best(rows: Sequence[Row]) -> list[Row]:
-    """References, ceilings and methods scored on fewer tasks than others cannot be the best."""
-    merges = [
-        row
-        for row in rows
-        if row.line.extra == 0 and row.line.method not in REFERENCES and row.line.protocol not in _CEILINGS
-    ]
-    widest = max((len(row.line.scores) for row in merges), default=0)
-    best = max((row for row in merges if len(row.line.scores) == widest), key=lambda row: row.line.mean, default=None)
-    return [replace(row, best=row is best) for row in rows]
+def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """References, the probe and methods scored on fewer tasks than others cannot be the best."""
+    merges = [row for row in rows if not row.line.extra and row.line.method not in REFERENCES]
+    merges = [row for row in merges if row.line.protocol != "probe"]
+    best = max(merges, key=lambda row: (len(row.line.scores), row.line.mean), default=None)
+    return tuple(replace(row, best=row is best) for row in rows)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from orthomerge.core.errors import OrthomergeError, OutputError
+from orthomerge.core.progress import Progress
 from orthomerge.runs.engines import Engine
 from orthomerge.runs.store import Entry, Kind
 from orthomerge.runs.work import Work
@@ -30,20 +31,16 @@ class Artifact:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Watch(Protocol):
-    """Artifacts begin and end; within one, `stage` and `advance` say how far its work is."""
+class Watch(Progress, Protocol):
+    """Progress over several artifacts: they begin and end, and within one there are stages."""
 
     def begin(self, name: str, *, place: int, count: int) -> None: ...
 
     def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None: ...
 
-    def stage(self, title: str, total: int | None) -> None: ...
 
-    def advance(self, count: int) -> None: ...
-
-
-class Silent:
-    """A watch that says nothing."""
+class Silent(Watch):
+    """A watch that shows nothing."""
 
     def begin(self, name: str, *, place: int, count: int) -> None: ...
 
@@ -66,95 +63,88 @@ class Done:
 class ArtifactError(Exception):
     """The error of an artifact, after all that was under way has ended."""
 
-    def __init__(self, artifact: Artifact, place: int, error: Exception) -> None:
+    def __init__(self, artifact: Artifact, error: Exception) -> None:
         super().__init__(str(error))
-        self.artifact, self.place, self.error = artifact, place, error
+        self.artifact, self.error = artifact, error
 
 
 def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine, watch: Watch) -> Iterator[Done]:
-    """Make what is not in the store; what is, or was made now, is given out before anything that needs it begins.
+    """Make every artifact that is not in the store, and yield each when it is there; what is found comes first.
 
-    After an error nothing more is begun; the first in the order of artifacts is raised. An executor whose workers died
-    is started anew a few times: what they had finished is found in the store.
+    After an error nothing more is begun. An executor whose workers died is started anew a few times: what they had
+    finished is in the store.
     """
-    places = {artifact.key: (place, artifact) for place, artifact in enumerate(artifacts, 1)}
-    count = len(places)
-    waiting = {key: set(artifact.needs) for key, (_, artifact) in places.items()}
-    running = dict[Future[Any], str]()
-    failures = dict[int, ArtifactError]()
+    artifacts = tuple(artifacts)
+    places = {artifact.key: place for place, artifact in enumerate(artifacts, 1)}
+    missing = {artifact.key: artifact for artifact in artifacts}
+
+    def begin(artifact: Artifact) -> None:
+        watch.begin(artifact.name, place=places[artifact.key], count=len(places))
+
+    def end(done: Done) -> None:
+        name, seconds, place = done.artifact.name, done.entry.seconds, places[done.artifact.key]
+        watch.end(name, place=place, count=len(places), seconds=seconds, found=done.found)
+
+    for artifact in artifacts:
+        if (entry := work.store.get(artifact.key)) is not None:
+            del missing[artifact.key]
+            begin(artifact)
+            done = Done(artifact, entry, found=True)
+            yield done
+            end(done)
     breaks = 0
-    with ExitStack() as stack:
-        executor = None
-        while waiting or running:
-            assert running or not all(waiting.values())  # noqa: S101 - else somebody needs what nobody makes
-            ready = next((key for key, needs in waiting.items() if not needs), None)
-            if ready is not None:
-                place, artifact = places[ready]
-                del waiting[ready]
-                watch.begin(artifact.name, place=place, count=count)
-                if (entry := work.store.get(ready)) is None:
-                    executor = executor or stack.enter_context(engine())
-                    running[_submitted(executor, work, artifact)] = ready
-                else:
-                    yield Done(artifact, entry, found=True)
-                    watch.end(artifact.name, place=place, count=count, seconds=entry.seconds, found=True)
-                    _release(waiting, ready)
-            over = wait(running, timeout=None if ready is None else 0, return_when=FIRST_COMPLETED).done
-            for future in sorted(over, key=lambda each: places[running[each]][0]):
-                place, artifact = places[running.pop(future)]
-                try:
-                    error = future.result()
-                except BrokenExecutor as broken:
-                    breaks += 1
-                    if breaks > _MOST_BREAKS:
-                        raise OutputError(
-                            f"workers died {breaks} times ({broken}); is there enough memory?"
-                        ) from broken
-                    waiting = {artifact.key: set(), **{key: set() for key in running.values()}, **waiting}
-                    running.clear()
-                    stack.close()
-                    executor = None
-                    break
-                if error is not None:
-                    failures[place] = ArtifactError(artifact, place, error)
-                    waiting.clear()
-                    running = {other: key for other, key in running.items() if not other.cancel()}
-                    continue
-                entry = work.store.get(artifact.key)
-                if entry is None:
-                    raise OutputError(f"{work.store.content(artifact.key)} is not what was written; check the disk")
-                yield Done(artifact, entry, found=False)
-                watch.end(artifact.name, place=place, count=count, seconds=entry.seconds, found=False)
-                _release(waiting, artifact.key)
-        if failures:
-            raise failures[min(failures)]
+    while missing:
+        try:
+            with engine() as executor:
+                for done in _make(missing, work, executor, begin):
+                    yield done
+                    end(done)
+        except BrokenExecutor as error:
+            breaks += 1
+            if breaks > _MOST_BREAKS:
+                raise OutputError(f"workers died {breaks} times ({error}); is there enough memory?") from error
 
 
-def _submitted(executor: Executor, work: Work, artifact: Artifact) -> Future[Any]:
-    try:
-        return executor.submit(make_artifact, work, artifact)
-    except BrokenExecutor as error:
-        future = Future[Any]()
-        future.set_exception(error)
-        return future
+def _make(
+    missing: dict[str, Artifact], work: Work, executor: Executor, begin: Callable[[Artifact], None]
+) -> Iterator[Done]:
+    """Make what is missing; what is there is removed from `missing`."""
+    waiting = {key: missing.keys() & artifact.needs for key, artifact in missing.items()}
+    running = dict[Future[Any], str]()
+    failure: ArtifactError | None = None
+    while waiting or running:
+        ready = next((key for key, needs in waiting.items() if not needs), None)
+        if ready is not None:
+            del waiting[ready]
+            begin(missing[ready])
+            running[executor.submit(make_artifact, work, missing[ready])] = ready
+        for future in wait(running, timeout=None if ready is None else 0, return_when=FIRST_COMPLETED).done:
+            key = running.pop(future)
+            artifact, error, entry = missing[key], future.result(), work.store.get(key)
+            if error is not None:
+                failure = failure or ArtifactError(artifact, error)
+                waiting.clear()
+                running = {other: name for other, name in running.items() if not other.cancel()}
+                continue
+            if entry is None:
+                raise OutputError(f"{work.store.content(key)} is not what was written; check the disk")
+            del missing[key]
+            yield Done(artifact, entry, found=False)
+            for needs in waiting.values():
+                needs.discard(key)
+    if failure is not None:
+        raise failure
 
 
 def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
-    """What a worker does; an error of ours is given back as it is, for executors wrap what is raised."""
+    """What a worker does; an error of ours is returned as it is, for executors wrap what is raised."""
+
+    def fill(place: Path) -> None:
+        artifact.make(place, work, **artifact.arguments)
+
     try:
         with work.threads():
-            work.store.make(
-                artifact.key,
-                artifact.name,
-                artifact.kind,
-                lambda place: artifact.make(place, work, **artifact.arguments),
-                progress=work.progress,
-            )
+            work.store.make(artifact.key, artifact.name, artifact.kind, fill, progress=work.progress)
     except (OrthomergeError, OSError) as error:
         return error
     return None
-
-
-def _release(waiting: Mapping[str, set[str]], key: str) -> None:
-    for needs in waiting.values():
-        needs.discard(key)

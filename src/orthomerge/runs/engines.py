@@ -25,7 +25,7 @@ _FORMS = "serial, process, process:N, ray, ray:N or module:function"
 
 
 class Serial(Executor):
-    """Work is done at once, in this process."""
+    """Calls are made at once, in this process."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future = Future[Any]()
@@ -42,12 +42,12 @@ def engine_of(on: On) -> Engine:
     if not isinstance(on, str):
         return _started(on)
     name, colon, rest = on.partition(":")
-    if name in ("process", "ray") and (not colon or (rest.isdecimal() and int(rest) > 0)):
-        count = int(rest) if rest else None
-        return lambda: (_processes if name == "process" else _ray)(count)
-    if name and rest and name not in ("process", "ray"):
-        return _imported(name, rest)
-    raise RecipeError(f"'on' must be {_FORMS}, got {on!r}")
+    start = {"process": _processes, "ray": _ray}.get(name)
+    if start is not None and (not colon or (rest.isdecimal() and int(rest) > 0)):
+        return lambda: start(int(rest) if rest else None)
+    if start is not None or not name or not rest:
+        raise RecipeError(f"'on' must be {_FORMS}, got {on!r}")
+    return _imported(name, rest)
 
 
 @contextmanager
@@ -96,11 +96,11 @@ def _ray(count: int | None) -> Iterator[Executor]:
 def _imported(module: str, name: str) -> Engine:
     """A function of a module that is installed, or on PYTHONPATH; the working directory is not looked at."""
     before = list(sys.path)
-    installed = [place for place in before if place and os.path.realpath(place) != os.path.realpath(".")]
-    named = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-    sys.path[:] = [place for place in before if place in installed or place in named]
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = os.path.realpath(".")
+    sys.path[:] = [place for place in before if place and (place in named or os.path.realpath(place) != here)]
     try:
-        engine = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise RecipeError(
             f"cannot import {name!r} of {module!r}: {error}; 'on' must be {_FORMS}, and the module must be installed "
@@ -108,10 +108,9 @@ def _imported(module: str, name: str) -> Engine:
         ) from error
     finally:
         sys.path[:] = before
-    if not callable(engine):
-        raise RecipeError(f"{module}:{name} must be a function that returns an Executor, got {type(engine).__name__}")
-
-    return _started(engine)
+    if not callable(function):
+        raise RecipeError(f"{module}:{name} must be a function that returns an Executor, got {type(function).__name__}")
+    return _started(function)
 
 
 def _started(function: Callable[[], Executor]) -> Engine:
@@ -126,12 +125,9 @@ def _started(function: Callable[[], Executor]) -> Engine:
 @contextmanager
 def _safe_path() -> Iterator[None]:
     """Children that are started inside do not have the working directory on their path."""
-    before = os.environ.get("PYTHONSAFEPATH")
+    before = os.environ.get("PYTHONSAFEPATH", "")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONSAFEPATH"]
-        else:
-            os.environ["PYTHONSAFEPATH"] = before
+        os.environ["PYTHONSAFEPATH"] = before  # empty: as if it were not set

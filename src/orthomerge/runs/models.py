@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,9 @@ from orthomerge.files.publish import check_target
 from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.writing import write_model
-from orthomerge.runs.checks import check_recipe
-from orthomerge.runs.recipe import Align, Compute, Merge, Recipe
+from orthomerge.runs.plan import check_recipe
+from orthomerge.runs.recipe import Merge, Recipe
+from orthomerge.runs.sections import Align
 
 if TYPE_CHECKING:
     from orthomerge.models.encoding import Encoding
@@ -35,7 +36,6 @@ class Written:
 def merge(
     experts: Experts,
     merge: Merge,
-    compute: Compute,
     *,
     state: Path | None = None,
     encoding: Encoding | None = None,
@@ -49,7 +49,7 @@ def merge(
             merge.parameters,
             dtype=merge.dtype,
             seed=merge.seed,
-            device=compute.device,
+            device=merge.device,
             vector=merge.vector,
         )
     from orthomerge.fitting.fit import fit
@@ -61,12 +61,12 @@ def merge(
         merge.parameters,
         dtype=merge.dtype,
         seed=merge.seed,
-        device=compute.fit_device,
+        device=merge.fit.device,
         split=merge.fit.split,
         limit=merge.fit.limit,
-        precision=compute.precision,
-        state=state if compute.resume else None,
-        save_every=compute.save_every,
+        precision=merge.fit.precision,
+        state=state if merge.fit.resume else None,
+        save_every=merge.fit.save_every,
         encoding=encoding,
         progress=progress,
     )
@@ -81,7 +81,7 @@ def align(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """The model with its heads aligned, as a section `align` says."""
+    """The model with its heads aligned as a section `align` says."""
     from orthomerge.alignment.align import align_model  # most merges need no aligner, and importing them takes time
 
     return align_model(
@@ -114,26 +114,32 @@ def write(
     place = out or recipe.out
     if place is None:
         raise RecipeError("where to? Give 'out' in the recipe, or --out")
-    target = Path(place)
+    target = Path(place).expanduser()
     experts = check_recipe(recipe, experts)
     inputs = [*input_paths(recipe), *(each.path for each in experts.checkpoints().values())]
     check_target(target, force=force, inputs=inputs)  # before any work
-    target = target.expanduser()
     state = state_folder(target, "fitting")
-    model = merge(experts, recipe.merge, recipe.compute, state=state, encoding=encoding, progress=progress)
+    model = merge(experts, recipe.merge, state=state, encoding=encoding, progress=progress)
     if recipe.align is not None:
         model = align(model, experts, recipe.align, seed=recipe.seed, encoding=encoding, progress=progress)
-    progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
-    manifest = write_model(
-        model,
-        target,
-        force=force,
-        max_shard_size=recipe.max_shard_size,
-        inputs=inputs,
-        progress=progress.advance,
-    )
+    manifest = write_weights(model, target, recipe, force=force, inputs=inputs, progress=progress)
     clear_state(state)
     return Written(target, manifest, model)
+
+
+def write_weights(
+    model: Model,
+    target: Path,
+    recipe: Recipe,
+    *,
+    force: bool = True,
+    inputs: Iterable[Path] = (),
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """Write a model of a recipe; its manifest."""
+    progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
+    size, advance = recipe.max_shard_size, progress.advance
+    return write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=advance)
 
 
 def input_paths(recipe: Recipe) -> Iterator[Path]:

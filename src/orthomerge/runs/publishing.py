@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError
+from orthomerge.core.errors import CheckpointError, OrthomergeError
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.scores import DERIVED
-from orthomerge.files.ownership import LOCAL, MANIFEST, REPORT, listed_files, names_in
+from orthomerge.evaluation.scores import DERIVED, RECORDS
+from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
 from orthomerge.files.paths import RawFile
-from orthomerge.files.publish import check_target, publish, write_json
+from orthomerge.files.publish import publish, write_json
 from orthomerge.files.removal import remove_empty, remove_file, remove_tree
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
 from orthomerge.models.manifest import README, read_manifest
 from orthomerge.models.record import local_places, read_local
 from orthomerge.models.writing import plain, rewrite_card
-from orthomerge.runs.steps import PAGE, RECORDS
 
 _PREDICTIONS = "predictions/"
-_FILES = f"{Path(PAGE).stem}_files"
 
 
-def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable[Path]) -> None:
+def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable[Path] = ()) -> None:
     """Put a model of the store at its place. `replaced`: whether another model may be there."""
     if is_same_model(content, target):
         return
@@ -47,18 +45,18 @@ def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable
 def is_same_model(content: Path, target: Path) -> bool:
     """Whether a folder holds a model of the store, file by file; only its card may tell more."""
     try:
-        names = [name for name in names_in(content) if name not in (README, MANIFEST, LOCAL)]
-        files = read_manifest(target)["files"]
-        same = set(names) == files.keys() - {README} and all(_is_same(content / name, target / name) for name in names)
-        return same and {**files, README: None} == {**read_manifest(content)["files"], README: None}
+        files, own = (dict(read_manifest(folder)["files"]) for folder in (target, content))
+        for table in (files, own):
+            table.pop(README, None)
+        names = {name for name in names_in(content) if name not in (README, MANIFEST, LOCAL)}
+        return names == files.keys() and files == own and all(_is_same(content / name, target / name) for name in names)
     except (OSError, CheckpointError):
         return False
 
 
 def remove_model(content: Path, target: Path) -> None:
     """Take away a model that is that of the store; one that somebody has changed stays."""
-    known = {LOCAL, *names_in(content)}
-    if is_same_model(content, target) and known >= set(names_in(target)):
+    if is_same_model(content, target) and {LOCAL, *names_in(content)} >= set(names_in(target)):
         remove_tree(target, proof=MANIFEST)
         remove_empty(target.parent)
 
@@ -71,7 +69,7 @@ def place_files(content: Path, run: Path, *, kind: str) -> None:
         for name in set(DERIVED) & set(names):
             remove_file(run / name)
         for name in names:
-            (run / name).parent.mkdir(exist_ok=True)
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
             replace_file(run / name, (content / name).read_bytes())
     if RECORDS in names:
         drop(run, [name for name in ours_in(run) if name.startswith(_PREDICTIONS) and name not in names])
@@ -80,28 +78,6 @@ def place_files(content: Path, run: Path, *, kind: str) -> None:
 def own_names(content: Path) -> set[str]:
     """The names that an entry's files have in the run folder."""
     return {name for name in names_in(content) if name != RUN and not name.endswith("/")}
-
-
-def place_page(content: Path, run: Path) -> Path:
-    """Put the page and the folder of its files into the run folder; what somebody else has there is not replaced."""
-    page, files = run / PAGE, run / _FILES
-    names = list(names_in(content))
-    if all(_is_same(content / name, run / name) for name in names):
-        return page
-    check_target(files, force=True, marker=REPORT)
-    if os.path.lexists(page) and (page.is_symlink() or listed_files(files / REPORT) is None):
-        raise OutputError(f"{page} is there already and no report of ours; move it away")
-    with publish(files, force=True, marker=REPORT) as folder:
-        shutil.copytree(content / _FILES, folder, dirs_exist_ok=True)
-    replace_file(page, (content / PAGE).read_bytes())
-    return page
-
-
-def remove_page(content: Path, run: Path) -> None:
-    """Take away the page and its files, if they are those of the store."""
-    if all(_is_same(content / name, run / name) for name in names_in(content)):
-        remove_tree(run / _FILES, proof=REPORT)
-        remove_file(run / PAGE)
 
 
 def place_scores(out: Path, records: Sequence[Record]) -> None:
@@ -118,31 +94,20 @@ def place_scores(out: Path, records: Sequence[Record]) -> None:
 def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | None:
     """The block `evaluation` of a manifest: scores of the model as it is, by task, beside base and experts.
 
-    None if nobody asked for the protocol `current`.
+    None if it was not scored by the protocol `current`.
     """
     current = [record for record in records if record.protocol == "current" and record.aligner is None]
     own = [record for record in current if record.method == title]
     if not own:
         return None
-    others: Mapping[str, dict[str, float]] = {
-        role: {record.task: record.value for record in current if record.method == role} for role in ("expert", "base")
+    tasks: dict[str, dict[str, Any]] = {
+        record.task: {name: getattr(record, name) for name in ("value", "low", "high", "examples")} for record in own
     }
-    return {
-        "orthomerge": VERSION,
-        "metric": own[0].metric,
-        "split": own[0].split,
-        "access": own[0].access,
-        "tasks": {
-            record.task: {
-                "value": record.value,
-                "low": record.low,
-                "high": record.high,
-                "examples": record.examples,
-                **{role: values[record.task] for role, values in others.items() if record.task in values},
-            }
-            for record in own
-        },
-    }
+    for record in current:
+        if record.method in ("expert", "base") and record.task in tasks:
+            tasks[record.task][record.method] = record.value
+    shared = {name: getattr(own[0], name) for name in ("metric", "split", "access")}
+    return {"orthomerge": VERSION, **shared, "tasks": tasks}
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -1,7 +1,7 @@
 """A recipe: what to merge, how, where to, and what to do with the result; typed, strict, and read from YAML.
 
-The file is flat. Its parts are what functions take: `opening` and `merge` are what the weights depend on, `target` is
-what is written, `compute` is how, and the sections (`align`, `evaluate`, ...) say what a run does afterwards.
+The file is flat. Its parts are what functions take: `opening` and `merge` are what the weights depend on, `out` and
+`max_shard_size` what is written, and the sections (`align`, `evaluate`, ...) what a run does afterwards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from orthomerge.core.schema import build
 from orthomerge.core.sizes import parse_size
 from orthomerge.merging.methods import find_method
 from orthomerge.models.opening import Expert, Opening, check_task_names
-from orthomerge.runs.blocks import Diagnose, Evaluate, Report, Sweep
+from orthomerge.runs.sections import Align, Diagnose, Evaluate, Fit, Report, Sweep
 
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 50  # of lists and mappings in each other
@@ -28,67 +28,21 @@ _MOST_DEPTH = 50  # of lists and mappings in each other
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16", "float64"]
-Precision = Literal["auto", "float32", "bfloat16"]
-
-
-@dataclass(frozen=True)
-class Align:
-    """How to align the heads of the merge, and on which inputs; labels that these have are not looked at.
-
-    `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most N inputs per task.
-    """
-
-    data: Mapping[str, str]
-    aligner: str = "auto"
-    options: dict[str, Any] = field(default_factory=dict)
-    split: Literal["train", "val", "test"] = "train"
-    limit: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_inputs(self.data, self.split, self.limit, "nothing to align on: give the inputs of at least one task")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The inputs that a fitted method looks at, and what computes; labels that inputs have are not looked at.
-
-    `data`, `split`, `limit`: as of `align`; in Python, a `Task` may be in the place of a path. `precision`: of the
-    forward passes; auto is bfloat16 on a GPU, float32 on a CPU. `resume`: keep the state of a long fit beside the
-    output, and continue from it after a kill. `save_every`: seconds between two such states, 60 if None.
-    """
-
-    data: Mapping[str, str]
-    split: Literal["train", "val", "test"] = "train"
-    limit: int | None = None
-    device: str = "auto"
-    precision: Precision = "auto"
-    resume: bool = True
-    save_every: float | None = None
-
-    def __post_init__(self) -> None:
-        _check_inputs(self.data, self.split, self.limit, "nothing to fit to: give the inputs of every task")
-        if self.save_every is not None and not 0 <= self.save_every < float("inf"):
-            raise RecipeError(f"'save_every' must be a number of seconds, got {self.save_every}")
-
-
-def _check_inputs(data: Mapping[str, str], split: str, limit: int | None, empty: str) -> None:
-    if not data:
-        raise RecipeError(f"{empty} as 'data'")
-    if split not in ("train", "val", "test"):
-        raise RecipeError(f"'split' must be train, val or test, got {split!r}")
-    if limit is not None and limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {limit}")
 
 
 @dataclass(frozen=True)
 class Merge:
-    """What the weights depend on, beside base and experts. `fit`: the inputs of a fitted method."""
+    """What the weights depend on, beside base and experts; `device` and how a `fit` is computed do not identify them.
+
+    `fit`: the inputs of a fitted method.
+    """
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     vector: str | None = None
     dtype: Dtype = "keep"
     seed: int = 0
+    device: str = "cpu"
     fit: Fit | None = None
 
     def variant(self, method: str, parameters: Mapping[str, Any], *, seed: int) -> Merge:
@@ -98,33 +52,11 @@ class Merge:
 
 
 @dataclass(frozen=True)
-class Target:
-    """What is written: where, and in files of what size."""
-
-    out: str | None = None
-    max_shard_size: str | int = "5GB"
-
-
-@dataclass(frozen=True)
-class Compute:
-    """How weights are computed, on which nothing depends that identifies a result.
-
-    `device`: of a method that decomposes matrices; fits have their own. `resume` and `save_every`: see `Fit`.
-    """
-
-    device: str = "cpu"
-    fit_device: str = "auto"
-    precision: Precision = "auto"
-    resume: bool = True
-    save_every: float | None = None
-
-
-@dataclass(frozen=True)
 class Recipe:
     """What to merge, how, and where to. Relative paths are relative to the recipe's own folder.
 
     `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
-    `device`: where a method that decomposes matrices does so; the block `fit` has one of its own.
+    `device`: where a method that decomposes matrices does so; the section `fit` has one of its own.
     `evaluate`, `diagnose`, `report` and `sweep` are for `orthomerge.run`. Diagnosis and report are made wherever there
     is `evaluate`, unless they are false. With `sweep`, many merges are made and scored instead of one.
     """
@@ -161,43 +93,23 @@ class Recipe:
         parse_size(self.max_shard_size)
         for name in ("diagnose", "report", "sweep"):
             if getattr(self, name) and self.evaluate is None:
-                raise RecipeError(f"{name!r} needs data: give a block 'evaluate' too, or leave {name!r} out")
+                raise RecipeError(f"{name!r} needs data: give a section 'evaluate' too, or leave {name!r} out")
 
     @property
     def tasks(self) -> dict[str, Expert]:
         """The experts by task name, short forms written out."""
-        return {task: Expert(given) if isinstance(given, str) else given for task, given in self.experts.items()}
+        return {task: Expert(item) if isinstance(item, str) else item for task, item in self.experts.items()}
 
     @property
     def opening(self) -> Opening:
         """How base and experts are opened."""
-        return Opening(
-            self.tasks,
-            self.base,
-            self.family,
-            self.encoder_prefix,
-            self.pooling,
-            self.ignore,
-            self.missing,
-            self.check_base,
-        )
+        options = {option.name: getattr(self, option.name) for option in fields(Opening)}
+        return Opening(**{**options, "experts": self.tasks})
 
     @property
     def merge(self) -> Merge:
         """What the weights depend on."""
-        return Merge(self.method, self.parameters, self.vector, self.dtype, self.seed, self.fit)
-
-    @property
-    def target(self) -> Target:
-        """What is written."""
-        return Target(self.out, self.max_shard_size)
-
-    @property
-    def compute(self) -> Compute:
-        """How it is computed."""
-        if self.fit is None:
-            return Compute(self.device)
-        return Compute(self.device, self.fit.device, self.fit.precision, self.fit.resume, self.fit.save_every)
+        return Merge(**{option.name: getattr(self, option.name) for option in fields(Merge)})
 
     @property
     def data(self) -> list[Any]:
@@ -211,7 +123,16 @@ class Recipe:
 
     def absolute(self) -> Recipe:
         """The same with paths that other processes understand, wherever they work."""
+        if not all(isinstance(source, str) for source in self.data):
+            raise RecipeError("data in memory cannot be given to other processes; name files, or leave 'on' out")
         return Recipe(**_anchored(vars(self), Path.cwd()))
+
+    def text(self) -> str:
+        """The recipe as the YAML that it could have been; options at their defaults are left out."""
+        usual = Recipe(experts={"task": "path"})
+        own = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
+        text: str = yaml.safe_dump(_plain({"experts": self.experts, **own}), sort_keys=False, allow_unicode=True)
+        return text
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -278,14 +199,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        found = super().construct_mapping(node, deep)
-        keys = [(str(self.construct_object(key, deep=True)), key.start_mark.line + 1) for key, _ in node.value]
-        seen: set[str] = set()
-        for key, line in keys:
-            if key in seen:
-                raise yaml.YAMLError(f"{key!r} is given twice (line {line})")
-            seen.add(key)
-        return found
+        mapping = super().construct_mapping(node, deep)
+        seen = set[str]()
+        for key, _ in node.value:
+            name = str(self.construct_object(key, deep=True))
+            if name in seen:
+                raise yaml.YAMLError(f"{name!r} is given twice (line {key.start_mark.line + 1})")
+            seen.add(name)
+        return mapping
 
 
 _Loader.add_implicit_resolver(
@@ -318,17 +239,30 @@ def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
 
     def sources(data: Any) -> Any:
-        return (
-            {task: anchor(source, names_dataset) for task, source in data.items()} if isinstance(data, dict) else data
-        )
+        if not isinstance(data, dict):
+            return data
+        return {task: anchor(source, names_dataset) for task, source in data.items()}
 
     for name in {"align", "fit", "evaluate"} & document.keys():
         changed[name] = _changed(document[name], "data", sources)
     return changed
 
 
-def _changed(block: Any, name: str, change: Callable[[Any], Any]) -> Any:
+def _changed(section: Any, name: str, change: Callable[[Any], Any]) -> Any:
     """A mapping or dataclass with one entry changed; whatever else a file has there is refused later."""
-    if is_dataclass(block) and not isinstance(block, type):
-        return replace(block, **{name: change(getattr(block, name))})
-    return {**block, name: change(block[name])} if isinstance(block, dict) and name in block else block
+    if is_dataclass(section) and not isinstance(section, type):
+        return replace(section, **{name: change(getattr(section, name))})
+    return {**section, name: change(section[name])} if isinstance(section, dict) and name in section else section
+
+
+def _plain(value: Any) -> Any:
+    """As plain data; of what is in memory only, the type."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    if is_dataclass(value) and type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
+        return {name: _plain(part) for name, part in vars(value).items() if part is not None}
+    return f"a {type(value).__name__} in memory"

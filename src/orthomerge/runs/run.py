@@ -15,37 +15,30 @@ failed, continues when it is repeated. What the recipe does not ask for any more
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.threads import fixed_threads
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
+from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.publish import check_target
 from orthomerge.files.run_folder import RUN, claim, drop
-from orthomerge.runs.checks import check_recipe
+from orthomerge.models.experts import Experts
 from orthomerge.runs.driver import Artifact, ArtifactError, Done, Silent, Watch, drive
-from orthomerge.runs.engines import On, engine_of
-from orthomerge.runs.machine import machine, recipe_text, versions
+from orthomerge.runs.engines import Engine, On, engine_of
+from orthomerge.runs.machine import machine, versions
 from orthomerge.runs.models import input_paths
-from orthomerge.runs.publishing import (
-    is_same_model,
-    own_names,
-    place_files,
-    place_model,
-    place_page,
-    place_scores,
-    remove_model,
-    remove_page,
-)
+from orthomerge.runs.plan import check_recipe
+from orthomerge.runs.publishing import is_same_model, own_names, place_files, place_model, place_scores, remove_model
 from orthomerge.runs.recipe import Recipe, read_recipe
-from orthomerge.runs.steps import PAGE, RECORDS, model_places, run_artifacts
-from orthomerge.runs.sweeping.cells import check_sweep
-from orthomerge.runs.sweeping.sweep import MERGES, Swept, check_space, facts_of, sweep_artifacts, swept_of
+from orthomerge.runs.steps import PAGE, model_places, run_artifacts
+from orthomerge.runs.sweep import MERGES, MODEL, Swept, check_space, results_of, sweep_artifacts, swept_of
+from orthomerge.runs.variants import check_sweep
 from orthomerge.runs.work import STORE, Work
 
 State = Literal["done", "found"]
@@ -83,36 +76,30 @@ def run(
     """
     import torch
 
-    engine = engine_of(on)
-    recipe, text, folder = _read(recipe, out)
+    engine, text = engine_of(on), ""
+    if not isinstance(recipe, Recipe):
+        path = Path(recipe)
+        recipe, text, out = read_recipe(path), path.read_text(encoding="utf-8"), out or Path("runs") / path.stem
+    if out is None:
+        raise RecipeError("where to? Give the run folder: run(recipe, out=...)")
+    folder, watch = Path(out).expanduser(), watch or Silent()
     with ExitStack() as stack:
-        if recipe.sweep is None:
-            experts = _checked(recipe)
-        else:
-            experts = check_sweep(recipe)[1]
+        if recipe.sweep is not None:
             stack.enter_context(fixed_threads())
+        experts = _checked(recipe)
         _check_folder(folder, force=force)
-        silent = Silent() if watch is None else watch
+        text = text or recipe.text()
         if on not in (None, "serial"):
-            recipe, folder = _for_others(recipe), folder.absolute()
-        work = Work(recipe, text, folder, torch.get_num_threads(), progress=silent)
+            recipe, folder = recipe.absolute(), folder.absolute()
+        work = Work(recipe, text, folder, torch.get_num_threads(), progress=watch)
         work.__dict__["experts"] = experts
-        return _Run(work, command, silent, force).go(engine)
+        return _Run(work, command, watch, force).go(engine)
 
 
-def _read(recipe: Recipe | str | Path, out: str | Path | None) -> tuple[Recipe, str, Path]:
-    """A recipe, its text, and the run folder."""
-    if isinstance(recipe, Recipe):
-        if out is None:
-            raise RecipeError("where to? Give the run folder: run(recipe, out=...)")
-        return recipe, recipe_text(recipe), Path(out).expanduser()
-    path = Path(recipe)
-    folder = Path("runs") / path.stem if out is None else Path(out).expanduser()
-    return read_recipe(path), path.read_text(encoding="utf-8"), folder
-
-
-def _checked(recipe: Recipe) -> Any:
+def _checked(recipe: Recipe) -> Experts:
     """The opened experts of a recipe, after everything that headers and names tell was checked."""
+    if recipe.sweep is not None:
+        return check_sweep(recipe)[1]
     if recipe.parameters.get("scale") == "auto":
         raise RecipeError(
             "'scale: auto' is chosen by `orthomerge merge --set scale=auto --data TASK=PATH`; give the number that it "
@@ -138,41 +125,35 @@ def _check_folder(run: Path, *, force: bool) -> None:
             raise OutputError(f"{run / name} is a link, and nothing is written through links; move it away")
 
 
-def _for_others(recipe: Recipe) -> Recipe:
-    """A recipe that other processes can carry out."""
-    if not all(isinstance(source, str) for source in recipe.data):
-        raise RecipeError("data in memory cannot be given to other processes; name files, or leave 'on' out")
-    return recipe.absolute()
-
-
 @dataclass(frozen=True)
 class _Run:
+    """A run under way. `done`: the artifacts that are there, by name."""
+
     work: Work
     command: str
     watch: Watch
     force: bool
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    done: dict[str, Done] = field(default_factory=dict)  # by name
+    done: dict[str, Done] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
         return self.work.run
 
     @property
-    def kind(self) -> str:
-        return "run" if self.work.recipe.sweep is None else "sweep"
+    def sweeps(self) -> bool:
+        return self.work.recipe.sweep is not None
 
-    def go(self, engine: Any) -> Ran:
-        """Make everything, publish each result when it is there, and remove what nobody asks for any more."""
-        store, sweeps = self.work.store, self.kind == "sweep"
-        claim(self.folder, [], kind=self.kind)
-        artifacts = list(sweep_artifacts(self.work) if sweeps else run_artifacts(self.work))
-        if not sweeps:
-            self._check_out()
-        if self.force:
-            for entry in store.entries():
-                store.remove(entry)
-        if sweeps:
+    def go(self, engine: Engine) -> Ran:
+        """Make everything, publish each result when it is there, and remove what the recipe does not ask for."""
+        store, recipe = self.work.store, self.work.recipe
+        claim(self.folder, [], kind="sweep" if self.sweeps else "run")
+        artifacts = list((sweep_artifacts if self.sweeps else run_artifacts)(self.work))
+        if recipe.out is not None:  # before any work
+            check_target(Path(recipe.out), force=self._may_replace(Path(recipe.out)), inputs=input_paths(recipe))
+        for entry in list(store.entries()) if self.force else []:
+            store.remove(entry)
+        if self.sweeps:
             self.watch.stage(check_space(self.work, artifacts), None)
         try:
             for done in drive(artifacts, self.work, engine, self.watch):
@@ -181,35 +162,31 @@ class _Run:
                 if len(self.done) == sum(artifact.kind != "page" for artifact in artifacts):
                     self._write_info()  # before the page, which reads it
         except ArtifactError as failure:
-            raise self._told(failure.artifact, failure.error, len(artifacts)) from failure.error
+            raise self._failure(failure.artifact, failure.error, artifacts) from failure.error
         except OSError as error:
             raise OutputError(f"the run in {self.folder} cannot go on: {error}") from error
         self._remove_others(artifacts)
-        stages: dict[str, State] = {name: "found" if done.found else "done" for name, done in self.done.items()}
-        seconds = {name: done.entry.seconds for name, done in self.done.items()}
-        page = self.folder / PAGE if "report" in self.done and (self.folder / PAGE).is_file() else None
-        if sweeps:
+        return self._outcome(artifacts)
+
+    def _outcome(self, artifacts: Sequence[Artifact]) -> Ran:
+        stages: dict[str, State] = {}
+        for artifact in artifacts:
+            stages[artifact.name] = "found" if self.done[artifact.name].found else "done"
+        seconds = {name: self.done[name].entry.seconds for name in stages}
+        page = self.folder / PAGE if "report" in stages and (self.folder / PAGE).is_file() else None
+        if self.sweeps:
             return Ran(self.folder, None, stages, seconds, page, self._swept())
         return Ran(self.folder, model_places(self.work)[-1], stages, seconds, page)
 
     def _swept(self) -> Swept:
-        """What the sweep came to; what may succeed the next time (it lacked memory, say) is forgotten."""
+        """The outcome of the sweep; models that failed somewhere are forgotten, so that the next run scores them."""
         scores = [done for done in self.done.values() if done.artifact.kind == "scores"]
-        swept = swept_of(self.work, [done.entry.key for done in scores])
-        failed = {failure.name for failure in swept.failures if not failure.lasting}
-        if failed:
-            for done in self.done.values():
-                variant = done.artifact.arguments.get("variant")
-                if variant is None or variant.name in failed:
-                    self.work.store.remove(done.entry)
+        swept = swept_of(self.work, results_of(self.work, [done.entry.key for done in scores]))
+        failed = {failure.name for failure in swept.failures}
+        for done in scores:
+            if done.artifact.arguments["variant"].name in failed:
+                self.work.store.remove(done.entry)
         return replace(swept, done=sum(not done.found for done in scores), found=sum(done.found for done in scores))
-
-    def _check_out(self) -> None:
-        """Refuse, before any work, to replace a model elsewhere that is not this run's own."""
-        out = self.work.recipe.out
-        if out is not None:
-            inputs = input_paths(self.work.recipe)
-            check_target(Path(out), force=self._may_replace(model_places(self.work)[-1]), inputs=inputs)
 
     def _may_replace(self, target: Path) -> bool:
         """Whether a model may take the place of what is there: of a model of this run it may."""
@@ -222,19 +199,17 @@ class _Run:
         artifact, content = done.artifact, self.work.store.content(done.artifact.key)
         if artifact.kind == "model":
             target = dict(zip(("merge", "align"), model_places(self.work), strict=False))[artifact.name]
-            replaced = self._may_replace(target)
-            place_model(content, target, replaced=replaced, inputs=input_paths(self.work.recipe))
-        elif artifact.kind == "kept":
-            place_model(content, self.folder / MERGES / artifact.name.partition(" ")[2], replaced=True, inputs=())
-        elif artifact.kind == "files":
-            place_files(content, self.folder, kind=self.kind)
-        elif artifact.kind == "page":
-            place_page(content, self.folder)
+            replaced, inputs = self._may_replace(target), input_paths(self.work.recipe)
+            place_model(content, target, replaced=replaced, inputs=inputs)
+        elif artifact.kind == "scores" and (content / MODEL).is_dir():
+            place_model(content / MODEL, self.folder / MERGES / artifact.name, replaced=True)
+        elif artifact.kind in ("files", "page"):
+            place_files(content, self.folder, kind="sweep" if self.sweeps else "run")
         if artifact.name == "evaluate":
             place_scores(model_places(self.work)[-1], read_records(content / RECORDS))
 
     def _write_info(self) -> None:
-        """Say how the run was made; where nothing is new, what was said before stands."""
+        """Write how the run was made; where nothing is new, what was written before stands."""
         path, entries = self.folder / INFO, [done.entry for done in self.done.values()]
         info = RunInfo(
             command=self.command,
@@ -245,14 +220,14 @@ class _Run:
             machine=machine(),
             versions=versions(),
         )
-        if self.kind == "sweep":
+        if self.sweeps:
             scores = [entry for entry in entries if entry.kind == "scores"]
-            seconds = {"scores": round(sum(entry.seconds for entry in entries if entry.kind != "files"), 3)}
-            facts = facts_of(self.work, [entry.key for entry in scores])
-            info = replace(info, seconds=seconds, manifests=tuple(facts))
+            seconds = {"scores": round(sum(entry.seconds for entry in scores), 3)}
+            results = results_of(self.work, [entry.key for entry in scores])
+            info = replace(info, seconds=seconds, manifests=tuple(each.facts for each in results if each.facts))
         else:
-            places = model_places(self.work)[: len([entry for entry in entries if entry.kind == "model"])]
-            info = replace(info, manifests=tuple(_relative(place, self.folder) for place in places))
+            places = [os.path.relpath(place.absolute(), self.folder.absolute()) for place in model_places(self.work)]
+            info = replace(info, manifests=tuple(Path(place).as_posix() for place in places))
         with suppress(OrthomergeError):  # there is none, or it is damaged
             before = read_info(path)
             if (before.recipe, before.seconds, before.manifests) == (info.recipe, info.seconds, info.manifests):
@@ -260,35 +235,30 @@ class _Run:
         claim(self.folder, [INFO])
         write_info(path, info)
 
-    def _remove_others(self, artifacts: Iterable[Artifact]) -> None:
+    def _remove_others(self, artifacts: Sequence[Artifact]) -> None:
         """Remove results that the recipe does not ask for, from the store and from the run folder."""
         store, keys = self.work.store, {artifact.key for artifact in artifacts}
-        files = (entry for entry in store.entries() if entry.key in keys and entry.kind == "files")
-        kept = {name for entry in files for name in own_names(store.content(entry.key))}
-        pages = any(done.artifact.kind == "page" for done in self.done.values())
+        files = [artifact.key for artifact in artifacts if artifact.kind in ("files", "page")]
+        kept = {name for key in files for name in own_names(store.content(key))}
         for entry in [entry for entry in store.entries() if entry.key not in keys]:
             content = store.content(entry.key)
-            if entry.kind == "files":
+            if entry.kind in ("files", "page"):
                 drop(self.folder, own_names(content) - kept)
-            elif entry.kind == "page" and not pages:
-                remove_page(content, self.folder)
-            elif entry.kind == "kept" and entry.name not in self.done:
-                remove_model(content, self.folder / MERGES / entry.name.partition(" ")[2])
+            elif (content / MODEL).is_dir() and not self._keeps(entry.name):
+                remove_model(content / MODEL, self.folder / MERGES / entry.name)
             store.remove(entry)
 
-    def _told(self, artifact: Artifact, error: Exception, count: int) -> OrthomergeError:
+    def _keeps(self, name: str) -> bool:
+        """Whether the sweep keeps a model of this name now."""
+        done = self.done.get(name)
+        return done is not None and bool(done.artifact.arguments.get("keep"))
+
+    def _failure(self, artifact: Artifact, error: Exception, artifacts: Sequence[Artifact]) -> OrthomergeError:
         """An error that says what is kept and how to go on."""
-        place = len(self.done) + 1
         kept = ", ".join(name for name, done in self.done.items() if done.artifact.kind != "scores")
         what = error if isinstance(error, OrthomergeError) else f"cannot write to {self.folder}: {error}"
-        message = (
-            f"stage {place} of {count}, {artifact.name!r}, failed: {what}\n"
-            + (f"What was done before is kept in {self.folder}: {kept}. " if kept else "")
-            + f"Put it right and run the same command again{', without --force' if self.force and kept else ''}"
-            + (f": it goes on with {artifact.name!r}." if kept else ".")
-        )
+        message = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {what}\n"
+        message += f"What was done before is kept in {self.folder}: {kept}. " if kept else ""
+        message += f"Put it right and run the same command again{', without --force' if self.force and kept else ''}"
+        message += f": it goes on with {artifact.name!r}." if kept else "."
         return type(error)(message) if isinstance(error, OrthomergeError) else OutputError(message)
-
-
-def _relative(path: Path, folder: Path) -> str:
-    return Path(os.path.relpath(os.path.abspath(path), os.path.abspath(folder))).as_posix()

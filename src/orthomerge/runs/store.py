@@ -44,8 +44,8 @@ _FORMAT = 1
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LEASE_SECONDS = 30
 
-# In the run folder: a model, a model of a sweep that is kept, files, the page, or nothing.
-Kind = Literal["model", "kept", "files", "page", "scores"]
+# In the run folder: a model, files, the page, or nothing but a model that a sweep keeps.
+Kind = Literal["model", "files", "page", "scores"]
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Store:
         """An entry, if it is there and every file is what this machine wrote; hashed once per process."""
         if key not in self._verified:
             entry = self._read(key)
-            if entry is None or self._files(key) != entry.files:
-                return None
-            self._verified[key] = entry
-        return self._verified[key]
+            with suppress(OSError, CheckpointError):
+                if entry is not None and entry.files == _hashes(self._place(key)):
+                    self._verified[key] = entry
+        return self._verified.get(key)
 
     def make(
         self, key: str, name: str, kind: Kind, fill: Callable[[Path], object], *, progress: Progress = SILENT
@@ -131,22 +131,15 @@ class Store:
         sealed = hmac.compare_digest(seal.encode(), _seal(entry).encode())
         return entry if sealed and (entry.key, entry.format) == (key, _FORMAT) else None
 
-    def _files(self, key: str) -> dict[str, str]:
-        """The hashes of an entry as it is now; empty if anything cannot be read."""
-        try:
-            return _hashes(self._place(key))
-        except (OSError, CheckpointError):
-            return {}
-
     @contextmanager
     def _lease(self, key: str, progress: Progress | None) -> Iterator[None]:
         """Be the only one who makes an entry. `progress`: None not to wait for another."""
         path = self.root / f".{key}.lease"
+        lease = SoftFileLease(str(path), lease_duration=_LEASE_SECONDS, is_singleton=False)
+        if self.root.is_symlink():
+            raise OutputError(f"{self.root} is a link, and nothing is written through links; move it away")
         try:
-            if self.root.is_symlink():
-                raise OutputError(f"{self.root} is a link, and nothing is written through links; move it away")
             self.root.mkdir(parents=True, exist_ok=True)
-            lease = SoftFileLease(str(path), lease_duration=_LEASE_SECONDS, is_singleton=False)
             try:
                 lease.acquire(timeout=0)
             except Timeout:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,73 +21,51 @@ from orthomerge.tuning.finetune import finetune, finetune_jointly
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Task
-    from orthomerge.models.processing import Processor
-    from orthomerge.tuning.settings import Mode, Tuning
+    from orthomerge.tuning.settings import Tuning
 
 
-def make_experts(
-    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
-) -> dict[str, Path]:
+def make_experts(suite: Suite, settings: Tuning, *, root: Path, say: Say) -> dict[str, Path]:
     """One expert per task in `root`; those that are there already are kept.
 
-    For `tau_jp` the other tasks' training inputs come along, unlabelled.
+    For `tau_jp` the other tasks' training inputs are passed too, unlabelled.
     """
-    for name, task in tasks.items():
+    for name, task in suite.tasks.items():
         if _is_there(root / name):
             continue
-        others = [other["train"].unlabelled() for key, other in tasks.items() if key != name]
+        others = [other["train"].unlabelled() for key, other in suite.tasks.items() if key != name]
         metrics = finetune(
             task,
-            base=base,
+            base=suite.base,
             out=root / name,
             settings=settings,
-            processor=processor,
+            processor=suite.processor,
             others=others if settings.mode == "tau_jp" else (),
             resume=False,  # a training takes minutes at most
         )
         say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
-    return {name: root / name for name in tasks}
-
-
-def make_jointly(
-    tasks: Mapping[str, Task], *, base: Path, root: Path, settings: Tuning, processor: Processor, say: Say
-) -> dict[str, Path]:
-    """One encoder for all tasks, with a head each."""
-    if not all(_is_there(root / name) for name in tasks):
-        finetune_jointly(
-            tasks, base=base, out_root=root, settings=settings, processor=processor, force=True, resume=False
-        )
-        say("trained on all tasks together")
-    return {name: root / name for name in tasks}
-
-
-def make_both(
-    tasks: Mapping[str, Task], *, folder: Path, settings: Tuning, joint: Tuning, processor: Processor, say: Say
-) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Ordinary experts in FOLDER/experts and the joint model in FOLDER/mtl."""
-    base, experts, mtl = (folder / name for name in ("base", "experts", "mtl"))
-    return (
-        make_experts(tasks, base=base, root=experts, settings=settings, processor=processor, say=say),
-        make_jointly(tasks, base=base, root=mtl, settings=joint, processor=processor, say=say),
-    )
+    return {name: root / name for name in suite.tasks}
 
 
 def more_experts(suite: Suite, settings: Tuning, *, say: Say) -> dict[str, Path]:
-    """Experts of a suite fine-tuned in some other way or with another seed, beside the ordinary ones."""
-    return make_experts(
-        suite.tasks,
-        base=suite.base,
-        root=experts_root(suite.folder, settings.mode, settings.seed),
-        settings=settings,
-        processor=suite.processor,
-        say=say,
-    )
+    """Experts of a suite fine-tuned in any mode and with any seed: in FOLDER/experts[-MODE][-SEED]."""
+    mode, seed = "" if settings.mode == "full" else f"-{settings.mode}", f"-{settings.seed}" if settings.seed else ""
+    return make_experts(suite, settings, root=suite.folder / f"experts{mode}{seed}", say=say)
 
 
-def experts_root(folder: Path, mode: Mode, seed: int) -> Path:
-    """Where the experts of a mode and seed lie: FOLDER/experts[-MODE][-SEED], those of the usual mode without it."""
-    parts = ("experts", *([] if mode == "full" else [mode]), *([] if seed == 0 else [str(seed)]))
-    return folder / "-".join(parts)
+def make_jointly(suite: Suite, settings: Tuning, *, base: Path, root: Path, say: Say) -> dict[str, Path]:
+    """One encoder for all tasks, with a head per task."""
+    if not all(_is_there(root / name) for name in suite.tasks):
+        options: dict[str, Any] = {"settings": settings, "processor": suite.processor, "force": True, "resume": False}
+        finetune_jointly(suite.tasks, base=base, out_root=root, **options)
+        say("trained on all tasks together")
+    return {name: root / name for name in suite.tasks}
+
+
+def with_models(suite: Suite, settings: Tuning, joint: Tuning, *, say: Say) -> Suite:
+    """The suite with experts in FOLDER/experts and the joint model in FOLDER/mtl."""
+    paths = make_experts(suite, settings, root=suite.folder / "experts", say=say)
+    mtl = make_jointly(suite, joint, base=suite.base, root=suite.folder / "mtl", say=say)
+    return replace(suite, paths=paths, mtl=mtl)
 
 
 def copy_base(target: Path, reference: str, say: Say) -> None:
@@ -106,19 +85,11 @@ def copy_base(target: Path, reference: str, say: Say) -> None:
         write_marker(partial, SUITE)
 
 
-def pretrained_vit(
-    tasks: Mapping[str, Task],
-    *,
-    folder: Path,
-    shape: Mapping[str, Any],
-    settings: Tuning,
-    processor: Processor,
-    say: Say,
-) -> None:
-    """A base of our own in FOLDER/base: a ViT trained on all training sets together, its heads thrown away."""
-    if _is_there(folder / "base"):
+def pretrained_vit(suite: Suite, shape: Mapping[str, Any], settings: Tuning, *, say: Say) -> None:
+    """A base of our own in FOLDER/base: a ViT trained on all training sets together, without its heads."""
+    if _is_there(suite.base):
         return
-    start, joint = folder / "start", folder / "pretraining"
+    start, joint = suite.folder / "start", suite.folder / "pretraining"
     with quiet():
         import torch
         from transformers import ViTConfig, ViTModel
@@ -127,35 +98,36 @@ def pretrained_vit(
         with torch.random.fork_rng():
             torch.manual_seed(0)
             model = ViTModel(config, add_pooling_layer=False)
-        with publish(start, force=True, marker=SUITE) as partial:
-            model.save_pretrained(partial)
-            write_marker(partial, SUITE)
+    _save(model, start)
     say("pre-training the base on all tasks together")
-    trained = make_jointly(tasks, base=start, root=joint, settings=settings, processor=processor, say=say)
-    with quiet(), publish(folder / "base", force=True, marker=SUITE) as partial:
-        encoder = ViTModel.from_pretrained(next(iter(trained.values())), add_pooling_layer=False)
-        encoder.save_pretrained(partial)
-        write_marker(partial, SUITE)
+    trained = make_jointly(suite, settings, base=start, root=joint, say=say)
+    with quiet():
+        model = ViTModel.from_pretrained(next(iter(trained.values())), add_pooling_layer=False)
+    _save(model, suite.base)
     remove_tree(start, proof=SUITE)
     for expert in trained.values():
         remove_tree(expert, proof=EXPERT)
     remove_empty(joint)
 
 
+def _save(model: Any, folder: Path) -> None:
+    with quiet(), publish(folder, force=True, marker=SUITE) as partial:
+        model.save_pretrained(partial)
+        write_marker(partial, SUITE)
+
+
 def read_tasks(names: Sequence[str], data: Path | None, *, kind: str, ends: Sequence[str]) -> dict[str, Task]:
     """Tasks from a data folder: files of their names, with one of some ends, in the folder or its subfolder `kind`."""
+    if data is None:
+        raise CheckpointError(
+            f"this suite reads its tasks from a folder; give it with --data (wanted: {names[0]}{ends[0]})"
+        )
     tasks = {}
     for name in names:
-        candidates = [f"{place}{name}{end}" for end in ends for place in ("", f"{kind}/")]
-        if data is None:
-            raise CheckpointError(
-                f"this suite reads its tasks from a folder; give it with --data (wanted: {candidates[0]})"
-            )
-        path = next((data / candidate for candidate in candidates if (data / candidate).is_file()), None)
+        files = [f"{place}{name}{end}" for end in ends for place in ("", f"{kind}/")]
+        path = next((data / file for file in files if (data / file).is_file()), None)
         if path is None:
-            raise CheckpointError(
-                f"{data} has no {' or '.join(candidates)}; give the folder that holds the suite's data"
-            )
+            raise CheckpointError(f"{data} has no {' or '.join(files)}; give the folder that holds the suite's data")
         tasks[name] = read_task(path, name=name, keep_empty=True)
     return tasks
 

@@ -15,7 +15,7 @@ import numpy as np
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.models.processing import PixelProcessor
-from orthomerge.suites.building import make_both, pretrained_vit
+from orthomerge.suites.building import pretrained_vit, with_models
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.tuning.settings import Tuning
 
@@ -40,15 +40,14 @@ Make = Callable[[Images, Numbers, np.random.Generator], tuple[Images, Numbers]]
 
 _DIGITS = tuple(str(digit) for digit in range(10))
 _SHIFTS = ((0, 0), (0, -2), (0, 2), (-2, 0), (2, 0))  # rows, columns
-_SHARES: dict[Split, float] = {"train": 0.65, "val": 0.1, "test": 0.25}
+_SHARES: dict[Split, float] = {"train": 0.65, "val": 0.1}  # the rest is test
 
 
 def build(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Make or find the suite; `data`, `base` and `device` do not matter: it is small and self-contained."""
-    tasks = digit_tasks()
-    pretrained_vit(tasks, folder=folder, shape=_SHAPE, settings=_PRETRAINING, processor=PROCESSOR, say=say)
-    experts, mtl = make_both(tasks, folder=folder, settings=TUNING, joint=_JOINT, processor=PROCESSOR, say=say)
-    return Suite(name, folder, tasks, PROCESSOR, experts, mtl)
+    suite = Suite(name, folder, digit_tasks(), PROCESSOR)
+    pretrained_vit(suite, _SHAPE, _PRETRAINING, say=say)
+    return with_models(suite, TUNING, _JOINT, say=say)
 
 
 def digit_tasks() -> dict[str, Task]:
@@ -61,31 +60,17 @@ def digit_tasks() -> dict[str, Task]:
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)
     digits = bunch.target.astype(np.int64)
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(images))
+    ends = np.cumsum([round(share * len(images)) for share in _SHARES.values()])
+    names: tuple[Split, ...] = (*_SHARES, "test")
+    places = dict(zip(names, np.split(order, ends), strict=True))
     tasks: dict[str, Task] = {}
     for number, (name, (labels, make)) in enumerate(_TASKS.items()):
-        generator = np.random.Generator(np.random.PCG64([number, 7]))
-        inputs, targets = make(images, digits, generator)
-        splits: dict[str, Examples] = {}
-        start = 0
-        for split, part in _SHARES.items():
-            stop = len(images) if split == "test" else start + round(part * len(images))
-            places = order[start:stop]
-            splits[split] = Examples([inputs[place] for place in places], targets[places], split)
-            start = stop
+        inputs, targets = make(images, digits, np.random.Generator(np.random.PCG64([number, 7])))
+        splits: dict[str, Examples] = {
+            split: Examples(list(inputs[own]), targets[own], split) for split, own in places.items()
+        }
         tasks[name] = Task(name, labels, "image", splits)
     return tasks
-
-
-def _digit(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
-    return images, digits
-
-
-def _parity(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
-    return images, digits % 2
-
-
-def _size(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
-    return images, np.searchsorted([3, 6], digits, side="right").astype(np.int64)
 
 
 def _rotation(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
@@ -98,27 +83,20 @@ def _mirrored(images: Images, digits: Numbers, generator: np.random.Generator) -
     return np.where(turned[:, None, None] == 1, images[:, :, ::-1], images), turned
 
 
-def _negative(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
-    return 255 - images, digits
-
-
 def _shift(images: Images, digits: Numbers, generator: np.random.Generator) -> tuple[Images, Numbers]:
     ways = generator.integers(0, len(_SHIFTS), len(images))
-    moved = np.zeros_like(images)
-    for place, way in enumerate(ways):
-        down, right = _SHIFTS[way]
-        rows, columns = slice(max(down, 0), 8 + min(down, 0)), slice(max(right, 0), 8 + min(right, 0))
-        back = slice(max(-down, 0), 8 + min(-down, 0)), slice(max(-right, 0), 8 + min(-right, 0))
-        moved[place, rows, columns] = images[place][back]
-    return moved, ways
+    padded = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+    corners = [(2 - _SHIFTS[way][0], 2 - _SHIFTS[way][1]) for way in ways]
+    moved = [image[row : row + 8, column : column + 8] for image, (row, column) in zip(padded, corners, strict=True)]
+    return np.stack(moved), ways
 
 
 _TASKS: dict[str, tuple[tuple[str, ...], Make]] = {
-    "digit": (_DIGITS, _digit),
-    "parity": (("even", "odd"), _parity),
-    "size": (("0-2", "3-5", "6-9"), _size),
+    "digit": (_DIGITS, lambda images, digits, _: (images, digits)),
+    "parity": (("even", "odd"), lambda images, digits, _: (images, digits % 2)),
+    "size": (("0-2", "3-5", "6-9"), lambda images, digits, _: (images, np.searchsorted([3, 6], digits, side="right"))),
     "rotation": (("0", "90", "180", "270"), _rotation),
     "mirrored": (("as written", "mirrored"), _mirrored),
-    "negative": (_DIGITS, _negative),
+    "negative": (_DIGITS, lambda images, digits, _: (255 - images, digits)),
     "shift": (("none", "left", "right", "up", "down"), _shift),
 }

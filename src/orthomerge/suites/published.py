@@ -19,10 +19,9 @@ import numpy as np
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.data.raw import Problems
-from orthomerge.data.reading import read_task
+from orthomerge.data.reading import read_task, split_off
 from orthomerge.data.rows import records
-from orthomerge.data.sampling import stratified
-from orthomerge.data.task import Examples, Modality, Split, Task
+from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.processing import TextProcessor
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from orthomerge.suites.suite import Say
 
 
-CLIP_BASE, CLIP_EXPERT, CLIP_DATA = "openai/{model}", "tanganke/{model}_{task}", "tanganke/{task}"
-CLIP_DATA_ELSEWHERE = {
+_CLIP_DATA = {  # "tanganke/TASK" for the other tasks
     "stanford-cars": "tanganke/stanford_cars",
     "svhn": "ufldl-stanford/svhn:cropped_digits",
     "mnist": "ylecun/mnist",
@@ -73,13 +71,13 @@ _HEADS = ("classifier.0", "classifier")  # the layer alone in a Sequential, or o
 def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Eight vision tasks and CLIP; nothing is trained, so `device` does not matter here and below."""
     model = _CLIP[name]
-    copy_base(folder / "base", base or CLIP_BASE.format(model=model), say)
+    copy_base(folder / "base", base or f"openai/{model}", say)
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
     for task in SUITES[name].tasks:
         tasks[task] = _clip_task(task, data)
         own = _own(folder, task)
-        path = str(own) if own else _pinned(CLIP_EXPERT.format(model=model, task=task))
+        path = str(own) if own else _pinned(f"tanganke/{model}_{task}")
         experts[task] = Expert(path, head=HeadNames(classes=tasks[task].labels, templates=TEMPLATES[task]))
         say(f"{task}: {path}, {len(tasks[task].labels)} classes")
     return Suite(name, folder, tasks, load_processor(folder / "base", modality="image"), experts)
@@ -87,39 +85,36 @@ def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 def _clip_task(name: str, data: Path | None) -> Task:
     """A task whose labels are the class names of its prompts."""
-    if data is None:
-        task = read_task(
-            CLIP_DATA_ELSEWHERE.get(name, CLIP_DATA.format(task=name)), name=name, modality="image", text="image"
-        )
-    else:
+    source: str | Path = _CLIP_DATA.get(name, f"tanganke/{name}")
+    if data is not None:
         spellings = (name, name.replace("-", "_"))
-        paths = (data / f"{spelling}{end}" for spelling in spellings for end in ("", ".npz"))
-        path = next((path for path in paths if path.exists()), None)
-        if path is None:
+        paths = [data / f"{spelling}{end}" for spelling in spellings for end in ("", ".npz")]
+        if not any(path.exists() for path in paths):
             raise CheckpointError(f"{data} has no {name!r}: a folder of pictures or a dataset, or {name}.npz")
-        task = read_task(path, name=name, modality="image", text="image")
+        source = next(path for path in paths if path.exists())
+    task = read_task(source, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
 
 
 @dataclass(frozen=True)
 class _Published:
-    """Where a text suite comes from: `wanted` and `unwanted` are patterns of its files in the experts' repository.
+    """Where a text suite comes from. `wanted`, `unwanted`: patterns of its files in the experts' repository.
 
     `halves`: whether texts are read by the `HalvesProcessor`.
     """
 
     base: str
-    wanted: tuple[str, ...]
-    unwanted: tuple[str, ...] = ()
+    wanted: str
+    unwanted: str = ""
     prefix: str | None = None
     family: str | None = None
     halves: bool = False
 
 
 _TEXT = {
-    "bert-text5": _Published("google-bert/bert-base-uncased", ("*.pth",), ("*[tT]5*",), prefix="bert.", halves=True),
-    "t5-base-text5": _Published("google-t5/t5-base", ("*[tT]5*base*.pth",), family="t5_encoder"),
-    "t5-large-text5": _Published("google-t5/t5-large", ("*[tT]5*large*.pth",), family="t5_encoder"),
+    "bert-text5": _Published("google-bert/bert-base-uncased", "*.pth", "*[tT]5*", prefix="bert.", halves=True),
+    "t5-base-text5": _Published("google-t5/t5-base", "*[tT]5*base*.pth", family="t5_encoder"),
+    "t5-large-text5": _Published("google-t5/t5-large", "*[tT]5*large*.pth", family="t5_encoder"),
 }
 
 
@@ -127,7 +122,7 @@ def text(*, name: str, folder: Path, data: Path | None, base: str | None, device
     """Five text tasks, on BERT or the encoder of T5."""
     source = _TEXT[name]
     copy_base(folder / "base", base or source.base, say)
-    root = data or _repository(TEXT_DATA, "dataset", ("*.csv", "*.csv.gz"), way_out="give its tables with --data")
+    root = data or _repository(TEXT_DATA, "dataset", ["*.csv", "*.csv.gz"], way_out="give its tables with --data")
     paths = _state_dicts(source, SUITES[name].tasks, folder)
     tasks: dict[str, Task] = {}
     experts: dict[str, Path | Expert] = {}
@@ -175,20 +170,17 @@ class HalvesProcessor:
 def read_csv_task(folder: Path, *, name: str, labels: tuple[str, ...]) -> Task:
     """A task from `train.csv` and `test.csv` without header: a label from 1 on comes first, the text third.
 
-    A tenth of train, at most 5000 texts, becomes val, as in `read_task`.
+    A tenth of train becomes val, as in `read_task`.
     """
-    train = _read_csv(folder / "train.csv", "train", labels)
-    assert train.labels is not None  # noqa: S101 - for mypy: every row has one
-    if len(np.unique(train.labels)) < len(labels):
+    train, numbers = _read_csv(folder / "train.csv", "train", labels)
+    if len(np.unique(numbers)) < len(labels):
         raise CheckpointError(f"{folder / 'train.csv'} has no examples of some of the {len(labels)} labels of {name!r}")
-    places = stratified(train.labels, min(round(0.1 * len(train)), 5000), seed=0)
-    val = replace(train.take(places), split="val")
-    train = train.take(np.setdiff1d(np.arange(len(train)), places))
-    test = _read_csv(folder / "test.csv", "test", labels)
-    return Task(name, labels, "text", {"train": train, **({"val": val} if len(val) else {}), "test": test})
+    test, _ = _read_csv(folder / "test.csv", "test", labels)
+    splits = {"train": train, **split_off(train, numbers, 0.1), "test": test}
+    return Task(name, labels, "text", {str(split): part for split, part in splits.items()})
 
 
-def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> Examples:
+def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> tuple[Examples, Labels]:
     path = path if path.exists() else path.with_name(f"{path.name}.gz")
     problems = Problems(path)
     texts: list[str] = []
@@ -205,7 +197,8 @@ def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> Examples:
     problems.check()
     if not texts:
         raise CheckpointError(f"{path} is empty: it has no rows")
-    return Examples(texts, np.array(places, dtype=np.int64), split)
+    numbers = np.array(places, dtype=np.int64)
+    return Examples(texts, numbers, split), numbers
 
 
 def _pinned(reference: str) -> str:
@@ -227,24 +220,20 @@ def _own(folder: Path, task: str) -> Path | None:
 def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
     """The experts' files: the user's own, or else the one of its name in the experts' repository."""
     paths = {task: own for task in tasks if (own := _own(folder, task))}
-    if len(paths) == len(tasks):
+    missing = [task for task in tasks if task not in paths]
+    if not missing:
         return paths
     way_out = f"get the experts in another way and put them into {folder / 'experts'} as TASK{_PICKLE}"
-    root = _repository(TEXT_EXPERTS, "model", source.wanted, unwanted=source.unwanted, way_out=way_out)
-    files = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob(f"*{_PICKLE}"))}
-    for task in (task for task in tasks if task not in paths):
+    root = _repository(TEXT_EXPERTS, "model", [source.wanted], unwanted=source.unwanted, way_out=way_out)
+    every = sorted(path.relative_to(root).as_posix() for path in root.rglob(f"*{_PICKLE}"))
+    files = [file for file in every if fnmatchcase(file, source.wanted) and not fnmatchcase(file, source.unwanted)]
+    for task in missing:
         ends = tuple(f"{joint}{name}{_PICKLE}" for name in _names(task) for joint in "_-/")
-        matches = [
-            name
-            for name in files
-            if f"/{name}".casefold().endswith(ends)
-            and any(fnmatchcase(name, pattern) for pattern in source.wanted)
-            and not any(fnmatchcase(name, pattern) for pattern in source.unwanted)
-        ]
+        matches = [file for file in files if f"/{file}".casefold().endswith(ends)]
         if len(matches) != 1:
             what = f"several files of expert {task!r}, {some(matches)}" if matches else f"no file of expert {task!r}"
-            raise CheckpointError(f"{TEXT_EXPERTS} has {what}, among {some(files) or 'none at all'}; {way_out}")
-        paths[task] = files[matches[0]]
+            raise CheckpointError(f"{TEXT_EXPERTS} has {what}, among {some(every) or 'none at all'}; {way_out}")
+        paths[task] = root / matches[0]
     return {task: paths[task] for task in tasks}
 
 
@@ -259,12 +248,7 @@ def _tables(root: Path, task: str) -> Path:
 
 
 def _repository(
-    reference: str,
-    kind: Literal["model", "dataset"],
-    wanted: Sequence[str],
-    *,
-    unwanted: Sequence[str] = (),
-    way_out: str,
+    reference: str, kind: Literal["model", "dataset"], wanted: Sequence[str], *, unwanted: str = "", way_out: str
 ) -> Path:
     """A folder, or a hub repository's files of some patterns, at any depth; `hub.fetch` is for those of one model."""
     if Path(reference).expanduser().is_dir():
@@ -272,11 +256,10 @@ def _repository(
     try:
         from huggingface_hub import snapshot_download
 
-        folder = snapshot_download(
-            reference, repo_type=kind, allow_patterns=list(wanted), ignore_patterns=list(unwanted)
+        return Path(
+            snapshot_download(reference, repo_type=kind, allow_patterns=[*wanted], ignore_patterns=unwanted or None)
         )
     except Exception as error:  # as many kinds as there are ways for a hub to be out of reach
         raise CheckpointError(
             f"cannot fetch the {kind} repository {reference!r} ({type(error).__name__}); {way_out}"
         ) from error
-    return Path(folder)

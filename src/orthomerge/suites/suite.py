@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.evaluation.evaluate import Subject
-from orthomerge.fitting.fit import fit
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.features import FeatureCache
-from orthomerge.models.opening import Expert, Opening
+from orthomerge.models.opening import Expert, opening_of
 
 if TYPE_CHECKING:
-    from orthomerge.data.task import Split, Task
+    from orthomerge.data.task import Task
     from orthomerge.models.model import Model
     from orthomerge.models.processing import Processor
 
@@ -51,7 +50,7 @@ class Suite:
     folder: Path
     tasks: Mapping[str, Task]
     processor: Processor
-    paths: Mapping[str, Path | Expert]
+    paths: Mapping[str, Path | Expert] = field(default_factory=dict)
     mtl: Mapping[str, Path] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -67,34 +66,20 @@ class Suite:
         """The merge of all experts by a method; nothing is computed yet."""
         return merge_opened(self.experts(), method, options or {})
 
-    def fitted(
-        self,
-        method: str,
-        options: Mapping[str, Any] | None = None,
-        *,
-        split: Split = "train",
-        device: str = "auto",
-    ) -> Model:
-        """A merge fitted to the unlabelled inputs of one split of all tasks."""
-        encoding = self.encoding(device)
-        return fit(self.experts(), method, self.tasks, options, split=split, device=device, encoding=encoding)
-
     def references(self) -> dict[str, Subject]:
         """What every table starts with: the base under the experts' heads, the experts, and multi-task training."""
         experts = self.experts()
-        base = experts.base.with_heads(experts.heads)
         references = {
-            "base": Subject("base", dict.fromkeys(self.tasks, base)),
-            "expert": Subject("expert", {task: experts.teacher(task) for task in self.tasks}),
+            "base": dict.fromkeys(self.tasks, experts.base.with_heads(experts.heads)),
+            "expert": {task: experts.teacher(task) for task in self.tasks},
         }
         if self.mtl:
-            references["mtl"] = Subject("mtl", self.alone(self.mtl))
-        return references
+            references["mtl"] = self.alone(self.mtl)
+        return {name: Subject(name, models) for name, models in references.items()}
 
     def alone(self, paths: Mapping[str, Path]) -> dict[str, Model]:
         """Other classifiers of the suite's tasks, each as a model of its own."""
-        named = {task: Expert(str(path)) for task, path in paths.items()}
-        return open_experts(Opening(named, **self.options)).check().sources
+        return open_experts(opening_of(paths, **self.options)[0]).check().sources
 
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
         """How the suite's inputs are encoded."""
@@ -102,5 +87,4 @@ class Suite:
 
     @cached_property
     def _experts(self) -> Experts:
-        named = {task: path if isinstance(path, Expert) else Expert(str(path)) for task, path in self.paths.items()}
-        return open_experts(Opening(named, str(self.base), **self.options)).check()
+        return open_experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()

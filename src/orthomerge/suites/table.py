@@ -38,8 +38,8 @@ SUITES: Mapping[str, Row] = {
     row.name: row
     for row in (
         Row("digits", "digits:build", "Seven tasks from scikit-learn's digits, a tiny ViT", _DIGITS, "nothing"),
-        Row("text8", "text8:build", "Eight text tasks, all-MiniLM-L6-v2", _TEXT8, "--data with the eight tables"),
-        Row("vision8", "vision8:build", "Eight image tasks, a small ViT", _VISION8, "--data with the eight arrays"),
+        Row("text8", "eights:text", "Eight text tasks, all-MiniLM-L6-v2", _TEXT8, "--data with the eight tables"),
+        Row("vision8", "eights:vision", "Eight image tasks, a small ViT", _VISION8, "--data with the eight arrays"),
         Row("clip-vit-b32-8", "published:clip", "The papers' eight vision tasks, CLIP ViT-B/32", _CLIP8, _HUB),
         Row("clip-vit-b16-8", "published:clip", "The papers' eight vision tasks, CLIP ViT-B/16", _CLIP8, _HUB),
         Row("clip-vit-l14-8", "published:clip", "The papers' eight vision tasks, CLIP ViT-L/14", _CLIP8, _HUB),

@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.runs.making import lay_out
-from tests.runs.sweep_making import SHARED, SWEEP
+from tests.runs.making import SHARED, SWEEP, lay_out
 
 from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
-from orthomerge.runs.blocks import Sweep, SweptMethod
+from orthomerge.runs.choosing import Failure, best_of, rows_of, sweep_csv, sweep_markdown
 from orthomerge.runs.recipe import Recipe, read_recipe
-from orthomerge.runs.sweeping.cells import Cell, Variant, cells_of, check_sweep, readouts_of, splits_of, variants_of
-from orthomerge.runs.sweeping.choosing import Failure, best_of, rows_of, sweep_csv, sweep_markdown
+from orthomerge.runs.sections import Sweep, SweptMethod
+from orthomerge.runs.variants import Cell, Variant, cells_of, check_sweep, protocols_for, splits_of, variants_of
 
 
 def read(folder: Path, sweep: str, more: str = "") -> Recipe:
@@ -56,16 +55,16 @@ def test_protocols_of_evaluate_are_shared(tmp_path: Path) -> None:
     text = SHARED.replace("  device", "  protocols: [current, {protocol: knn, shots: 1}, {aligner: ridge}]\n  device")
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{text}sweep: {{aligners: [none, ridge], shots: [2, all], seeds: 2}}\n")
-    readouts = [(readout.title, readout.asked) for readout in readouts_of(read_recipe(path))]
-    assert readouts == [
-        ("current", ()),
-        ("knn", ((1, "inductive"),)),
-        ("ridge", ((None, "inductive"),)),
-        ("ridge", ((2, "inductive"),)),
+    protocols = protocols_for(read_recipe(path), Variant("a", first=3, seeds=2))
+    assert [(each.name, each.aligner, each.shots, each.seeds, each.first) for each in protocols] == [
+        ("current", None, None, 1, 3),
+        ("knn", None, 1, 2, 3),
+        ("current", "ridge", None, 1, 3),
+        ("current", "ridge", 2, 2, 3),
     ]
     path.write_text(path.read_text().replace("shots: 1}", "shots: 1, seeds: 3}"))
-    with pytest.raises(RecipeError, match="the 'seeds' of a sweep count for all its readings"):
-        readouts_of(read_recipe(path))
+    with pytest.raises(RecipeError, match="the 'seeds' of a sweep count for all protocols"):
+        check_sweep(read_recipe(path))
 
 
 def test_fits_draw_at_random(tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_fits_draw_at_random(tmp_path: Path) -> None:
         ("{aligners: []}", "'aligners' is empty"),
         ("{aligners: [ridge, ridge]}", "'aligners' has 'ridge' twice"),
         ("{shots: [1, 1]}", "'shots' has 1 twice"),
-        ("{shots: 1.5}", "'shots' must be whole numbers a class"),
+        ("{shots: 1.5}", "'shots' must be whole numbers per class"),
         ("{access: free}", "'access' must be"),
         ("{choose: train}", r"'choose' must be val \| test"),
     ],
@@ -122,10 +121,10 @@ def test_mistakes_that_tables_and_headers_tell(
 
 
 def test_a_sweep_needs_its_blocks(berts: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="'sweep' needs data: give a block 'evaluate' too"):
+    with pytest.raises(RecipeError, match="'sweep' needs data: give a section 'evaluate' too"):
         Recipe({"a": "b"}, sweep=Sweep())
     path = lay_out(berts, tmp_path, SHARED)
-    with pytest.raises(RecipeError, match="the recipe has no block 'sweep'; add one"):
+    with pytest.raises(RecipeError, match="the recipe has no section 'sweep'; add one"):
         check_sweep(read_recipe(path))
     recipe = read(tmp_path, "{methods: [average], aligners: [none]}")
     assert recipe.evaluate is not None
@@ -141,7 +140,7 @@ def test_where_the_best_is_chosen(berts: Path, tmp_path: Path) -> None:
     assert splits_of(Sweep(), recipe.evaluate) == ("test", "val")
     assert splits_of(Sweep(choose="test"), recipe.evaluate) == ("test",)
     assert splits_of(Sweep(), fitted) == ("test",)
-    with pytest.raises(RecipeError, match="cannot be chosen on val: the val split is what the readings are fitted to"):
+    with pytest.raises(RecipeError, match="cannot be chosen on val: the val split is what the protocols are fitted to"):
         splits_of(Sweep(choose="val"), fitted)
     lines = (tmp_path / "two.csv").read_text().splitlines(keepends=True)
     (tmp_path / "two.csv").write_text("".join(line for line in lines if "test" in line or line.startswith("text")))
@@ -176,7 +175,7 @@ def test_the_best_on_validation_and_in_hindsight() -> None:
 
 def test_names_of_a_sweep_are_never_markup_or_formulas() -> None:
     rows = rows_of([Cell(Variant("=<b>\r|"), record("a", 0.5).way, 0)], [record("=<b>\r|", 0.5)], [], [])
-    failure = Failure("x", "t", "test", record("a", 0.5).way, "<img>\x1b")
+    failure = Failure("x", record("a", 0.5).way, "<img>\x1b", "t/test")
     text = sweep_markdown(rows, best_of(rows), [failure], {})
     assert "=&lt;b&gt; \\|" in text
     assert "<img>" not in text
@@ -189,16 +188,16 @@ def test_budgets_do_not_compete() -> None:
     few = replace(blank, shots=5, support="train", access="inductive", aligner="ridge").way
     half = replace(blank, shots=0.5, support="test", access="transductive", aligner="ridge").way
     every = replace(blank, support="train", access="inductive", aligner="ridge").way
-    fitted = Variant("moma", fitted=True, seen="inductive")
+    fitted = Variant("moma", seen="inductive")
     cells = [Cell(Variant("a"), way, 0) for way in (blank.way, few, half, every)]
     cells += [Cell(fitted, way, 0) for way in (replace(blank.way, access="inductive"), few)]
     assert [row.budget for row in rows_of(cells, [], [], [])] == [
         "no inputs",
-        "5 a class",
+        "5 per class",
         "50% of the inputs (transductive)",
         "all inputs",
         "the fit's inputs",
-        "the fit's and 5 a class",
+        "the fit's and 5 per class",
     ]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.runs.blocks import Diagnose, Evaluate, Reading, Report
+from orthomerge.runs.protocols import detail_of, protocols_of
 from orthomerge.runs.recipe import Recipe, read_recipe
-from orthomerge.runs.scoring import detail_of, protocols_of
+from orthomerge.runs.sections import Diagnose, Evaluate, Report, Scoring
 
 
 def read(folder: Path, text: str) -> Recipe:
@@ -31,26 +31,25 @@ evaluate:
   references: false
 diagnose: {aligner: ridge, points: 10, scales: true}
 report: {title: x}"""
-    found = read(tmp_path, text)
-    assert found.evaluate == Evaluate(
+    recipe = read(tmp_path, text)
+    assert recipe.evaluate == Evaluate(
         {"a": str(tmp_path / "a.csv")},
         (
             "current",
-            Reading("knn", shots=(1, 0.5, "all"), seeds=3, access=("inductive", "transductive")),
-            Reading(aligner=("auto", "ridge"), shots=5),
+            Scoring("knn", shots=(1, 0.5, "all"), seeds=3, access=("inductive", "transductive")),
+            Scoring(aligner=("auto", "ridge"), shots=5),
         ),
         support="val",
         references=False,
     )
-    assert found.diagnose == Diagnose("ridge", points=10, scales=True)
-    assert found.report == Report("x")
-    protocols = protocols_of(found.evaluate, found.method)
+    assert recipe.diagnose == Diagnose("ridge", points=10, scales=True)
+    assert recipe.report == Report("x")
+    protocols = protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
     ways = [(protocol.aligner or protocol.name, protocol.shots, protocol.seeds) for protocol in protocols]
     assert ways[:3] == [("current", None, 1), ("knn", 1, 3), ("knn", 1, 3)]
     assert ways[5:] == [("knn", None, 1), ("knn", None, 1), ("auto", 5, 5), ("ridge", 5, 5)]
     assert {protocol.support for protocol in protocols[1:]} == {"val"}
-    assert protocols[-1].models == ("base", "task_arithmetic")
-    detail = detail_of(found)
+    detail = detail_of(recipe)
     assert (detail.aligner, detail.points) == ("ridge", 10)
 
 
@@ -63,8 +62,8 @@ report: {title: x}"""
         ("evaluate: {data: {a: x.csv}, protocol: [knn]}", "unknown option 'protocol'; did you mean 'protocols'"),
         ("evaluate: {data: {a: x.csv}, protocols: []}", "'protocols' is empty"),
         ("evaluate: {data: {a: x.csv}, protocols: [{shot: 1}]}", "item 1: unknown option 'shot'; did you mean 'shots'"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 0}]}", "'shots' must be whole numbers a class"),
-        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 1.5}]}", "'shots' must be whole numbers a class"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 0}]}", "'shots' must be whole numbers per class"),
+        ("evaluate: {data: {a: x.csv}, protocols: [{shots: 1.5}]}", "'shots' must be whole numbers per class"),
         ("evaluate: {data: {a: x.csv}, protocols: [{shots: []}]}", "must not be empty lists"),
         ("evaluate: {data: {a: x.csv}, protocols: [{seeds: 0}]}", "'seeds' must be at least 1"),
         ("evaluate: {data: {a: x.csv}, protocols: [{protocol: knn, aligner: ridge}]}", "a 'protocol' or an 'aligner'"),
@@ -74,7 +73,7 @@ report: {title: x}"""
         ("evaluate: {data: {a: x.csv}, margin: 0}", "'margin' must be a positive number"),
         ("evaluate: {data: {a: x.csv}}\ndiagnose: {point: 3}", "unknown option 'point'; did you mean 'points'"),
         ("evaluate: {data: {a: x.csv}}\nreport: {titel: x}", "unknown option 'titel'; did you mean 'title'"),
-        ("diagnose: true", "'diagnose' needs data: give a block 'evaluate' too"),
+        ("diagnose: true", "'diagnose' needs data: give a section 'evaluate' too"),
         ("report: {title: x}", "'report' needs data"),
     ],
 )
@@ -92,13 +91,13 @@ def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
     ],
 )
 def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str) -> None:
-    found = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, {block}}}")
-    assert found.evaluate is not None
+    recipe = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, {block}}}")
+    assert recipe.evaluate is not None
     with pytest.raises(RecipeError, match=message):
-        protocols_of(found.evaluate, found.method)
+        protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
 
 
 def test_scales_need_a_base(tmp_path: Path) -> None:
-    found = read(tmp_path, "method: average\nevaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}")
+    recipe = read(tmp_path, "method: average\nevaluate: {data: {a: x.csv}}\ndiagnose: {scales: true}")
     with pytest.raises(RecipeError, match="'scales' merges anew, which needs a base"):
-        detail_of(found)
+        detail_of(recipe)

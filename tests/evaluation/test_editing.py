@@ -16,9 +16,9 @@ from tests.evaluation.test_scale import Said
 from orthomerge.api.negate import negate
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Modality, Split, Task
+from orthomerge.evaluation.editing import Negation, NegationPoint, base_heads, search_negation
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.metrics import accuracy, predict, wilson
-from orthomerge.evaluation.negation import Negation, Point, base_heads, search_negation
+from orthomerge.evaluation.metrics import counted, predict, wilson
 from orthomerge.evaluation.span import Span, arithmetic, span_of
 from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
@@ -100,11 +100,11 @@ def test_by_hand() -> None:
     said = Said()
     found = searched(by_hand((1, 1), (-1, -0.5)), progress=said, title="minus target")
     assert found.curve == (
-        Point(0.0, 8 / 8, 20 / 20),
-        Point(0.2, 7 / 8, 20 / 20),
-        Point(0.4, 5 / 8, 19 / 20),
-        Point(0.6, 4 / 8, 18 / 20),
-        Point(0.8, 4 / 8, 18 / 20),
+        NegationPoint(0.0, 8 / 8, 20 / 20),
+        NegationPoint(0.2, 7 / 8, 20 / 20),
+        NegationPoint(0.4, 5 / 8, 19 / 20),
+        NegationPoint(0.6, 4 / 8, 18 / 20),
+        NegationPoint(0.8, 4 / 8, 18 / 20),
     )
     assert found.scale == 0.4
     assert said.stages[2] == "minus target: scale 0.4: target 62.5, control 95.0"
@@ -176,7 +176,7 @@ def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
     def measured(scale: float, task: str, split: Split) -> float:
         model = arithmetic(toy.experts, {"bright": 0.0 - scale})
         labels = torch.tensor(toy.tasks[task][split].labels)
-        return accuracy(predict(heads[task], tasks.features(model, task, split).values), labels)
+        return counted(predict(heads[task], tasks.features(model, task, split).values), labels).value
 
     for point in found.curve:
         assert point.target == pytest.approx(measured(point.scale, "bright", "val"))
@@ -207,7 +207,7 @@ def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
     assert (head.labels, head.pooling) == (toy.tasks["where"].labels, "mean")
     train = span.features((0.0,), tasks, "where", "train", head)
     assert train.labels is not None
-    assert accuracy(predict(head, train.values), train.labels) > 0.9
+    assert counted(predict(head, train.values), train.labels).value > 0.9
     with pytest.raises(RecipeError, match="train split of 'where' has no labels"):
         base_heads(span, encoded(toy, tasks=without_labels(toy, "train")), reader)
 
@@ -218,7 +218,7 @@ def test_heads_of_the_experts(toy: Toy) -> None:
     base = toy.experts.base.with_heads(toy.experts.heads)
     for task, score in found.base.items():
         predicted = predict(base.head(task), encoded(toy).features(base, task, "test").values)
-        assert score.value == accuracy(predicted, torch.tensor(toy.tasks[task]["test"].labels))
+        assert score.value == counted(predicted, torch.tensor(toy.tasks[task]["test"].labels)).value
     more = {**toy.tasks, "other": toy.tasks["where"]}
     with pytest.raises(RecipeError, match="reads 'other' by its expert's head; give --expert other=PATH"):
         negate(toy.experts, "bright", more, heads="expert")

@@ -1,0 +1,314 @@
+"""Editing models with task arithmetic: forgetting a task by negation, and a task without training data by analogy.
+
+Ilharco et al., "Editing models with task arithmetic", 2023, arXiv 2212.04089. All coefficients are chosen on validation
+data; what is reported is the accuracy on test data.
+
+Negation (Section 3): theta_0 - lambda tau. Of a grid of lambda, that with the lowest target accuracy whose control
+accuracy is at least 95 % of the pre-trained model's.
+Differs from the paper: several control tasks count as one, whose accuracy is their mean. The paper's models read every
+task by a frozen head of class names, and its control is ImageNet; where there is no such head, `base_heads` fits one on
+the pre-trained features.
+
+Analogy (Section 5), "A is to B as C is to D": theta_0 + lambda tau_C + mu (tau_B - tau_A), for a D without training
+data. One coefficient for the whole sum, mu = lambda, or (their sentiment experiments) two that are independent. The
+result stands between the pre-trained model and fine-tuning on C on one side, and fine-tuning on D itself on the other.
+D is read by the head of C: an analogy says nothing about labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import SILENT, Progress
+from orthomerge.data.task import Split
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.metrics import Score
+from orthomerge.evaluation.probe import fit_probe
+from orthomerge.evaluation.scale import GRID
+from orthomerge.evaluation.span import Span, arithmetic, scales, span_of
+from orthomerge.models.experts import Experts
+from orthomerge.models.heads import Extra, Head, head_of
+from orthomerge.models.model import Model
+
+KEEP = 0.95
+_ROUNDING = 1e-9  # of shares that are equal but for the order of a sum
+
+
+@dataclass(frozen=True)
+class NegationPoint:
+    """Accuracies on validation data at one scale; `control`: the mean of the control tasks."""
+
+    scale: float
+    target: float
+    control: float
+
+
+@dataclass(frozen=True)
+class Negation:
+    """Result of a search. `curve` starts at scale 0, the base; `base` and `edited` are by task, on test data."""
+
+    target: str
+    keep: float
+    curve: tuple[NegationPoint, ...]
+    scale: float
+    base: Mapping[str, Score]
+    edited: Mapping[str, Score]
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        return tuple(task for task in self.base if task != self.target)
+
+    @property
+    def kept(self) -> float:
+        """The share of the base's control accuracy that is left on test data."""
+        edited, base = (fmean(scores[task].value for task in self.controls) for scores in (self.edited, self.base))
+        return edited / base
+
+
+@dataclass(frozen=True, eq=False)
+class Negated:
+    """The search along the task vector and, beside it, along a random vector of the same length.
+
+    `model`: the base minus the task vector at the chosen scale; None if that is 0.
+    """
+
+    search: Negation
+    random: Negation
+    model: Model | None
+
+
+def negate_task(
+    experts: Experts,
+    target: str,
+    encoded: EncodedTasks,
+    *,
+    probes: bool,
+    grid: Sequence[float] = GRID,
+    keep: float = KEEP,
+    dtype: str = "keep",
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Negated:
+    """Negate the task vector of a target, with all other tasks as control; `probes`: score with probes on the base's
+    features instead of the experts' heads.
+    """
+    span = span_of(arithmetic(experts, {}), arithmetic(experts, {target: -1.0}, seed=seed))
+    # Probes of tasks without an expert read the encoder as the target's head does.
+    heads: Mapping[str, Head | Extra] = {task: experts.heads.get(task, experts.heads[target]) for task in encoded.tasks}
+    if probes:
+        heads = base_heads(span, encoded, heads)
+    search, random = (
+        search_negation(line, heads, encoded, target=target, grid=grid, keep=keep, title=title, progress=progress)
+        for line, title in ((span, f"minus {target}"), (span.random(seed=seed), "random vector"))
+    )
+    model = arithmetic(experts, {target: -search.scale}, dtype=dtype, seed=seed) if search.scale else None
+    return Negated(search, random, model)
+
+
+def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:
+    """For each task of `readers` a probe on the features of the span's origin, fitted on the train split; it reads the
+    encoder as the given head does.
+    """
+    origin, heads = [0.0 for _ in span.directions], {}
+    for task, reader in readers.items():
+        encoded.labels(task, "train")  # must be there
+        features = span.features(origin, encoded, task, "train", reader)
+        heads[task] = fit_probe(features, encoded.tasks[task].labels).reading_as(head_of(reader))
+    return heads
+
+
+def search_negation(
+    span: Span,
+    heads: Mapping[str, Head | Extra],
+    encoded: EncodedTasks,
+    *,
+    target: str,
+    grid: Sequence[float] = GRID,
+    keep: float = KEEP,
+    title: str = "negation",
+    progress: Progress = SILENT,
+) -> Negation:
+    """Walk the line theta_0 - lambda tau. The tasks are those of `heads`; all but the target are the control.
+
+    If no scale of the grid keeps the control, or none forgets anything, the result is scale 0: the base as it is.
+    """
+    grid = scales(grid)
+    if not 0 < keep <= 1:
+        raise RecipeError(f"the share of the control to keep must be in (0, 1], got {keep}")
+    controls = [task for task in heads if task != target]
+    if target not in heads or not controls:
+        raise RecipeError(f"negation needs the head of {target!r}, which is to be forgotten, and of a control task")
+    _check_labels(encoded, heads)
+
+    def scores_at(scale: float, split: Split) -> dict[str, Score]:
+        return {task: span.score((scale,), encoded, task, split, head) for task, head in heads.items()}
+
+    curve = []
+    for scale in grid:
+        scores = scores_at(scale, "val")
+        if scale == 0:
+            _check_control(encoded, {task: scores[task] for task in controls})
+        point = NegationPoint(scale, scores[target].value, fmean(scores[task].value for task in controls))
+        curve.append(point)
+        text = f"scale {scale:g}: {target} {100 * point.target:.1f}, control {100 * point.control:.1f}"
+        progress.stage(f"{title}: {text}", None)
+    spared = [point for point in curve if point.control >= keep * curve[0].control - _ROUNDING]
+    best = min(spared, key=lambda point: (point.target, point.scale)).scale
+    return Negation(target, keep, tuple(curve), best, base=scores_at(0.0, "test"), edited=scores_at(best, "test"))
+
+
+def _check_labels(encoded: EncodedTasks, tasks: Iterable[str]) -> None:
+    """Refuse validation or test inputs without labels, before any work."""
+    for task in tasks:
+        for split in ("val", "test"):
+            encoded.labels(task, split)
+
+
+def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
+    """What the base cannot do, no edit can harm: such a control keeps nothing."""
+    for task, score in scores.items():
+        truth = encoded.labels(task, "val")
+        usual = int(truth.bincount().max()) / len(truth)
+        if score.value <= usual:
+            raise RecipeError(
+                f"the base gets {score.value:.1%} of the control {task!r} right on validation data, where the "
+                f"most frequent class alone is {usual:.1%}: there is nothing to keep; choose a control that the base "
+                "can do, or a head that was fitted on the base's features"
+            )
+
+
+@dataclass(frozen=True)
+class Form:
+    """A is to B as C is to whatever is measured."""
+
+    a: str
+    b: str
+    c: str
+
+    def __str__(self) -> str:
+        return f"{self.a}:{self.b}::{self.c}"
+
+    @classmethod
+    def parse(cls, text: str) -> Form:
+        """From `a:b::c`."""
+        left, middle, c = text.partition("::")
+        a, colon, b = left.partition(":")
+        names = [name.strip() for name in (a, b, c)]
+        if not middle or not colon or not all(names) or any(":" in name for name in names):
+            raise RecipeError(f"an analogy is written a:b::c (a is to b as c is to the task of the data), got {text!r}")
+        return cls(*names)
+
+    def coefficients(self, scale: float, shift: float) -> dict[str, float]:
+        """The coefficient of every task vector in scale * tau_C + shift * (tau_B - tau_A)."""
+        total = dict.fromkeys((self.a, self.b, self.c), 0.0)  # two of the three may be one
+        for task, coefficient in ((self.c, scale), (self.b, shift), (self.a, -shift)):
+            total[task] += coefficient
+        return total
+
+
+@dataclass(frozen=True)
+class AnalogyPoint:
+    """The accuracy on validation data at one pair of coefficients: `scale` of tau_C, `shift` of tau_B - tau_A."""
+
+    scale: float
+    shift: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Analogy:
+    """Result of a search, on test data but for the `curve`.
+
+    `auxiliary`: fine-tuned on C alone. `unscaled`: both coefficients 1, for which nothing of D was looked at. `edited`:
+    those of `best`. `expert`: fine-tuned on D, if there is such an expert.
+    """
+
+    task: str
+    curve: tuple[AnalogyPoint, ...]
+    best: AnalogyPoint
+    base: Score
+    auxiliary: Score
+    unscaled: Score
+    edited: Score
+    expert: Score | None
+
+
+@dataclass(frozen=True, eq=False)
+class Analogous:
+    """The search, and the model at the chosen coefficients; None if these are 0."""
+
+    search: Analogy
+    model: Model | None
+
+
+def solve_analogy(
+    experts: Experts,
+    form: Form,
+    task: str,
+    encoded: EncodedTasks,
+    *,
+    independent: bool = False,
+    grid: Sequence[float] = GRID,
+    dtype: str = "keep",
+    seed: int = 0,
+    progress: Progress = SILENT,
+) -> Analogous:
+    """Make a model for a task from the analogy of three experts."""
+    plane = analogy_plane(experts, form, seed=seed)
+    search = search_analogy(
+        plane,
+        experts.heads[form.c],
+        encoded,
+        task=task,
+        grid=grid,
+        independent=independent,
+        title=str(form),
+        progress=progress,
+    )
+    scale, shift = search.best.scale, search.best.shift
+    if scale == shift == 0:
+        return Analogous(search, None)
+    return Analogous(search, arithmetic(experts, form.coefficients(scale, shift), dtype=dtype, seed=seed))
+
+
+def analogy_plane(experts: Experts, form: Form, *, seed: int = 0) -> Span:
+    """The plane of tau_C and tau_B - tau_A through the base."""
+    ends = (form.coefficients(scale, shift) for scale, shift in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
+    return span_of(*(arithmetic(experts, end, seed=seed) for end in ends))
+
+
+def search_analogy(
+    span: Span,
+    head: Head | Extra,
+    encoded: EncodedTasks,
+    *,
+    task: str,
+    grid: Sequence[float] = GRID,
+    independent: bool = False,
+    title: str = "analogy",
+    progress: Progress = SILENT,
+) -> Analogy:
+    """Walk the plane of tau_C and tau_B - tau_A along its diagonal, or over a square if the coefficients are
+    `independent`.
+
+    Of equal points the nearest to the base is taken; (0, 0), the base, is always among them. `head` is that of C. If
+    the task has a teacher, it is scored as the expert.
+    """
+    grid = scales(grid)
+    _check_labels(encoded, [task])
+    curve = []
+    for scale, shift in product(grid, grid) if independent else zip(grid, grid, strict=True):
+        point = AnalogyPoint(scale, shift, span.score((scale, shift), encoded, task, "val", head).value)
+        curve.append(point)
+        progress.stage(f"{title}: scale {scale:g}, shift {shift:g}: {100 * point.accuracy:.1f}", None)
+    best = min(curve, key=lambda point: (-point.accuracy, point.scale + point.shift, point.scale))
+    base, auxiliary, unscaled, edited = (
+        span.score(pair, encoded, task, "test", head)
+        for pair in ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (best.scale, best.shift))
+    )
+    expert = encoded.score(encoded.teachers[task], task, "test") if task in encoded.teachers else None
+    return Analogy(task, tuple(curve), best, base, auxiliary, unscaled, edited, expert)

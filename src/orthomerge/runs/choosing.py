@@ -1,0 +1,205 @@
+"""The cells of a sweep as rows, and the best of them for each budget of inputs.
+
+The best is chosen on validation inputs and shown with its accuracy on test, which had no part in the choice. Beside it
+stands the best in hindsight: chosen by the very number that is shown, and therefore flattered. Cells with different
+budgets (how many inputs a merge and its scoring saw, and which) do not compete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orthomerge.core.errors import some
+from orthomerge.core.table import Table, Value, csv_text, markdown_escape
+from orthomerge.evaluation.records import Record, Way
+from orthomerge.evaluation.tables import Line, lines
+from orthomerge.runs.variants import Cell, Variant
+
+_CHOSEN = (
+    "Chosen by the mean accuracy on labelled validation inputs; test had no part in it. The best in hindsight is "
+    "chosen by the test accuracy that is shown, which flatters it."
+)
+_HINDSIGHT = (
+    "Chosen by the very test accuracy that is shown, which flatters it: a model chosen so will do worse on other "
+    "inputs. With `choose: val` the choice is made elsewhere."
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that could not be scored on a task and split; `place` is empty if the merge itself failed."""
+
+    name: str
+    way: Way
+    message: str
+    place: str = ""
+
+    @property
+    def cell(self) -> str:
+        return f"{self.name}, {self.way.title} ({self.way.access})"
+
+    @property
+    def title(self) -> str:
+        return f"{self.cell} on {self.place}" if self.place else self.cell
+
+
+@dataclass(frozen=True)
+class Row:
+    """A merge scored in one way, all seeds together. `test` and `val`: None where it failed or was not scored."""
+
+    variant: Variant
+    way: Way
+    test: Line | None = None
+    val: Line | None = None
+    failed: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.variant.name}, {self.way.title}"
+
+    @property
+    def budget(self) -> str:
+        """What merge and scoring saw, in words."""
+        fit = "the fit's" if self.variant.fitted else ""
+        if self.way.support is None:
+            return f"{fit} inputs" if fit else "no inputs"
+        shots = self.way.shots
+        read = "all inputs" if shots is None else f"{shots:g} per class" if shots >= 1 else f"{shots:.0%} of the inputs"
+        kind = "" if self.way.access == "inductive" else f" ({self.way.access})"
+        return f"{fit} and {read}{kind}" if fit else f"{read}{kind}"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of one budget. `chosen`: by validation, None where there is none; `hindsight`: by test."""
+
+    budget: str
+    chosen: Row | None
+    hindsight: Row
+
+
+def rows_of(
+    cells: Iterable[Cell], records: Sequence[Record], validation: Sequence[Record], failures: Sequence[Failure]
+) -> list[Row]:
+    """One row for each merge and way, in the order of the cells."""
+    test, val = ({(line.method, line.way): line for line in lines(part)} for part in (records, validation))
+    failed = {(failure.name, failure.way): failure.message for failure in reversed(failures)}
+    rows: dict[tuple[str, Way], Row] = {}
+    for cell in cells:
+        key = (cell.variant.name, cell.way)
+        rows.setdefault(key, Row(cell.variant, cell.way, test.get(key), val.get(key), failed.get(key, "")))
+    return list(rows.values())
+
+
+def best_of(rows: Iterable[Row]) -> list[Best]:
+    """By budget, in the order in which budgets come; of equals the first. Rows that failed anywhere have no part."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.test is not None and not row.failed:
+            groups.setdefault(row.budget, []).append(row)
+    return [
+        Best(
+            budget,
+            max((row for row in group if row.val is not None), key=lambda row: _value(row.val), default=None),
+            max(group, key=lambda row: _value(row.test)),
+        )
+        for budget, group in groups.items()
+    ]
+
+
+def failure_lines(failures: Iterable[Failure]) -> list[str]:
+    """One line for each reason, with the cells that failed for it."""
+    groups: dict[str, list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(" ".join(failure.message.split()), []).append(failure)
+    reasons = []
+    for message, group in groups.items():
+        places = ", ".join(dict.fromkeys(failure.place for failure in group if failure.place))
+        cells = some(dict.fromkeys(failure.cell for failure in group))
+        reasons.append(f"{cells}{f' on {places}' if places else ''}: {message}")
+    return reasons
+
+
+def sweep_csv(rows: Sequence[Row], best: Sequence[Best], tasks: Sequence[str]) -> str:
+    """Every row with its numbers; `best` says why a row was chosen."""
+    columns = ("best", "budget", "method", "scale", "merge", "protocol", "access", "shots", "seeds", "val")
+    cells = list[tuple[Value, ...]]()
+    for row in rows:
+        line, way = row.test, row.way
+        reasons = [("val", row in [item.chosen for item in best])]
+        reasons += [("hindsight", row in [item.hindsight for item in best])]
+        about = (
+            " and ".join(reason for reason, holds in reasons if holds),
+            row.budget,
+            row.variant.method,
+            row.variant.parameters.get("scale", ""),
+            row.variant.name,
+            way.title,
+            way.access,
+            "" if way.support is None else "all" if way.shots is None else way.shots,
+            "" if line is None else line.seeds,
+        )
+        numbers = list[float | None]([None] * (4 + len(tasks)))
+        if line is not None:
+            numbers = [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
+        values = [None if row.val is None else row.val.mean, *numbers]
+        cells.append((*about, *("" if value is None else f"{value:.3f}" for value in values), row.failed))
+    return csv_text((*columns, "test", "low", "high", "sd", *tasks, "failed"), cells)
+
+
+def sweep_markdown(
+    rows: Sequence[Row], best: Sequence[Best], failures: Sequence[Failure], references: Mapping[str, float]
+) -> str:
+    """The best for each budget, all rows, and what failed."""
+    parts = [_best_table(best).markdown() if best else "No cell was scored."]
+    if references:
+        scores = ", ".join(f"{name} {value:.1f}" for name, value in references.items())
+        parts.append(f"For comparison, heads as they are, mean over tasks on test: {scores}.")
+    columns = ("budget", "merge", "protocol", "", "val", "test", "sd", "seeds")
+    parts.append(Table.of("All cells", columns, map(_cells, rows), left=4).markdown())
+    if failures:
+        parts.append("\n".join(("### Failed", "", *(f"- {markdown_escape(line)}" for line in failure_lines(failures)))))
+    return "\n\n".join(parts) + "\n"
+
+
+def _best_table(best: Sequence[Best]) -> Table:
+    """The best for each budget, chosen on validation inputs if there are any."""
+    if not any(item.chosen for item in best):
+        rows = [(item.budget, *_shown(item.hindsight)) for item in best]
+        names = ("budget", "merge", "protocol", "test", "95 %")
+        return Table.of("Best in hindsight for each budget of inputs", names, rows, left=3, note=_HINDSIGHT)
+    cells = list[tuple[str, ...]]()
+    for item in best:
+        late, hindsight = item.hindsight.title, _mean(item.hindsight.test)
+        if item.chosen is None:
+            cells.append((item.budget, "none was scored on val", "", late, "", "", "", hindsight))
+            continue
+        merge, way, test, interval = _shown(item.chosen)
+        late = "the same" if item.chosen is item.hindsight else late
+        cells.append((item.budget, merge, way, late, _mean(item.chosen.val), test, interval, hindsight))
+    columns = ("budget", "merge", "protocol", "best in hindsight", "val", "test", "95 %", "hindsight")
+    return Table.of("Best for each budget of inputs, chosen on validation", columns, cells, left=4, note=_CHOSEN)
+
+
+def _shown(row: Row) -> tuple[str, str, str, str]:
+    interval = "" if row.test is None else f"{row.test.low:.1f}-{row.test.high:.1f}"
+    return row.variant.name, row.way.title, _mean(row.test), interval
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    names = (row.budget, row.variant.name, row.way.title)
+    if row.failed:
+        return (*names, "failed", "", "", "", "")
+    if row.test is None:
+        return (*names, "", "", "", "", "")
+    spread = "" if row.test.spread is None else f"{row.test.spread:.1f}"
+    return (*names, "", _mean(row.val), _mean(row.test), spread, str(row.test.seeds))
+
+
+def _value(line: Line | None) -> float:
+    return -1.0 if line is None else line.mean
+
+
+def _mean(line: Line | None) -> str:
+    return "" if line is None else f"{line.mean:.1f}"

@@ -1,0 +1,256 @@
+"""The artifacts of a sweep: the scores of every model, the tables over all of them, the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from orthomerge.core.errors import OrthomergeError, OutputError
+from orthomerge.core.schema import build
+from orthomerge.evaluation.encoded import EncodedTasks
+from orthomerge.evaluation.evaluate import Subject, evaluate
+from orthomerge.evaluation.notes import contamination_notes
+from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.records import Record, write_records
+from orthomerge.evaluation.scores import Scores, compare_run, put_predictions, put_records, write_derived
+from orthomerge.evaluation.tables import lines
+from orthomerge.files.publish import check_room
+from orthomerge.merging.merged import DTYPE_NAMES
+from orthomerge.models.model import Model
+from orthomerge.models.modules import loaded
+from orthomerge.models.record import record_of
+from orthomerge.runs.choosing import Best, Failure, Row, best_of, rows_of, sweep_csv, sweep_markdown
+from orthomerge.runs.driver import Artifact
+from orthomerge.runs.models import input_paths, merge, write_weights
+from orthomerge.runs.protocols import teaches
+from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.steps import page_artifact
+from orthomerge.runs.variants import REFERENCES, Variant, cells_of, protocols_for, splits_of, sweep_of, variants_of
+from orthomerge.runs.work import Work, key_of, merge_key, section_content
+
+MERGES = "merges"
+MODEL, RESULT = "model", "result.json"  # of the scores of one model
+_ODD = re.compile(r"[^A-Za-z0-9_.+=@-]+")
+_LONGEST = 100  # letters of a model's name in files
+
+
+@dataclass(frozen=True)
+class Result:
+    """The scores of one model: records on test and val, and what failed. `facts`: how it was made, for a report."""
+
+    records: tuple[Record, ...] = ()
+    validation: tuple[Record, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The outcome of a sweep. `rows`: every merge in every way; `best`: for each budget of inputs.
+
+    `done` and `found`: how many models were scored now, and how many had been before.
+    """
+
+    cells: int
+    rows: list[Row]
+    best: list[Best]
+    failures: list[Failure]
+    done: int = 0
+    found: int = 0
+
+
+def sweep_artifacts(work: Work) -> Iterator[Artifact]:
+    """Every artifact of a recipe with a sweep, in order."""
+    recipe, (sweep, section) = work.recipe, sweep_of(work.recipe)
+    splits, scores = splits_of(sweep, section), list[str]()
+    for name, variant in _models(recipe).items():
+        keep = sweep.keep and name not in REFERENCES
+        merged = merge_key(recipe, recipe.merge if name in REFERENCES else variant.merge(recipe), work.experts)
+        protocols = [asdict(protocol) for protocol in protocols_for(recipe, variant)]
+        scores.append(key_of("scores", merged, asdict(variant), section_content(section), protocols, splits, keep))
+        arguments = {"variant": variant, "splits": splits, "keep": keep}
+        yield Artifact(scores[-1], name, "scores", make_scores, arguments=arguments)
+    tables = key_of("sweep", scores, section.against, section.margin, work.title)
+    yield Artifact(tables, "sweep", "files", make_tables, tuple(scores), {"splits": splits, "scores": tuple(scores)})
+    yield from page_artifact(work, [tables])
+
+
+def _models(recipe: Recipe) -> dict[str, Variant]:
+    """What is scored, by names that files can have: references, then merges."""
+    sweep, section = sweep_of(recipe)
+    models = dict[str, Variant]()
+    if section.references:
+        models["expert"] = Variant("expert")
+        if recipe.base is not None:
+            models["base"] = Variant("base", seeds=sweep.seeds)
+    for variant in variants_of(recipe):
+        seed = f"-seed{variant.first}" if variant.seeds == 1 and variant.first else ""
+        name = f"{_ODD.sub('-', variant.name)[:_LONGEST]}{seed}"
+        models[name if name not in models else f"{name}-{key_of(asdict(variant))[:8]}"] = variant
+    return models
+
+
+def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
+    """Say how much there is to do, and refuse what the disk cannot hold."""
+    missing = [artifact for artifact in artifacts if work.store.get(artifact.key) is None]
+    models = [artifact for artifact in missing if artifact.kind == "scores"]
+    kept = sum(artifact.arguments["keep"] for artifact in models)
+    dtype = DTYPE_NAMES.get(work.recipe.dtype)
+    size = kept * sum(spec.cast(dtype).nbytes for spec in work.experts.specs.values())
+    check_room(work.run, size)
+    room = f", and {size / 1e9:.2f} GB in {work.run} for {kept} models to keep" if kept else ""
+    cells, merges = len(cells_of(work.recipe)), len(variants_of(work.recipe))
+    return f"{cells} cells from {merges} merges; {len(models)} models to score{room}"
+
+
+def results_of(work: Work, keys: Iterable[str]) -> list[Result]:
+    """The scores of models, read back."""
+    paths = (work.folder(key) / RESULT for key in keys)
+    return [build(Result, json.loads(path.read_text(encoding="utf-8")), where=str(path)) for path in paths]
+
+
+def swept_of(work: Work, results: Sequence[Result]) -> Swept:
+    """The outcome of a sweep, from the scores of all models."""
+    cells = cells_of(work.recipe)
+    records = [record for result in results for record in result.records]
+    validation = [record for result in results for record in result.validation]
+    failures = [failure for result in results for failure in result.failures]
+    rows = rows_of(cells, records, validation, failures)
+    return Swept(len(cells), rows, best_of(rows), failures)
+
+
+def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str, ...], keep: bool) -> None:
+    """Score a merge, the base or the experts in every way on every split; what fails is noted and ends nothing else.
+
+    `keep`: leave the merged model beside its scores.
+    """
+    protocols = protocols_for(work.recipe, variant)
+    if variant.name == "expert":
+        protocols = [protocol for protocol in protocols if not teaches(protocol)]
+    cells = [Failure(variant.name, variant.way(protocol), "") for protocol in protocols]
+    records, failures, facts = {split: list[Record]() for split in ("test", "val")}, list[Failure](), dict[str, Any]()
+    models, encoded = dict[str, Model](), _encoded_by_split(work.encoded, splits)
+    with _noting(failures, *cells):
+        models = _models_of(work, variant, place / MODEL if keep else None)
+    for (task, model), (protocol, cell), split in product(
+        models.items(), list(zip(protocols, cells, strict=True)), splits
+    ):
+        with _noting(failures, replace(cell, place=f"{task}/{split}")):
+            subject = _subject(variant, {task: model})
+            records[split] += _records(place, subject, [protocol], encoded[split], split=split)
+    if models and variant.name != "expert":
+        with _noting(failures):  # all labels in one space
+            joint = _records(place, _subject(variant, models), [], encoded["test"])
+            records["test"] += [replace(record, seed=variant.first) for record in joint]
+            facts = {} if variant.name == "base" else _facts(work, next(iter(models.values())))
+    result = Result(tuple(records["test"]), tuple(records["val"]), tuple(failures), facts)
+    (place / RESULT).write_text(json.dumps(asdict(result), ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _noting(failures: list[Failure], *cells: Failure) -> Iterator[None]:
+    """Note an error with the cells that it concerns, and go on; what cannot be written ends the sweep."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OrthomergeError as error:
+        failures += [replace(cell, message=str(error)) for cell in cells]
+
+
+def _models_of(work: Work, variant: Variant, kept: Path | None) -> dict[str, Model]:
+    """The model of each task, with its weights computed. `kept`: a folder to write them to."""
+    tasks, experts, recipe = work.encoded.tasks, work.experts, work.recipe
+    if variant.name == "expert":
+        return {task: experts.teacher(task) for task in tasks}
+    if variant.name == "base":
+        return dict.fromkeys(tasks, experts.base.with_heads(experts.heads))
+    work.progress.stage("merging", None)
+    model = merge(experts, variant.merge(recipe), progress=work.progress)
+    if kept is not None:
+        write_weights(model, kept, recipe, inputs=input_paths(recipe), progress=work.progress)
+        model = work.model(kept)
+    loaded(model.encoder)  # computes the weights, which are then kept while the model is scored
+    return dict.fromkeys(tasks, model)
+
+
+def _subject(variant: Variant, models: Mapping[str, Model]) -> Subject:
+    origin = next(iter(models.values())).origin
+    parameters = {} if variant.name in REFERENCES else origin.facts["method"]["parameters"]
+    return Subject(variant.name, models, parameters, origin.access)
+
+
+def _records(
+    place: Path, subject: Subject, protocols: list[EvaluationProtocol], encoded: EncodedTasks, *, split: str = "test"
+) -> list[Record]:
+    """The records of protocols, or of all labels in one space if there are none; predictions on test are kept."""
+    scored = list(evaluate([subject], protocols, encoded))
+    if split != "test":
+        return [replace(item.record, split=split, predictions=None) for item in scored]
+    put_predictions(place, {str(item.record.predictions): item.predictions for item in scored})
+    return [item.record for item in scored]
+
+
+def _facts(work: Work, model: Model) -> dict[str, Any]:
+    """What the report says of a merge."""
+    facts, base = model.origin.facts, work.experts.base
+    origin = replace(base.origin, experts=work.experts)
+    return {
+        "method": facts["method"],
+        "inputs": record_of(base.with_heads({}, origin))["inputs"],
+        "heads": {task: {"labels": list(labels)} for task, labels in model.labels.items()},
+        "family": model.family.name,
+        **{name: facts[name] for name in ("fit", "seed") if name in facts},
+    }
+
+
+def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[str, EncodedTasks]:
+    """The tasks for each split that is scored."""
+    if "val" not in splits:
+        return {"test": encoded}
+    val = {}
+    for name, task in encoded.tasks.items():  # in the place of the test split, which is then out of reach
+        others = {split: part for split, part in task.splits.items() if split not in ("val", "test")}
+        val[name] = replace(task, splits={**others, "test": replace(task["val"], split="test")})
+    return {"test": encoded, "val": replace(encoded, tasks=val)}
+
+
+def make_tables(place: Path, work: Work, *, splits: tuple[str, ...], scores: tuple[str, ...]) -> None:
+    """Write records, comparisons, notes and tables over all scores; rows that failed somewhere are left out."""
+    section, results = work.section, results_of(work, scores)
+    swept = swept_of(work, results)
+    failed = {(failure.name, failure.way) for failure in swept.failures}
+    records = [record for result in results for record in result.records if (record.method, record.way) not in failed]
+    put_records(place, records, {})
+    write_records(place / "validation.jsonl", [record for result in results for record in result.validation])
+    names = {record.predictions for record in records}
+    for key, result in zip(scores, results, strict=True):
+        for name in names & {record.predictions for record in result.records}:
+            (place / str(name)).write_bytes((work.folder(key) / str(name)).read_bytes())
+    against = section.against if any(record.method == section.against for record in records) else None
+    comparisons = compare_run(place, against=against, margin=section.margin / 100)
+    taught = any(map(teaches, protocols_for(work.recipe, Variant("base"))))
+    encoded = work.encoded if section.references or taught else replace(work.encoded, teachers={})
+    notes = [*contamination_notes(encoded), *_notes(swept, failed=len(failed))]
+    write_derived(place, Scores(records, comparisons, notes))
+    references = {
+        line.method: line.mean
+        for line in lines(records)
+        if line.method in REFERENCES and line.protocol == "current" and line.way.aligner is None
+    }
+    csv = sweep_csv(swept.rows, swept.best, list(section.data))
+    (place / "sweep.csv").write_bytes(csv.encode())
+    (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, references).encode())
+
+
+def _notes(swept: Swept, *, failed: int) -> list[str]:
+    where = "sweep.md has those that validation chose" if any(item.chosen for item in swept.best) else "see sweep.md"
+    count = f"{len(swept.rows)} ways to merge and score share the same test inputs, so the best row of a table"
+    notes = [f"{count} is the best in hindsight; {where}"]
+    return notes + ([f"{failed} of them failed on some task and are left out; see sweep.md"] if failed else [])

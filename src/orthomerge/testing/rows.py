@@ -1,0 +1,39 @@
+"""What the contracts of all tables have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import getdoc
+from typing import Protocol
+
+import torch
+
+from orthomerge.core.errors import RecipeError
+from orthomerge.core.rows import Named, made, maker_of
+
+
+class Titled(Named, Protocol):
+    """A row that people can look up."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def reference(self) -> str: ...
+
+
+def check_row(row: Titled, require: Callable[[object, str], None], *, what: str) -> None:
+    """Name, title, reference and a docstring; an unknown option is refused by name."""
+    require(row.name and row.title and row.reference, "name, title and reference must not be empty")
+    require(getdoc(maker_of(row)), "its class or function must have a docstring")
+    try:
+        made(row, {"scael": 1.0}, what=what)
+    except RecipeError as error:
+        require("unknown option 'scael'" in str(error), f"an unknown option must be named, got: {error}")
+    else:
+        require(False, "an unknown option must be refused")
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two mappings hold the same tensors, to the last bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
