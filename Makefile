@@ -83,13 +83,13 @@ tangent: $(STAMP)  ## ordinary, linearised and tau-Jp experts of the digits suit
 	$(BIN)/python benchmarks/tangent.py
 
 digits: $(STAMP)  ## every protocol and aligner on the embedded suite (half an hour on 2 cores)
-	$(BIN)/python benchmarks/digits.py
+	$(BIN)/python benchmarks/suite.py digits
 
 text8: $(STAMP)  ## eight real text tasks from ../shared/data (a GPU, or hours)
-	$(BIN)/python benchmarks/text8.py
+	$(BIN)/python benchmarks/suite.py text8
 
 vision8: $(STAMP)  ## eight real image tasks from ../shared/data (a GPU, or hours)
-	$(BIN)/python benchmarks/vision8.py
+	$(BIN)/python benchmarks/suite.py vision8
 
 fitted: $(STAMP)  ## every fitted merge on the embedded suite, as in MOMA's tables (hours on 2 cores; less with --parts)
 	$(BIN)/python benchmarks/fitted.py --suite digits --steps 300

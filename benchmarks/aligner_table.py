@@ -2,26 +2,20 @@
 
 Every cell says how many draws it is the mean of. All inputs are one draw: only what is random in an aligner itself is
 repeated there.
-
-    python benchmarks/aligner_table.py runs/vision8/aligners/*      the sheets of runs that were done apart
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from statistics import mean, stdev
 from typing import get_args
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from orthomerge.alignment.aligners import ALIGNERS, aligner_class
 from orthomerge.core.table import Table
 from orthomerge.data.task import Split
 from orthomerge.evaluation.protocols import EvaluationProtocol
-from orthomerge.evaluation.records import Record, read_records
+from orthomerge.evaluation.records import Record
 from orthomerge.runs.sections import Access
 
 MERGES = ("average", "task_arithmetic", "ties")
@@ -117,14 +111,3 @@ def _extra(records: Sequence[Record]) -> int:
     """Numbers beyond the heads, over all tasks."""
     by_task = {record.task: record.extra_parameters for record in records}
     return sum(by_task.values())
-
-
-def main() -> None:
-    records = [record for folder in sys.argv[1:] for record in read_records(Path(folder) / "records.jsonl")]
-    order = [None, *ALIGNERS]
-    records.sort(key=lambda record: order.index(record.aligner))
-    print("\n\n".join(sheet.markdown() for sheet in aligner_sheets(records)))
-
-
-if __name__ == "__main__":
-    main()

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.environments import ROOT, describe_run
 from benchmarks.fitted_jobs import METHODS, PARTS, SPLITS, Job, jobs_of
 from benchmarks.fitted_sheets import sheets
-from benchmarks.suite_table import GRIDS
+from benchmarks.suite import GRIDS
 
 from orthomerge.api.align import align
 from orthomerge.data.sampling import few_shot, share

@@ -1,16 +1,28 @@
-"""CKA of the updates of full and of LoRA experts, layer by layer, on what the base's own layers are given."""
+"""CKA of the updates of full and of LoRA experts, layer by layer, on what the base's own layers are given.
+
+It is the mean over pairs of experts of the CKA of X M_t^T (KnOTS, Stoica et al. 2025, arXiv 2410.19735). Theorem: in
+the joint basis of KnOTS an expert's part S V_t^T = U^T M_t has the very same CKA, for U keeps all angles and lengths
+between the outputs. Only without S, as X V_t, does the number move: every direction then counts alike. Differs from the
+paper: the authors' code has no CKA, so which inputs, and whether with S, is our choice.
+
+Letters: X [n, k] inputs; T experts; M_t [m, k] the update of one layer.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from itertools import combinations
+from typing import Any, Literal
 
 import torch
 
-from orthomerge.analysis.cka import update_cka
+from orthomerge.analysis.cka import linear_cka
+from orthomerge.merging.joint import joint_basis, parts
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.vectors import TaskVectors
 from orthomerge.suites.suite import Suite
 
+View = Literal["updates", "parts", "directions"]
 KINDS = ("full", "LoRA", "LoRA, KnOTS, V alone", "full, KnOTS, V alone")
 _INPUTS = 512  # of a layer: tokens of inputs of all tasks
 
@@ -27,6 +39,23 @@ def measure(full: Suite, lora: Suite) -> dict[str, dict[str, float]]:
             found[name][key] = update_cka(values, inputs=inputs[key])
             found[f"{name}, KnOTS, V alone"][key] = update_cka(values, inputs=inputs[key], view="directions")
     return found
+
+
+def update_cka(updates: torch.Tensor, *, inputs: torch.Tensor | None = None, view: View = "updates") -> float:
+    """Mean unbiased CKA over all pairs of experts; NaN if no two of them change anything.
+
+    `updates` [T, m, k]. `inputs` X [n, k]: the k coordinates themselves if None. `view`: the updates, their parts
+    S V_t^T in the joint basis, or V_t^T alone.
+    """
+    viewed = updates.double()
+    if view != "updates":
+        viewed = parts(joint_basis(updates, key="updates"), updates).double()
+    if view == "directions":
+        viewed = viewed / viewed.square().sum((0, 2)).sqrt()[:, None]  # the norm of a row over all experts is S
+    X = torch.eye(updates.shape[2], dtype=torch.float64) if inputs is None else inputs.double()
+    values = [linear_cka(one, other) for one, other in combinations([X @ M.T for M in viewed], 2)]
+    values = [value for value in values if math.isfinite(value)]
+    return sum(values) / len(values) if values else math.nan
 
 
 def adapted_share(lora: Suite) -> float:

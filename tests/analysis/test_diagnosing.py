@@ -224,7 +224,7 @@ def test_what_is_missing_is_said(toy: Toy) -> None:
         diagnosed(toy, tasks={})
     with pytest.raises(RecipeError, match="unknown aligner 'ridges'; did you mean 'ridge'"):
         Detail(aligner="ridges")
-    with pytest.raises(RecipeError, match="'maps' and 'limit' at least 1"):
+    with pytest.raises(RecipeError, match="'maps' must be at least 1, got 0"):
         Detail(maps=0)
 
 

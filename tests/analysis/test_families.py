@@ -14,9 +14,9 @@ from orthomerge.analysis.families import (
     FAMILIES,
     Map,
     Reading,
-    divergence,
     family_figures,
     fit_maps,
+    read_logits,
     read_mapped,
     relative_distance,
 )
@@ -82,7 +82,9 @@ def test_distance_and_divergence_by_hand() -> None:
     assert relative_distance(torch.zeros(2, 2), T) == pytest.approx(1)
     assert math.isnan(relative_distance(T, torch.ones(2, 2)))
     even, sure = torch.zeros(1, 2), torch.tensor([[math.log(3.0), 0.0]])
-    assert divergence(even, sure) == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert read_logits(even, sure, head=head_of("linear"), truth=torch.tensor([0])).kl == pytest.approx(
+        0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    )
 
 
 def test_figures() -> None:

@@ -1,4 +1,4 @@
-"""Cosine, coefficient and Procrustes distance: 1, 1 and 0 of identical features; densities that integrate to 1."""
+"""Cosine and coefficient: 1 and 1 of identical features; densities that integrate to 1."""
 
 from __future__ import annotations
 
@@ -9,74 +9,32 @@ import pytest
 import torch
 
 from orthomerge.analysis.figures import Bars, Lines
-from orthomerge.analysis.geometry import (
-    Geometry,
-    bandwidth,
-    coefficient,
-    cosine,
-    density,
-    geometry_figures,
-    procrustes_distance,
-    span,
-)
-from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.testing.toys import random, rotation
+from orthomerge.analysis.geometry import Geometry, bandwidth, density, geometry_figures, span
+from orthomerge.testing.toys import random
 
 
 def test_identical_features() -> None:
     X = random(20, 6)
-    torch.testing.assert_close(cosine(X, X), torch.ones(20, dtype=torch.float64))
-    torch.testing.assert_close(coefficient(X, X), torch.ones(20, dtype=torch.float64))
-    assert procrustes_distance(X, X) == pytest.approx(0, abs=1e-9)
+    same = Geometry.of(X, X)
+    np.testing.assert_allclose([same.cosine, same.coefficient], np.ones((2, 20)))
 
 
 def test_by_hand() -> None:
     merged, expert = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[5.0, 0.0], [0.0, 4.0]])
-    assert cosine(merged, expert).tolist() == pytest.approx([0.6, 1.0])
-    assert coefficient(merged, expert).tolist() == pytest.approx([15 / 25, 8 / 16])
-
-
-@pytest.mark.parametrize("shape", [(40, 6), (5, 12)])
-def test_procrustes_distance_does_not_see_rotation_scale_or_shift(shape: tuple[int, int]) -> None:
-    X, Y = random(*shape, seed=1), random(*shape, seed=2)
-    turned = 3.7 * Y @ rotation(shape[1]).T + random(shape[1], seed=3)
-    assert procrustes_distance(X, turned) == pytest.approx(procrustes_distance(X, Y), abs=1e-6)
-    assert procrustes_distance(Y, turned) == pytest.approx(0, abs=1e-6)
-    assert 0 < procrustes_distance(X, Y) <= 1
-
-
-def test_procrustes_distance_by_hand() -> None:
-    one = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-    other = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-    # The singular values of one^T other are 2 and 0, the norms 2 and sqrt 2.
-    assert procrustes_distance(one, other) == pytest.approx(1 - (2 / (2 * math.sqrt(2))) ** 2)
+    found = Geometry.of(merged, expert)
+    assert found.cosine.tolist() == pytest.approx([0.6, 1.0])
+    assert found.coefficient.tolist() == pytest.approx([15 / 25, 8 / 16])
 
 
 def test_what_has_no_direction() -> None:
     X = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-    assert cosine(X, torch.ones(2, 2)).isnan().tolist() == [True, False]
-    assert math.isnan(procrustes_distance(torch.ones(3, 2), random(3, 2)))
+    assert np.isnan(Geometry.of(X, torch.ones(2, 2)).cosine).tolist() == [True, False]
 
 
 def test_one_input_can_be_measured_and_drawn() -> None:
     found = Geometry.of(random(1, 4), random(1, 4, seed=1))
     figures = geometry_figures({"a": dict.fromkeys(("none", "orthogonal", "linear"), found)}, fitted="train")
     assert [figure.key for figure in figures] == ["cosine", "coefficient", "cosine-by-task"]
-
-
-def test_bad_features_are_refused() -> None:
-    bad = random(3, 2)
-    bad[1, 0] = math.nan
-    with pytest.raises(NumericalError, match="1 of 3 rows of two sets of features are NaN"):
-        cosine(bad, random(3, 2))
-    with pytest.raises(IncompatibleError, match="must be of the same inputs and as wide"):
-        coefficient(random(3, 2), random(3, 3))
-    with pytest.raises(IncompatibleError, match=r"must be \[n, d\], got \[3\]"):
-        cosine(random(3), random(3))
-    with pytest.raises(RecipeError, match="at least 1 rows, got 0"):
-        cosine(random(0, 2), random(0, 2))
-    with pytest.raises(RecipeError, match="at least 2 rows, got 1"):
-        procrustes_distance(random(1, 2), random(1, 2))
 
 
 def test_every_task_counts_alike_in_a_density() -> None:

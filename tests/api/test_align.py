@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.aligning import COUNTS, HEADS, contents, merge_berts
-from tests.models.conftest import _build
-from tests.models.making import nudged, stock, write_tokenizer
+from tests.models.making import build, nudged, stock, write_tokenizer
 
 import orthomerge as om
 from orthomerge.alignment.aligners import ALIGNERS, Alignment, aligner_class
@@ -244,7 +243,7 @@ class Ids:
 @pytest.mark.parametrize("name", ["roberta", "electra"])
 def test_a_head_with_a_hidden_layer(name: str, tmp_path: Path) -> None:
     """Logits of the exported stock model are those of head(A f + shift), the map before it was folded."""
-    base = _build(f"{name.title()}ForSequenceClassification", name, 0)
+    base = build(f"{name.title()}ForSequenceClassification", name, 0)
     expert = nudged(base, 1, 0.05)
     model = om.merge({"one": expert}, "task_arithmetic", base=base, scale=0.5)
     random, processor = np.random.default_rng(0), Ids(pad=base.config.pad_token_id)
@@ -269,7 +268,7 @@ def test_a_head_with_a_hidden_layer(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("aligner", ["ridge", "orthogonal", "surgery"])
 def test_clip_whose_head_normalises_and_is_in_no_checkpoint(tmp_path: Path, aligner: str) -> None:
-    base = _build("CLIPModel", "clip", 0)
+    base = build("CLIPModel", "clip", 0)
     with quiet():
         import transformers
 

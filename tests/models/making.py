@@ -1,18 +1,19 @@
-"""A base and two experts of any family, made on the spot, and how users load what is written."""
+"""Tiny models of any family with random weights, a base and two experts of it, and how users load what is written."""
 
 from __future__ import annotations
 
 import copy
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.models.conftest import _build
 
 import orthomerge as om
 from orthomerge.models.experts import Experts
 from orthomerge.models.families import family
+from orthomerge.models.family import Family
 from orthomerge.models.load import quiet
 from orthomerge.models.model import Model
 from orthomerge.models.tensors import Tensors
@@ -20,6 +21,70 @@ from orthomerge.models.tensors import Tensors
 TASKS = ("one", "two")
 LETTERS = "abcdefghijklmnopqrstuvwxyz."
 HEADS = {"one": {"classes": ["cat", "dog"]}, "two": {"classes": ["bee", "cat", "dog"], "templates": ["the {}"]}}
+WIDTH, LABELS = 16, 5
+TEXT = {"vocab_size": 60, "num_labels": LABELS}
+BERT = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+IMAGE = {"image_size": 8, "patch_size": 4}
+T5 = {"d_model": WIDTH, "d_kv": 8, "num_layers": 2, "num_heads": 2, "d_ff": 24, "decoder_start_token_id": 0}
+TOWER = {"vocab_size": 60, "max_position_embeddings": 16, "eos_token_id": 59, "bos_token_id": 58}
+CLIP = {
+    "text_config": {**BERT, **TOWER},
+    "vision_config": {**BERT, **IMAGE, "projection_dim": 8},
+    "projection_dim": 8,
+    "num_labels": LABELS,
+}
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertConfig", {**BERT, **TEXT}),
+    "roberta": ("RobertaConfig", {**BERT, **TEXT}),
+    "xlm_roberta": ("XLMRobertaConfig", {**BERT, **TEXT}),
+    "camembert": ("CamembertConfig", {**BERT, **TEXT}),
+    "distilbert": ("DistilBertConfig", {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, **TEXT}),
+    "electra": ("ElectraConfig", {**BERT, **TEXT, "embedding_size": 8}),
+    "deberta_v2": ("DebertaV2Config", {**BERT, **TEXT, "relative_attention": True, "type_vocab_size": 2}),
+    "t5": ("T5Config", {**T5, **TEXT}),
+    "t5_encoder": ("T5Config", {**T5, **TEXT}),
+    "vit": ("ViTConfig", {**BERT, **IMAGE, "num_labels": LABELS}),
+    "deit": ("DeiTConfig", {**BERT, **IMAGE, "num_labels": LABELS}),
+    "dinov2": ("Dinov2Config", {**BERT, **IMAGE, "num_labels": LABELS}),
+    "clip": ("CLIPConfig", CLIP),
+    "clip_vision": ("CLIPVisionConfig", {**BERT, **IMAGE, "projection_dim": 8}),
+    "clip_classifier": ("CLIPConfig", CLIP),
+}
+
+
+@cache
+def build(class_name: str, family_name: str, seed: int = 0) -> Any:
+    """A stock model with the tiny config of a family; nobody may change it."""
+    with quiet():
+        import transformers
+
+        config_class, options = OPTIONS[family_name]
+        model = getattr(transformers, class_name)(getattr(transformers, config_class)(**options))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        # Larger than stock initial values, biases included, so that nothing goes unnoticed.
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4)
+    return model.eval()
+
+
+def save(model: Any, folder: Path) -> Path:
+    """Save a model as transformers does, without its progress bars."""
+    with quiet():
+        model.save_pretrained(folder)
+    return folder
+
+
+def batch_for(family: Family, config: Any) -> dict[str, torch.Tensor]:
+    """A random batch; texts end at different places and are padded."""
+    generator = torch.Generator().manual_seed(1)
+    if family.modality == "image":
+        return {"pixel_values": torch.randn(4, 3, 8, 8, generator=generator)}
+    ids = torch.randint(5, 50, (4, 7), generator=generator)
+    mask = (torch.arange(7) < torch.tensor([[7], [5], [3], [6]])).long()
+    if family.model_types == ("t5",):
+        ids[torch.arange(4), mask.sum(1) - 1] = config.eos_token_id
+    return {"input_ids": ids * mask + config.pad_token_id * (1 - mask), "attention_mask": mask}
 
 
 def nudged(model: Any, seed: int, size: float = 0.02) -> Any:
@@ -39,16 +104,15 @@ def class_of(name: str) -> str:
 
 def live_models(name: str) -> dict[str, Any]:
     """`base`, `one` and `two` of a family, in memory."""
-    base = _build(class_of(name), name, 0)
+    base = build(class_of(name), name)
     return {"base": base, **{task: nudged(base, seed) for seed, task in enumerate(TASKS, 1)}}
 
 
 def write_models(name: str, folder: Path) -> dict[str, Any]:
     """The same in folders; CLIP with its tokenizer."""
     models = live_models(name)
-    with quiet():
-        for role, model in models.items():
-            model.save_pretrained(folder / role)
+    for role, model in models.items():
+        save(model, folder / role)
     if name == "clip":
         write_tokenizer(folder / "base")
     return models

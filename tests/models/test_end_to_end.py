@@ -10,36 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.making import nudged, same_tensors, stock, tensors_of, write_tokenizer
+from tests.models.making import batch_for, build, nudged, same_tensors, save, stock, tensors_of, write_tokenizer
 
 import orthomerge as om
 from orthomerge.core.errors import IncompatibleError, RecipeError
-from orthomerge.models.families import FAMILIES, family
+from orthomerge.models.families import family
 from orthomerge.models.load import quiet
 
-STOCK = [name for name in FAMILIES if family(name).architecture is not None]
 PETS: Any = {"pets": {"classes": ("cat", "dog")}}
 
 
-@pytest.mark.parametrize("name", STOCK)
-def test_exported_tasks_are_stock_classifiers(name: str, tmp_path: Path, build: Any, save: Any, batch_for: Any) -> None:
-    found = family(name)
-    base = build(found.architecture, name)
-    save(base, tmp_path / "base")
-    for seed, task in enumerate(("one", "two")):
-        save(nudged(base, seed), tmp_path / task)
-    experts = {task: tmp_path / task for task in ("one", "two")}
-    model = om.merge(experts, "average", base=tmp_path / "base")
-    batch = batch_for(found, base.config)
-    logits = model.module("cpu")(**batch)
-    for task in experts:
-        assert om.export(model, tmp_path / f"{task}-out", task=task) == {"task": task}
-        with torch.no_grad():
-            theirs = stock(tmp_path / f"{task}-out")(**batch).logits
-            torch.testing.assert_close(logits[task], theirs, rtol=0, atol=1e-5)
-
-
-def test_clip_with_heads_from_class_names(tmp_path: Path, build: Any, save: Any, batch_for: Any) -> None:
+def test_clip_with_heads_from_class_names(tmp_path: Path) -> None:
     base = build("CLIPModel", "clip")
     save(base, tmp_path / "base")
     write_tokenizer(tmp_path / "base")
@@ -71,7 +52,7 @@ def test_clip_with_heads_from_class_names(tmp_path: Path, build: Any, save: Any,
 
 
 @pytest.mark.parametrize("name", ["bert", "vit"])
-def test_lora_adapters_are_experts(name: str, tmp_path: Path, build: Any, save: Any, batch_for: Any) -> None:
+def test_lora_adapters_are_experts(name: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     found = family(name)
     base = build(found.architecture, name)
@@ -99,7 +80,7 @@ def test_lora_adapters_are_experts(name: str, tmp_path: Path, build: Any, save: 
         torch.testing.assert_close(logits[0][task], logits[1][task], rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_of_another_model_is_refused(tmp_path: Path, build: Any, save: Any) -> None:
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     save(build("BertForSequenceClassification", "bert"), tmp_path / "base")
     other = copy.deepcopy(build("DistilBertForSequenceClassification", "distilbert"))
@@ -108,7 +89,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, build: Any, save
         om.merge({"x": tmp_path / "adapter"}, "average", base=tmp_path / "base")
 
 
-def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path, build: Any, save: Any) -> None:
+def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path) -> None:
     """The format in which the papers' CLIP experts are published, on a base in Hugging Face format."""
     from tests.models.test_open_clip import open_clip_names
 
@@ -132,7 +113,7 @@ def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path, build: Any
         torch.testing.assert_close(tensor, expected[key].reshape(-1), rtol=1e-5, atol=1e-6)
 
 
-def test_transformers_4_names_of_a_vision_tower(tmp_path: Path, build: Any, save: Any) -> None:
+def test_transformers_4_names_of_a_vision_tower(tmp_path: Path) -> None:
     """A `CLIPVisionModel` saved by transformers 4 keeps `vision_model.`; by 5 it does not. Both are the same expert."""
     base = build("CLIPModel", "clip")
     save(base, tmp_path / "base")
@@ -150,7 +131,7 @@ def test_transformers_4_names_of_a_vision_tower(tmp_path: Path, build: Any, save
     assert same_tensors(one, other)
 
 
-def test_tied_weights_must_be_equal(tmp_path: Path, build: Any, save: Any) -> None:
+def test_tied_weights_must_be_equal(tmp_path: Path) -> None:
     """A T5 that stores its embedding twice is fine as long as both copies are the same."""
     base = build("T5ForSequenceClassification", "t5")
     save(base, tmp_path / "base")

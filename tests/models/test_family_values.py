@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.making import TASKS, live_models, open_models, same_tensors, stock, tensors_of, write_models
+from tests.models.making import (
+    TASKS,
+    batch_for,
+    live_models,
+    open_models,
+    same_tensors,
+    stock,
+    tensors_of,
+    write_models,
+)
 
 import orthomerge as om
 from orthomerge.models.experts import reopen_experts
@@ -99,7 +108,7 @@ def test_live_models_give_the_same_tensors(name: str, merged: om.Model) -> None:
 
 
 def test_the_module_gives_what_a_stock_model_with_these_weights_gives(
-    name: str, merged: om.Model, folder: Path, batch_for: Any
+    name: str, merged: om.Model, folder: Path
 ) -> None:
     if name in WITHOUT_STOCK_CLASS:
         pytest.skip("transformers has no classifier that computes what this family does")
@@ -119,18 +128,21 @@ def test_the_module_gives_what_a_stock_model_with_these_weights_gives(
             torch.testing.assert_close(logits[task], twin(**batch).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_task_is_a_stock_folder(name: str, out: Path, batch_for: Any) -> None:
+def test_a_task_is_a_stock_folder(name: str, out: Path, tmp_path: Path) -> None:
+    """In a saved model as in an export."""
     assert not (out / "config.json").exists()  # the root is no model of transformers
     for task in TASKS:
         if name in WITHOUT_STOCK_CLASS:
             assert not (out / task / "config.json").exists()
             continue
-        model = stock(out / task)
-        assert type(model).__name__ == family(name).architecture
-        batch = batch_for(family(name), model.config)
-        with torch.no_grad():
-            ours = om.load(out).module("cpu")(**batch)[task]
-            torch.testing.assert_close(model(**batch).logits, ours, rtol=0, atol=1e-5)
+        om.export(om.load(out), tmp_path / task, task=task)
+        for place in (out / task, tmp_path / task):
+            model = stock(place)
+            assert type(model).__name__ == family(name).architecture
+            batch = batch_for(family(name), model.config)
+            with torch.no_grad():
+                ours = om.load(out).module("cpu")(**batch)[task]
+                torch.testing.assert_close(model(**batch).logits, ours, rtol=0, atol=1e-5)
 
 
 def test_a_pipeline_gives_the_probabilities_of_predict(name: str, out: Path) -> None:

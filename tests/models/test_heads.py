@@ -69,10 +69,6 @@ def test_labels_that_do_not_fit() -> None:
         Head(Linear(W), LABELS).reordered(("a", "b", "d"))
     with pytest.raises(IncompatibleError, match="label sets differ: 'c'"):
         Head(Linear(W), LABELS).reordered(("a", "b"))
-    with pytest.raises(
-        IncompatibleError, match=r"rows are matched by name, but two labels are the same \('a', 'a', 'c'"
-    ):
-        Head(Linear(W), ("a", "a", "c")).reordered(("c", "a", "a"))
 
 
 def test_a_hidden_layer_and_its_activation_go_together() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.models.conftest import _build
+from tests.models.making import build
 
 from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.models.families import family, generic
@@ -24,7 +23,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture
 def bert() -> tuple[dict[str, Any], Tensors]:
     """Config and tensors of a tiny BERT."""
-    model = _build("BertModel", "bert", 0)
+    model = build("BertModel", "bert", 0)
     return encoder_config(model.config.to_dict(), family("bert")), dict(model.state_dict())
 
 
@@ -93,7 +92,7 @@ def test_what_does_not_fit_is_refused(
 
 def test_optional_weights_may_be_left_over() -> None:
     """The stock classifier builds RoBERTa without pooler; pre-trained models have one."""
-    model = _build("RobertaModel", "roberta", 0)
+    model = build("RobertaModel", "roberta", 0)
     tensors = dict(model.state_dict()) | {"embeddings.position_ids": torch.arange(512)[None]}
     assert "pooler.dense.weight" in tensors
     found = module(encoder_config(model.config.to_dict(), family("roberta")), tensors, family("roberta"))
@@ -112,14 +111,6 @@ def test_bert_without_pooler_is_built_without_one(bert: tuple[dict[str, Any], Te
 def test_generic_cannot_be_built() -> None:
     with pytest.raises(RecipeError, match=r"'generic' has no class to build; build the module yourself"):
         module({}, {"a": torch.ones(1)}, generic("bert"))
-
-
-def test_without_transformers_the_error_says_what_to_install(
-    bert: tuple[dict[str, Any], Tensors], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers.utils", None)
-    with pytest.raises(RecipeError, match=r"pip install 'orthomerge\[models\]'"):
-        module(*bert)
 
 
 def test_modules_are_shared_and_refilled(bert: tuple[dict[str, Any], Tensors]) -> None:
@@ -154,6 +145,6 @@ def test_a_folder_of_somebody_else_is_not_given_to_transformers(
         return real(cls, name, *arguments, **options)
 
     monkeypatch.setattr(BertModel, "from_pretrained", classmethod(spy))
-    model = _build("BertModel", "bert", 0)
+    model = build("BertModel", "bert", 0)
     module(encoder_config(model.config.to_dict(), family("bert")), dict(model.state_dict()))
     assert seen == [(None, True, False)]

@@ -13,8 +13,7 @@ import pytest
 import torch
 from tests.aligning import write_tables
 from tests.cli.test_measuring import call, refused
-from tests.models.conftest import _build
-from tests.models.making import nudged
+from tests.models.making import build, nudged
 
 import orthomerge as om
 from orthomerge.core.errors import NumericalError, OutputError, RecipeError
@@ -31,7 +30,7 @@ def out(merged_berts: Path) -> Path:
 
 def merged(name: str, folder: Path) -> Path:
     """The average of two tiny experts of a family."""
-    base = _build(str(family(name).architecture), name, 0)
+    base = build(str(family(name).architecture), name, 0)
     models = {"base": base, "one": nudged(base, 1), "two": nudged(base, 2)}
     with quiet():
         for task, model in models.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,10 +112,6 @@ def test_tokenizers_that_are_refused(bert: Callable[..., Path], monkeypatch: pyt
         unpadded = transformers.BertTokenizer(vocab=str(folder / "vocab.txt"), pad_token=None)
         patch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: unpadded)
         with pytest.raises(CheckpointError, match="has no padding token"):
-            load_processor(folder, modality="text")
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "transformers.utils", None)
-        with pytest.raises(RecipeError, match="running a model needs transformers"):
             load_processor(folder, modality="text")
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"transformers cannot load the tokenizer of"):

@@ -182,20 +182,6 @@ def test_a_damaged_local_file(document: dict[str, Any], world: Path) -> None:
         om.load(world / "out")
 
 
-def test_a_recorded_place_is_never_asked_of_the_hub(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even one that looks like a hub id."""
-    monkeypatch.chdir(world)
-    asked: list[str] = []
-    monkeypatch.setattr("orthomerge.files.hub.fetch", asked.append)
-    path = world / "out" / LOCAL
-    document = json.loads(path.read_text())
-    document["places"]["two"] = {"absolute": "org/two", "relative": "org/two"}
-    path.write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match="the expert of 'two' was not found"):
-        reopen_experts(om.load(world / "out"))
-    assert asked == []
-
-
 def test_a_base_is_no_task_of_that_name(berts: Path, tmp_path: Path) -> None:
     om.merge({"base": berts / "two"}, "average", base=berts / "base").save(tmp_path / "out")
     experts = reopen_experts(om.load(tmp_path / "out"))

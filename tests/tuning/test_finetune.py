@@ -24,7 +24,7 @@ from orthomerge.files.lora import read_adapter
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.linearised import deltas_between, linearised_features
+from orthomerge.models.linearised import LinearisedEncoder, deltas_between
 from orthomerge.models.load import quiet
 from orthomerge.tuning import finetune as module
 from orthomerge.tuning import saving
@@ -189,7 +189,7 @@ def tangent(bases: Path, folder: Path) -> tuple[Any, Head]:
     deltas = deltas_between(base, tuned)
     weights = load_file(folder / "model.safetensors")
     head = Head(Linear(weights["classifier.weight"], weights["classifier.bias"]), ("a", "b"))
-    return linearised_features(found, "mean", base, deltas), head
+    return LinearisedEncoder(found, "mean", base, deltas), head
 
 
 def test_the_penalty_keeps_other_tasks_still(

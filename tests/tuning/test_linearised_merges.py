@@ -14,7 +14,7 @@ from orthomerge.core.errors import IncompatibleError
 from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
-from orthomerge.models.linearised import linearised_features
+from orthomerge.models.linearised import LinearisedEncoder
 from orthomerge.models.load import quiet
 from orthomerge.tuning.model import load_base
 
@@ -97,7 +97,7 @@ def test_it_is_the_sum_of_the_jvps(experts: Experts, base: Path, batch: dict[str
         for name, parameter in encoder.named_parameters()
     }
     with torch.no_grad():
-        close(features(model, batch), linearised_features(layout, pooling, encoder, tau)(batch))
+        close(features(model, batch), LinearisedEncoder(layout, pooling, encoder, tau)(batch))
 
 
 def test_an_expert_alone_scores_as_it_did_in_training(

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from orthomerge.models.experts import Experts
 from orthomerge.models.opening import Opening
-
-if TYPE_CHECKING:
-    from orthomerge.models.experts import Experts
-
 
 _OPTIONS = ("family", "encoder_prefix", "pooling", "ignore", "missing", "check_base")
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from orthomerge.alignment.aligners import find_aligner
+from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.sampling import share, stratified
-from orthomerge.data.task import Examples, pick
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Labels, Split, Task
+from orthomerge.data.task import Examples, Labels, Split, Task
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,8 @@ class Detail:
 
     def __post_init__(self) -> None:
         find_aligner(self.aligner)
-        if min(self.points, self.layers, self.seed) < 0 or min(self.maps, 1 if self.limit is None else self.limit) < 1:
-            raise RecipeError("'points', 'layers' and 'seed' must be at least 0, 'maps' and 'limit' at least 1")
+        not_negative(points=self.points, layers=self.layers, seed=self.seed)
+        at_least_one(maps=self.maps, limit=self.limit)
 
 
 def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) -> Labels:
@@ -48,10 +45,8 @@ def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) ->
 
 
 def sample(examples: Examples, *, most: int, seed: int) -> Examples:
-    """At most `most` of the examples; images that are opened lazily stay so."""
-    places = chosen_inputs(examples.labels, len(examples), most=most, seed=seed)
-    labels = None if examples.labels is None else examples.labels[places]
-    return Examples(pick(examples.inputs, places), labels, examples.split)
+    """At most `most` of the examples."""
+    return examples.take(chosen_inputs(examples.labels, len(examples), most=most, seed=seed))
 
 
 def fitting_split(task: Task) -> Split:

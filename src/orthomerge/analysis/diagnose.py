@@ -6,9 +6,9 @@ inputs is drawn from one seed and listed in the facts. What cannot be measured i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -17,8 +17,8 @@ from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail, fitting_split, limited
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.families import accuracy_figure, family_figures, mean_interval
-from orthomerge.analysis.figures import Figure, Points, figure_key
+from orthomerge.analysis.families import accuracy_figure, family_figures, mean_accuracy
+from orthomerge.analysis.figures import Figure, Points
 from orthomerge.analysis.geometry import geometry_figures
 from orthomerge.analysis.layers import layer_figures
 from orthomerge.analysis.masks import start_masking
@@ -36,22 +36,19 @@ from orthomerge.analysis.verdict import Case, Witness, verdict
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.version import VERSION
+from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.metrics import hits, predict
+from orthomerge.evaluation.metrics import hits
+from orthomerge.evaluation.records import Record
+from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.stream import single_threaded
 from orthomerge.merging.vectors import TaskVectors
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Split, Task
-    from orthomerge.evaluation.records import Record
-    from orthomerge.evaluation.scale import ScaleSearch
-    from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Head
-    from orthomerge.models.model import Model
+from orthomerge.models.model import Model
 
 Value = TypeVar("Value")
 _IMAGES = 2 << 20  # characters of pictures in a diagnosis
@@ -59,7 +56,7 @@ _IMAGES = 2 << 20  # characters of pictures in a diagnosis
 
 @dataclass(frozen=True, eq=False)
 class _Setting:
-    """A model beside its experts on some tasks; `left_out`: what could not be measured, and why."""
+    """A model beside its experts on some tasks. `left_out`: what could not be measured, and why."""
 
     model: Model
     experts: Experts
@@ -70,10 +67,6 @@ class _Setting:
     @property
     def tasks(self) -> Mapping[str, Task]:
         return self.encoded.tasks
-
-    def head(self, task: str) -> Head:
-        """The expert's head."""
-        return head_of(self.encoded.classifier(self.encoded.teacher(task), task))
 
     def pair(self, task: str, split: Split) -> FeaturePair:
         """Features of one split by the model and by the expert."""
@@ -117,13 +110,32 @@ def diagnose(
     comparisons, points = _compare_tasks(setting)
     conflict, vector_figures = _compare_vectors(setting)
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
-    case = _case(setting, comparisons, conflict, base, records, search=search, commands=commands)
+    right = _by_name({name: each.hits for name, each in comparisons.items()})
+    readings = _by_name({name: each.readings for name, each in comparisons.items()})
+    case = Case(
+        model.title,
+        detail.aligner,
+        right["expert"],
+        right["merged"],
+        right["aligned"],
+        readings,
+        per_class=min(each.fitted / len(each.head.labels) for each in comparisons.values()),
+        base=base,
+        free=not find_aligner(detail.aligner).extra,
+        access=model.origin.access,
+        witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
+        conflict=conflict,
+        scales={} if search is None else search.means,
+        scale=_scale(model),
+        commands=commands or {},
+        seed=detail.seed,
+    )
     split = next(iter(splits.values()))
     fitted = f"{split} inputs (maps: at most {detail.maps} per task)"
     figures: list[Figure | None] = [
-        accuracy_figure(_by_name({name: each.hits for name, each in comparisons.items()}), base),
+        accuracy_figure(right, base),
         *points,
-        *family_figures(case.families, case.expert, fitted=fitted),
+        *family_figures(readings, right["expert"], fitted=fitted),
         *geometry_figures({name: each.geometry for name, each in comparisons.items()}, fitted=split),
         *layers,
         *vector_figures,
@@ -143,40 +155,11 @@ def diagnose(
     return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
 
 
-def _case(
-    setting: _Setting,
-    comparisons: Mapping[str, TaskComparison],
-    conflict: Conflict | None,
-    base: dict[str, Hits] | float | None,
-    records: Sequence[Record],
-    *,
-    search: ScaleSearch | None,
-    commands: Mapping[str, str] | None,
-) -> Case:
-    """Everything that the verdict rests on."""
-    model, detail, tasks = setting.model, setting.detail, setting.tasks
-    right = _by_name({name: each.hits for name, each in comparisons.items()})
+def _scale(model: Model) -> float | None:
+    """The scale of a merge by task arithmetic, whose curve over scales it is; other merges have no place on that."""
     method = model.origin.facts["method"]
-    # The curve over scales is that of task arithmetic; other merges have no place on it.
     scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
-    return Case(
-        model.title,
-        detail.aligner,
-        right["expert"],
-        right["merged"],
-        right["aligned"],
-        _by_name({name: each.readings for name, each in comparisons.items()}),
-        per_class=min(each.fitted / len(tasks[name].labels) for name, each in comparisons.items()),
-        base=base,
-        free=not find_aligner(detail.aligner).extra,
-        access=model.origin.access,
-        witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
-        conflict=conflict,
-        scales={} if search is None else search.means,
-        scale=float(scale) if isinstance(scale, int | float) else None,
-        commands=commands,
-        seed=detail.seed,
-    )
+    return float(scale) if isinstance(scale, int | float) else None
 
 
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
@@ -194,39 +177,38 @@ def _layers(setting: _Setting) -> tuple[Figure, ...]:
 
 def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
     """Everything that features show, task by task, and t-SNE."""
-    comparisons: dict[str, TaskComparison] = {}
-    points: list[Points] = []
-    encoded = setting.encoded
+    comparisons, points, encoded = dict[str, TaskComparison](), list[Points](), setting.encoded
     for name, task in setting.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
         setting.stage(f"comparing features of {name}")
-        head, classifier = setting.head(name), encoded.classifier(setting.model, name)
+        head = head_of(encoded.classifier(encoded.teacher(name), name))
+        classifier = encoded.classifier(setting.model, name)
         with single_threaded():
-            comparisons[name] = compare_task(support, test, head=head, classifier=classifier, detail=setting.detail)
-            if setting.detail.points:
-                points += _points(setting, name, test, comparisons[name])
+            comparison = compare_task(support, test, head=head, classifier=classifier, detail=setting.detail)
+            points += _points(setting, task, test, comparison)
+        comparisons[name] = comparison
         encoded.keep([setting.model])
     return comparisons, points
 
 
-def _points(setting: _Setting, name: str, test: FeaturePair, comparison: TaskComparison) -> list[Points]:
+def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskComparison) -> Iterator[Points]:
+    """t-SNE of one task, if it is wanted and there are enough inputs."""
+    if not setting.detail.points:
+        return
     if len(test.merged) < LEAST:
-        setting.left_out[f"t-SNE of {name}"] = f"{len(test.merged)} test inputs are fewer than {LEAST}"
-        return []
-    tasks = setting.tasks
+        setting.left_out[f"t-SNE of {task.name}"] = f"{len(test.merged)} test inputs are fewer than {LEAST}"
+        return
     figure = points_figure(
-        tasks[name],
+        task,
         test,
         comparison,
-        key=figure_key("tsne", name, among=tuple(tasks)),
-        head=setting.head(name),
-        most=setting.detail.points,
-        image_bytes=_IMAGES // len(tasks),
-        seed=setting.detail.seed,
+        among=tuple(setting.tasks),
+        detail=setting.detail,
+        image_bytes=_IMAGES // len(setting.tasks),
     )
-    if tasks[name].modality == "image" and not figure.images:
-        setting.left_out[f"pictures of {name}"] = "too many or too large to be kept small"
-    return [figure]
+    if task.modality == "image" and not figure.images:
+        setting.left_out[f"pictures of {task.name}"] = "too many or too large to be kept small"
+    yield figure
 
 
 def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, ...]]:
@@ -249,12 +231,11 @@ def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, 
 
 def _base(setting: _Setting) -> dict[str, Hits]:
     """Hits of the base with the experts' heads."""
-    encoded = setting.encoded
+    encoded, right = setting.encoded, {}
     base = setting.experts.base.with_heads(setting.experts.heads)
-    right = {}
     for task in setting.tasks:
-        predicted = predict(encoded.classifier(base, task), encoded.features(base, task, "test").values)
-        right[task] = hits(predicted, encoded.labels(task, "test")).numpy()
+        kind = head_of(base.head(task)).kind
+        right[task] = hits(encoded.predictions(base, task, "test"), encoded.labels(task, "test"), kind).numpy()
         encoded.keep([])
     return right
 
@@ -264,7 +245,7 @@ def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
     if not all("probe" in each.hits for each in comparisons.values()):
         return ()
     name = f"linear probe, {min(each.probed for each in comparisons.values())} inputs"
-    return (Witness(name, *mean_interval([each.hits["probe"] for each in comparisons.values()])),)
+    return (Witness(name, *mean_accuracy([each.hits["probe"] for each in comparisons.values()])),)
 
 
 def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Value]]:

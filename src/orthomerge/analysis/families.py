@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,9 +28,9 @@ from orthomerge.alignment.folding import first_map, logits_from
 from orthomerge.alignment.problem import Problem
 from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.recovery import Hits
-from orthomerge.evaluation.metrics import hits, wilson
+from orthomerge.evaluation.metrics import Score, hits, mean_interval, wilson
 from orthomerge.models.features import FeaturePair, Features
-from orthomerge.models.heads import SINGLE_LABEL, Head, Linear
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.kinds import head_kind
 
 FAMILIES = ("none", "scaling", "orthogonal", "similarity", "rigid", "invertible", "linear", "affine")
@@ -79,27 +80,24 @@ def _problem(H: torch.Tensor, T: torch.Tensor, task: str, *, biased: bool) -> Pr
     return Problem.of(pair, Head(blank, ("",), identity, "tanh"))
 
 
+def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
+    """Classify mapped features with the expert's head."""
+    mapped = G(H)
+    reading = read_logits(logits_from(head, mapped), logits_from(head, T), head=head, truth=truth)
+    return Reading(relative_distance(mapped, T), reading.kl, reading.hits)
+
+
+def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
+    """The outputs of a classifier compared with those of the expert's head and with the labels."""
+    kind = head_kind(head.kind)
+    kl = max(0.0, float(kind.divergence(z.double(), z_T.double()).mean()))
+    return Reading(math.nan, kl, hits(kind.choices(z), truth, head.kind).numpy())
+
+
 def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
     """See the module; NaN if the expert's features are all the same."""
     spread = float((T - T.mean(0)).norm(dim=1).mean())
     return float((mapped - T).norm(dim=1).mean()) / spread if spread > 0 else math.nan
-
-
-def divergence(z: torch.Tensor, z_T: torch.Tensor, *, kind: str = SINGLE_LABEL) -> float:
-    """Mean divergence from the expert's outputs to ours; of a softmax KL, in nats."""
-    return max(0.0, float(head_kind(kind).divergence(z.double(), z_T.double()).mean()))
-
-
-def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
-    """Classify mapped features with the expert's head."""
-    mapped = G(H)
-    reading = read_logits(logits_from(head, mapped), logits_from(head, T), truth=truth, kind=head.kind)
-    return Reading(relative_distance(mapped, T), reading.kl, reading.hits)
-
-
-def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, truth: torch.Tensor, kind: str = SINGLE_LABEL) -> Reading:
-    """The outputs of a classifier compared with the expert's and with the labels. `kind`: of both heads."""
-    return Reading(math.nan, divergence(z, z_T, kind=kind), hits(head_kind(kind).choices(z), truth, kind).numpy())
 
 
 def family_figures(
@@ -112,7 +110,10 @@ def family_figures(
     held_out = f"Fitted on {fitted}, measured on test inputs."
     parts = {family: [reading.hits for reading in by_task.values()] for family, by_task in readings.items()}
     parts["expert"] = list(experts.values())
-    distances = {family: _mean([one.distance for one in by_task.values()]) for family, by_task in readings.items()}
+    distances, divergences = (
+        {family: fmean(getattr(one, name) for one in by_task.values()) for family, by_task in readings.items()}
+        for name in ("distance", "kl")
+    )
     return (
         Bars(
             "families-accuracy",
@@ -134,7 +135,7 @@ def family_figures(
             "Divergence from the expert's outputs",
             f"Mean KL from the expert's class probabilities; lower is nearer. {held_out}",
             "KL, nats",
-            {family: _mean([one.kl for one in by_task.values()]) for family, by_task in readings.items()},
+            divergences,
         ),
         Heat(
             "families-by-task",
@@ -164,24 +165,18 @@ def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, H
     )
 
 
-def mean_interval(parts: Sequence[Hits]) -> tuple[float, float, float]:
-    """Mean accuracy in percent with its interval, combined from the tasks' Wilson intervals as in the tables."""
-    ends = [(float(part.mean()), *wilson(int(part.sum()), len(part))) for part in parts]
-    middle = _mean([value for value, _, _ in ends])
-    low = math.hypot(*(value - low for value, low, _ in ends)) / len(ends)
-    high = math.hypot(*(high - value for value, _, high in ends)) / len(ends)
-    return 100 * middle, 100 * max(0.0, middle - low), 100 * min(1.0, middle + high)
+def mean_accuracy(parts: Sequence[Hits]) -> tuple[float, float, float]:
+    """Mean accuracy of tasks in percent, and its interval."""
+    scores = [Score(float(part.mean()), *wilson(int(part.sum()), len(part)), len(part)) for part in parts]
+    middle, low, high = mean_interval(scores)
+    return 100 * middle, 100 * max(0.0, low), 100 * min(1.0, high)
 
 
 def _intervals(name: str, groups: Sequence[Sequence[Hits]]) -> Series:
     """A mean accuracy per group of tasks."""
-    values, low, high = zip(*map(mean_interval, groups), strict=True)
+    values, low, high = zip(*map(mean_accuracy, groups), strict=True)
     return Series(name, values, low, high)
 
 
 def _bars(key: str, title: str, caption: str, unit: str, values: Mapping[str, float]) -> Bars:
     return Bars(key, title, caption, tuple(values), unit, (Series("mean of tasks", tuple(values.values())),))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orthomerge.analysis._checks import paired
 from orthomerge.analysis.figures import Bars, Curve, Lines, Series
 
 SHOWN = {"none": "raw", "orthogonal": "orthogonal", "linear": "linear"}  # families of maps, and their names in figures
@@ -45,33 +44,10 @@ class Geometry:
     @classmethod
     def of(cls, merged: torch.Tensor, expert: torch.Tensor) -> Geometry:
         """Measure merged features, raw or mapped, against the expert's."""
-        return cls(cosine(merged, expert).numpy(), coefficient(merged, expert).numpy())
-
-
-def cosine(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The cosine of every row, [n] in float64."""
-    u, v = paired(u, v, what="two sets of features")
-    norms: torch.Tensor = u.norm(dim=1) * v.norm(dim=1)
-    return (u * v).sum(1) / norms
-
-
-def coefficient(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The coefficient of every row, [n] in float64."""
-    u, v = paired(u, v, what="two sets of features")
-    return (u * v).sum(1) / v.square().sum(1)
-
-
-def procrustes_distance(u: torch.Tensor, v: torch.Tensor) -> float:
-    """Distance of two sets of features without shift, scale and rotation: 0 to 1.
-
-    1 - (sum of the singular values of u^T v)^2, both centred and of norm 1 (Gower 1975). NaN where one is constant.
-    """
-    u, v = paired(u, v, what="two sets of features", least=2, same_width=False)
-    u, v = u - u.mean(0), v - v.mean(0)
-    sizes = float(u.norm() * v.norm())
-    if sizes == 0:
-        return math.nan
-    return max(0.0, 1.0 - float(torch.linalg.svdvals(u.T @ v).sum() / sizes) ** 2)
+        u, v = merged.double(), expert.double()
+        products = (u * v).sum(1)
+        cosine = products / (u.norm(dim=1) * v.norm(dim=1))
+        return cls(cosine.numpy(), (products / v.square().sum(1)).numpy())
 
 
 def geometry_figures(measured: Mapping[str, Mapping[str, Geometry]], *, fitted: str) -> tuple[Lines | Bars, ...]:

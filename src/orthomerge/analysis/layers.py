@@ -12,23 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from orthomerge.analysis.cka import LEAST, cka_matrix, linear_cka
 from orthomerge.analysis.detail import Detail, sample
 from orthomerge.analysis.figures import Heat
-from orthomerge.data.task import Examples
+from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding, encode, extract
-from orthomerge.models.family import cls
+from orthomerge.models.family import Encoder, Family, Forward, Pooling, cls
 from orthomerge.models.heads import Head, head_of
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Task
-    from orthomerge.models.family import Encoder, Family, Forward, Pooling
-    from orthomerge.models.model import Model
-    from orthomerge.models.processing import Processor
+from orthomerge.models.model import Model
+from orthomerge.models.processing import Processor
 
 FEATURES = "features"  # what the head reads
 _BEHIND = ("pooler", "projection")
@@ -49,17 +45,29 @@ def layer_figures(
     parts = [sample(task["test"], most=share, seed=detail.seed) for task in tasks.values()]
     mixed = Examples([item for part in parts for item in part.inputs], None, "test")
     how = replace(how, cache=None)
+
+    def states(encoded: Model, task: str) -> States:
+        head = head_of(encoded.head(task))
+        pooling = head.pooling or encoded.family.default_pooling
+        encoder, family = encoded.encoder.runner(pooling)
+        processor = how.processor or encoded.processor.processor(head.max_length)
+        return layer_states(encoder, family, pooling, own[task], processor, task=task, how=how)
+
+    def features(encoded: Model, head: Head) -> torch.Tensor:
+        return encode(encoded, mixed, task="all tasks", head=head, how=how).values
+
+    # The model first, so that its encoder is computed once.
     heads = {task: head_of(model.head(task)) for task in tasks}
-    states = {task: _states(model, examples, task, how) for task, examples in own.items()}
-    merged = _merged_views(model, heads, mixed, how)
+    ours = {task: states(model, task) for task in tasks}
+    merged = {name: features(model, head) for name, head in _readers(model, heads).items()}
     by_layer, views = {}, {}
     for task, expert in experts.items():
-        theirs, ours = _states(expert, own[task], task, how), states[task]
-        by_layer[task] = {name: linear_cka(ours[name], theirs[name], unbiased=True) for name in theirs if name in ours}
-        views[task] = _features(expert, head_of(expert.head(task)), mixed, how)
+        theirs = states(expert, task)
+        by_layer[task] = {name: linear_cka(ours[task][name], theirs[name]) for name in theirs if name in ours[task]}
+        views[task] = features(expert, head_of(expert.head(task)))
+    views |= merged
     poolings = ", ".join(dict.fromkeys(head.pooling or model.family.default_pooling for head in heads.values()))
     layers = tuple(next(iter(by_layer.values())))
-    views |= merged
     return (
         Heat(
             "cka-layers",
@@ -85,30 +93,16 @@ def layer_figures(
     )
 
 
-def _merged_views(
-    model: Model, heads: Mapping[str, Head], examples: Examples, how: Encoding
-) -> dict[str, torch.Tensor]:
-    """Features by the model, one set for each way in which its heads read the encoder."""
-    readers: dict[tuple[str | None, int | None], str] = {}
+def _readers(model: Model, heads: Mapping[str, Head]) -> dict[str, Head]:
+    """One head for each way in which the heads of a model read the encoder, by what a figure calls it."""
+    ways: dict[tuple[str | None, int | None], str] = {}
     for task, head in heads.items():
-        readers.setdefault((head.pooling, head.max_length), task)
-    views = {}
-    for task in readers.values():
-        name = model.title if len(readers) == 1 else f"{model.title} as {task}"
-        views[f"{name} (merged)" if name in heads else name] = _features(model, heads[task], examples, how)
-    return views
-
-
-def _features(model: Model, head: Head, examples: Examples, how: Encoding) -> torch.Tensor:
-    return encode(model, examples, task="all tasks", head=head, how=how).values
-
-
-def _states(model: Model, examples: Examples, task: str, how: Encoding) -> States:
-    head = head_of(model.head(task))
-    pooling = head.pooling or model.family.default_pooling
-    encoder, family = model.encoder.runner(pooling)
-    processor = how.processor or model.processor.processor(head.max_length)
-    return layer_states(encoder, family, pooling, examples, processor, task=task, how=how)
+        ways.setdefault((head.pooling, head.max_length), task)
+    readers = {}
+    for task in ways.values():
+        name = model.title if len(ways) == 1 else f"{model.title} as {task}"
+        readers[f"{name} (merged)" if name in heads else name] = heads[task]
+    return readers
 
 
 def layer_states(

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -25,9 +25,7 @@ from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks, prepare
 from orthomerge.merging.vectors import TaskVectors
-
-if TYPE_CHECKING:
-    from orthomerge.models.tensors import Tensors
+from orthomerge.models.tensors import Tensors
 
 _Run = tuple[str, torch.Tensor, torch.Tensor]
 

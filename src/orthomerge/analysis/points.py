@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,16 +24,13 @@ from numpy.typing import NDArray
 
 from orthomerge.alignment.folding import first_map, read_by
 from orthomerge.alignment.rigid import polar_factor
-from orthomerge.analysis._checks import checked
-from orthomerge.analysis.detail import chosen_inputs
-from orthomerge.analysis.figures import Points, View
+from orthomerge.analysis.compare import TaskComparison
+from orthomerge.analysis.detail import Detail, chosen_inputs
+from orthomerge.analysis.figures import Points, View, figure_key
 from orthomerge.core.errors import RecipeError
+from orthomerge.data.task import Task
+from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Classifier, Head
-
-if TYPE_CHECKING:
-    from orthomerge.analysis.compare import TaskComparison
-    from orthomerge.data.task import Task
-    from orthomerge.models.features import FeaturePair
 
 LEAST = 5  # inputs that t-SNE needs
 _PERPLEXITY = 30.0
@@ -50,15 +47,13 @@ def points_figure(
     test: FeaturePair,
     comparison: TaskComparison,
     *,
-    key: str,
-    head: Head,
-    most: int,
+    among: Sequence[str],
+    detail: Detail,
     image_bytes: int,
-    seed: int,
 ) -> Points:
-    """Three views of at most `most` of the task's test inputs; `head`: the expert's."""
-    examples = task["test"]
-    places = chosen_inputs(examples.labels, len(examples), most=most, seed=seed)
+    """Three views of some of the task's test inputs. `among`: the names of all tasks."""
+    examples, head, seed = task["test"], comparison.head, detail.seed
+    places = chosen_inputs(examples.labels, len(examples), most=detail.points, seed=seed)
     rows = torch.from_numpy(places)
     merged = test.merged.take(rows).values
     X = {
@@ -75,7 +70,7 @@ def points_figure(
     chosen = [examples.inputs[int(place)] for place in places]
     some = f"{len(places)} of {len(examples)} test inputs" if len(places) < len(examples) else "all test inputs"
     return Points(
-        key,
+        figure_key("tsne", task.name, among=among),
         f"{task.name}: what the encoders see",
         f"t-SNE of {some}, each view by itself and then turned onto the expert's; only who is near whom counts. "
         "Aligned: features moved as little as the aligned head asks for. Accuracy is that on all test inputs.",
@@ -90,7 +85,7 @@ def points_figure(
 
 def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
     """t-SNE of features [n, d], centred; features that are all the same fall on one point."""
-    X = checked(X, what="features for t-SNE", least=LEAST)
+    X = X.double()
     centred = X - X.mean(0)
     if float(centred.square().sum()) <= _FLAT * float(X.square().sum()):
         return np.zeros((len(X), 2))

@@ -11,16 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.analysis.conflict import in_order, layer_of
 from orthomerge.analysis.figures import Curve, Heat, Lines
 from orthomerge.analysis.verdict import Witness
 from orthomerge.evaluation.records import Record, Way
+from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.evaluation.tables import Line, lines
-
-if TYPE_CHECKING:
-    from orthomerge.evaluation.scale import ScaleSearch
 
 _WITH_LABELS = ("knn", "probe")
 _WHOLE = "all layers"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from orthomerge.evaluation.statistics import bootstrap
 
 Hits = NDArray[np.bool_]
+HitsByTask = Mapping[str, Hits]
 _RESAMPLES = 10_000
 _Z = NormalDist().inv_cdf(0.975)
 
@@ -67,7 +68,7 @@ class Recovery:
     share: Estimate | None
 
 
-def difference(first: Mapping[str, Hits], second: Mapping[str, Hits], *, seed: int = 0) -> Estimate:
+def difference(first: HitsByTask, second: HitsByTask, *, seed: int = 0) -> Estimate:
     """Mean accuracy of the first minus that of the second, in points.
 
     Where the two hardly ever differ a bootstrap has no spread: the interval is then Agresti and Min's.
@@ -77,18 +78,14 @@ def difference(first: Mapping[str, Hits], second: Mapping[str, Hits], *, seed: i
     return Estimate(100 * gap.estimate, 100 * low, 100 * high)
 
 
-def recovery(
-    expert: Mapping[str, Hits], merged: Mapping[str, Hits], aligned: Mapping[str, Hits], *, seed: int = 0
-) -> Recovery:
+def recovery(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed: int = 0) -> Recovery:
     """Compare the hits of the expert, of the merge as it is, and of the merge with an aligned head."""
     lost = difference(expert, merged, seed=seed)
     won, left = difference(aligned, merged, seed=seed), difference(expert, aligned, seed=seed)
     return Recovery(lost, won, left, _share(expert, merged, aligned, seed=seed) if lost.above else None)
 
 
-def _share(
-    expert: Mapping[str, Hits], merged: Mapping[str, Hits], aligned: Mapping[str, Hits], *, seed: int
-) -> Estimate:
+def _share(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed: int) -> Estimate:
     """The share in percent; its interval is over the resamples that have a loss."""
     generator = np.random.default_rng(seed)
     patterns = np.arange(8)  # of which of the three are right; inputs with the same pattern are interchangeable

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from statistics import fmean
 
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.diagnosis import Finding
 from orthomerge.analysis.families import Reading
-from orthomerge.analysis.recovery import Hits, Recovery, difference, recovery
+from orthomerge.analysis.recovery import HitsByTask, Recovery, difference, recovery
 from orthomerge.core.errors import some
 from orthomerge.data.task import Access
 
-HitsByTask = Mapping[str, Hits]
 _NEAR = 1.0  # points that do not matter in practice
 _MOST_OF_IT = 90.0  # percent from which a loss counts as fully explained
 _FEW = 25.0  # inputs per class below which an aligner may lack data
@@ -58,7 +58,7 @@ class Case:
     conflict: Conflict | None = None
     scales: Mapping[float, float] = field(default_factory=dict)
     scale: float | None = None
-    commands: Mapping[str, str] | None = None
+    commands: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
 
     def family_hits(self, family: str) -> HitsByTask:
@@ -67,8 +67,8 @@ class Case:
 
     def family_distance(self, family: str) -> float:
         """Mean distance over tasks of features mapped by one family; NaN if it was not measured."""
-        values = [reading.distance for reading in self.families.get(family, {}).values()]
-        return math.fsum(values) / len(values) if values else math.nan
+        readings = self.families.get(family, {}).values()
+        return fmean(reading.distance for reading in readings) if readings else math.nan
 
 
 def verdict(case: Case) -> tuple[Finding, ...]:
@@ -80,17 +80,19 @@ def verdict(case: Case) -> tuple[Finding, ...]:
 
 
 def _accuracy(case: Case, outcome: Recovery) -> Finding:
-    lost, tasks = outcome.lost, len(case.expert)
+    lost, count = outcome.lost, len(case.expert)
     expert, merged, aligned = map(_mean, (case.expert, case.merged, case.aligned))
     numbers = {"expert": expert, "merged": merged, "aligned": aligned, **lost.numbers("lost")}
-    text = f"The experts reach {expert:.1f} % ({'one task' if tasks == 1 else f'mean of {tasks} tasks'}), "
-    text += f"{case.method} as it is {merged:.1f} %"
     if lost.above:
-        text += f": {lost} lost."
+        against_experts = f": {lost} lost."
     elif lost.below:
-        text += f", {-lost} more than the experts."
+        against_experts = f", {-lost} more than the experts."
     else:
-        text += f". That is a tie: the difference is {lost}."
+        against_experts = f". That is a tie: the difference is {lost}."
+    text = (
+        f"The experts reach {expert:.1f} % ({'one task' if count == 1 else f'mean of {count} tasks'}), "
+        f"{case.method} as it is {merged:.1f} %{against_experts}"
+    )
     if case.access == "transductive":
         text += " The merge was fitted to these very test inputs, which flatters it."
     text += f" Read through the aligner {case.aligner!r} it reaches {aligned:.1f} %."
@@ -119,8 +121,10 @@ def _misalignment(case: Case, outcome: Recovery) -> Finding:
     if not won.above:
         change = f"makes it worse by {-won}" if won.below else f"wins nothing back for certain: {won}"
         return Finding("Not a matter of alignment", f"The aligner {change}.", numbers)
-    text = f"The aligner wins back {won}, {share.value:.0f} % of the loss ({share.interval(0)} %), with unlabelled "
-    text += f"inputs{' and no new parameter' if case.free else ''}: so much was not lost but misaligned with the head."
+    text = (
+        f"The aligner wins back {won}, {share.value:.0f} % of the loss ({share.interval(0)} %), with unlabelled inputs"
+        f"{' and no new parameter' if case.free else ''}: so much was not lost but misaligned with the head."
+    )
     if not outcome.left.above and share.value >= _MOST_OF_IT:
         return Finding("Misaligned, not lost", text, numbers)
     return Finding("Mostly misaligned" if share.low > 50 else "Partly misaligned", text, numbers)
@@ -138,18 +142,24 @@ def _remainder(case: Case, outcome: Recovery) -> Finding | None:
     if best is not None:
         aligned = _mean(case.aligned)
         numbers |= {witness.name: witness.mean for witness in case.witnesses}
-        text += f"A second witness, which saw labels ({best.name}), reads "
-        text += f"{best.mean:.1f} % ({best.low:.1f} to {best.high:.1f}) off the same features: "
+        text += (
+            f"A second witness, which saw labels ({best.name}), reads {best.mean:.1f} % ({best.low:.1f} to "
+            f"{best.high:.1f}) off the same features: "
+        )
         if best.low > aligned:
             text += "the classes are more separated than the aligner could tell; a better reading may win more."
             return Finding("Not all of it is lost", text, numbers)
         text += f"{'no more' if best.mean <= aligned else 'not for certain more'} than the aligner does. "
     if case.per_class < _FEW:
-        text += f"With {case.per_class:.0f} inputs per class the aligner may also have seen too few: "
-        text += "it is lost information, or too few inputs, and these numbers do not tell which."
+        text += (
+            f"With {case.per_class:.0f} inputs per class the aligner may also have seen too few: it is lost "
+            "information, or too few inputs, and these numbers do not tell which."
+        )
         return Finding("What remains", text, numbers)
-    text += f"The aligner saw {case.per_class:.0f} inputs per class or more: most of it is likely information that "
-    text += "the merged features no longer hold in a form that a head can read."
+    text += (
+        f"The aligner saw {case.per_class:.0f} inputs per class or more: most of it is likely information that the "
+        "merged features no longer hold in a form that a head can read."
+    )
     return Finding("Likely lost information", text, numbers)
 
 
@@ -160,19 +170,16 @@ def _rotation(case: Case) -> Finding | None:
         return None
     more = difference(case.family_hits("linear"), case.family_hits("orthogonal"), seed=case.seed)
     numbers = {"raw": raw, "orthogonal": orthogonal, "linear": linear, **more.numbers("linear beyond orthogonal")}
-    shifted = "" if math.isnan(rigid) else f" ({rigid:.2f} with a shift)"
-    text = f"On inputs that no map has seen, merged features are {raw:.2f} from the expert's (1: as far as guessing "
-    text += f"the mean); the best orthogonal map leaves {orthogonal:.2f}{shifted}, the best linear one {linear:.2f}. "
-    comparison = f"In accuracy the linear map adds {more} to the orthogonal one"
     gain = raw - linear
+    comparison = f"In accuracy the linear map adds {more} to the orthogonal one"
     if raw < 0.02:
-        title, text = "The features agree", f"{text}There is nothing for a map to do. {comparison}."
+        title, text = "The features agree", f"There is nothing for a map to do. {comparison}."
     elif gain <= 0.02 * raw:
-        title, text = "No linear map helps", f"{text}Neither brings them nearer to speak of. {comparison}."
+        title, text = "No linear map helps", f"Neither brings them nearer to speak of. {comparison}."
     else:
         numbers["orthogonal share"] = (raw - orthogonal) / gain
         share = 100 * numbers["orthogonal share"]
-        text += f"A rotation alone does {share:.0f} % of what any linear map does. {comparison}"
+        text = f"A rotation alone does {share:.0f} % of what any linear map does. {comparison}"
         if share >= _MOST_OF_IT and more.high < _NEAR:
             title, text = "It is a rotation", f"{text}: the orthogonal map suffices."
         elif more.above:
@@ -181,7 +188,12 @@ def _rotation(case: Case) -> Finding | None:
             title, text = "More than a rotation", f"{text}, a tie; the features differ by more."
         else:
             title, text = "Largely a rotation", f"{text}, which is a tie."
-    return Finding(title, text, numbers)
+    shifted = "" if math.isnan(rigid) else f" ({rigid:.2f} with a shift)"
+    distances = (
+        f"On inputs that no map has seen, merged features are {raw:.2f} from the expert's (1: as far as guessing the "
+        f"mean); the best orthogonal map leaves {orthogonal:.2f}{shifted}, the best linear one {linear:.2f}."
+    )
+    return Finding(title, f"{distances} {text}", numbers)
 
 
 def _worst_task(case: Case) -> Finding | None:
@@ -208,18 +220,19 @@ def _worst_task(case: Case) -> Finding | None:
 
 
 def _conflicts(case: Case) -> Finding | None:
-    conflict = case.conflict
-    if conflict is None:
+    if case.conflict is None:
         return None
-    tasks = conflict.tasks
+    tasks, conflict = case.conflict.tasks, case.conflict
     signs = {(i, j): 100 * conflict.signs[i][j] for i in range(len(tasks)) for j in range(i)}
     signs = {pair: value for pair, value in signs.items() if not math.isnan(value)}
     if not signs:
         return None
     (i, j), (k, m) = max(signs, key=signs.__getitem__), min(signs, key=signs.__getitem__)
     most, least, cosine = signs[i, j], signs[k, m], conflict.cosine[i][j]
-    text = f"{tasks[j]!r} and {tasks[i]!r} pull against each other the most: of the weights that both "
-    text += f"changed, {most:.1f} % go in opposite directions (50 % is chance; cosine {cosine:.2f})."
+    text = (
+        f"{tasks[j]!r} and {tasks[i]!r} pull against each other the most: of the weights that both changed, "
+        f"{most:.1f} % go in opposite directions (50 % is chance; cosine {cosine:.2f})."
+    )
     if len(signs) > 1:
         text += f" The least is {least:.1f} %, {tasks[m]!r} and {tasks[k]!r}."
         if most - least < 2:
@@ -230,27 +243,23 @@ def _conflicts(case: Case) -> Finding | None:
 
 def _scale(case: Case) -> Finding | None:
     """Whether another scale is better, on validation inputs."""
-    scales = case.scales
+    scales, own = case.scales, case.scale
     if not scales:
         return None
     best = max(scales, key=lambda scale: (scales[scale], -scale))
     text = f"Of the scales tried on validation inputs {best:g} is the best ({scales[best]:.1f} in the mean)"
-    if case.scale is not None:
-        current = next(
-            (value for scale, value in scales.items() if math.isclose(scale, case.scale, abs_tol=1e-9)), None
-        )
-        if current is not None and current < scales[best]:
-            text += f"; at {case.scale:g}, as merged, it is {current:.1f}"
+    at_own = [score for scale, score in scales.items() if own is not None and math.isclose(scale, own, abs_tol=1e-9)]
+    if at_own and at_own[0] < scales[best]:
+        text += f"; at {own:g}, as merged, it is {at_own[0]:.1f}"
     if best in (min(scales), max(scales)) and len(scales) > 1:
         text += "; it lies at the end of what was tried"
     return Finding("Scale", f"{text}.", {f"at {scale:g}": score for scale, score in scales.items()})
 
 
 def _next_step(case: Case, outcome: Recovery) -> Finding | None:
-    commands, title = case.commands or {}, "What to try next"
+    commands, title, steps = case.commands, "What to try next", []
     if not outcome.lost.above:
         return Finding(title, "Nothing has to be done: the merge is as good as its experts, within noise.")
-    steps = []
     if outcome.won.above and "align" in commands:
         steps.append(f"put the aligned heads into the model: `{commands['align']}`")
     elif outcome.won.above and "score" in commands:
@@ -267,4 +276,4 @@ def _next_step(case: Case, outcome: Recovery) -> Finding | None:
 
 def _mean(hits: HitsByTask) -> float:
     """Mean accuracy over tasks in percent."""
-    return 100 * math.fsum(float(part.mean()) for part in hits.values()) / len(hits)
+    return 100 * fmean(float(part.mean()) for part in hits.values())

@@ -91,13 +91,13 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
 
 def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> dict[Key, int]:
     places = dict(zip(by_name, _places(tuple(by_name), wanted), strict=True))
-    known = {by_name[name]: place for name, place in places.items() if place is not None}
-    if len(known) == len(by_name):
-        return known
+    matched = {by_name[name]: place for name, place in places.items() if place is not None}
+    if len(matched) == len(by_name):
+        return matched
     positions = {key: int(key) for key in by_name.values() if not raw.names and _is_place(key, len(wanted))}
     if len(positions) == len(by_name):
         return positions
-    unknown = [name for name, key in by_name.items() if key not in known]
+    unknown = [name for name, key in by_name.items() if key not in matched]
     odd = next((name for name in unknown if by_name[name] not in positions), unknown[0])
     raise CheckpointError(
         f"{raw.place(by_name[odd])}: label {odd!r} is not one of the {len(wanted)} labels; {nearest(odd, wanted)}"

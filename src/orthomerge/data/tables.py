@@ -122,8 +122,8 @@ def add_rows(
 def close(raw: Raw, parts: Parts) -> None:
     """Put rows into `raw`; a split of which some rows have no label has none."""
     for split, (texts, keys) in parts.items():
-        known = [key for key in keys if key is not None]
-        raw.parts[split] = Part(texts, known if len(known) == len(keys) else None)
+        labels = [key for key in keys if key is not None]
+        raw.parts[split] = Part(texts, labels if len(labels) == len(keys) else None)
 
 
 def _split(word: object, fixed: Split | None) -> Split:

@@ -6,8 +6,9 @@ What logits mean is up to the kind of the head (`models.kinds`). Wilson 1927 for
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, mean
 
 import torch
 
@@ -59,3 +60,16 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     low = 0.0 if right == 0 else (middle - half) / width
     high = 1.0 if right == total else (middle + half) / width
     return low, high
+
+
+def mean_interval(scores: Collection[Score]) -> tuple[float, float, float]:
+    """The mean of scores of several tasks, and its 95 % interval (Zou and Donner 2008, MOVER).
+
+    With m the mean of v_t, and [l_t, u_t] the interval of each of T tasks,
+
+        low = m - sqrt(sum_t (v_t - l_t)^2) / T,    high = m + sqrt(sum_t (u_t - v_t)^2) / T.
+    """
+    middle = mean(score.value for score in scores)
+    low = middle - math.hypot(*(score.value - score.low for score in scores)) / len(scores)
+    high = middle + math.hypot(*(score.high - score.value for score in scores)) / len(scores)
+    return middle, low, high

@@ -1,16 +1,11 @@
 """Records as tables: a row for each method and way of reading, a column for each task, access classes never mixed.
 
-The interval of a mean over tasks is put together from those of the tasks (Zou and Donner 2008, MOVER): with m the mean
-of v_t, and [l_t, u_t] the interval of each of T tasks,
-
-    low = m - sqrt(sum_t (v_t - l_t)^2) / T,    high = m + sqrt(sum_t (u_t - v_t)^2) / T.
-
-It says what other test inputs could change. What other seeds could change is in the deviation, and in the worst seed.
+The interval of a mean over tasks (`metrics.mean_interval`) says what other test inputs could change. What other seeds
+could change is in the deviation, and in the worst seed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -18,7 +13,7 @@ from statistics import mean, stdev
 
 from orthomerge.core.table import Cell, Table, number, span
 from orthomerge.data.task import Access
-from orthomerge.evaluation.metrics import Score
+from orthomerge.evaluation.metrics import Score, mean_interval
 from orthomerge.evaluation.records import Record, Way
 
 TITLES: Mapping[Access, str] = {
@@ -133,23 +128,18 @@ def _line(method: str, way: Way, group: Sequence[Record]) -> Line:
         by_task.setdefault(record.task, []).append(record)
         by_seed.setdefault(record.seed, []).append(100 * record.value)
     means = [mean(values) for values in by_seed.values()]
-    scores = {
-        task: Score(
-            value=100 * mean(record.value for record in part),
-            low=100 * mean(record.low for record in part),
-            high=100 * mean(record.high for record in part),
-            examples=part[-1].examples,
-        )
-        for task, part in by_task.items()
-    }
-    middle = mean(score.value for score in scores.values())
+    scores = {}
+    for task, part in by_task.items():
+        value, low, high = (100 * mean(getattr(record, name) for record in part) for name in ("value", "low", "high"))
+        scores[task] = Score(value, low, high, part[-1].examples)
+    middle, low, high = mean_interval(scores.values())
     return Line(
         method,
         way,
         scores,
         mean=middle,
-        low=middle - math.hypot(*(score.value - score.low for score in scores.values())) / len(scores),
-        high=middle + math.hypot(*(score.high - score.value for score in scores.values())) / len(scores),
+        low=low,
+        high=high,
         worst_seed=min(means),
         spread=stdev(means) if len(means) > 1 else None,
         seeds=len(means),

@@ -98,7 +98,8 @@ def fit(
         facts |= _facts(setting, fitted, examples, extra)
         seen = {task: short_hashes(some) for task, some in examples.items()}
         tensors = _tensors(experts, setting.encoder, fitted.weights, None if dtype == "keep" else DTYPE_NAMES[dtype])
-    return experts.model(tensors, heads, origin.with_facts(fit=facts).with_inputs(seen))
+    origin = replace(origin, facts={**origin.facts, "fit": facts}, inputs={**origin.inputs, **seen})
+    return experts.model(tensors, heads, origin)
 
 
 def setting_of(

@@ -12,7 +12,7 @@ from orthomerge.merging.kinship import check_kinship
 from orthomerge.merging.merged import MergedTensors, check_tied, task_vectors
 from orthomerge.merging.methods import make_method, methods, name_of, options_of
 from orthomerge.models.model_data import Origin
-from orthomerge.models.problems import Problem
+from orthomerge.models.problems import Problem, check_problems
 from orthomerge.models.writing import plain
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: s
     """Refuse experts that cannot be merged by a method, and experts whose task vectors mean nothing."""
     problems = (*experts.problems, *merge_problems(experts, method, device=device))
     if problems:
-        experts.with_problems(problems).check()
+        check_problems(problems)
     check_tied(experts)
     if vector is None:
         check_kinship(experts, task_vectors(experts))
@@ -83,8 +83,8 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
     if row.base and not experts.has_base:
         what = f"{method} needs the model that the experts were fine-tuned from"
         yield Problem("base", what, "give it as 'base'", RecipeError)
-    if row.fitted and experts.found is not None and not experts.found.family.encoder_class:
-        what = f"inputs cannot be encoded here by {experts.found.family.title}, which is built elsewhere"
+    if row.fitted and experts.partial is not None and not experts.partial.family.encoder_class:
+        what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
         yield Problem("fit", what, "use a method that needs no inputs", RecipeError)
     if device == "cpu" or row.fitted:
         return

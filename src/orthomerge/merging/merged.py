@@ -18,12 +18,12 @@ from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
 from orthomerge.models.split import TIED
-from orthomerge.models.tensors import EncoderWeights, in_writing_order
+from orthomerge.models.tensors import FileTensors, in_writing_order
 
 if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
     from orthomerge.models.experts import Experts
-    from orthomerge.models.sources import Source
+    from orthomerge.models.split import Source
 
 
 DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
@@ -127,7 +127,7 @@ def task_vectors(
     """The task vectors of experts, lazy, in writing order; with an expression, the one vector that it evaluates to."""
     parts = experts.parts
     merged = [key for key in order or experts.specs if key in parts.merged]
-    base = EncoderWeights(parts.base, {key: parts.base_split.names[key] for key in merged})
+    base = FileTensors({key: (parts.base, parts.base_split.names[key]) for key in merged})
     vectors = {task: TaskVector(base, ((1.0, _delta(source, merged)),)) for task, source in parts.sources.items()}
     return TaskVectors({"vector": evaluate(vector, vectors)} if vector is not None else vectors)
 
@@ -136,7 +136,8 @@ def _delta(source: Source, merged: list[str]) -> Difference | AdapterSource:
     names = source.split.names
     if isinstance(source.checkpoint, Adapter):
         return AdapterSource(source.checkpoint, names)
-    return Difference(EncoderWeights(source.checkpoint, names), frozenset(key for key in merged if key not in names))
+    tensors = FileTensors({key: (source.checkpoint, name) for key, name in names.items()})
+    return Difference(tensors, frozenset(key for key in merged if key not in names))
 
 
 def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:

@@ -134,8 +134,8 @@ def extract(
     # In inference mode autocast would cast the weights anew for each batch.
     mode = torch.inference_mode if how.precision == "float32" else torch.no_grad
     values = torch.empty(0, 0)
-    # Autocast around the whole pass, so that weights are cast once and not for each batch.
-    with _autocast(device, how.precision), _evaluating(encoder, device):
+    narrow = torch.autocast(device.type, getattr(torch, how.precision), enabled=how.precision != "float32")
+    with narrow, _evaluating(encoder, device):  # around the whole pass, so that weights are cast once
         processed = batches(examples, processor, how.batch, order=order)
         for rows, inputs in zip(torch.split(torch.tensor(order), how.batch), processed, strict=True):
             with mode():
@@ -203,10 +203,3 @@ def _evaluating(encoder: object, device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()  # of weights cast without gradient, should the caller train on under autocast
         for module, training in modes:
             module.training = training
-
-
-def _autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    import torch
-
-    enabled = precision != "float32"
-    return torch.autocast(device.type, dtype=getattr(torch, precision) if enabled else None, enabled=enabled)

@@ -14,8 +14,8 @@ from orthomerge.files.paths import RawFile
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Origin
 from orthomerge.models.modules import Encoder
-from orthomerge.models.opened import Opened
 from orthomerge.models.opening import Live, Opening, as_live, reference
+from orthomerge.models.sources import Opened
 from orthomerge.models.tensors import content_digest
 
 if TYPE_CHECKING:
@@ -82,37 +82,31 @@ def reopen_experts(
         where = _place(model, "", base, live, needed=recorded.get("missing") == "base" or makes_heads)
     source = f"{folder or 'the model'}: how it was made"
     opened = open_experts(build(Opening, {**recorded, "experts": places, "base": where}, where=source), live).check()
-    _check_same(opened, record["inputs"], wanted)
+    _check_same(opened, record["inputs"])
     return opened
 
 
 def _place(model: Model, task: str, named: Any, live: dict[str, Live], *, needed: bool = True) -> str | None:
     """Where an expert, or the base (task ""), is now; None for a base that was not found and is not needed."""
-    role = f"the expert of {task!r}" if task else "the base"
     if named is not None:
         if (memory := as_live(named)) is not None:
             live[task] = memory
-        return reference(role, named)
+        return reference(_role(task), named)
     place = model.origin.places.get(task)
     if place is not None and Path(place).exists():
-        return reference(role, Path(place))
+        return reference(_role(task), Path(place))
     if not needed:
         return None
     was = "" if place is None else f" (it was at {place})"
     flag = f"--expert {task}=PATH" if task else "--base PATH"
-    raise CheckpointError(f"{role} was not found{was}; say where it is: {flag}")
+    raise CheckpointError(f"{_role(task)} was not found{was}; say where it is: {flag}")
 
 
-def _check_same(experts: Experts, inputs: Mapping[str, Any], tasks: Iterable[str]) -> None:
+def _check_same(experts: Experts, inputs: Mapping[str, Any]) -> None:
     """Base and experts must be, byte for byte, those that the model was made from."""
-    sources = experts.parts.sources
-    opened = {
-        task: (f"the expert of {task!r}", sources[task].checkpoint, inputs["experts"].get(task)) for task in tasks
-    }
-    if experts.has_base:
-        opened[""] = ("the base", experts.parts.base, inputs["base"])
-    for task, (who, checkpoint, entry) in opened.items():
-        if entry is None:
+    for task, checkpoint in experts.checkpoints().items():
+        entry = inputs["experts"].get(task) if task else inputs["base"]
+        if entry is None or not (task or experts.has_base):
             continue
         if "content" in entry or checkpoint.in_memory:  # of a live model, only its tensors can be recognised
             same = content_digest(experts.tensors(task), experts.family.prefix) == entry.get("content")
@@ -123,6 +117,10 @@ def _check_same(experts: Experts, inputs: Mapping[str, Any], tasks: Iterable[str
             same = sorted(digests) == sorted(hashes)
         if not same:
             raise IncompatibleError(
-                f"{who} at {checkpoint.path} is not the one that the model was made from: its hash differs; "
+                f"{_role(task)} at {checkpoint.path} is not the one that the model was made from: its hash differs; "
                 "say where the right one is, or merge again"
             )
+
+
+def _role(task: str) -> str:
+    return f"the expert of {task!r}" if task else "the base"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.models.family import (
@@ -20,209 +19,178 @@ from orthomerge.models.family import (
     projection,
     shifted_decoder,
 )
-from orthomerge.models.heads import Activation
 from orthomerge.models.names import deberta_names, dinov2_names, modern_layer_norm, vision_names, vit_names
 
 if TYPE_CHECKING:
     import torch
 
 
-def _stock(names: tuple[str, str, str], *, task: Literal["Sequence", "Image"] = "Sequence", **fields: Any) -> Family:
-    """A family of which transformers has an encoder, and a classifier that keeps it under the family's name.
+_ONE_LAYER = HeadLayout(("classifier",))
+_DENSE_AND_OUT = ("classifier.dense", "classifier.out_proj")
+_TEXT_SIDE = ("text_model.*", "text_projection.*", "logit_scale")
 
-    `names`: of the family, its title, and the start of the names of its classes.
-    """
+
+_Names = tuple[str, str, str]  # of a family, its title, and the start of the names of its classes in transformers
+
+
+def _text(names: _Names, **fields: Any) -> Family:
+    """A family of texts whose classifier keeps the encoder under the family's name."""
+    return _stock(names, "Sequence", {"modality": "text", "adapt": modern_layer_norm, **fields})
+
+
+def _image(names: _Names, **fields: Any) -> Family:
+    """A family of images whose head is one linear layer."""
+    return _stock(names, "Image", {"modality": "image", "head": _ONE_LAYER, **fields})
+
+
+def _stock(names: _Names, task: str, fields: Mapping[str, Any]) -> Family:
     name, title, stem = names
-    classes = {"encoder_class": f"{stem}Model", "architecture": f"{stem}For{task}Classification"}
-    usual = {"modality": "text" if task == "Sequence" else "image", "model_types": (name,), "prefix": f"{name}."}
-    return Family(name=name, title=title, **{**classes, **usual, **fields})
+    usual = {"model_types": (name,), "prefix": f"{name}.", "encoder_class": f"{stem}Model"}
+    return Family(name=name, title=title, architecture=f"{stem}For{task}Classification", **{**usual, **fields})
 
 
-# Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one layer.
-_BERT = _stock(
-    ("bert", "BERT", "Bert"),
-    head=HeadLayout(("classifier",)),
-    poolings={"pooler": pooler, "cls": cls, "mean": mean},
-    optional=("pooler.*", "embeddings.position_ids"),
-    foreign=("cls.*",),
-    adapt=modern_layer_norm,
-)
+def _roberta(names: _Names, **fields: Any) -> Family:
+    """The bare first token goes into a head of two layers; the pooler is unused."""
+    return _text(
+        names,
+        prefix="roberta.",
+        head=HeadLayout(_DENSE_AND_OUT, "tanh"),
+        poolings={"cls": cls, "mean": mean},
+        encoder_options={"add_pooling_layer": False},
+        optional=("pooler.*", "embeddings.position_ids"),
+        foreign=("lm_head.*",),
+        **fields,
+    )
 
-# Liu et al. 2019, arXiv 1907.11692. The bare first token goes into a head of two layers; the pooler is unused.
-_ROBERTA = _stock(
-    ("roberta", "RoBERTa", "Roberta"),
-    head=HeadLayout(("classifier.dense", "classifier.out_proj"), "tanh"),
-    poolings={"cls": cls, "mean": mean},
-    encoder_options={"add_pooling_layer": False},
-    optional=("pooler.*", "embeddings.position_ids"),
-    foreign=("lm_head.*",),
-    adapt=modern_layer_norm,
-)
 
-# Conneau et al. 2020, arXiv 1911.02116. RoBERTa's layout, prefix included, under classes of its own.
-_XLM_ROBERTA = replace(
-    _ROBERTA,
-    name="xlm_roberta",
-    title="XLM-RoBERTa",
-    model_types=("xlm-roberta",),
-    encoder_class="XLMRobertaModel",
-    architecture="XLMRobertaForSequenceClassification",
-)
-
-# Martin et al. 2020, arXiv 1911.03894. RoBERTa's layout, prefix included, under classes of its own.
-_CAMEMBERT = replace(
-    _ROBERTA,
-    name="camembert",
-    title="CamemBERT",
-    model_types=("camembert",),
-    encoder_class="CamembertModel",
-    architecture="CamembertForSequenceClassification",
-)
-
-# Sanh et al. 2019, arXiv 1910.01108. The first token goes into a head of two layers with ReLU between.
-_DISTILBERT = _stock(
-    ("distilbert", "DistilBERT", "DistilBert"),
-    head=HeadLayout(("pre_classifier", "classifier"), "relu"),
-    poolings={"cls": cls, "mean": mean},
-    optional=("embeddings.position_ids",),
-    foreign=("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
-    adapt=modern_layer_norm,
-)
-
-# Clark et al. 2020, arXiv 2003.10555. The first token goes into a head of two layers with GELU between; no pooler.
-_ELECTRA = _stock(
-    ("electra", "ELECTRA", "Electra"),
-    head=HeadLayout(("classifier.dense", "classifier.out_proj"), "gelu"),
-    poolings={"cls": cls, "mean": mean},
-    optional=("embeddings.position_ids",),
-    foreign=("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
-    adapt=modern_layer_norm,
-)
-
-# He et al. 2021, arXiv 2006.03654 and 2111.09543. The first token goes through `pooler.dense`, part of the head here.
-_DEBERTA_V2 = _stock(
-    ("deberta_v2", "DeBERTa-v2 / v3", "DebertaV2"),
-    model_types=("deberta-v2",),
-    prefix="deberta.",
-    head=HeadLayout(("pooler.dense", "classifier"), "gelu"),
-    poolings={"cls": cls, "mean": mean},
-    # Old files keep absolute positions even where the model (position_biased_input: false) does not use them.
-    optional=("embeddings.position_embeddings.*", "embeddings.position_ids"),
-    foreign=("cls.*", "lm_predictions.*", "mask_predictions.*"),
-    adapt=deberta_names,
-)
-
-# Raffel et al. 2020, arXiv 1910.10683. The decoder reads the input itself, shifted by one, as in BART (Lewis et al.
-# 2020); its state at the last end-of-sequence token goes into a head of two layers.
-_T5 = Family(
-    name="t5",
-    title="T5, encoder and decoder",
-    model_types=("t5",),
-    modality="text",
-    encoder_class="T5Model",
-    prefix="transformer.",
-    head=HeadLayout(("classification_head.dense", "classification_head.out_proj"), "tanh"),
-    poolings={"eos": eos},
-    forward=shifted_decoder,
-    architecture="T5ForSequenceClassification",
+_ROWS = (
+    # Devlin et al. 2019, arXiv 1810.04805. The pooled [CLS] token (dense, tanh: part of the encoder) goes into one
+    # layer.
+    _text(
+        ("bert", "BERT", "Bert"),
+        head=_ONE_LAYER,
+        poolings={"pooler": pooler, "cls": cls, "mean": mean},
+        optional=("pooler.*", "embeddings.position_ids"),
+        foreign=("cls.*",),
+    ),
+    _roberta(("roberta", "RoBERTa", "Roberta")),  # Liu et al. 2019, arXiv 1907.11692
+    # Conneau et al. 2020, arXiv 1911.02116, and Martin et al. 2020, arXiv 1911.03894: RoBERTa's layout, prefix
+    # included, under classes of their own.
+    _roberta(("xlm_roberta", "XLM-RoBERTa", "XLMRoberta"), model_types=("xlm-roberta",)),
+    _roberta(("camembert", "CamemBERT", "Camembert")),
+    # Sanh et al. 2019, arXiv 1910.01108. The first token goes into a head of two layers with ReLU between.
+    _text(
+        ("distilbert", "DistilBERT", "DistilBert"),
+        head=HeadLayout(("pre_classifier", "classifier"), "relu"),
+        poolings={"cls": cls, "mean": mean},
+        optional=("embeddings.position_ids",),
+        foreign=("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
+    ),
+    # Clark et al. 2020, arXiv 2003.10555. The first token goes into a head of two layers with GELU between; no pooler.
+    _text(
+        ("electra", "ELECTRA", "Electra"),
+        head=HeadLayout(_DENSE_AND_OUT, "gelu"),
+        poolings={"cls": cls, "mean": mean},
+        optional=("embeddings.position_ids",),
+        foreign=("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
+    ),
+    # He et al. 2021, arXiv 2006.03654 and 2111.09543. The first token goes through `pooler.dense`, part of the head
+    # here. Old files keep absolute positions even where the model (position_biased_input: false) does not use them.
+    _text(
+        ("deberta_v2", "DeBERTa-v2 / v3", "DebertaV2"),
+        model_types=("deberta-v2",),
+        prefix="deberta.",
+        head=HeadLayout(("pooler.dense", "classifier"), "gelu"),
+        poolings={"cls": cls, "mean": mean},
+        optional=("embeddings.position_embeddings.*", "embeddings.position_ids"),
+        foreign=("cls.*", "lm_predictions.*", "mask_predictions.*"),
+        adapt=deberta_names,
+    ),
+    # Raffel et al. 2020, arXiv 1910.10683. The decoder reads the input itself, shifted by one, as in BART (Lewis et al.
+    # 2020); its state at the last end-of-sequence token goes into a head of two layers.
     # `lm_head` is tied to `shared` in T5 1.0 but not in 1.1 and Flan: it is left out, not taken for a twin. The bias is
     # in the files of the first T5 models, and read by no later code.
-    foreign=("lm_head.*", "*decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
-    tied={"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"},
-)
-
-# A linear layer over the mean of the encoder's states, as in Sentence-T5 (Ni et al. 2022, arXiv 2108.08877);
-# transformers has no class for it.
-_T5_ENCODER = Family(
-    name="t5_encoder",
-    title="T5, encoder only",
-    model_types=("t5",),
-    modality="text",
-    encoder_class="T5EncoderModel",
-    prefix="transformer.",
-    head=HeadLayout(("classifier",)),
-    poolings={"mean": mean, "cls": cls},
-    foreign=("decoder.*", "transformer.decoder.*", "lm_head.*"),
-    tied={"encoder.embed_tokens.weight": "shared.weight"},
-)
-
-# Dosovitskiy et al. 2021, arXiv 2010.11929. The [CLS] token after the last norm goes into one linear layer.
-_VIT = _stock(
-    ("vit", "ViT", "ViT"),
-    task="Image",
-    head=HeadLayout(("classifier",)),
-    poolings={"cls": cls, "mean": patches(1)},
-    encoder_options={"add_pooling_layer": False},
-    optional=("pooler.*", "embeddings.mask_token"),
-    foreign=("decoder.*",),
-    adapt=vit_names,
-)
-
-# Touvron et al. 2021, arXiv 2012.12877. ViT with a distillation token, which its plain classifier does not read.
-_DEIT = _stock(
-    ("deit", "DeiT", "DeiT"),
-    task="Image",
-    head=HeadLayout(("classifier",)),
-    poolings={"cls": cls, "mean": patches(2)},
-    encoder_options={"add_pooling_layer": False},
-    optional=("pooler.*", "embeddings.mask_token"),
+    _text(
+        ("t5", "T5, encoder and decoder", "T5"),
+        prefix="transformer.",
+        head=HeadLayout(("classification_head.dense", "classification_head.out_proj"), "tanh"),
+        poolings={"eos": eos},
+        forward=shifted_decoder,
+        foreign=("lm_head.*", "*decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+        tied={"encoder.embed_tokens.weight": "shared.weight", "decoder.embed_tokens.weight": "shared.weight"},
+        adapt=None,
+    ),
+    # A linear layer over the mean of the encoder's states, as in Sentence-T5 (Ni et al. 2022, arXiv 2108.08877);
+    # transformers has no class for it.
+    Family(
+        name="t5_encoder",
+        title="T5, encoder only",
+        model_types=("t5",),
+        modality="text",
+        encoder_class="T5EncoderModel",
+        prefix="transformer.",
+        head=_ONE_LAYER,
+        poolings={"mean": mean, "cls": cls},
+        foreign=("decoder.*", "transformer.decoder.*", "lm_head.*"),
+        tied={"encoder.embed_tokens.weight": "shared.weight"},
+    ),
+    # Dosovitskiy et al. 2021, arXiv 2010.11929. The [CLS] token after the last norm goes into one linear layer.
+    _image(
+        ("vit", "ViT", "ViT"),
+        poolings={"cls": cls, "mean": patches(1)},
+        encoder_options={"add_pooling_layer": False},
+        optional=("pooler.*", "embeddings.mask_token"),
+        foreign=("decoder.*",),
+        adapt=vit_names,
+    ),
+    # Touvron et al. 2021, arXiv 2012.12877. ViT with a distillation token, which its plain classifier does not read.
     # The distilled models have two heads, averaged by a class of its own: no head that an expert could have.
-    foreign=("decoder.*", "cls_classifier.*", "distillation_classifier.*"),
-    adapt=vit_names,
+    _image(
+        ("deit", "DeiT", "DeiT"),
+        poolings={"cls": cls, "mean": patches(2)},
+        encoder_options={"add_pooling_layer": False},
+        optional=("pooler.*", "embeddings.mask_token"),
+        foreign=("decoder.*", "cls_classifier.*", "distillation_classifier.*"),
+        adapt=vit_names,
+    ),
+    # Oquab et al. 2023, arXiv 2304.07193. [CLS] and the mean of the patches, side by side (2d features), go into one
+    # layer.
+    _image(
+        ("dinov2", "DINOv2", "Dinov2"),
+        poolings={"cls_mean": cls_mean, "cls": cls, "mean": patches(1)},
+        optional=("embeddings.mask_token",),
+        adapt=dinov2_names,
+    ),
+    # Radford et al. 2021, arXiv 2103.00020. The vision tower with its projection; the text tower makes the head from
+    # class names (`zero_shot`). Experts come as `CLIPVisionModel` (no projection: it is the base's), as
+    # `CLIPVisionModelWithProjection`, as whole `CLIPModel`s, and in open_clip's format; all are brought to the second.
+    Family(
+        name="clip",
+        title="CLIP, zero-shot head",
+        model_types=("clip", "clip_vision_model"),
+        modality="image",
+        encoder_class="CLIPVisionModelWithProjection",
+        prefix="",
+        head=None,
+        poolings={"projection": projection},
+        optional=("visual_projection.weight", "vision_model.embeddings.position_ids"),
+        foreign=_TEXT_SIDE,
+        adapt=vision_names,
+    ),
+    # The mean of the patch tokens goes into one linear layer; the classifier of transformers reads neither [CLS] nor
+    # the projection. Names keep their `vision_model.`: `CLIPVisionModel` loads them so under transformers 4 and 5.
+    _image(
+        ("clip_classifier", "CLIP, linear head", "CLIP"),
+        model_types=("clip", "clip_vision_model"),
+        encoder_class="CLIPVisionModel",
+        prefix="",
+        poolings={"mean": patches(1), "cls": cls},
+        optional=("vision_model.embeddings.position_ids",),
+        foreign=(*_TEXT_SIDE, "visual_projection.*"),
+        adapt=vision_names,
+    ),
 )
-
-# Oquab et al. 2023, arXiv 2304.07193. [CLS] and the mean of the patches, side by side (2d features), go into one layer.
-_DINOV2 = _stock(
-    ("dinov2", "DINOv2", "Dinov2"),
-    task="Image",
-    head=HeadLayout(("classifier",)),
-    poolings={"cls_mean": cls_mean, "cls": cls, "mean": patches(1)},
-    optional=("embeddings.mask_token",),
-    adapt=dinov2_names,
-)
-
-# Radford et al. 2021, arXiv 2103.00020. The vision tower with its projection; the text tower makes the head from class
-# names (`zero_shot`). Experts come as `CLIPVisionModel` (no projection: it is the base's), as
-# `CLIPVisionModelWithProjection`, as whole `CLIPModel`s, and in open_clip's format; all are brought to the second.
-_TEXT_SIDE = ("text_model.*", "text_projection.*", "logit_scale")
-_CLIP = Family(
-    name="clip",
-    title="CLIP, zero-shot head",
-    model_types=("clip", "clip_vision_model"),
-    modality="image",
-    encoder_class="CLIPVisionModelWithProjection",
-    prefix="",
-    head=None,
-    poolings={"projection": projection},
-    optional=("visual_projection.weight", "vision_model.embeddings.position_ids"),
-    foreign=_TEXT_SIDE,
-    adapt=vision_names,
-)
-
-# The mean of the patch tokens goes into one linear layer; the classifier of transformers reads neither [CLS] nor the
-# projection. Names keep their `vision_model.`: `CLIPVisionModel` loads them so under transformers 4 and 5.
-_CLIP_CLASSIFIER = Family(
-    name="clip_classifier",
-    title="CLIP, linear head",
-    model_types=("clip", "clip_vision_model"),
-    modality="image",
-    encoder_class="CLIPVisionModel",
-    prefix="",
-    head=HeadLayout(("classifier",)),
-    poolings={"mean": patches(1), "cls": cls},
-    architecture="CLIPForImageClassification",
-    optional=("vision_model.embeddings.position_ids",),
-    foreign=(*_TEXT_SIDE, "visual_projection.*"),
-    adapt=vision_names,
-)
-
-FAMILIES: Mapping[str, Family] = {
-    row.name: row
-    for row in (
-        *(_BERT, _ROBERTA, _XLM_ROBERTA, _CAMEMBERT, _DISTILBERT, _ELECTRA, _DEBERTA_V2, _T5, _T5_ENCODER),
-        *(_VIT, _DEIT, _DINOV2, _CLIP, _CLIP_CLASSIFIER),
-    )
-}
+FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 
 
 def family(name: str) -> Family:
@@ -256,18 +224,8 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
     return fitting["t5" if decoder and not linear else "t5_encoder"]
 
 
-def generic(prefix: str, head_layers: Sequence[str] = (), activation: Activation | None = None) -> Family:
-    """A module that keeps its encoder under `prefix` and its head in one or two linear layers."""
-    layers = tuple(head_layers)
-    if len(layers) > 2:
-        raise RecipeError(f"a head has one or two layers, got {len(layers)}: {', '.join(layers)}")
-    if activation is not None and activation not in get_args(Activation):
-        raise RecipeError(f"unknown activation {activation!r}; {nearest(activation, get_args(Activation))}")
-    if (len(layers) == 2) != (activation is not None):
-        raise RecipeError(
-            f"a head of two layers needs an activation between them, and only such a head has one; "
-            f"got {len(layers)} layers and activation {activation or 'none'}"
-        )
+def generic(prefix: str) -> Family:
+    """A module that keeps its encoder under `prefix`; where its head is, each expert says."""
     return Family(
         name="generic",
         title="any module",
@@ -275,7 +233,7 @@ def generic(prefix: str, head_layers: Sequence[str] = (), activation: Activation
         modality="other",
         encoder_class="",
         prefix=prefix if not prefix or prefix.endswith(".") else f"{prefix}.",
-        head=HeadLayout(layers, activation) if layers else None,
+        head=None,
         poolings={"output": _output},
     )
 

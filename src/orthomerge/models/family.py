@@ -8,13 +8,13 @@ features [B, d] off an encoder's output: a pure function of the output, the batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.heads import Activation
+from orthomerge.models.heads import Activation, Head
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +32,21 @@ def _plain(encoder: Encoder, batch: Batch) -> Any:
     return encoder(**batch)
 
 
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name matches one of some patterns with `*`."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 @dataclass(frozen=True)
 class HeadLayout:
     """Names of a head's layers in a classifier's checkpoint, first to last (at most two), and what is between."""
 
     layers: tuple[str, ...]
     activation: Activation | None = None
-    normalise: bool = False
+
+    def fits(self, head: Head) -> bool:
+        """Whether a head has these layers and nothing else."""
+        return not head.normalise and (head.layers, head.activation) == (len(self.layers), self.activation)
 
     def parts(self) -> dict[str, str]:
         """Part of a head (`weight`, `hidden.bias`, ...) -> name of its tensor, first layer first."""
@@ -90,8 +98,8 @@ class Family:
 
     def may_lack(self, name: str, pooling: str) -> bool:
         """Whether an expert may lack an encoder tensor: it is optional, and the features are not read through it."""
-        through_pooler = pooling == "pooler" and fnmatchcase(name, "pooler.*")
-        return not through_pooler and any(fnmatchcase(name, pattern) for pattern in self.optional)
+        through_pooler = pooling == "pooler" and name.startswith("pooler.")
+        return not through_pooler and matches(name, self.optional)
 
 
 def cls(output: Any, batch: Batch, config: Any) -> torch.Tensor:

@@ -80,18 +80,11 @@ class Head:
     max_length: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        tensors: Mapping[str, torch.Tensor],
-        labels: tuple[str, ...],
-        *,
-        activation: Activation | None = None,
-        **more: Any,
-    ) -> Head:
+    def of(cls, tensors: Mapping[str, torch.Tensor], labels: tuple[str, ...], **more: Any) -> Head:
         """A head of tensors by part (`weight`, `bias`, `hidden.weight`, `hidden.bias`); `more`: other fields."""
         hidden = Linear(tensors["hidden.weight"], tensors.get("hidden.bias")) if "hidden.weight" in tensors else None
         output = Linear(tensors["weight"], tensors.get("bias"))
-        return cls(output, labels, hidden, activation if hidden is not None else None, **more)
+        return cls(output, labels, hidden, **more)
 
     def __post_init__(self) -> None:
         rows = self.output.weight.shape[0]
@@ -113,6 +106,11 @@ class Head:
         return self.output(features)
 
     @property
+    def layers(self) -> int:
+        """How many there are."""
+        return 1 if self.hidden is None else 2
+
+    @property
     def width(self) -> int:
         """Number of features that the head reads."""
         first = self.hidden or self.output
@@ -122,11 +120,8 @@ class Head:
         """The same head with its rows in the order of `labels`, matched by name."""
         if sorted(labels) != sorted(self.labels):
             raise IncompatibleError(f"label sets differ: {some(sorted(set(labels) ^ set(self.labels)))}")
-        if len(set(labels)) < len(labels):
-            raise IncompatibleError(f"rows are matched by name, but two labels are the same ({some(sorted(labels))})")
         rows = [self.labels.index(label) for label in labels]
-        bias = self.output.bias
-        output = Linear(self.output.weight[rows], None if bias is None else bias[rows])
+        output = Linear(self.output.weight[rows], None if self.output.bias is None else self.output.bias[rows])
         return replace(self, output=output, labels=labels)
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Head:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
 from orthomerge.models.heads import SINGLE_LABEL
@@ -28,51 +28,22 @@ class Prediction:
         return f"{self.label} {self.score:.2f}"
 
 
-class HeadKind(Protocol):
-    """One meaning of a head's outputs [n, C]."""
-
-    @property
-    def metric(self) -> str:
-        """The name of the headline metric."""
-        ...
-
-    def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        """How far the student's outputs are from the teacher's, [n]: what a fit minimises."""
-        ...
-
-    def targets(self, teacher: torch.Tensor) -> torch.Tensor:
-        """What least squares fits instead of the teacher's logits, [n, C]."""
-        ...
-
-    def choices(self, logits: torch.Tensor) -> torch.Tensor:
-        """The predicted row of labels for each input, [n]."""
-        ...
-
-    def right(self, chosen: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """Which predictions are right, [n]; their mean is the headline metric."""
-        ...
-
-    def decode(self, logits: torch.Tensor, labels: Sequence[str]) -> list[Prediction]:
-        """Predictions that a person reads."""
-        ...
-
-
 class SingleLabel:
-    """Exactly one label is true: a softmax over the labels."""
+    """Exactly one label is true: a softmax over the labels. `metric`: the name of the headline metric."""
 
     metric = "accuracy"
 
     def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        """KL(softmax(teacher) || softmax(student)) per input (Hinton et al. 2015, arXiv 1503.02531)."""
+        """KL(softmax(teacher) || softmax(student)) [n], which fits minimise (Hinton et al. 2015, arXiv 1503.02531)."""
         logs = teacher.log_softmax(-1)
         return (logs.exp() * (logs - student.log_softmax(-1))).sum(-1)
 
     def targets(self, teacher: torch.Tensor) -> torch.Tensor:
-        """Logits without what all labels share, which softmax does not see."""
+        """What least squares fits [n, C]: logits without what all labels share, which softmax does not see."""
         return teacher - teacher.mean(1, keepdim=True)
 
     def choices(self, logits: torch.Tensor) -> torch.Tensor:
-        """The label of the largest logit; of several equal ones the first."""
+        """The predicted row of labels [n]: that of the largest logit, the first of several equal ones."""
         if logits.ndim != 2 or not logits.shape[1]:
             raise IncompatibleError(f"logits must be [n, classes], got {tuple(logits.shape)}")
         wrong = logits.isnan().any(1)
@@ -81,9 +52,11 @@ class SingleLabel:
         return logits.argmax(1)
 
     def right(self, chosen: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """Which predictions are right, [n]; their mean is the headline metric."""
         return chosen == truth
 
     def decode(self, logits: torch.Tensor, labels: Sequence[str]) -> list[Prediction]:
+        """Predictions that a person reads."""
         places = self.choices(logits).tolist()
         rows = logits.double().softmax(1).tolist()
         return [
@@ -92,10 +65,10 @@ class SingleLabel:
         ]
 
 
-KINDS: Mapping[str, HeadKind] = {SINGLE_LABEL: SingleLabel()}
+KINDS: Mapping[str, SingleLabel] = {SINGLE_LABEL: SingleLabel()}
 
 
-def head_kind(name: str) -> HeadKind:
+def head_kind(name: str) -> SingleLabel:
     """A kind of head by its name; an unknown name offers the nearest."""
     if name not in KINDS:
         raise RecipeError(f"unknown kind of head {name!r}; {nearest(name, KINDS)}")

@@ -14,14 +14,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 from torch.func import functional_call, jvp
 
-from orthomerge.core.errors import IncompatibleError, nearest
 from orthomerge.models.skeleton import Skeleton
 
 if TYPE_CHECKING:
@@ -37,11 +35,7 @@ class LinearisedEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        family: Family,
-        pooling: str,
-        encoder: nn.Module,
-        deltas: Mapping[str, torch.Tensor] = MappingProxyType({}),
+        self, family: Family, pooling: str, encoder: nn.Module, deltas: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         super().__init__()
         _load_rules()
@@ -50,12 +44,6 @@ class LinearisedEncoder(nn.Module):
         self.encoder = encoder.eval().requires_grad_(False)
         self._family, self._pooling = family, pooling
         parameters = dict(encoder.named_parameters())
-        for name, delta in deltas.items():
-            if name not in parameters:
-                raise IncompatibleError(f"the encoder has no parameter {name!r}; {nearest(name, parameters)}")
-            if delta.shape != parameters[name].shape:
-                shapes = f"{tuple(delta.shape)}, but {tuple(parameters[name].shape)} in the encoder"
-                raise IncompatibleError(f"the delta of {name!r} is {shapes}")
         self.names = tuple(name for name in parameters if not deltas or name in deltas)
         # A parameter's name may not contain dots, so they lie in a list.
         self.deltas = nn.ParameterList(
@@ -118,22 +106,10 @@ class _Functional:
         return functional_call(self._encoder, self._parameters, args=(), kwargs=batch)
 
 
-def linearised_features(
-    family: Family, pooling: str, encoder_base: nn.Module, deltas: Mapping[str, torch.Tensor]
-) -> LinearisedEncoder:
-    """f_lin as a function of a batch, for evaluation: the base's encoder and a (merged) task vector.
-
-    `deltas` are by the module's parameter names, as `deltas_between` gives them; without gradients.
-    """
-    return LinearisedEncoder(family, pooling, encoder_base, deltas).requires_grad_(False)
-
-
 def deltas_between(base: nn.Module, tuned: nn.Module) -> dict[str, torch.Tensor]:
-    """Tau = theta - theta_b by parameter name, for two encoders of one class."""
-    before, after = dict(base.named_parameters()), dict(tuned.named_parameters())
-    if different := sorted(before.keys() ^ after.keys()):
-        raise IncompatibleError(f"two encoders of different make: only one has the parameter {different[0]!r}")
-    return {name: after[name].detach().to(before[name]) - before[name].detach() for name in before}
+    """Tau = theta - theta_b by parameter name, for two encoders of one architecture."""
+    after = dict(tuned.named_parameters())
+    return {name: after[name].detach().to(before) - before.detach() for name, before in base.named_parameters()}
 
 
 def tangent(
@@ -144,7 +120,8 @@ def tangent(
     base.fill(start)
     tuned = copy.deepcopy(base)
     tuned.fill(tensors)
-    module = linearised_features(family, pooling, base.module, deltas_between(base.module, tuned.module))
+    deltas = deltas_between(base.module, tuned.module)
+    module = LinearisedEncoder(family, pooling, base.module, deltas).requires_grad_(False)
     # The module takes a batch and gives features, which need no pooling.
     as_it_is = replace(
         family,

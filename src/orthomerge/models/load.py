@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-from orthomerge.core.errors import RecipeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers, whose reports are errors of our own, and put everything back afterwards."""
-    try:
-        from transformers.utils import logging
-    except ImportError as error:
-        raise RecipeError("running a model needs transformers: pip install 'orthomerge[models]'") from error
+    from transformers.utils import logging
+
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     with warnings.catch_warnings():
         # DeBERTa-v2's file compiles functions in the old way when it is imported.

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Access
     from orthomerge.models.family import Family
     from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.modules import Encoder, Mode
-    from orthomerge.models.opened import Opened
+    from orthomerge.models.modules import Encoder
     from orthomerge.models.processors import ProcessorSource
+    from orthomerge.models.sources import Opened
     from orthomerge.models.tensors import Tensors
 
 
@@ -33,14 +33,6 @@ class Origin:
     record: Mapping[str, Any] = field(default_factory=dict)
     places: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def with_facts(self, **facts: Any) -> Origin:
-        """The same with more facts, or others."""
-        return replace(self, facts={**self.facts, **facts})
-
-    def with_inputs(self, inputs: Mapping[str, Sequence[str]]) -> Origin:
-        """The same with inputs that were seen, by task."""
-        return replace(self, inputs={**self.inputs, **inputs})
 
     @property
     def access(self) -> Access:
@@ -73,10 +65,6 @@ class ModelData:
     @property
     def config(self) -> Mapping[str, Any]:
         return self.encoder.config
-
-    @property
-    def mode(self) -> Mode:
-        return self.encoder.mode
 
     @property
     def weights(self) -> Tensors:

@@ -7,7 +7,7 @@ import json
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.skeleton import Skeleton, architecture_of
@@ -21,50 +21,34 @@ if TYPE_CHECKING:
     from orthomerge.models.tensors import Tensors
 
 
-Mode = Literal["ordinary", "linearised"]
-
 _MOST_KEPT = 2  # modules in memory at a time: a merge and the expert that it is compared with
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Encoder:
-    """`config`: of the family's encoder class. `start`: of a linearised encoder, the weights it is linear around."""
+    """`config`: of the family's encoder class. `start`: of a linearised encoder, the weights it is linear around.
+
+    `content`: the hash of the one file that the tensors would be written to, once something has read all of them.
+    """
 
     family: Family
     config: Mapping[str, Any]
     tensors: Tensors
     start: Tensors | None = None
-
-    @property
-    def mode(self) -> Mode:
-        return "ordinary" if self.start is None else "linearised"
+    content: str | None = None
 
     @property
     def digest(self) -> str:
         """Identity of content: tensors and config; not of paths, options or heads."""
-        if not self.knows_digest:
+        if self.content is None:
             if isinstance(self.tensors, FileTensors) or not self.family.encoder_class:
-                self.remember(content_digest(self.tensors, self.family.prefix))
+                self.content = content_digest(self.tensors, self.family.prefix)
             else:
                 loaded(self)  # computes the weights once for both
         parts = [self.family.name, self.content, self.config]
         if self.start is not None:
             parts.append(content_digest(self.start, self.family.prefix))
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-    @property
-    def knows_digest(self) -> bool:
-        return "_content" in self.__dict__
-
-    @property
-    def content(self) -> str:
-        """The hash of the one file that the tensors would be written to, once it is known."""
-        content: str = self.__dict__["_content"]
-        return content
-
-    def remember(self, content: str) -> None:
-        """Keep the hash of the tensors, which somebody computed while they passed by."""
-        self.__dict__["_content"] = content
 
     def runner(self, pooling: str) -> tuple[Any, Family]:
         """What gives features: a module that others may use too, and the family that says how it is read."""
@@ -95,10 +79,10 @@ def loaded(encoder: Encoder) -> Skeleton:
         specs = dict(encoder.tensors.specs)
         skeleton = unshared(encoder.family, encoder.config, specs)
         skeleton.module.to("cpu")
-        content = None if encoder.knows_digest else ContentHash(specs, encoder.family.prefix)
+        content = None if encoder.content else ContentHash(specs, encoder.family.prefix)
         skeleton.fill(encoder.tensors, content=content)
         if content is not None:
-            encoder.remember(content.digest())
+            encoder.content = content.digest()
     _kept[:] = [each for each in _kept if each[0] is not skeleton]
     _kept.append((skeleton, weakref.ref(encoder)))
     return skeleton
@@ -106,7 +90,7 @@ def loaded(encoder: Encoder) -> Skeleton:
 
 def finished(encoder: Encoder) -> None:
     """Let the module of an encoder be refilled for the next one of its architecture."""
-    _kept[:] = [(skeleton, _nobody if owner() is encoder else owner) for skeleton, owner in _kept]
+    _kept[:] = [(skeleton, (lambda: None) if owner() is encoder else owner) for skeleton, owner in _kept]
 
 
 def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
@@ -126,7 +110,3 @@ def release() -> None:
 
 
 _kept: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with whose weights they hold; the last used is last
-
-
-def _nobody() -> Encoder | None:
-    return None

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.heads import Head
+from orthomerge.models.extras import rebuilt
+from orthomerge.models.heads import Head, head_of
 
 if TYPE_CHECKING:
     from orthomerge.models.family import Family
@@ -22,21 +23,19 @@ class ClassifierModule(nn.Module):
 
     def __init__(self, classifier: Head | Extra) -> None:
         super().__init__()
-        head = classifier if isinstance(classifier, Head) else classifier.head
-        self._head, self._kind = head, None if isinstance(classifier, Head) else classifier.kind
-        for name, tensor in head.tensors().items():
+        self._head, self._kind = head_of(classifier), None if isinstance(classifier, Head) else classifier.kind
+        extra = {} if isinstance(classifier, Head) else classifier.extra_tensors()
+        self._extra = {name: f"extra_{_plain(name)}" for name in extra}
+        for name, tensor in self._head.tensors().items():
             self.register_parameter(_plain(name), nn.Parameter(tensor.detach().clone()))
-        self._extra = () if isinstance(classifier, Head) else tuple(classifier.extra_tensors())
-        for name in self._extra:
-            self.register_buffer(f"extra_{_plain(name)}", classifier.extra_tensors()[name].detach().clone())  # type: ignore[union-attr]
+        for name, tensor in extra.items():
+            self.register_buffer(self._extra[name], tensor.detach().clone())
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         head = self._head.with_tensors({name: self.get_parameter(_plain(name)) for name in self._head.tensors()})
         if self._kind is None:
             return head(features)
-        from orthomerge.models.extras import rebuilt
-
-        extra = {name: self.get_buffer(f"extra_{_plain(name)}") for name in self._extra}
+        extra = {name: self.get_buffer(buffer) for name, buffer in self._extra.items()}
         return rebuilt(self._kind, head, extra, where=Path(self._kind))(features)
 
 
@@ -48,8 +47,7 @@ class MultiHead(nn.Module):
         self.encoder = encoder
         self.heads = nn.ModuleDict({_plain(task): ClassifierModule(head) for task, head in heads.items()})
         self._family = family
-        named = {task: head if isinstance(head, Head) else head.head for task, head in heads.items()}
-        self._poolings = {task: head.pooling or family.default_pooling for task, head in named.items()}
+        self._poolings = {task: head_of(head).pooling or family.default_pooling for task, head in heads.items()}
 
     def forward(self, **batch: Any) -> dict[str, torch.Tensor]:
         """Logits [B, C] by task."""
@@ -57,8 +55,7 @@ class MultiHead(nn.Module):
             raise RecipeError("this model has no heads; give it some with `with_heads`")
         output, config = self._family.forward(self.encoder, batch), getattr(self.encoder, "config", None)
         features = {
-            pooling: self._family.poolings[pooling](output, batch, config)
-            for pooling in dict.fromkeys(self._poolings.values())
+            pooling: self._family.poolings[pooling](output, batch, config) for pooling in {*self._poolings.values()}
         }
         return {task: self.heads[_plain(task)](features[pooling]) for task, pooling in self._poolings.items()}
 

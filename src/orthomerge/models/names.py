@@ -14,93 +14,81 @@ from typing import TYPE_CHECKING
 from orthomerge.core.errors import CheckpointError, IncompatibleError, some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from orthomerge.files.checkpoint import Checkpoint, Entry
 
 
+_Rules = list[tuple[str, str]]  # regular expressions and what they become
+# Checkpoints that were converted from TensorFlow (bert-base-uncased among them) keep its names.
+_LAYER_NORM: _Rules = [(r"(?<=\bLayerNorm\.)gamma$", "weight"), (r"(?<=\bLayerNorm\.)beta$", "bias")]
+# transformers 5 renamed the modules but still saves the old names; a bare `state_dict()` has the new ones.
+_ATTENTION: _Rules = [
+    (r"(?<=\.)attention\.q_proj\.", "attention.attention.query."),
+    (r"(?<=\.)attention\.k_proj\.", "attention.attention.key."),
+    (r"(?<=\.)attention\.v_proj\.", "attention.attention.value."),
+    (r"(?<=\.)attention\.o_proj\.", "attention.output.dense."),
+]
+_VIT: _Rules = [
+    (r"^((?:.*\.)?)layers\.(\d+)\.", r"\1encoder.layer.\2."),
+    *_ATTENTION,
+    (r"(?<=\.)mlp\.fc1\.", "intermediate.dense."),
+    (r"(?<=\.)mlp\.fc2\.", "output.dense."),
+]
+# What `CLIPVisionModel` of transformers 5 saves bare; all others put `vision_model.` before it.
+_BARE: _Rules = [(r"^(?=(embeddings|encoder|pre_layrnorm|post_layernorm)\.)", "vision_model.")]
+_LAYER = r"^transformer\.resblocks\.(\d+)\."
+_OPEN_CLIP: _Rules = [
+    (r"^class_embedding$", "embeddings.class_embedding"),
+    (r"^positional_embedding$", "embeddings.position_embedding.weight"),
+    (r"^conv1\.weight$", "embeddings.patch_embedding.weight"),
+    (r"^ln_pre\.(weight|bias)$", r"pre_layrnorm.\1"),  # spelt so in transformers
+    (r"^ln_post\.(weight|bias)$", r"post_layernorm.\1"),
+    (_LAYER + r"ln_([12])\.(weight|bias)$", r"encoder.layers.\1.layer_norm\2.\3"),
+    (_LAYER + r"attn\.out_proj\.(weight|bias)$", r"encoder.layers.\1.self_attn.out_proj.\2"),
+    (_LAYER + r"mlp\.c_fc\.(weight|bias)$", r"encoder.layers.\1.mlp.fc1.\2"),
+    (_LAYER + r"mlp\.c_proj\.(weight|bias)$", r"encoder.layers.\1.mlp.fc2.\2"),
+]
+_FUSED = re.compile(_LAYER + r"attn\.in_proj_(weight|bias)")
 _ANCHOR = "class_embedding"  # in the vision tower only
 _FIRST = "transformer.resblocks.0.attn.in_proj_weight"
-_BLOCK = re.compile(r"transformer\.resblocks\.(\d+)\.(.+)")
-_WHOLE = {
-    "class_embedding": "vision_model.embeddings.class_embedding",
-    "positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "conv1.weight": "vision_model.embeddings.patch_embedding.weight",
-    "ln_pre.weight": "vision_model.pre_layrnorm.weight",  # spelt so in transformers
-    "ln_pre.bias": "vision_model.pre_layrnorm.bias",
-    "ln_post.weight": "vision_model.post_layernorm.weight",
-    "ln_post.bias": "vision_model.post_layernorm.bias",
-}
-_LAYERS = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
 # Beside the vision tower: the text tower, and the numbers that OpenAI's archives carry along.
 _TEXT = re.compile(
     r"(.*\.)?(transformer\.resblocks\..+|token_embedding\.weight|positional_embedding|ln_final\.(weight|bias)"
     r"|text_projection|logit_scale|logit_bias|attn_mask|input_resolution|context_length|vocab_size)"
 )
 
-# What `CLIPVisionModel` of transformers 5 saves bare; all others put `vision_model.` before it.
-_BARE = ("embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm.")
+
+def _renamed(name: str, rules: Sequence[tuple[str, str]]) -> str:
+    for pattern, new in rules:
+        name = re.sub(pattern, new, name)
+    return name
 
 
-def rename(checkpoint: Checkpoint, new_name: Callable[[str], str]) -> Checkpoint:
-    """The same tensors under new names; two that end up under one name are an error."""
-    names = {key: new_name(key) for key in (*checkpoint.entries, *checkpoint.aliases)}
-    if all(old == new for old, new in names.items()):
-        return checkpoint
-    taken: dict[str, str] = {}
-    for old, new in names.items():
-        if new in taken:
-            raise CheckpointError(
-                f"{checkpoint.path} holds both {taken[new]!r} and {old!r}, two names of {new!r}; "
-                "remove the one that is left over from an earlier save"
-            )
-        taken[new] = old
-    return replace(
-        checkpoint,
-        entries={names[key]: entry for key, entry in checkpoint.entries.items()},
-        aliases={names[key]: names[target] for key, target in checkpoint.aliases.items()},
-    )
+def _renaming(rules: Sequence[tuple[str, str]]) -> Callable[[Checkpoint], Checkpoint]:
+    """An `adapt` that applies rules to every name, in order; two that end up under one name are an error."""
+
+    def adapt(checkpoint: Checkpoint) -> Checkpoint:
+        names = {key: _renamed(key, rules) for key in (*checkpoint.entries, *checkpoint.aliases)}
+        taken: dict[str, str] = {}
+        for old, new in names.items():
+            if new in taken:
+                raise CheckpointError(
+                    f"{checkpoint.path} holds both {taken[new]!r} and {old!r}, two names of {new!r}; "
+                    "remove the one that is left over from an earlier save"
+                )
+            taken[new] = old
+        entries = {names[key]: entry for key, entry in checkpoint.entries.items()}
+        aliases = {names[key]: names[target] for key, target in checkpoint.aliases.items()}
+        return replace(checkpoint, entries=entries, aliases=aliases)
+
+    return adapt
 
 
-def substitution(rules: Iterable[tuple[str, str]]) -> Callable[[Checkpoint], Checkpoint]:
-    """An `adapt` that applies regular expressions to every name, in order."""
-    compiled = [(re.compile(pattern), new) for pattern, new in rules]
-
-    def new_name(name: str) -> str:
-        for pattern, new in compiled:
-            name = pattern.sub(new, name)
-        return name
-
-    return lambda checkpoint: rename(checkpoint, new_name)
-
-
-# Checkpoints that were converted from TensorFlow (bert-base-uncased among them) keep its names.
-modern_layer_norm = substitution(
-    [(r"(?<=\bLayerNorm\.)gamma$", "weight"), (r"(?<=\bLayerNorm\.)beta$", "bias")],
-)
-
-# transformers 5 renamed the modules but still saves the old names; a bare `state_dict()` has the new ones.
-_ATTENTION = [
-    (r"(?<=\.)attention\.q_proj\.", "attention.attention.query."),
-    (r"(?<=\.)attention\.k_proj\.", "attention.attention.key."),
-    (r"(?<=\.)attention\.v_proj\.", "attention.attention.value."),
-    (r"(?<=\.)attention\.o_proj\.", "attention.output.dense."),
-]
-dinov2_names = substitution(_ATTENTION)
-vit_names = substitution(
-    [
-        (r"^((?:.*\.)?)layers\.(\d+)\.", r"\1encoder.layer.\2."),
-        *_ATTENTION,
-        (r"(?<=\.)mlp\.fc1\.", "intermediate.dense."),
-        (r"(?<=\.)mlp\.fc2\.", "output.dense."),
-    ]
-)
+modern_layer_norm = _renaming(_LAYER_NORM)
+dinov2_names = _renaming(_ATTENTION)
+vit_names = _renaming(_VIT)
+_with_vision_model = _renaming(_BARE)
 
 
 def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -118,35 +106,24 @@ def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def vision_names(checkpoint: Checkpoint) -> Checkpoint:
-    """Every writer's names of a CLIP's vision tower to those of `CLIPVisionModelWithProjection`."""
-    if is_open_clip(checkpoint):
-        return to_transformers(checkpoint)
-    return rename(checkpoint, lambda name: f"vision_model.{name}" if name.startswith(_BARE) else name)
+    """The vision tower of a CLIP under the names of `CLIPVisionModelWithProjection`, from those of any writer.
 
-
-def is_open_clip(checkpoint: Checkpoint) -> bool:
-    """Whether a vision tower under open_clip's names is in there."""
-    return bool(_towers(checkpoint))
-
-
-def to_transformers(checkpoint: Checkpoint) -> Checkpoint:
-    """The vision tower as `CLIPVisionModelWithProjection` names it.
-
-    Text-side tensors are dropped; what is neither vision nor text keeps its name, for others to refuse.
+    Of open_clip's, tensors of the text side are dropped; what is neither vision nor text keeps its name, for others to
+    refuse.
     """
-    towers = _towers(checkpoint)
-    if len(towers) != 1:
-        what = f"several, under {some(towers)}" if towers else f"none ('*{_ANCHOR}' beside '*{_FIRST}')"
-        raise CheckpointError(f"{checkpoint.path} must hold one open_clip vision tower, got {what}")
-    (prefix,) = towers
+    prefixes = [key.removesuffix(_ANCHOR) for key in checkpoint.entries if key.endswith(_ANCHOR)]
+    towers = [prefix for prefix in prefixes if prefix + _FIRST in checkpoint.entries]
+    if not towers:
+        return _with_vision_model(checkpoint)
+    if len(towers) > 1:
+        raise CheckpointError(f"{checkpoint.path} must hold one open_clip vision tower, got several: {some(towers)}")
     entries: dict[str, Entry] = {}
     unknown: list[str] = []
     for key, entry in checkpoint.entries.items():
-        if key.startswith(prefix):
-            converted = _convert(key.removeprefix(prefix), entry)
-            entries |= converted
-            if not converted:
-                unknown.append(key)
+        if key.startswith(towers[0]):
+            tensors = _converted(key.removeprefix(towers[0]), entry)
+            entries |= tensors
+            unknown += [] if tensors else [key]
         elif not _TEXT.fullmatch(key):
             entries[key] = entry
     if unknown:
@@ -157,29 +134,16 @@ def to_transformers(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, entries=entries, aliases={})
 
 
-def _towers(checkpoint: Checkpoint) -> list[str]:
-    prefixes = [key.removesuffix(_ANCHOR) for key in checkpoint.entries if key.endswith(_ANCHOR)]
-    return [prefix for prefix in prefixes if prefix + _FIRST in checkpoint.entries]
-
-
-def _convert(name: str, entry: Entry) -> dict[str, Entry]:
-    """One tensor under its new name, or three; none if it is not known."""
-    if name in _WHOLE:
-        return {_WHOLE[name]: entry}
+def _converted(name: str, entry: Entry) -> dict[str, Entry]:
+    """One tensor of open_clip's under its new name, or three; none if it is not known."""
     if name == "proj":
         return {"visual_projection.weight": entry.transposed()}
-    block = _BLOCK.fullmatch(name)
-    if block is None:
-        return {}
-    number, rest = block.groups()
-    layer, _, part = rest.rpartition(".")
-    home = f"vision_model.encoder.layers.{number}."
-    if rest in ("attn.in_proj_weight", "attn.in_proj_bias") and entry.spec.shape[0] % 3 == 0:
-        part, width = rest.removeprefix("attn.in_proj_"), entry.spec.shape[0] // 3
+    fused = _FUSED.fullmatch(name)
+    if fused and entry.spec.shape[0] % 3 == 0:
+        width, home = entry.spec.shape[0] // 3, f"vision_model.encoder.layers.{fused[1]}.self_attn"
         return {
-            f"{home}self_attn.{which}_proj.{part}": entry.rows(place * width, (place + 1) * width)
+            f"{home}.{which}_proj.{fused[2]}": entry.rows(place * width, (place + 1) * width)
             for place, which in enumerate("qkv")
         }
-    if layer in _LAYERS and part in ("weight", "bias"):
-        return {f"{home}{_LAYERS[layer]}.{part}": entry}
-    return {}
+    new = _renamed(name, _OPEN_CLIP)
+    return {} if new == name else {f"vision_model.{new}": entry}

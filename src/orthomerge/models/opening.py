@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,7 +73,7 @@ class Opening:
     family: str | None = None
     encoder_prefix: str | None = None
     pooling: str | None = None
-    ignore: tuple[str, ...] = field(default=())
+    ignore: tuple[str, ...] = ()
     missing: Literal["error", "base"] = "error"
     check_base: bool = True
 
@@ -83,7 +83,7 @@ class Opening:
 
 @dataclass(frozen=True, eq=False)
 class Live:
-    """`processor`: the tokenizer or image processor that belongs to the model, if it was given."""
+    """A model in memory; `processor`: its tokenizer or image processor, if one was given."""
 
     model: Any
     processor: Any = None
@@ -110,8 +110,19 @@ def opening_of(
             if task not in named:
                 raise RecipeError(f"'{what}' names {task!r}, which is no expert; {nearest(task, named)}")
     live = {task: model for task, value in {**named, "": base}.items() if (model := as_live(value)) is not None}
-    read = {task: _expert(task, value, heads, labels) for task, value in named.items()}
-    return Opening(read, None if base is None else reference("the base", base), **options), live
+    opened: dict[str, Expert] = {}
+    for task, value in named.items():
+        expert = value if isinstance(value, Expert) else Expert(reference(f"the expert of {task!r}", value))
+        if task in labels:
+            if isinstance(labels[task], str):
+                raise RecipeError(f"the 'labels' of {task!r} must be a list of names, got one text")
+            expert = replace(expert, labels=tuple(labels[task]))
+        if task in heads:
+            head = heads[task]
+            names = head if isinstance(head, HeadNames) else build(HeadNames, head, where=f"the head of {task!r}")
+            expert = replace(expert, head=names)
+        opened[task] = expert
+    return Opening(opened, None if base is None else reference("the base", base), **options), live
 
 
 def reference(role: str, value: object) -> str:
@@ -129,7 +140,7 @@ def reference(role: str, value: object) -> str:
 
 
 def check_task_names(tasks: Mapping[str, object]) -> None:
-    """Names of tasks become names of folders."""
+    """Refuse names of tasks that cannot be names of folders."""
     if not tasks:
         raise RecipeError("'experts' is empty: name at least one")
     for task in tasks:
@@ -165,12 +176,12 @@ def live_checkpoint(role: str, live: Live) -> Checkpoint:
             raise CheckpointError(
                 f"{name!r} of the live model of {role!r} is {tensor.dtype}; convert it to float first"
             )
-        owner = owners.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+        shape = tuple(tensor.shape)
+        owner = owners.setdefault((tensor.data_ptr(), shape), name)
         if owner != name and tensor.numel():
             aliases[name] = owner
-            continue
-        spec = Spec(tuple(tensor.shape), names[tensor.dtype])
-        entries[name] = Entry(file, file.add(tensor), spec)
+        else:
+            entries[name] = Entry(file, file.add(tensor), Spec(shape, names[tensor.dtype]))
     config = json.loads(live.model.config.to_json_string())  # as in the config.json of a saved model
     return Checkpoint(file.path, entries, config=config, aliases=aliases, in_memory=True)
 
@@ -179,22 +190,3 @@ def _task_name(path: str | Path) -> str:
     """The task of an expert that is given by its path alone: `topic` for models/topic, tone.pth and org/topic@main."""
     name = Path(path).name.partition("@")[0]
     return name.removesuffix(Path(name).suffix) if Path(name).suffix in _WEIGHT_FILES else name
-
-
-def _expert(
-    task: str,
-    value: Any,
-    heads: Mapping[str, HeadNames | Mapping[str, Any]],
-    labels: Mapping[str, Sequence[str]],
-) -> Expert:
-    """One expert as plain data; a live model only has a name here."""
-    expert = value if isinstance(value, Expert) else Expert(reference(f"the expert of {task!r}", value))
-    if task in labels:
-        if isinstance(labels[task], str):
-            raise RecipeError(f"the 'labels' of {task!r} must be a list of names, got one text")
-        expert = replace(expert, labels=tuple(labels[task]))
-    if task in heads:
-        head = heads[task]
-        named = head if isinstance(head, HeadNames) else build(HeadNames, head, where=f"the head of {task!r}")
-        expert = replace(expert, head=named)
-    return expert

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +15,19 @@ from orthomerge.files.lora import Adapter
 
 if TYPE_CHECKING:
     from orthomerge.models.family import Family
-    from orthomerge.models.sources import Source
-    from orthomerge.models.split import Split
+    from orthomerge.models.split import Source, Split
 
 
-_SAID = "as it says"  # the way out is within the message
+_IN_MESSAGE = "as it says"  # the way out is within the message
 _SAME_BASE = "all must come from the same base model"
+_NAME_LAYERS = "name the head's layers: head: {layers: [...]}"
 _STATISTICS = (".running_mean", ".running_var")
 _MOST_BYTES = 64 << 20
+_TOKENIZER = "tokenizer.json"
 _VOCABULARIES = (
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "spm.model"),
-    *("sentencepiece.bpe.model", "bpe.codes"),
+    *("sentencepiece.bpe.model", "bpe.codes", _TOKENIZER),
 )
-_TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,19 @@ class Problem:
     def of(cls, where: str, error: OrthomergeError) -> Problem:
         """A problem from an error, whose message ends with the way out."""
         what, separator, fix = str(error).rpartition("; ")
-        return cls(where, what, fix, type(error)) if separator else cls(where, fix, _SAID, type(error))
+        return cls(where, what, fix, type(error)) if separator else cls(where, fix, _IN_MESSAGE, type(error))
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}" + ("" if self.fix == _SAID else f"; {self.fix}")
+        return f"{self.where}: {self.what}" + ("" if self.fix == _IN_MESSAGE else f"; {self.fix}")
+
+
+def check_problems(problems: Sequence[Problem]) -> None:
+    """Raise an error that lists all problems, if there are any."""
+    if len(problems) > 1:
+        lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
+        raise problems[0].error(f"{len(problems)} problems:\n{lines}")
+    if problems:
+        raise problems[0].error(str(problems[0]))
 
 
 def base_problems(base: Checkpoint, split: Split) -> Iterator[Problem]:
@@ -66,37 +75,6 @@ def base_problems(base: Checkpoint, split: Split) -> Iterator[Problem]:
         yield Problem(where, "no encoder was found in it", "name its prefix as 'encoder_prefix'")
 
 
-def source_problems(
-    where: str,
-    expert: Source,
-    *,
-    specs: Mapping[str, Spec],
-    reference: Mapping[str, Spec],
-    family: Family,
-    base: Checkpoint,
-    missing: str,
-) -> Iterator[Problem]:
-    """Everything that does not fit between an expert and the base."""
-    split = expert.split
-    foreign = list(_architecture(where, expert.checkpoint, base, family))
-    if foreign:  # everything else follows from that
-        yield from foreign
-        return
-    yield from _vocabulary(where, base.path, expert.checkpoint.path)
-    if len(split.prefixes) > 1:
-        yield Problem(where, f"the encoder is found under {some(split.prefixes)} alike", "say which with 'prefix'")
-    if isinstance(expert.checkpoint, Adapter):
-        if not split.names:
-            yield Problem(where, "none of the adapter's tensors is in the base", "give the base that it was trained on")
-    else:
-        yield from _missing(where, expert, specs, reference, family, missing)
-    yield from _shapes(where, split, specs, reference)
-    if split.unknown:
-        what = f"{some(split.unknown)} is neither encoder nor head"
-        yield Problem(where, what, "list it under 'ignore' to leave it out, or name the head: head: {layers: [...]}")
-    yield from _head(where, expert, specs, family, base)
-
-
 def code_problems(where: str, source: Checkpoint | Adapter, family: str | None) -> Iterator[Problem]:
     """A model whose config asks for Python code of its own: it is never run, so the stock class may not be the model.
 
@@ -110,73 +88,70 @@ def code_problems(where: str, source: Checkpoint | Adapter, family: str | None) 
         yield Problem(where, what, fix, CheckpointError)
 
 
-def _architecture(where: str, source: Checkpoint | Adapter, base: Checkpoint, family: Family) -> Iterator[Problem]:
-    theirs = source.config if isinstance(source, Checkpoint) else None
-    if theirs is None or base.config is None or "model_type" not in theirs or "model_type" not in base.config:
+def source_problems(
+    where: str, source: Source, reference: Mapping[str, Spec], family: Family, base: Checkpoint, *, missing: str
+) -> Iterator[Problem]:
+    """Everything that does not fit between an expert and the base."""
+    split, specs = source.split, source.specs
+    ours, theirs = (config.get("model_type") for config in (base.config or {}, source.config))
+    if ours and theirs and theirs not in (ours, *family.model_types):  # everything else follows from that
+        yield Problem(where, f"it is a {theirs!r} model but the base is a {ours!r}", _SAME_BASE)
         return
-    ours, other = str(base.config.get("model_type")), str(theirs.get("model_type"))
-    if other not in (ours, *family.model_types):
-        yield Problem(where, f"it is a {other!r} model but the base is a {ours!r}", _SAME_BASE)
+    yield from _vocabulary(where, base.path, source.checkpoint.path)
+    if len(split.prefixes) > 1:
+        yield Problem(where, f"the encoder is found under {some(split.prefixes)} alike", "say which with 'prefix'")
+    if not isinstance(source.checkpoint, Adapter):
+        needed = [key for key in reference if not family.may_lack(key, source.pooling)]
+        yield from _missing(where, source, needed, missing)
+    elif not split.names:
+        yield Problem(where, "none of the adapter's tensors is in the base", "give the base that it was trained on")
+    yield from _shapes(where, split, specs, reference)
+    if split.unknown:
+        what = f"{some(split.unknown)} is neither encoder nor head"
+        yield Problem(where, what, "list it under 'ignore' to leave it out, or name the head: head: {layers: [...]}")
+    if source.layout is not None:
+        yield from _head(where, source, _widths(base, family))
+    elif not source.labels or not family.encoder_class:  # only a model that we can build makes a head of class names
+        fix = "give class names: head: {classes: [...], templates: [...]}; or its layers: head: {layers: [...]}"
+        yield Problem(where, "this family keeps no head in its checkpoints", fix)
 
 
 def _vocabulary(where: str, base: Path, expert: Path) -> Iterator[Problem]:
     """Tables of one size can still be of different words: the same row would then mean two things."""
     try:
-        difference = _other_vocabulary(base, expert)
+        for ours, theirs in ((base / name, expert / name) for name in _VOCABULARIES):
+            if not (_is_readable(ours) and _is_readable(theirs)) or ours.read_bytes() == theirs.read_bytes():
+                continue
+            if _words(ours) != _words(theirs):
+                fix = f"{_SAME_BASE}, with its tokenizer; or remove the tokenizer that is not the model's"
+                yield Problem(where, f"{theirs} is another vocabulary than {ours}", fix)
+                return
     except OSError as error:
         yield Problem(where, f"a file of its tokenizer cannot be read: {error}", "fetch it again", CheckpointError)
-        return
     except OrthomergeError as error:
         yield Problem.of(where, error)
-        return
-    if difference:
-        fix = f"{_SAME_BASE}, with its tokenizer; or remove the tokenizer that is not the model's"
-        yield Problem(where, difference, fix)
 
 
-def _other_vocabulary(one: Path, other: Path) -> str | None:
-    """How the vocabularies of two folders differ, in words; None where they do not, or where one has none."""
-    for name in _VOCABULARIES:
-        first, second = _bytes(one / name), _bytes(other / name)
-        if first is not None and second is not None and first.split() != second.split():
-            return f"{other / name} is another vocabulary than {one / name}"
-    first, second = _bytes(one / _TOKENIZER), _bytes(other / _TOKENIZER)
-    if first is None or second is None or first == second:
-        return None
-    # Padding and truncation are saved in it, too; they may differ.
-    if _words(one / _TOKENIZER) != _words(other / _TOKENIZER):
-        return f"{other / _TOKENIZER} is another vocabulary than {one / _TOKENIZER}"
-    return None
+def _is_readable(path: Path) -> bool:
+    """Whether a file is there, and is none that the writer of the output refuses to copy."""
+    return path.is_file() and not leaves(path, path.parent) and path.stat().st_size <= _MOST_BYTES
 
 
-def _bytes(path: Path) -> bytes | None:
-    """The file; None if there is none, or one that whoever copies it will refuse."""
-    if not path.is_file() or leaves(path, path.parent) or path.stat().st_size > _MOST_BYTES:
-        return None
-    return path.read_bytes()
-
-
-def _words(path: Path) -> tuple[Any, Any]:
+def _words(path: Path) -> object:
+    """The words of a vocabulary in order; padding and truncation, which a tokenizer.json has too, may differ."""
+    if path.name != _TOKENIZER:
+        return path.read_bytes().split()
     document = read_json(path)
-    model = document.get("model")
-    added = document.get("added_tokens")
+    model, added = document.get("model"), document.get("added_tokens")
     rows = added if isinstance(added, list) else []
     tokens = [(item.get("id"), item.get("content")) for item in rows if isinstance(item, dict)]
     return (model.get("vocab") if isinstance(model, dict) else None), tokens
 
 
-def _missing(
-    where: str,
-    expert: Source,
-    specs: Mapping[str, Spec],
-    reference: Mapping[str, Spec],
-    family: Family,
-    policy: str,
-) -> Iterator[Problem]:
-    needed = [key for key in reference if not family.may_lack(key, expert.pooling)]
-    absent = [key for key in needed if key in expert.split.missing]
+def _missing(where: str, source: Source, needed: Sequence[str], policy: str) -> Iterator[Problem]:
+    absent = [key for key in needed if key not in source.split.names]
     if absent and len(absent) == len(needed):
-        what = f"none of the base's {len(needed)} encoder tensors is in it (it holds {some(specs)})"
+        what = f"none of the base's {len(needed)} encoder tensors is in it (it holds {some(source.specs)})"
         yield Problem(where, what, "if it is not another architecture, name its 'prefix'")
     elif absent and policy == "error":
         what = f"{some(absent)} is in the base but not in the expert"
@@ -198,29 +173,22 @@ def _shapes(where: str, split: Split, specs: Mapping[str, Spec], reference: Mapp
         yield Problem(where, f"{len(wrong) - 3} more tensors have other shapes than in the base", _SAME_BASE)
 
 
-def _head(where: str, expert: Source, specs: Mapping[str, Spec], family: Family, base: Checkpoint) -> Iterator[Problem]:
-    head, layout, labels = expert.split.head, expert.layout, expert.labels
-    if layout is None:
-        if not labels or not family.encoder_class:  # only a model that we can build makes a head of class names
-            fix = "give class names: head: {classes: [...], templates: [...]}; or its layers: head: {layers: [...]}"
-            yield Problem(where, "this family keeps no head in its checkpoints", fix)
-        return
-    if "weight" not in head or (len(layout.layers) == 2 and "hidden.weight" not in head):
-        what = f"its head {some(layout.layers)} is not in the checkpoint"
-        yield Problem(where, what, "name the head's layers: head: {layers: [...]}")
+def _head(where: str, source: Source, widths: set[int]) -> Iterator[Problem]:
+    head, specs, labels = source.split.head, source.specs, source.labels
+    layers = source.layout.layers if source.layout else ()
+    if "weight" not in head or (len(layers) == 2 and "hidden.weight" not in head):
+        yield Problem(where, f"its head {some(layers)} is not in the checkpoint", _NAME_LAYERS)
         return
     odd = next((name for part, name in head.items() if not _is_part(part, specs[name], head, specs)), None)
     if odd is not None:
         what = f"{odd!r} of the head is {specs[odd].shape} {specs[odd].dtype}, which does not fit a linear classifier"
-        yield Problem(where, what, "name the head's layers: head: {layers: [...]}")
+        yield Problem(where, what, _NAME_LAYERS)
         return
     first = head.get("hidden.weight", head["weight"])
-    widths = _widths(base, family) if family.encoder_class else set()
     if widths and (width := specs[first].shape[1]) not in widths:
         sizes = " or ".join(map(str, sorted(widths)))
         yield Problem(where, f"{first!r} reads {width} features, but the encoder makes {sizes}", _SAME_BASE)
-    rows = specs[head["weight"]].shape[0]
-    kind = (expert.checkpoint.config or {}).get("problem_type") if isinstance(expert.checkpoint, Checkpoint) else None
+    rows, kind = specs[head["weight"]].shape[0], source.config.get("problem_type")
     if rows == 1 or kind in ("regression", "multi_label_classification"):
         what = f"{head['weight']!r} has {rows} rows, for {kind or 'a single number'}; heads here choose one class"
         yield Problem(where, what, "give an expert with a softmax over two classes or more, or leave this one out")
@@ -231,8 +199,10 @@ def _head(where: str, expert: Source, specs: Mapping[str, Spec], family: Family,
 
 
 def _widths(base: Checkpoint, family: Family) -> set[int]:
-    """How many features an encoder can make, by its config; DINOv2 joins the class token and the mean of the rest."""
-    config = base.config or {}
+    """Possible numbers of features, by the config; DINOv2 joins the class token and the mean of the rest."""
+    if not family.encoder_class:
+        return set()
+    config: Mapping[str, Any] = base.config or {}
     inner = config.get("vision_config")
     named = {**config, **inner} if isinstance(inner, Mapping) else config
     sizes = [named.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]

@@ -10,8 +10,11 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.documents import read_json
@@ -20,10 +23,8 @@ from orthomerge.models.tensors import content_digest
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Examples
-    from orthomerge.files.checkpoint import Checkpoint
-    from orthomerge.files.lora import Adapter
     from orthomerge.models.model_data import ModelData
-    from orthomerge.models.opened import Opened
+    from orthomerge.models.sources import Opened
 
 
 _MOST_BYTES = 64 << 20
@@ -41,26 +42,18 @@ def record_of(model: ModelData) -> dict[str, Any]:
         empty: dict[str, Any] = {"base": {"name": "", "files": []}, "experts": {}}
         return {"inputs": empty, "opening": {}, "tensors": {}, **model.origin.record}
     parts, opening = experts.parts, experts.opening
+    described = {task: asdict(expert) for task, expert in opening.experts.items()}
+    left_out = {task: source.split.left_out for task, source in parts.sources.items()}
     return {
         "inputs": {
-            "base": _input(parts.base, opening.base or "the first expert", experts, ""),
-            "experts": {
-                task: _input(source.checkpoint, source.expert.path, experts, task)
-                for task, source in parts.sources.items()
-            },
+            "base": _input(experts, "", opening.base or "the first expert"),
+            "experts": {task: _input(experts, task, about.pop("path")) for task, about in described.items()},
         },
-        "opening": {
-            **vars(opening),
-            "experts": {task: _without_path(vars(expert)) for task, expert in opening.experts.items()},
-            "base": opening.base is not None,
-        },
+        "opening": {**vars(opening), "experts": described, "base": experts.has_base},
         "tensors": {
             "merged": len(parts.merged),
             "copied": sorted(parts.copied),
-            "left_out": {
-                "base": parts.base_split.left_out,
-                **{task: source.split.left_out for task, source in parts.sources.items()},
-            },
+            "left_out": {"base": parts.base_split.left_out, **left_out},
         },
     }
 
@@ -71,17 +64,17 @@ def local_document(model: ModelData, folder: Path) -> dict[str, Any]:
     """
     experts, places = model.origin.experts, dict(model.origin.places)
     if experts is not None:
-        checkpoints = dict(zip(("", *experts.tasks), experts.checkpoints().values(), strict=True))
-        if not experts.has_base:
-            del checkpoints[""]
-        places = {task: str(source.path) for task, source in checkpoints.items() if not source.in_memory}
+        opened = {task: source for task, source in experts.checkpoints().items() if task or experts.has_base}
+        places = {task: str(source.path) for task, source in opened.items() if not source.in_memory}
     seen = {task: list(hashes) for task, hashes in model.origin.inputs.items()}
     return local_places({"places": places, "inputs": seen}, folder) if places or seen else {}
 
 
 def local_places(local: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """What `read_local` returns, as the local file of an output in `folder`."""
-    places = {role: _written_place(Path(place), folder) for role, place in local["places"].items()}
+    here = os.path.abspath(folder)
+    paths = {role: os.path.abspath(place) for role, place in local["places"].items()}
+    places = {role: {"absolute": path, "relative": os.path.relpath(path, here)} for role, path in paths.items()}
     return {**local, "places": places}
 
 
@@ -99,12 +92,15 @@ def read_local(folder: Path, name: str) -> dict[str, Any]:
         and all(isinstance(each, list) for each in seen.values())
     ):
         raise CheckpointError(f"{path} is damaged; remove it, and give --base and --expert where they are needed")
-    return {"places": {role: str(_current_path(place, folder)) for role, place in places.items()}, "inputs": seen}
+    return {"places": {role: _current_path(place, folder) for role, place in places.items()}, "inputs": seen}
 
 
 def short_hashes(examples: Examples) -> tuple[str, ...]:
     """One hash per input, in order."""
-    return tuple(hashlib.sha256(_input_bytes(item)).hexdigest()[:_SHORT] for item in examples.inputs)
+    contents = (
+        item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes() for item in examples.inputs
+    )
+    return tuple(hashlib.sha256(content).hexdigest()[:_SHORT] for content in contents)
 
 
 def licence_of(path: Path, *, reference: str = "", revision: str | None = None) -> str | None:
@@ -133,14 +129,9 @@ def licence_of(path: Path, *, reference: str = "", revision: str | None = None) 
     return "".join(char for char in licence if char.isprintable())[:_LONGEST_LICENCE] or None
 
 
-def _input_bytes(item: object) -> bytes:
-    import numpy as np
-
-    return item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
-
-
-def _input(source: Checkpoint | Adapter, name: str, experts: Opened, task: str) -> dict[str, Any]:
+def _input(experts: Opened, task: str, name: str) -> dict[str, Any]:
     """What identifies an input without telling where on this machine it lay."""
+    source = experts.checkpoints()[task]
     if source.in_memory:
         content = content_digest(experts.tensors(task), experts.family.prefix)
         return {"name": name, "revision": None, "license": None, "files": [], "content": content}
@@ -161,23 +152,11 @@ def _fetched_card(name: str, revision: str) -> Path | None:
         return None
 
 
-def _without_path(expert: Mapping[str, Any]) -> dict[str, Any]:
-    """How an expert was opened, as plain data."""
-    head = expert["head"]
-    return {**{name: value for name, value in expert.items() if name != "path"}, "head": head and vars(head)}
-
-
-def _written_place(path: Path, folder: Path) -> dict[str, str]:
-    absolute = Path(os.path.abspath(path))
-    return {"absolute": str(absolute), "relative": os.path.relpath(absolute, os.path.abspath(folder))}
-
-
 def _is_place(place: object) -> bool:
     return isinstance(place, dict) and "absolute" in place and all(isinstance(each, str) for each in place.values())
 
 
-def _current_path(place: Mapping[str, str], folder: Path) -> Path:
+def _current_path(place: Mapping[str, str], folder: Path) -> str:
     """Where an input is now: at its absolute path, else at its path relative to the output."""
-    here = Path(os.path.abspath(folder))
-    tries = [Path(os.path.normpath(here / place[kind])) for kind in ("absolute", "relative") if kind in place]
-    return next((path for path in tries if path.exists()), tries[0])
+    paths = [os.path.abspath(folder / place[kind]) for kind in ("absolute", "relative") if kind in place]
+    return next((path for path in paths if Path(path).exists()), paths[0])

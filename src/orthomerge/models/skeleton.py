@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
+from orthomerge.models.family import matches
 from orthomerge.models.load import quiet
-from orthomerge.models.split import matches
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from orthomerge.models.tensors import ContentHash, Tensors
 
 
-_POOLER = "pooler.*"  # optional in exactly those families whose class can be built without one
 _FIRST = 3  # of the numbers that tag tensors: 0 and 1 are what a module starts with
 # What the encoder classes of the families read from their config; a test compares this with transformers.
 KNOWN = frozenset(
@@ -62,18 +60,6 @@ def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in KNOWN}
 
 
-def stock_config(family: Family, config: Mapping[str, Any]) -> Any:
-    """The config of a family's encoder class, from known keys."""
-    with quiet():
-        import transformers
-
-        cls = getattr(transformers, family.encoder_class).config_class
-        try:
-            return cls(**{key: value for key, value in config.items() if key in KNOWN and key != "model_type"})
-        except Exception as error:  # validators of transformers raise errors of their own
-            raise CheckpointError(f"the config does not fit {cls.__name__}: {error}; fetch the model again") from error
-
-
 @dataclass(frozen=True, eq=False)
 class Skeleton:
     """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent.
@@ -97,15 +83,17 @@ class Skeleton:
             raise RecipeError(f"family {family.name!r} has no class to build; build the module yourself")
         import torch
 
-        options: dict[str, Any] = dict(family.encoder_options)
-        if _POOLER in family.optional and not any(fnmatchcase(key, _POOLER) for key in specs):
+        options = dict(family.encoder_options)
+        if "pooler.*" in family.optional and not any(key.startswith("pooler.") for key in specs):
             options["add_pooling_layer"] = False
         if eager:
             options["attn_implementation"] = "eager"
         tags = {key: torch.full(spec.shape, float(_FIRST + place)) for place, (key, spec) in enumerate(specs.items())}
-        module = _load(family, stock_config(family, config), tags, options)
+        module = _load(family, config, tags, options)
         names = _places(family, module, tags)
-        return cls(module.to(_widest(specs)).eval(), names, specs, architecture_of(family, config, specs))
+        dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
+        module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # loses nothing
+        return cls(module.eval(), names, specs, architecture_of(family, config, specs))
 
     def fill(self, tensors: Tensors, *, content: ContentHash | None = None) -> None:
         """Copy a stream of tensors into the module; `content` is fed what passes by."""
@@ -132,15 +120,26 @@ def architecture_of(family: Family, config: Mapping[str, Any], specs: Mapping[st
     return json.dumps([family.name, config, shapes], sort_keys=True, default=str)
 
 
-def _load(family: Family, config: Any, tags: Mapping[str, torch.Tensor], options: Mapping[str, Any]) -> torch.nn.Module:
+def _load(
+    family: Family, config: Mapping[str, Any], tags: Mapping[str, torch.Tensor], options: Mapping[str, Any]
+) -> torch.nn.Module:
     with quiet():
         import torch
         import transformers
 
+        cls = getattr(transformers, family.encoder_class)
+        config_cls = cls.config_class
+        stock = {key: value for key, value in config.items() if key in KNOWN and key != "model_type"}
         try:
-            module, info = getattr(transformers, family.encoder_class).from_pretrained(
+            stock_config = config_cls(**stock)
+        except Exception as error:  # validators of transformers raise errors of their own
+            raise CheckpointError(
+                f"the config does not fit {config_cls.__name__}: {error}; fetch the model again"
+            ) from error
+        try:
+            module, info = cls.from_pretrained(
                 None,
-                config=config,
+                config=stock_config,
                 state_dict=dict(tags),
                 local_files_only=True,
                 trust_remote_code=False,
@@ -151,12 +150,12 @@ def _load(family: Family, config: Any, tags: Mapping[str, torch.Tensor], options
             )
         except Exception as error:  # of whatever class: each library underneath has its own
             raise CheckpointError(f"transformers cannot build {family.encoder_class}: {error}") from error
-    mismatched = [f"{name} {tuple(here)} instead of {tuple(built)}" for name, here, built in info["mismatched_keys"]]
-    optional = family.optional
     problems = {
         "it lacks": info["missing_keys"],
-        "its config gives other shapes to": mismatched,
-        "the model has no place for": {key for key in info["unexpected_keys"] if not matches(key, optional)},
+        "its config gives other shapes to": [
+            f"{name} {tuple(here)} instead of {tuple(built)}" for name, here, built in info["mismatched_keys"]
+        ],
+        "the model has no place for": [key for key in info["unexpected_keys"] if not matches(key, family.optional)],
     }
     for what, keys in problems.items():
         if keys:
@@ -164,8 +163,7 @@ def _load(family: Family, config: Any, tags: Mapping[str, torch.Tensor], options
                 f"the weights do not fit {family.encoder_class}: {what} {some(sorted(keys))}; "
                 "no weight is ever initialised at random"
             )
-    built: torch.nn.Module = module
-    return built
+    return cast("torch.nn.Module", module)
 
 
 def _places(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -186,11 +184,3 @@ def _places(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Te
         names.setdefault(keys[place], name)
         owners[tensor.data_ptr()] = keys[place]
     return names
-
-
-def _widest(specs: Mapping[str, Spec]) -> torch.dtype:
-    """The one dtype of some weights, or the one that holds all of them."""
-    import torch
-
-    dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
-    return reduce(torch.promote_types, dtypes) if dtypes else torch.float32

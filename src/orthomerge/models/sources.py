@@ -1,45 +1,41 @@
-"""Opened checkpoints as parts of a merge: which tensors are encoder and head, and how a head reads the encoder."""
+"""Base and experts, opened and compared: headers only, every tensor accounted for, every problem listed at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
 
-from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, some
+from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
-from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained
-from orthomerge.files.lora import Adapter
+from orthomerge.files.lora import Adapter, AdapterSource
+from orthomerge.files.opening import open_checkpoint, open_expert
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for, generic
-from orthomerge.models.family import Family, HeadLayout
+from orthomerge.models.family import HeadLayout
 from orthomerge.models.heads import Head
-from orthomerge.models.opening import Expert, HeadNames, Opening
-from orthomerge.models.split import Split
+from orthomerge.models.opening import HeadNames, live_checkpoint
+from orthomerge.models.problems import Problem, base_problems, check_problems, code_problems, source_problems
+from orthomerge.models.processors import ProcessorSource
+from orthomerge.models.skeleton import encoder_config
+from orthomerge.models.split import (
+    Source,
+    model_config,
+    specs_of,
+    split_base,
+    split_expert,
+    stored_labels,
+    with_stock_names,
+)
+from orthomerge.models.tensors import AdaptedTensors, FileTensors
 
 if TYPE_CHECKING:
-    import torch
-
-
-_LINEARISED = ("linearised", "tau_jp")
-
-
-@dataclass(frozen=True)
-class Source:
-    """One expert, opened and split. `labels` are in the order of the head's rows."""
-
-    expert: Expert
-    checkpoint: Checkpoint | Adapter
-    split: Split
-    layout: HeadLayout | None
-    labels: tuple[str, ...]
-    pooling: str
-    max_length: int | None = None
-
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return model_config(self.checkpoint)
+    from orthomerge.models.family import Family
+    from orthomerge.models.opening import Expert, Live, Opening
+    from orthomerge.models.split import Split
+    from orthomerge.models.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -54,122 +50,261 @@ class Parts:
     copied: Mapping[str, Spec]
 
 
-def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
-    """What a model says of itself; beside an adapter, its classifier's config.json may lie, as `finetune` writes it."""
-    if isinstance(source, Checkpoint):
-        return source.config or {}
-    path = source.path / "config.json"
-    return read_json(contained(path, source.path)) if path.is_file() else {}
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """Base and experts as they were opened; where there are problems, only `problems` and `notes` can be used.
+
+    `partial`: what could be opened, problems or not. `live`: models in memory by task, the base under "".
+    """
+
+    opening: Opening
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    partial: Parts | None
+    live: Mapping[str, Live]
+
+    def __repr__(self) -> str:
+        count = len(self.problems)
+        family = self.partial.family.title if self.partial else "unknown"
+        return f"Experts({len(self.tasks)} of {family} base, {count or 'no'} problem{'s' if count != 1 else ''})"
+
+    @classmethod
+    def of(cls, opening: Opening, live: Mapping[str, Live]) -> Self:
+        """Open everything, split it, and compare it."""
+        opener = _Opener(opening, live)
+        parts = opener.parts()
+        return cls(opening, tuple(opener.problems), tuple(opener.notes), parts, live)
+
+    def check(self) -> Self:
+        """Return the same; if there are problems, raise an error that lists them all."""
+        check_problems(self.problems)
+        return self
+
+    @property
+    def parts(self) -> Parts:
+        """Base and experts, split, if nothing is wrong with them."""
+        self.check()
+        if self.partial is None:
+            raise AssertionError("experts without problems are opened")
+        return self.partial
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(self.opening.experts)
+
+    @property
+    def family(self) -> Family:
+        return self.parts.family
+
+    @property
+    def has_base(self) -> bool:
+        """Whether a base was given; else the first expert gives names and config."""
+        return self.opening.base is not None
+
+    @cached_property
+    def heads(self) -> dict[str, Head]:
+        """The head of every task; heads are small."""
+        parts = self.parts
+        return {task: _read_head(parts.base, source) for task, source in parts.sources.items()}
+
+    @cached_property
+    def processor(self) -> ProcessorSource:
+        """How inputs are processed: as beside the base, else as beside the first expert that says."""
+        live = [self.live[name].processor for name in ("", *self.tasks) if name in self.live]
+        chosen = next((processor for processor in live if processor is not None), None)
+        opened = [] if chosen is not None else self.checkpoints().values()
+        folders = [checkpoint.path for checkpoint in opened if not checkpoint.in_memory]
+        return ProcessorSource.of(folders, self.family.modality, self.config, live=chosen)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """The config of the encoder: the base's, else that of the first expert that has one."""
+        configs = (self.parts.base.config, *(source.config for source in self.parts.sources.values()))
+        return encoder_config(next((config for config in configs if config), {}), self.family)
+
+    @property
+    def specs(self) -> Mapping[str, Spec]:
+        """Every tensor of a merge that keeps the base's dtypes, in writing order."""
+        return self.tensors("").specs
+
+    def checkpoints(self) -> dict[str, Checkpoint | Adapter]:
+        """Everything that was opened, by task, the base under ""."""
+        parts = self.parts
+        return {"": parts.base, **{task: source.checkpoint for task, source in parts.sources.items()}}
+
+    def tensors(self, task: str) -> Tensors:
+        """The encoder of an expert, or under "" of the base: its own bytes, and the base's where it has none."""
+        parts = self.parts
+        base = {key: (parts.base, name) for key, name in parts.base_split.names.items()}
+        if not task:
+            return FileTensors(base)
+        checkpoint, names = parts.sources[task].checkpoint, parts.sources[task].split.names
+        if isinstance(checkpoint, Adapter):
+            return AdaptedTensors(FileTensors(base), AdapterSource(checkpoint, names))
+        return FileTensors({**base, **{key: (checkpoint, name) for key, name in names.items()}})
 
 
-def choose_family(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter]) -> Family:
+class _Opener:
+    """Opens and compares; collects problems and notes."""
+
+    def __init__(self, opening: Opening, live: Mapping[str, Live]) -> None:
+        self.opening, self.live = opening, live
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+
+    @contextmanager
+    def _collecting(self, where: str) -> Iterator[None]:
+        """Turn an error into a problem, and go on."""
+        try:
+            yield
+        except OrthomergeError as error:
+            self.problems.append(Problem.of(where, error))
+
+    def parts(self) -> Parts | None:
+        opened: dict[str, Checkpoint | Adapter] = {}
+        for task, expert in self.opening.experts.items():
+            with self._collecting(f"expert {task!r}"):
+                live = self.live.get(task)
+                opened[task] = open_expert(expert.path) if live is None else live_checkpoint(task, live)
+        base = self._base(opened)
+        if base is None:
+            return None
+        self._describe(opened, base)
+        for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
+            self.problems += code_problems(f"{role} ({source.path})", source, self.opening.family)
+        family = None
+        with self._collecting("family"):
+            family = _family_of(self.opening, base, opened)
+        return None if family is None else self._compare(base, opened, family)
+
+    def _base(self, opened: Mapping[str, Checkpoint | Adapter]) -> Checkpoint | None:
+        """The base; where none is named, the first expert."""
+        with self._collecting("base"):
+            if "" in self.live:
+                return live_checkpoint("base", self.live[""])
+            if self.opening.base is not None:
+                return open_checkpoint(self.opening.base)
+            if any(isinstance(source, Adapter) for source in opened.values()):
+                raise RecipeError("an adapter needs the model that the experts were fine-tuned from; give it as 'base'")
+            for source in opened.values():
+                if isinstance(source, Checkpoint):
+                    self.notes.append("no base was given; names and config are the first expert's")
+                    return source
+        return None
+
+    def _describe(self, opened: Mapping[str, Checkpoint | Adapter], base: Checkpoint) -> None:
+        """Note models that are named twice, and experts that are tangent models by their own config."""
+        tasks: dict[str, list[str]] = {}
+        for task, source in (*opened.items(), *([("the base", base)] if self.opening.base else [])):
+            tasks.setdefault(str(source.path), []).append(task)
+        self.notes += [f"{some(same)} are one model, {path}" for path, same in tasks.items() if len(same) > 1]
+        about = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
+        modes = {task: each.get("mode") for task, each in about.items() if isinstance(each, dict)}
+        if linear := [task for task, mode in modes.items() if mode in ("linearised", "tau_jp")]:
+            self.notes.append(
+                f"{some(linear)}: linearised, so what was trained is a linear model; evaluate, export and align read "
+                "the merge as the ordinary network, `Model.linearised` as the linear one"
+            )
+
+    def _compare(self, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter], family: Family) -> Parts:
+        base = family.adapted(base)
+        prefix = family.prefix if self.opening.encoder_prefix else None
+        split = split_base(specs_of(base), family, prefix=prefix, ignore=self.opening.ignore)
+        self.problems += base_problems(base, split)
+        reference = {key: base.spec(name) for key, name in split.names.items()}
+        sources: dict[str, Source] = {}
+        for task, checkpoint in opened.items():
+            source = self._source(task, with_stock_names(checkpoint, family), family, reference)
+            where = f"expert {task!r} ({checkpoint.path})"
+            self.problems += source_problems(where, source, reference, family, base, missing=self.opening.missing)
+            sources[task] = source
+        changed = {key for source in sources.values() for key in source.split.names}
+        if any(isinstance(source.checkpoint, Adapter) for source in sources.values()):
+            changed |= reference.keys()  # an adapter leaves the rest as it is: zero deltas, which count in a trim
+        merged = {key: spec for key, spec in reference.items() if is_float(spec.dtype) and key in changed}
+        copied = {key: spec for key, spec in reference.items() if key not in merged}
+        if unchanged := [key for key, spec in copied.items() if is_float(spec.dtype)]:
+            self.notes.append(f"no expert changes {some(unchanged)}; copied from the base")
+        return Parts(family, base, split, sources, merged, copied)
+
+    def _source(
+        self, task: str, checkpoint: Checkpoint | Adapter, family: Family, reference: Mapping[str, Spec]
+    ) -> Source:
+        expert, specs, config = self.opening.experts[task], specs_of(checkpoint), model_config(checkpoint)
+        layout, (pooling, max_length) = _head_layout(expert, family), self._reading(config, family)
+        ignore = self.opening.ignore
+        split = split_expert(
+            specs, family, reference, pooling=pooling, prefix=expert.prefix, layout=layout, ignore=ignore
+        )
+        labels = expert.labels or (expert.head.classes if expert.head else None) or ()
+        if not labels:
+            with self._collecting(f"expert {task!r} ({checkpoint.path})"):
+                labels = stored_labels(config, specs, split)
+        return Source(expert, checkpoint, specs, config, split, layout, labels, pooling, max_length)
+
+    def _reading(self, config: Mapping[str, Any], family: Family) -> tuple[str, int | None]:
+        """How a head reads the encoder: as the opening says, else as the expert's config (`finetune` records it)."""
+        about = config.get("orthomerge")
+        about = about if isinstance(about, dict) else {}
+        recorded, tuning = about.get("pooling"), about.get("tuning")
+        pooling = self.opening.pooling or (recorded if isinstance(recorded, str) else None) or family.default_pooling
+        if pooling not in family.poolings:
+            what = f"pooling {pooling!r} is not known for {family.name}"
+            problem = Problem("pooling", what, f"use one of {', '.join(family.poolings)}", RecipeError)
+            if problem not in self.problems:
+                self.problems.append(problem)
+            pooling = family.default_pooling
+        length = tuning.get("max_length") if isinstance(tuning, dict) else None
+        return pooling, length if family.modality == "text" and type(length) is int and length > 0 else None
+
+
+def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter]) -> Family:
     """The family as named, else by the first config that has a model type."""
     if opening.family == "generic" or (opening.family is None and opening.encoder_prefix is not None):
         return generic(opening.encoder_prefix or "")
     if opening.family is not None:
         return find_family(opening.family)
-    full = [source for source in (base, *opened.values()) if isinstance(source, Checkpoint)]
-    configs = [source.config for source in full if source.config and "model_type" in source.config]
-    if not configs:
+    configs = [source.config or {} for source in (base, *opened.values()) if isinstance(source, Checkpoint)]
+    kind = next((config["model_type"] for config in configs if "model_type" in config), None)
+    if kind is None:
         raise RecipeError(
             "no config.json says what kind of model this is; "
             "name it as 'family' (bert, vit, ... or generic with 'encoder_prefix')"
         )
     # Which of two families with one model type it is shows in an expert, not in the base.
     keys = [name for source in opened.values() for name in specs_of(source)]
-    return family_for(str(configs[0]["model_type"]), keys or list(base))
+    return family_for(str(kind), keys or list(base))
 
 
-def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint | Adapter:
-    """The same tensors under the names of stock transformers."""
-    if isinstance(source, Checkpoint):
-        return family.adapted(source)
-    if family.adapt is None:
-        return source
-    # Adapters name modules, which transformers 5 renamed without renaming what it saves: use the saved names.
-    entries = {**{name: factors.b for name, factors in source.factors.items()}, **source.replaced}
-    adapted = family.adapt(Checkpoint(source.path, entries))
-    return source.renamed(dict(zip(entries, adapted, strict=True)))
-
-
-def specs_of(source: Checkpoint | Adapter) -> dict[str, Spec]:
-    """Every tensor of a model, second names included."""
-    if isinstance(source, Adapter):
-        return dict(source.specs)
-    return {key: source.spec(key) for key in (*source, *source.aliases)}
-
-
-def head_layout(expert: Expert, family: Family) -> HeadLayout | None:
+def _head_layout(expert: Expert, family: Family) -> HeadLayout | None:
     """The layers of an expert's head: as named, else the family's."""
     if expert.head is not None and expert.head.layers:
-        return HeadLayout(expert.head.layers, expert.head.activation, bool(family.head and family.head.normalise))
+        return HeadLayout(expert.head.layers, expert.head.activation)
     return family.head
 
 
-def stored_labels(source: Checkpoint | Adapter, specs: Mapping[str, Spec], split: Split) -> tuple[str, ...]:
-    """Class names in the order of the rows; numbered, as transformers does, when the checkpoint has none."""
-    rows = next(iter(specs[split.head["weight"]].shape), 0) if "weight" in split.head else 0
-    named = model_config(source).get("id2label")
-    if isinstance(named, dict):
-        named = {str(key): value for key, value in named.items()}  # a live model's config counts in numbers
-    if named and (not isinstance(named, dict) or set(named) != {str(number) for number in range(len(named))}):
-        keys = some(named) if isinstance(named, dict | list) else repr(named)[:60]
-        raise IncompatibleError(f"'id2label' must number the classes from 0 on, it has {keys}; give 'labels'")
-    numbered = all(str(value) == f"LABEL_{key}" for key, value in (named or {}).items())
-    if named and (len(named) == rows or not numbered):
-        return tuple(str(named[str(number)]) for number in range(len(named)))
-    return tuple(f"LABEL_{number}" for number in range(rows))
-
-
-def merged_and_copied(
-    sources: Mapping[str, Source], reference: Mapping[str, Spec]
-) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """Which tensors are merged, and which are copied from the base."""
-    held = {key for source in sources.values() for key in source.split.names}
-    if any(isinstance(source.checkpoint, Adapter) for source in sources.values()):
-        held |= reference.keys()  # an adapter leaves the rest as it is: zero deltas, which count as such in a trim
-    merged = {key: spec for key, spec in reference.items() if is_float(spec.dtype) and key in held}
-    return merged, {key: spec for key, spec in reference.items() if key not in merged}
-
-
-def shared_checkpoints(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
-    """Experts that are one and the same file: fine for a model of several heads, else a slip of the pen."""
-    tasks: dict[str, list[str]] = {}
-    for task, source in opened.items():
-        tasks.setdefault(str(source.path), []).append(task)
-    return [f"{some(same)} are one model, {path}" for path, same in tasks.items() if len(same) > 1]
-
-
-def linearised_experts(opened: Mapping[str, Checkpoint | Adapter]) -> list[str]:
-    """The experts that say of themselves that they are tangent models."""
-    notes = {task: (source.config or {}).get("orthomerge") for task, source in opened.items()}
-    return [task for task, note in notes.items() if isinstance(note, dict) and note.get("mode") in _LINEARISED]
-
-
-def read_head(base: Checkpoint, source: Source) -> Head:
+def _read_head(base: Checkpoint, source: Source) -> Head:
     """The head of an expert, in the dtype in which it is stored; a zero-shot head is made from class names."""
-    layout = source.layout
-    if layout is None:
+    import torch
+
+    if source.layout is None:
         from orthomerge.models.zero_shot import zero_shot_head
 
-        templates = (source.expert.head or HeadNames()).templates
-        head = zero_shot_head(base.path, source.labels, templates)
-        return Head(head.output, head.labels, normalise=head.normalise, pooling=source.pooling)
+        head = zero_shot_head(base.path, source.labels, (source.expert.head or HeadNames()).templates)
+        return replace(head, pooling=source.pooling)
+    tensors: dict[str, torch.Tensor] = {}
+    for part, name in source.split.head.items():
+        checkpoint = source.checkpoint
+        entry = checkpoint.entry(name) if isinstance(checkpoint, Checkpoint) else checkpoint.replaced[name]
+        tensors[part] = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
+        if not torch.isfinite(tensors[part].float()).all():
+            raise NumericalError(
+                f"{entry.file.path}: the head's {name!r} holds NaN or infinity; find a sound checkpoint"
+            )
     return Head.of(
-        {part: _head_tensor(source.checkpoint, name) for part, name in source.split.head.items()},
+        tensors,
         source.labels,
-        activation=layout.activation,
-        normalise=layout.normalise,
+        activation=source.layout.activation,
         pooling=source.pooling,
         max_length=source.max_length,
     )
-
-
-def _head_tensor(checkpoint: Checkpoint | Adapter, name: str) -> torch.Tensor:
-    import torch
-
-    entry = checkpoint.entry(name) if isinstance(checkpoint, Checkpoint) else checkpoint.replaced[name]
-    tensor = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
-    if not torch.isfinite(tensor.float()).all():
-        raise NumericalError(f"{entry.file.path}: the head's {name!r} holds NaN or infinity; find a sound checkpoint")
-    return tensor

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from typing import Any
 
-from orthomerge.files.checkpoint import Spec
-from orthomerge.models.family import Family, HeadLayout
+from orthomerge.core.errors import IncompatibleError, some
+from orthomerge.files.checkpoint import Checkpoint, Spec
+from orthomerge.files.documents import read_json
+from orthomerge.files.links import contained
+from orthomerge.files.lora import Adapter
+from orthomerge.models.family import Family, HeadLayout, matches
+from orthomerge.models.opening import Expert
 
 # Put around a whole model by training loops.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "state_dict.")
@@ -27,16 +32,30 @@ class Split:
     """What each tensor of a checkpoint is.
 
     `names`: canonical encoder name -> name in the checkpoint. `head`: `weight`, `bias`, `hidden.weight`,
-    `hidden.bias` -> name. `left_out`: name -> why. `unknown`: neither. `missing`: encoder tensors that are not there.
-    `prefixes`: every prefix under which the whole encoder is; exactly one is right.
+    `hidden.bias` -> name. `left_out`: name -> why. `unknown`: neither. `prefixes`: every prefix under which the whole
+    encoder is; exactly one is right.
     """
 
     names: dict[str, str]
     head: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One expert, opened and split; `labels` are in the order of the head's rows."""
+
+    expert: Expert
+    checkpoint: Checkpoint | Adapter
+    specs: Mapping[str, Spec]
+    config: Mapping[str, Any]
+    split: Split
+    layout: HeadLayout | None
+    labels: tuple[str, ...]
+    pooling: str
+    max_length: int | None = None
 
 
 def split_base(
@@ -65,7 +84,7 @@ def split_base(
             left_out[key] = f"{TIED}{twin}"
         else:
             names[twin] = key
-    return Split(names, {}, left_out, tuple(unknown), (), (prefix,))
+    return Split(names, {}, left_out, tuple(unknown), (prefix,))
 
 
 def split_expert(
@@ -99,13 +118,47 @@ def split_expert(
             left_out[key] = "optional, and not in the base"
         else:
             unknown.append(key)
-    missing = tuple(key for key in reference if key not in names)
-    return Split(names, head, left_out, tuple(sorted(unknown)), missing, prefixes)
+    return Split(names, head, left_out, tuple(sorted(unknown)), prefixes)
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name matches one of some patterns with `*`."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint | Adapter:
+    """The same tensors under the names of stock transformers."""
+    if isinstance(source, Checkpoint):
+        return family.adapted(source)
+    # Adapters name modules, which transformers 5 renamed without renaming what it saves: use the saved names.
+    entries = {**{name: factors.b for name, factors in source.factors.items()}, **source.replaced}
+    return source.renamed(dict(zip(entries, family.adapted(Checkpoint(source.path, entries)), strict=True)))
+
+
+def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
+    """The config of a model; that of an adapter's classifier may lie beside it, as `finetune` writes it."""
+    if isinstance(source, Checkpoint):
+        return source.config or {}
+    path = source.path / "config.json"
+    return read_json(contained(path, source.path)) if path.is_file() else {}
+
+
+def stored_labels(config: Mapping[str, Any], specs: Mapping[str, Spec], split: Split) -> tuple[str, ...]:
+    """Class names in the order of the rows; numbered, as transformers does, when the checkpoint has none."""
+    rows = next(iter(specs[split.head["weight"]].shape), 0) if "weight" in split.head else 0
+    numbered = tuple(f"LABEL_{number}" for number in range(rows))
+    stored = config.get("id2label")
+    if not stored:
+        return numbered
+    names = {str(key): str(name) for key, name in stored.items()} if isinstance(stored, dict) else {}
+    keys = [str(number) for number in range(len(names))]  # a live model's config counts in numbers
+    if not names or names.keys() != set(keys):
+        shown = some(stored) if isinstance(stored, dict | list) else repr(stored)[:60]
+        raise IncompatibleError(f"'id2label' must number the classes from 0 on, it has {shown}; give 'labels'")
+    only_numbers = all(name == f"LABEL_{key}" for key, name in names.items())
+    return numbered if only_numbers and len(names) != rows else tuple(names[key] for key in keys)
+
+
+def specs_of(source: Checkpoint | Adapter) -> dict[str, Spec]:
+    """Every tensor of a model, second names included."""
+    if isinstance(source, Adapter):
+        return source.specs
+    return {key: source.spec(key) for key in (*source, *source.aliases)}
 
 
 def _outer_wrapper(specs: Iterable[str]) -> str:
@@ -137,36 +190,26 @@ def _fitting_prefixes(
 def _possible_prefixes(specs: Mapping[str, Spec], family: Family, needed: Iterable[str]) -> list[str]:
     """Every prefix under which some needed tensor lies, most plausible first, without judging yet."""
     keys = list(needed)
-    prefixes = dict.fromkeys((family.prefix, ""))
-    for anchor in keys[:1] + keys[len(keys) // 2 : len(keys) // 2 + 1] + keys[-1:]:
-        for name in (anchor, *_twins(family, anchor)):
-            for key in specs:
-                if key == name or key.endswith("." + name):
-                    prefixes.setdefault(key.removesuffix(name), None)
-    return list(prefixes)
+    anchors = [*keys[:1], *keys[len(keys) // 2 : len(keys) // 2 + 1], *keys[-1:]]
+    names = [name for anchor in anchors for name in (anchor, *_twins(family, anchor))]
+    ends = [(key, name) for name in names for key in specs if key == name or key.endswith("." + name)]
+    return list(dict.fromkeys((family.prefix, "", *(key.removesuffix(name) for key, name in ends))))
 
 
 def _encoder_names(specs: Mapping[str, Spec], family: Family, prefix: str, wanted: Iterable[str]) -> dict[str, str]:
     """Canonical name -> name in the checkpoint, for wanted tensors that are there; a tied twin will do."""
+    names = {key: [prefix + each for each in (key, *_twins(family, key)) if prefix + each in specs] for key in wanted}
+    return {key: present[0] for key, present in names.items() if present}
+
+
+def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None) -> dict[str, str]:
+    """Part of a head -> name; weight and bias of a layer are both under the wrapper, or both without it."""
     names = {}
-    for key in wanted:
-        candidates = (prefix + each for each in (key, *_twins(family, key)))
-        name = next((name for name in candidates if name in specs), None)
-        if name is not None:
-            names[key] = name
-    return names
+    for part, name in (layout.parts() if layout else {}).items():
+        wrapped = f"{outer}{name.rpartition('.')[0]}.weight" in specs
+        names[part] = outer + name if wrapped else name
+    return {part: name for part, name in names.items() if name in specs}
 
 
 def _twins(family: Family, key: str) -> list[str]:
     return [alias for alias, target in family.tied.items() if target == key]
-
-
-def _head_names(specs: Mapping[str, Spec], outer: str, layout: HeadLayout | None) -> dict[str, str]:
-    """Part of a head -> name, with the wrapper or without it."""
-    names: dict[str, str] = {}
-    for part, name in (layout.parts() if layout else {}).items():
-        layer = name.rpartition(".")[0]
-        place = f"{outer}{name}" if f"{outer}{layer}.weight" in specs else name
-        if place in specs:
-            names[part] = place
-    return names

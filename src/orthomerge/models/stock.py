@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
     from orthomerge.models.heads import Extra
     from orthomerge.models.model_data import ModelData
-
-
-_WAY_OUT = "use orthomerge.load, which computes every head"
 
 
 def classifier_config(config: Mapping[str, Any], family: Family, labels: tuple[str, ...], dtype: str) -> dict[str, Any]:
@@ -53,8 +51,7 @@ def why_not_stock(family: Family, classifier: Head | Extra) -> str | None:
     pooling = classifier.pooling or family.default_pooling
     if pooling != family.default_pooling:
         return f"{family.architecture} reads features by {family.default_pooling!r}, this head by {pooling!r}"
-    built = (2 if classifier.hidden is not None else 1, classifier.activation, classifier.normalise)
-    if built != (len(family.head.layers), family.head.activation, family.head.normalise):
+    if not family.head.fits(classifier):
         return f"the head is built otherwise than in {family.architecture}"
     return None
 
@@ -62,10 +59,9 @@ def why_not_stock(family: Family, classifier: Head | Extra) -> str | None:
 def head_names(family: Family, head: Head) -> dict[str, str]:
     """Part of a head -> name on disk: the stock classifier's where the layers are like its own."""
     parts = head.tensors()
-    layout = family.head
-    if layout is None or len(layout.layers) != (2 if head.hidden is not None else 1):
+    if family.head is None or len(family.head.layers) != head.layers:
         return {part: part for part in parts}
-    return {part: name for part, name in layout.parts().items() if part in parts}
+    return {part: name for part, name in family.head.parts().items() if part in parts}
 
 
 def named_tensors(family: Family, head: Head) -> dict[str, torch.Tensor]:
@@ -85,21 +81,17 @@ def export(model: ModelData, task: str, out: Path, *, force: bool = False, input
     head, family = model.head(task), model.family
     why = why_not_stock(family, head)
     if why is not None or not isinstance(head, Head):
-        raise RecipeError(f"no stock class computes what the head of {task!r} does: {why}; {_WAY_OUT}")
+        way_out = "use orthomerge.load, which computes every head"
+        raise RecipeError(f"no stock class computes what the head of {task!r} does: {why}; {way_out}")
     encoder = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     dtype = main_dtype(encoder.values())
     tensors = {name: tensor.to(torch_dtype(dtype)) for name, tensor in named_tensors(family, head).items()}
     specs = {**encoder, **{name: Spec(tuple(tensor.shape), dtype) for name, tensor in tensors.items()}}
-
-    def blocks() -> Iterator[tuple[str, torch.Tensor]]:
-        for key, block in model.weights.blocks():
-            yield family.prefix + key, block
-        yield from tensors.items()
-
+    blocks = chain(((family.prefix + key, block) for key, block in model.weights.blocks()), tensors.items())
     need = sum(spec.nbytes for spec in specs.values())
     config = classifier_config(model.config, family, head.labels, DTYPES[dtype][1])
     with publish(out, force=force, need=need, inputs=inputs, marker=EXPORT) as folder:
-        write_shards(folder, specs, blocks(), most=parse_size("5GB"))
+        write_shards(folder, specs, blocks, most=parse_size("5GB"))
         model.processor.write(folder)
         write_json(folder / "config.json", config)
         write_marker(folder, EXPORT, orthomerge=VERSION, task=task, model=model.digest)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from orthomerge.files.checkpoint import DTYPES, Checkpoint, Spec, torch_dtype
+from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
 from orthomerge.files.hashing import new_hash, preferred
 from orthomerge.files.safetensors import encode_header
 from orthomerge.files.shards import METADATA
@@ -46,15 +46,33 @@ class FileTensors:
 
     @property
     def specs(self) -> Mapping[str, Spec]:
-        return in_writing_order({key: checkpoint.spec(name) for key, (checkpoint, name) in self.places.items()})
+        return in_writing_order({key: self.entry(key).spec for key in self.places})
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         for key, spec in self.specs.items():
-            checkpoint, name = self.places[key]
-            entry = checkpoint.entry(name)
+            entry = self.entry(key)
             step = _RUN if entry.strides is None else max(spec.numel, 1)  # a strided tensor is read whole each time
             for start in range(0, spec.numel, step):
                 yield key, entry.read(start, min(start + step, spec.numel))
+
+    def entry(self, key: str) -> Entry:
+        """Where a tensor lies."""
+        checkpoint, name = self.places[key]
+        return checkpoint.entry(name)
+
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.places)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return self.entry(key).spec.shape
+
+    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of the flattened tensor, in float32."""
+        return self.entry(key).read(start, stop).float()
+
+    def origin(self, key: str) -> str:
+        """The file that a tensor lies in, for messages."""
+        return str(self.entry(key).file.path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +88,7 @@ class AdaptedTensors:
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         for key, spec in self.specs.items():
-            checkpoint, name = self.base.places[key]
-            weights = checkpoint.read(name, 0, spec.numel)
+            weights = self.base.entry(key).read(0, spec.numel)
             if self.adapter.shape(key) is not None:
                 wide = weights.float()
                 weights = wide.add_(self.adapter.delta(key, 0, spec.numel, base=wide)).to(torch_dtype(spec.dtype))
@@ -94,26 +111,6 @@ class MemoryTensors:
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         for key in self.specs:
             yield key, self.tensors[key].detach().cpu().contiguous().reshape(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class EncoderWeights:
-    """Floating-point encoder tensors of a checkpoint; `names` gives each one's name in the file."""
-
-    checkpoint: Checkpoint
-    names: Mapping[str, str]
-
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.names)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        return self.checkpoint.spec(self.names[key]).shape
-
-    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
-        return self.checkpoint.read(self.names[key], start, stop).float()
-
-    def origin(self, key: str) -> str:
-        return str(self.checkpoint.origin(self.names[key]))
 
 
 class ContentHash:

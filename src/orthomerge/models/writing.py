@@ -108,7 +108,7 @@ def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]
     for key, block in model.weights.blocks():
         content.update(block)
         yield prefix + key, block
-    model.encoder.remember(content.digest())
+    model.encoder.content = content.digest()
 
 
 def _check_name(task: str, model: ModelData) -> None:

@@ -7,9 +7,14 @@ head normalises its features, so that logits are exp(s) times cosines.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from orthomerge.core.errors import CheckpointError, RecipeError, some
+import torch
+from torch.nn.functional import normalize
+
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Head, Linear
@@ -17,13 +22,6 @@ from orthomerge.models.load import quiet
 from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import Skeleton
 from orthomerge.models.tensors import FileTensors
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import torch
-
 
 _BLANK = "{}"
 _TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
@@ -43,31 +41,21 @@ _TOWER = Family(
 
 def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str]) -> Head:
     """The head that the CLIP in `folder` makes of class names and templates (`a photo of a {}.`)."""
-    _check(classes, templates)
-    import torch
-
+    if not classes or not templates:
+        raise RecipeError("a zero-shot head needs at least one class name and one template")
+    for template in templates:
+        if template.count(_BLANK) != 1:
+            raise RecipeError(f"a template must contain '{_BLANK}' exactly once, for the class name, got {template!r}")
     tokenizer = _tokenizer(folder)
     model, scale = _tower(folder)
     with torch.inference_mode():
         rows = []
         for name in classes:
-            prompts = [template.replace(_BLANK, name) for template in templates]
-            features = _normal(_encode(model, tokenizer, prompts))
-            rows.append(_normal(features.mean(0)))
+            features = _encode(model, tokenizer, [template.replace(_BLANK, name) for template in templates])
+            rows.append(normalize(normalize(features, dim=-1).mean(0), dim=-1))
         weight = torch.stack(rows) * scale.exp()
     # A plain tensor: one made in inference mode could not be trained or saved everywhere.
     return Head(Linear(weight.clone(), torch.zeros(len(rows))), tuple(classes), normalise=True)
-
-
-def _check(classes: Sequence[str], templates: Sequence[str]) -> None:
-    if not classes or not templates:
-        raise RecipeError("a zero-shot head needs at least one class name and one template")
-    if len(set(classes)) < len(classes):
-        twice = sorted({name for name in classes if list(classes).count(name) > 1})
-        raise RecipeError(f"class names must differ, got {some(twice)} more than once")
-    for template in templates:
-        if template.count(_BLANK) != 1:
-            raise RecipeError(f"a template must contain '{_BLANK}' exactly once, for the class name, got {template!r}")
 
 
 def _tower(folder: Path) -> tuple[Any, torch.Tensor]:
@@ -104,15 +92,8 @@ def _encode(model: Any, tokenizer: Any, prompts: list[str]) -> torch.Tensor:
     with quiet():
         tokens = tokenizer(prompts, padding=True, return_tensors="pt")
     most = model.config.max_position_embeddings
-    lengths = tokens["attention_mask"].sum(1).tolist()
-    for prompt, length in zip(prompts, lengths, strict=True):
+    for prompt, length in zip(prompts, tokens["attention_mask"].sum(1).tolist(), strict=True):
         if length > most:
             raise RecipeError(f"the text tower reads at most {most} tokens, but {prompt!r} has {length}; shorten it")
     features: torch.Tensor = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).text_embeds
     return features
-
-
-def _normal(values: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.nn.functional.normalize(values, dim=-1)

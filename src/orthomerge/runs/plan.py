@@ -19,7 +19,7 @@ from orthomerge.merging.merged import DTYPE_NAMES
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.merging.stream import MEMORY
 from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.problems import Problem
+from orthomerge.models.problems import Problem, check_problems
 from orthomerge.models.sources import Parts
 from orthomerge.runs.recipe import Merge, Recipe
 
@@ -37,7 +37,7 @@ class Plan:
     @property
     def parts(self) -> Parts | None:
         """What could be opened."""
-        return self.experts.found
+        return self.experts.partial
 
     @property
     def opened(self) -> list[Checkpoint | Adapter]:
@@ -97,7 +97,8 @@ def check_recipe(recipe: Recipe, experts: Experts | None = None, *, merges: Sequ
     """
     experts = experts or open_experts(recipe.opening)
     problems = recipe_problems(recipe, experts, merges=merges)
-    return experts.with_problems(problems).check() if problems else experts
+    check_problems(problems)
+    return experts
 
 
 def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge] | None = None) -> tuple[Problem, ...]:
@@ -114,10 +115,10 @@ def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge]
         problems += _raised("diagnose", lambda: detail_of(recipe))
         problems += _data(recipe, "evaluate", evaluate.data)
     problems += experts.problems
-    if experts.found is not None and not experts.found.family.encoder_class:
+    if experts.partial is not None and not experts.partial.family.encoder_class:
         for name in ("align", "evaluate"):
             if getattr(recipe, name) is not None:
-                what = f"inputs cannot be encoded here by {experts.found.family.title}, which is built elsewhere"
+                what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
                 problems.append(Problem(name, what, "leave the section out", RecipeError))
     return tuple(problems)
 

@@ -165,9 +165,9 @@ def _experts_content(recipe: Recipe, experts: Experts) -> list[Any]:
     """Base and experts by content, and how they are opened."""
     checkpoints = experts.checkpoints()
     opening = {name: value for name, value in vars(recipe.opening).items() if name not in ("experts", "base")}
-    base = None if recipe.base is None else _checkpoint_digest(checkpoints["base"])
+    base = None if recipe.base is None else _checkpoint_digest(checkpoints[""])
     opened = [
-        (task, {**asdict(expert), "path": _checkpoint_digest(checkpoints[f"expert {task}"])})
+        (task, {**asdict(expert), "path": _checkpoint_digest(checkpoints[task])})
         for task, expert in recipe.tasks.items()
     ]
     return [opening, base, opened]

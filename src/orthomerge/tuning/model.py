@@ -62,7 +62,7 @@ class TrainableHead(nn.Module):
                 layer.weight.normal_(0, _SPREAD, generator=generator)
                 layer.bias.zero_()
             layers.append(layer)
-        return cls(layers, layout.activation, normalise=layout.normalise)
+        return cls(layers, layout.activation, normalise=False)
 
     @classmethod
     def of(cls, head: Head) -> TrainableHead:
@@ -151,13 +151,11 @@ def start_head(
         return TrainableHead.fresh(layout, width, len(labels), generator)
     if head.width != width:
         raise IncompatibleError(f"the head reads {head.width} features, the encoder gives {width}; check the pooling")
-    if layout is not None:
-        ours = (2 if head.hidden is not None else 1, head.activation, head.normalise)
-        if ours != (len(layout.layers), layout.activation, layout.normalise):
-            raise IncompatibleError(
-                f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
-                "so no checkpoint could hold it; give one of the same layers, or none"
-            )
+    if layout is not None and not layout.fits(head):
+        raise IncompatibleError(
+            f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
+            "so no checkpoint could hold it; give one of the same layers, or none"
+        )
     return TrainableHead.of(head.reordered(labels))
 
 

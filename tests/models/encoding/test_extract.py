@@ -82,7 +82,7 @@ def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(
     values = extract(bert, BERT, "cls", texts, words, task="film", how=CPU).values
     assert [module.training for module in bert.modules()] == before
     assert (values.is_inference(), values.requires_grad) == (False, False)
-    weight = torch.zeros(3, 32, requires_grad=True)
+    weight = torch.zeros(3, 16, requires_grad=True)
     (gradient,) = torch.autograd.grad(torch.nn.functional.linear(values, weight).sum(), weight)
     assert gradient.shape == weight.shape
     with pytest.raises(KeyboardInterrupt):
@@ -147,7 +147,7 @@ class Rows(torch.nn.Module):
 def run(change: Any, precision: Any = "float32") -> Features:
     examples = Examples(list(np.arange(14).reshape(7, 2)), None, "val")
     how = Encoding(None, "cpu", precision, batch=3)
-    return extract(Rows(change), generic("", ()), "output", examples, Numbers(), task="toy", how=how)
+    return extract(Rows(change), generic(""), "output", examples, Numbers(), task="toy", how=how)
 
 
 def test_by_hand() -> None:
