@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from tests.models.making import build
 
 from orthomerge.data.task import Examples, Modality
 from orthomerge.models.processing import PixelProcessor
@@ -52,12 +53,12 @@ def pixels() -> PixelProcessor:
 
 
 @pytest.fixture
-def bert(build: Callable[..., torch.nn.Module]) -> torch.nn.Module:
+def bert() -> Any:
     return copy.deepcopy(build("BertModel", "bert"))
 
 
 @pytest.fixture
-def vit(build: Callable[..., torch.nn.Module]) -> torch.nn.Module:
+def vit() -> Any:
     return copy.deepcopy(build("ViTModel", "vit"))
 
 
