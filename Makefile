@@ -61,7 +61,7 @@ lowest: $(STAMP)  ## the tests with the oldest versions that pyproject.toml allo
 	$(PYTHON) -m venv .venv-lowest
 	$(BIN)/python tools/lowest.py > .venv-lowest/constraints.txt
 	$(subst $(BIN),.venv-lowest/bin,$(subst constraints.txt,.venv-lowest/constraints.txt,$(PIP))) torch==2.13.0
-	$(subst $(BIN),.venv-lowest/bin,$(subst constraints.txt,.venv-lowest/constraints.txt,$(PIP))) --editable '.[dev]'
+	$(subst $(BIN),.venv-lowest/bin,$(subst constraints.txt,.venv-lowest/constraints.txt,$(PIP))) --editable '.[test]'
 	OMP_NUM_THREADS=1 .venv-lowest/bin/pytest -n 2 --dist worksteal
 
 memory: $(STAMP)  ## memory of merging a synthetic 4 GB model (half an hour, 16 GB of disk)

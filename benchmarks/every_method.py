@@ -53,7 +53,7 @@ def main() -> None:
     for name in given.methods:
         command = [sys.executable, "-m", "orthomerge.cli.app", "merge", "--base", experts / "base", "--method", name]
         for task in list(CLASSES)[: METHODS[name].experts[1]]:
-            command += ["--expert", f"{task}={experts / task}"]
+            command += [f"{task}={experts / task}"]
         usage = measure([*command, "--out", scratch / "out", "--force", "--quiet"])
         difference = largest_difference(scratch / "out", scratch / "stock")
         failed = failed or difference > BAR

@@ -155,7 +155,7 @@ def measure(suite: Suite, plan: Plan, *, say: Say = lambda text: None) -> Diagno
     found = Diagnosis(model.title, tuple(suite.tasks), (), (), {"left_out": {}})
     if _LOOKED_AT & set(plan.parts):
         say("comparing the merge with its experts")
-        found = work.diagnosis(model, detail, records=records, search=search)
+        found = work.diagnosis(model, detail, records=records, scales=search or False)
         work.figures += found.figures
     _fits(work, scale)
     wanted = expected_keys(suite.name, found.tasks, plan.parts)

@@ -100,7 +100,7 @@ def mergekit_command(bar: Bar, program: Path, out: Path) -> list[str | Path]:
 
 def our_command(method: str, settings: Sequence[str], out: Path) -> list[str | Path]:
     models = FOLDER / "ours"
-    experts = [word for expert in CLASSES for word in ("--expert", f"{expert}={models / expert}")]
+    experts = [f"{expert}={models / expert}" for expert in CLASSES]
     options = [word for setting in settings for word in ("--set", setting)]
     words = ["merge", "--base", str(models / "base"), *experts, "--method", method, *options, "--out", str(out)]
     return [sys.executable, "-m", "orthomerge", *words]

@@ -120,8 +120,8 @@ def main() -> None:
     print(
         "\nTry next:\n"
         f"  orthomerge evaluate --suite digits --folder {folder / 'suite'} --method tsv_m --aligner auto --shots 5\n"
-        "  orthomerge methods; orthomerge aligners\n"
-        "  orthomerge merge --base BASE --expert NAME=PATH ... --method ties --out OUT    (your own checkpoints)"
+        "  orthomerge list methods; orthomerge list aligners\n"
+        "  orthomerge merge EXPERT EXPERT --base BASE --method ties --out OUT    (your own checkpoints)"
     )
 
 

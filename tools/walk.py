@@ -72,15 +72,15 @@ evaluate: {data: {two: two.csv, three: three.csv}, protocols: [current, knn], de
 diagnose: {points: 0, layers: 0}
 """
 _DATA = "--data two={world}/two.csv --data three={world}/three.csv --device cpu"
-_EXPERTS = "--expert two={world}/two --expert three={world}/three"
+_EXPERTS = "{world}/two {world}/three --base {world}/base"
 _QUICK = "--set steps=4 --set look=2 --set batch=4 --set copies=0"
 # In order: later commands read what earlier ones wrote.
 COMMANDS = {
-    "merge": f"merge --base {{world}}/base {_EXPERTS} --method ties --out merged -q",
-    "fit": f"merge --base {{world}}/base {_EXPERTS} {_DATA} {_QUICK} --out fitted -q",
+    "merge": f"merge {_EXPERTS} --method ties --out merged -q",
+    "fit": f"merge {_EXPERTS} {_DATA} {_QUICK} --out fitted -q",
     "align": f"align merged {_DATA} --out aligned -q",
-    "evaluate": f"evaluate merged aligned {_EXPERTS} {_DATA} --out run",
-    "diagnose": f"diagnose merged {_DATA} --points 0 --run run",
+    "evaluate": f"evaluate merged aligned {_DATA} --out run",
+    "diagnose": f"diagnose merged {_DATA} --points 0 --out run",
     "report": "report run --out page.html",
     "run": "run {world}/recipe.yaml --out line -q",
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer
+import click
 from docs.generator.docstrings import prose
 from docs.generator.options import table
 
 
-def command_tree(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], Any]]:
+def command_tree(app: click.Group) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with its words; groups are walked."""
 
     def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -20,7 +20,7 @@ def command_tree(app: typer.Typer) -> Iterator[tuple[tuple[str, ...], Any]]:
         else:
             yield words, command
 
-    yield from walk(typer.main.get_command(app), ())
+    yield from walk(app, ())
 
 
 def help_of(command: Any, words: tuple[str, ...]) -> str:
@@ -31,7 +31,7 @@ def help_of(command: Any, words: tuple[str, ...]) -> str:
         return str(command.get_help(context))
 
 
-def cli_page(app: typer.Typer) -> str:
+def cli_page(app: click.Group) -> str:
     """One section per command with its help."""
     commands = list(command_tree(app))
     rows = [

@@ -25,7 +25,7 @@ TABLES: Mapping[str, Mapping[str, Row]] = {
     "protocols": PROTOCOLS,
 }
 _GUIDE = Path(__file__).parents[1] / "fitting.md"
-_EXPERTS = "--expert sst2=./sst2 --expert topic=./topic"
+_EXPERTS = "./sst2 ./topic"
 _INPUTS = "--data sst2=sst2.csv --data topic=topic.csv"
 
 
@@ -78,9 +78,9 @@ def _command(kind: str, row: Row, maker: Callable[..., Any]) -> str:
     defaults = ((name, default_of(field)) for name, (_, field) in schema(maker).items() if name != "seed")
     setting = next((f" --set {name}={text.strip('`')}" for name, text in defaults if re.match(r"`[^\[{]", text)), "")
     lines = {
-        "methods": [f"merge --base ./base {_EXPERTS}", f"--method {row.name}{setting} --out merged"],
-        "fitted": [f"merge --base ./base {_EXPERTS}", _INPUTS, f"--method {row.name}{setting} --out merged"],
+        "methods": [f"merge {_EXPERTS} --base ./base", f"--method {row.name}{setting} --out merged"],
+        "fitted": [f"merge {_EXPERTS} --base ./base", _INPUTS, f"--method {row.name}{setting} --out merged"],
         "aligners": ["align merged", _INPUTS, f"--aligner {row.name}{setting} --out aligned"],
-        "protocols": [f"evaluate merged {_EXPERTS}", _INPUTS, f"--protocol {row.name} --out run"],
+        "protocols": ["evaluate merged", _INPUTS, f"--protocol {row.name} --out run"],
     }
     return "```bash\northomerge " + " \\\n    ".join(lines[kind]) + "\n```"

@@ -3,6 +3,7 @@
 Names are imported when first used, so that `import orthomerge` and `orthomerge --help` are instant.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,14 @@ if TYPE_CHECKING:
     from orthomerge.api.diagnose import diagnose
     from orthomerge.api.evaluate import evaluate
     from orthomerge.api.export import export
+    from orthomerge.api.finetune import finetune
+    from orthomerge.api.inspect import inspect
+    from orthomerge.api.list import list  # noqa: A004 - as open
     from orthomerge.api.load import load
     from orthomerge.api.merge import merge
     from orthomerge.api.negate import negate
     from orthomerge.api.open import open  # noqa: A004 - the verb of the library, used as om.open
+    from orthomerge.api.push import push
     from orthomerge.core.errors import OrthomergeError
     from orthomerge.core.version import VERSION as __version__  # noqa: N811 - the name that Python gives it
     from orthomerge.data.reading import read_task as read_data
@@ -26,6 +31,7 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.kinds import Prediction
     from orthomerge.models.model import Model
+    from orthomerge.report.report import report
     from orthomerge.runs.recipe import Recipe, read_recipe
     from orthomerge.runs.run import run
 
@@ -44,12 +50,17 @@ _HOMES = {
     "diagnose": "api.diagnose",
     "evaluate": "api.evaluate",
     "export": "api.export",
+    "finetune": "api.finetune",
+    "inspect": "api.inspect",
+    "list": "api.list",
     "load": "api.load",
     "merge": "api.merge",
     "negate": "api.negate",
     "open": "api.open",
+    "push": "api.push",
     "read_data": "data.reading:read_task",
     "read_recipe": "runs.recipe",
+    "report": "report.report",
     "run": "runs.run",
     "__version__": "core.version:VERSION",
 }
@@ -70,12 +81,17 @@ __all__ = [
     "diagnose",
     "evaluate",
     "export",
+    "finetune",
+    "inspect",
+    "list",
     "load",
     "merge",
     "negate",
     "open",
+    "push",
     "read_data",
     "read_recipe",
+    "report",
     "run",
 ]
 
@@ -87,5 +103,5 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"orthomerge.{home}"), own or name)
 
 
-def __dir__() -> list[str]:
+def __dir__() -> Sequence[str]:
     return sorted(__all__)

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from orthomerge.analysis.commands import suggested_commands
 from orthomerge.api.merge import merge
@@ -22,7 +22,7 @@ def test_a_saved_model_needs_its_data_only(berts: Path) -> None:
     assert commands == {
         "align": "orthomerge align 'my out/' --aligner ridge --data two=two.csv --out 'my out'-aligned",
         "probe": "orthomerge evaluate 'my out/' --data two=two.csv --protocol current --protocol probe",
-        "refit": f"orthomerge merge --method realign --base {berts / 'base'} --expert two={berts / 'two'} "
+        "refit": f"orthomerge merge two={berts / 'two'} --base {berts / 'base'} --method realign "
         "--data two=two.csv --out 'my out'-realigned",
     }
     moved = suggested_commands("out", {"two": "two.csv"}, experts, base="b", moved={"two": "e"})

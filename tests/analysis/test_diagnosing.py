@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from tests.analysis.making import Toy, make_toy
-from typer.testing import CliRunner, Result
 
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
@@ -59,7 +59,7 @@ def diagnosed(
 @pytest.fixture(scope="module")
 def found(toy: Toy) -> Diagnosis:
     search = ScaleSearch("accuracy", {0.5: dict.fromkeys(toy.tasks, 80.0), 1.0: dict.fromkeys(toy.tasks, 70.0)})
-    return diagnosed(toy, search=search)
+    return diagnosed(toy, scales=search)
 
 
 def by_key(found: Diagnosis) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def texts(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
         given += ["--data", f"{name}={tmp_path / name}.csv"]
     experts = open_experts({name: berts / name for name in ("two", "three")}, base=berts / "base")
     merge(experts, "task_arithmetic", scale=0.5).save(tmp_path / "out")
-    return [*given, "--run", tmp_path / "run"]
+    return [*given, "--out", tmp_path / "run"]
 
 
 def test_from_the_command_line(texts: list[object], tmp_path: Path) -> None:
@@ -309,13 +309,13 @@ def test_a_suite_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path
         if isinstance(value, Tuning):
             monkeypatch.setattr(digits, name, replace(value, steps=3))
     given = ["--suite", "digits", "--folder", tmp_path / "suite", "--device", "cpu", "--points", 30, "--layers", 16]
-    text = call("diagnose", *given, "--method", "ties:density: 0.5", "--run", tmp_path / "one").stdout
+    text = call("diagnose", *given, "--method", "ties:density: 0.5", "--out", tmp_path / "one").stdout
     assert "Which experts conflict" in text
     one = read_diagnosis(tmp_path / "one" / "diagnosis.json")
     suite = build_suite("digits", folder=tmp_path / "suite", device="cpu")
     out = tmp_path / "out"
     suite.merged("ties", {"density": 0.5}).save(out)
-    call("diagnose", out, *given, "--run", tmp_path / "other", "--limit", 100)
+    call("diagnose", out, *given, "--out", tmp_path / "other", "--limit", 100)
     other = read_diagnosis(tmp_path / "other" / "diagnosis.json")
     assert one.method == other.method == "ties"
     assert one.verdict[0].numbers["merged"] == other.verdict[0].numbers["merged"]
@@ -327,9 +327,9 @@ def test_what_the_command_line_refuses(texts: list[object], berts: Path, tmp_pat
     def refused(*arguments: object, code: int = 2) -> str:
         return str(call(*arguments, code=code).exception)
 
-    assert "give a suite, or an output" in refused("diagnose", "--run", tmp_path / "run")
+    assert "give a suite, or the folder" in refused("diagnose", "--out", tmp_path / "run")
     assert "unknown aligner" in refused(*texts, "--aligner", "rigde")
-    assert "there is no task 'too'; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
+    assert "no task of that name; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
     other = ("--expert", f"three={berts / 'five'}")
     assert "is not the one that the model was made from" in refused(*texts, *other, code=4)
     merge({name: berts / name for name in ("two", "three")}, "average").save(tmp_path / "out", force=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.aligning import COUNTS, contents
-from tests.cli.test_measuring import call, refused
+from tests.calling import call, refused
 
 from orthomerge.alignment.aligners import ALIGNERS
 from orthomerge.evaluation.scores import read_run
@@ -41,8 +41,8 @@ def test_one_line_a_task(berts: Path, tables: Path, out: Path, tmp_path: Path) -
     assert all("strength" in line and line.endswith("nothing added") for line in lines[:2])
     assert lines[2] == "note: no data of 'five' was given to align it with; its head is as it was merged"
     assert lines[3] == f"wrote {tmp_path / 'to'}, verified"
-    assert "as it was written" in call("verify", tmp_path / "to").stdout
-    call("export", tmp_path / "to", "--task", "two", "--to", tmp_path / "two")
+    assert "as it was written" in call("inspect", tmp_path / "to", "--verify").stdout
+    call("export", tmp_path / "to", "--task", "two", "--out", tmp_path / "two")
 
 
 def test_options_and_json(berts: Path, tables: Path, out: Path, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_options_and_json(berts: Path, tables: Path, out: Path, tmp_path: Path) 
     assert (about["access"], about["tasks"]["two"]["inputs"]) == ("transductive", COUNTS["test"])
     assert about["tasks"]["two"]["extra"]["parameters"] == 2 * 2 * 32
     assert "parameters added" in call(*given[:3], tmp_path / "again", *given[4:], *more[:-1]).stdout
-    assert "no place" in refused("export", tmp_path / "to", "--task", "two", "--to", tmp_path / "two", code=2)
+    assert "no place" in refused("export", tmp_path / "to", "--task", "two", "--out", tmp_path / "two", code=2)
 
 
 def test_mistakes(berts: Path, tables: Path, out: Path, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_mistakes(berts: Path, tables: Path, out: Path, tmp_path: Path) -> None:
     assert "have the same name" in refused(*given, "--data", "two=x.csv", code=2)
     assert "expected --expert TASK=PATH, got 'two'" in refused(*given, "--expert", "two", code=2)
     assert "did you mean 'strength'" in refused(*given, "--aligner", "ridge", "--set", "strenght=1", code=2)
-    assert "must be train, val or test" in refused(*given, "--split", "dev", code=2)
+    assert "must be train | val | test" in refused(*given, "--split", "dev", code=2)
     assert not (tmp_path / "to").exists()
 
 
@@ -79,13 +79,13 @@ def test_progress_is_told(
 
 
 def test_aligners() -> None:
-    documents = json.loads(call("aligners", "--json").stdout)
-    assert [document["name"] for document in documents] == list(ALIGNERS)
-    assert {document["name"] for document in documents if document["extra"]} == {"surgery", "probsurgery"}
-    shown = call("aligners").stdout
+    documents = json.loads(call("list", "aligners", "--json").stdout)
+    assert [document["aligner"] for document in documents] == list(ALIGNERS)
+    assert {document["aligner"] for document in documents if document["note"]} == {"surgery", "probsurgery"}
+    shown = call("list", "aligners").stdout
     assert "adds parameters" in shown
-    assert "strength = auto" in call("aligners", "ridge").stdout
-    assert "did you mean 'ridge'" in refused("aligners", "rigde", code=2)
+    assert "strength = auto" in call("list", "aligners", "ridge").stdout
+    assert "did you mean 'ridge'" in refused("list", "aligners", "rigde", code=2)
 
 
 def test_evaluate_says_what_an_aligned_output_has_seen(berts: Path, tables: Path, out: Path, tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_merge_of_a_recipe_that_aligns(berts: Path, tables: Path, tmp_path: Path
         f"base: {berts / 'base'}\nexperts: {{two: {berts / 'two'}, three: {berts / 'three'}}}\nmethod: average\n"
         "align: {aligner: ridge, data: {two: two.csv}}\nout: merged\n"
     )
-    planned = call("plan", path).stdout
+    planned = call("merge", path, "--dry-run").stdout
     assert "then the heads of two aligned by ridge on inputs of the train split" in planned.replace("\n", " ")
-    assert json.loads(call("plan", path, "--json").stdout)["align"]["tasks"] == ["two"]
+    assert json.loads(call("merge", path, "--json", "--dry-run").stdout)["align"]["tasks"] == ["two"]
     text = call("merge", path, "--quiet").stdout
     assert "two: ridge on 60 inputs of train; strength" in text
     assert "heads: two (2), three (3)" in text
@@ -128,7 +128,7 @@ def test_merge_of_a_recipe_that_aligns(berts: Path, tables: Path, tmp_path: Path
     assert verify_folder(tmp_path / "merged") == []
     broken = path.read_text().replace("two: two.csv", "tow: tow.csv").replace("merged", "other")
     path.write_text(broken)
-    document = json.loads(call("plan", path, "--json", code=2).stdout)
+    document = json.loads(call("merge", path, "--json", "--dry-run", code=2).stdout)
     assert [problem["where"] for problem in document["problems"]] == ["align: data of 'tow'"] * 2
     assert "tow.csv does not exist" in refused("merge", path, code=2)
     assert not (tmp_path / "other").exists()
@@ -138,7 +138,7 @@ def test_negate_does_not_align(berts: Path, tables: Path, tmp_path: Path) -> Non
     path = tmp_path / "recipe.yaml"
     path.write_text(f"experts: {{two: {berts / 'two'}}}\nalign: {{data: {{two: {tables / 'two.csv'}}}}}\n")
     data = f"two={tables / 'two.csv'}"
-    assert "does not align heads" in refused("negate", path, "--target", "two", "--data", data, code=2)
+    assert "has no use for the section 'align'" in refused("negate", path, "--target", "two", "--data", data, code=2)
 
 
 def test_the_scale_is_chosen_before_heads_are_aligned(berts: Path, tables: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import orthomerge
 from orthomerge.cli.app import app
@@ -29,9 +29,7 @@ def call(*arguments: str, code: int = 0) -> str:
 
 
 def options(berts: Path, *, out: Path | None = None, names: tuple[str, ...] = ("two", "three")) -> list[str]:
-    given = ["--base", str(berts / "base")]
-    for name in names:
-        given += ["--expert", f"{name}={berts / name}"]
+    given = ["--base", str(berts / "base"), *(str(berts / name) for name in names)]
     return given + (["--out", str(out)] if out else [])
 
 
@@ -63,14 +61,14 @@ def test_merge_verify_export(berts: Path, tmp_path: Path) -> None:
     text = call("merge", *options(berts, out=out), "--method", "ties", "--set", "density=0.5", "--set", "scale=0.8")
     assert "heads: two (2), three (3)" in text
     assert json.loads((out / "orthomerge.json").read_text())["method"]["parameters"] == {"density": 0.5, "scale": 0.8}
-    assert "as it was written" in call("verify", str(out))
+    assert "as it was written" in call("inspect", str(out), "--verify")
     assert "as it was written" in call("inspect", str(out), "--verify")
     described = json.loads(call("inspect", str(out), "--json"))
     assert (described["problems"], described["tasks"]["two"]["stock_class"]) == ([], "BertForSequenceClassification")
     assert "--verify reads every file" in call("inspect", str(out), "--verify", "--headers", code=2)
-    assert "wrote" in call("export", str(out), "--task", "two", "--to", str(tmp_path / "two"))
+    assert "wrote" in call("export", str(out), "--task", "two", "--out", str(tmp_path / "two"))
     assert (tmp_path / "two/config.json").exists()
-    message = call("export", str(out), "--task", "tow", "--to", str(tmp_path / "x"), code=2)
+    message = call("export", str(out), "--task", "tow", "--out", str(tmp_path / "x"), code=2)
     assert "did you mean 'two'" in message
     (out / "README.md").write_text("another")
     assert "README.md has 7 bytes" in call("inspect", str(out), "--verify", code=5)
@@ -91,8 +89,8 @@ def test_a_recipe_and_the_command_line_which_wins(berts: Path, tmp_path: Path) -
 
 
 def test_plan_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> None:
-    given = [*options(berts, out=tmp_path), "--expert", f"gone={tmp_path / 'gone'}", "--method", "tise", "--json"]
-    document = json.loads(call("plan", *given, code=2))
+    given = [*options(berts, out=tmp_path), f"gone={tmp_path / 'gone'}", "--method", "tise", "--json"]
+    document = json.loads(call("merge", *given, "--dry-run", code=2))
     assert not document["ok"]
     where = [problem["where"] for problem in document["problems"]]
     assert where == ["method", "expert 'gone'", "out"]
@@ -104,7 +102,7 @@ def test_plan_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> None:
 
 
 def test_plan_says_that_the_output_exists(berts: Path, tmp_path: Path) -> None:
-    printed = call("plan", *options(berts, out=tmp_path), "--method", "average", "--json", code=5)
+    printed = call("merge", *options(berts, out=tmp_path), "--method", "average", "--json", "--dry-run", code=5)
     assert "exists already" in json.loads(printed)["problems"][0]["what"]
 
 
@@ -119,23 +117,23 @@ def test_inspect(berts: Path) -> None:
 
 
 def test_methods() -> None:
-    documents = json.loads(call("methods", "--json"))
-    assert [document["name"] for document in documents] == [*METHODS, *FITTED]
-    assert [document["name"] for document in documents if document["fitted"]] == list(FITTED)
-    shown = call("methods", "ties")
+    documents = json.loads(call("list", "methods", "--json"))
+    assert [document["method"] for document in documents] == [*METHODS, *FITTED]
+    assert [document["method"] for document in documents if document["note"]] == list(FITTED)
+    shown = call("list", "methods", "ties")
     assert "density = 0.2" in shown
-    assert "did you mean 'ties'" in call("methods", "tiess", code=2)
+    assert "did you mean 'ties'" in call("list", "methods", "tiess", code=2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["merge"], 2, "nothing to merge"),
-        (["merge", "--expert", "nonsense"], 2, "expected --expert NAME=PATH"),
-        (["merge", "--expert", "a=b", "--set", "x"], 2, "expected --set KEY=VALUE"),
-        (["merge", "--expert", "a=b", "--set", "x=["], 2, "cannot read the value"),
+        (["merge", "six="], 2, "must be written EXPERT or NAME=EXPERT"),
+        (["merge", "a=b", "--set", "x"], 2, "expected --set KEY=VALUE"),
+        (["merge", "a=b", "--set", "x=["], 2, "cannot read the value"),
         (["merge", "nowhere.yaml"], 2, "cannot read the recipe nowhere.yaml"),
-        (["verify", "/nowhere"], 3, "is not an orthomerge output"),
+        (["inspect", "/nowhere", "--verify"], 3, "is not an orthomerge output"),
         (["inspect", "/no where"], 3, "does not exist"),
     ],
 )
@@ -145,7 +143,7 @@ def test_mistakes_are_answered_with_a_message(arguments: list[str], code: int, m
 
 def test_main_prints_the_message_alone(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "orthomerge.cli.app", "verify", str(tmp_path)],
+        [sys.executable, "-m", "orthomerge.cli.app", "inspect", str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.cli.test_measuring import call, refused
+from tests.calling import call, refused
 
 from orthomerge.api.load import load
 from orthomerge.data.labels import match_labels
@@ -67,7 +67,7 @@ def fitted(berts: Path, tables: Path, tmp_path_factory: pytest.TempPathFactory) 
 def negating(berts: Path, tables: Path, *experts: Path) -> list[object]:
     return [
         "negate", "--base", berts / "base", "--target", "two", "--device", "cpu", "--grid", "1,0.5",
-        *(f"--expert={path.name}={path}" for path in experts or (berts / "two",)),
+        *(path for path in experts or (berts / "two",)),
         *(f"--data={name}={tables / name}.csv" for name in ("two", "three")),
     ]  # fmt: skip
 
@@ -75,7 +75,7 @@ def negating(berts: Path, tables: Path, *experts: Path) -> list[object]:
 def alike(berts: Path, tables: Path, fitted: Path) -> list[object]:
     return [
         "analogy", "--base", berts / "base", "--device", "cpu", "--grid", "0.5,1", "--of", "three:five::two",
-        *(f"--expert={path.name}={path}" for path in (fitted / "two", berts / "three", berts / "five")),
+        *(path for path in (fitted / "two", berts / "three", berts / "five")),
         f"--data=other={tables / 'other.csv'}",
     ]  # fmt: skip
 
@@ -101,11 +101,11 @@ def test_negate(berts: Path, tables: Path, tmp_path: Path) -> None:
     best = min(found["curve"], key=lambda point: (point["target"], point["scale"]))
     assert found["scale"] == best["scale"] > 0
     # The output is the base minus so much of the task vector, and is like every other output.
-    assert "as it was written" in call("verify", out).stdout
+    assert "as it was written" in call("inspect", out, "--verify").stdout
     base, expert = open_checkpoint(str(berts / "base")), open_checkpoint(str(berts / "two"))
     for key, tensor in weights(out).items():
         torch.testing.assert_close(tensor, base[key] - found["scale"] * (expert[f"bert.{key}"] - base[key]))
-    call("export", out, "--task", "two", "--to", tmp_path / "two")
+    call("export", out, "--task", "two", "--out", tmp_path / "two")
     assert (tmp_path / "two/config.json").exists()
 
 
@@ -114,7 +114,7 @@ def test_what_negate_prints(berts: Path, tables: Path, tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["test", "accuracy", "scale", "two", "three", "control", "kept"]
     assert [line.split("  ")[0].strip() for line in lines[1:4]] == ["base", "minus two", "random vector"]
-    assert "read by probes on the base's features" in result.stdout
+    assert "scored with probes on the base's features" in result.stdout
     assert lines[-1] == f"wrote {tmp_path / 'out'}, verified; heads: two"
     assert "minus two: scale 0.5: two " in result.stderr
     assert "random vector: scale 1: two " in result.stderr
@@ -124,7 +124,7 @@ def test_what_negate_prints(berts: Path, tables: Path, tmp_path: Path) -> None:
 def test_negate_by_the_experts_heads(berts: Path, fitted: Path, tables: Path, tmp_path: Path) -> None:
     more = ["--heads", "expert", "--keep", 0.01]
     message = refused(*negating(berts, tables), *more, code=2)
-    assert "reads 'three' by its expert's head; give --expert three=PATH" in message
+    assert "reads 'three' by its expert's head; give its expert too" in message
     message = refused(*negating(berts, tables, fitted / "two", berts / "three"), *more, code=2)
     assert "of the control 'three' right on validation data" in message  # that head is random
     assert "choose a control that the base can do" in message
@@ -135,7 +135,7 @@ def test_negate_by_the_experts_heads(berts: Path, fitted: Path, tables: Path, tm
     probed = json.loads(call(*negating(berts, tables), "--keep", 0.01, "--json").stdout)
     assert document["negated"] == probed["negated"]
     assert load(tmp_path / "out").heads.keys() == {"three", "two"}
-    assert "read by the experts' heads" in call(*given).stdout
+    assert "scored with the experts' heads" in call(*given).stdout
 
 
 def test_a_control_that_nothing_spares(berts: Path, tables: Path, tmp_path: Path) -> None:
@@ -154,12 +154,11 @@ def test_a_control_that_nothing_spares(berts: Path, tables: Path, tmp_path: Path
         (["--control", "five"], 2, "no data of 'five'; give --data five=PATH"),
         (["--control", "two"], 2, "needs the head of 'two', which is to be forgotten, and of a control task"),
         (["--target", "three"], 2, "task vector of 'three' is wanted, but its expert was not given; known: two"),
-        (["--heads", "prob"], 2, "unknown heads 'prob'; did you mean 'probe'?"),
+        (["--heads", "prob"], 2, "--heads must be probe | expert, got 'prob'; did you mean 'probe'?"),
         (["--keep", "2"], 2, "share of the control to keep must be in (0, 1], got 2.0"),
-        (["--grid", "0.1,x"], 2, "a grid must hold positive numbers, got 'x'"),
-        (["--grid", "["], 2, "cannot read the value"),
+        (["--grid", "0.1,x"], 2, "'0.1,x' is not a list of numbers"),
         (["--data", "two"], 2, "expected --data TASK=PATH, got 'two'"),
-        (["--data", "three=/nowhere.csv"], 3, "/nowhere.csv does not exist"),
+        (["--data", "five=/nowhere.csv", "--control", "five"], 3, "/nowhere.csv does not exist"),
         (["--base", "/no where"], 3, "does not exist"),
     ],
 )
@@ -175,7 +174,7 @@ def test_an_output_that_exists_is_noticed_first(berts: Path, fitted: Path, table
 
 
 def test_analogy(berts: Path, fitted: Path, tables: Path, tmp_path: Path) -> None:
-    given = [*alike(berts, tables, fitted), "--independent", f"--expert=other={fitted / 'two'}"]
+    given = [*alike(berts, tables, fitted), "--independent", f"other={fitted / 'two'}"]
     document = json.loads(call(*given, "--out", tmp_path / "out", "--json").stdout)
     assert document["task"] == "other"
     assert document["out"] == str(tmp_path / "out")
@@ -194,7 +193,7 @@ def test_analogy(berts: Path, fitted: Path, tables: Path, tmp_path: Path) -> Non
 
 
 def test_an_analogy_that_is_no_better_than_the_base(berts: Path, fitted: Path, tables: Path, tmp_path: Path) -> None:
-    given = [*alike(berts, tables, fitted), "--data", f"other={tables / 'two.csv'}"]
+    given = [*alike(berts, tables, fitted)[:-1], f"--data=other={tables / 'two.csv'}"]
     assert "that is the base: nothing of the grid is better" in call(*given).stdout
     message = refused(*given, "--out", tmp_path / "out", code=2)
     assert "nothing of the grid is better for 'other' than the base itself" in message
@@ -206,7 +205,7 @@ def test_what_analogy_prints(berts: Path, fitted: Path, tables: Path) -> None:
     titles = [line.split("  ")[0].strip() for line in result.stdout.splitlines()[:4]]
     assert titles == ["test accuracy", "base", "fine-tuned on two", "analogy, unscaled"]
     assert "fine-tuned on other" not in result.stdout
-    assert "read by the head of two; coefficients chosen on validation data of other" in result.stdout
+    assert "scored with the head of two; coefficients chosen on validation data of other" in result.stdout
     assert "three:five::two: scale 0.5, shift 0.5: " in result.stderr
 
 
@@ -216,7 +215,7 @@ def test_what_analogy_prints(berts: Path, fitted: Path, tables: Path) -> None:
         (["--of", "three:five"], 2, "an analogy is written a:b::c"),
         (["--of", "three:four::two"], 2, "task vector of 'four' is wanted, but its expert was not given"),
         (["--data", "other"], 2, "expected --data TASK=PATH, got 'other'"),
-        (["--data", "two=x.csv"], 2, "'two' is one of the three of the analogy; give it a new name"),
+        (["--data", "two=x.csv"], 2, "an analogy makes one task, got --data of 2"),
         (["--of", "two:five::three"], 4, "labels of task 'other' are not those of its expert"),
         (["--grid", "-1"], 2, "a grid must hold positive numbers, got -1"),
     ],

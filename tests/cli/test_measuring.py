@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner
+from tests.calling import call, refused
 
 from orthomerge.cli.app import app
-from orthomerge.core.errors import OrthomergeError
 from orthomerge.evaluation.records import read_records
 from orthomerge.suites import digits
 from orthomerge.suites.digits import digit_tasks
@@ -28,23 +28,6 @@ COUNTS = {"train": 30, "val": 12, "test": 19}
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def call(*arguments: object, code: int = 0) -> Result:
-    """Run a command in this process; its exit code is that of `main`."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    error = result.exception
-    if isinstance(error, OrthomergeError):
-        assert error.exit_code == code, str(error)
-    else:
-        assert error is None or isinstance(error, SystemExit), repr(error)
-        assert result.exit_code == code, result.output
-    return result
-
-
-def refused(*arguments: object, code: int) -> str:
-    result = call(*arguments, code=code)
-    return str(result.exception) if isinstance(result.exception, OrthomergeError) else result.output
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +62,7 @@ def made(berts: Path, tables: Path, tmp_path_factory: pytest.TempPathFactory) ->
         labels = json.loads((folder / name / "config.json").read_text())["id2label"]
         assert list(labels.values()) == [f"{word}-label" for word in sorted(words)]
     call(
-        "merge", "--base", berts / "base", *(f"--expert={name}={folder / name}" for name in WORDS),
+        "merge", "--base", berts / "base", *(folder / name for name in WORDS),
         "--method", "task_arithmetic", "--set", "scale=0.5", "--out", folder / "merged", "--quiet",
     )  # fmt: skip
     return folder
@@ -93,15 +76,9 @@ def arguments(made: Path, tables: Path, out: Path) -> list[object]:
 
 
 def test_suite_list() -> None:
-    text = call("suite", "list").stdout
+    text = call("list", "suites").stdout
     assert all(name in text for name in SUITES)
-    assert [row["name"] for row in json.loads(call("suite", "list", "--json").stdout)] == list(SUITES)
-
-
-def test_suite_show() -> None:
-    text = call("suite", "show", "digits").stdout
-    assert "tasks: digit, parity, size, rotation, mirrored, negative, shift" in text
-    assert json.loads(call("suite", "show", "text8", "--json").stdout)["needs"] == "--data with the eight tables"
+    assert [row["suite"] for row in json.loads(call("list", "suites", "--json").stdout)] == list(SUITES)
 
 
 def test_suite_build_and_evaluate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,7 +91,7 @@ def test_suite_build_and_evaluate(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         if isinstance(value, Tuning):
             monkeypatch.setattr(digits, name, replace(value, steps=3))
     folder = tmp_path / "suite"
-    built = call("suite", "build", "digits", "--folder", folder, "--json")
+    built = call("reproduce", "build", "digits", "--out", folder, "--json")
     document = json.loads(built.stdout)
     assert document["suite"] == "digits"
     assert document["tasks"]["size"] == {
@@ -124,7 +101,7 @@ def test_suite_build_and_evaluate(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "test": 449,
         "expert": str(folder / "experts" / "size"),
     }
-    assert "449" in call("suite", "build", "digits", "--folder", folder).stdout
+    assert "449" in call("reproduce", "build", "digits", "--out", folder).stdout
     run = tmp_path / "run"
     given = ["evaluate", "--suite", "digits", "--folder", folder, "--out", run, "--device", "cpu"]
     given += ["--protocol", "current", "--method", "ties", "--method", "ties: density: 0.5"]
@@ -210,9 +187,10 @@ def test_experts_are_where_they_were(made: Path, tables: Path, tmp_path: Path) -
     given += ["--out", tmp_path / "run", "--device", "cpu"]
     call(*given)
     records = read_records(tmp_path / "run" / "records.jsonl")
-    assert {record.method for record in records} == {"task_arithmetic"}  # the expert is scored if it is named
-    call(*given, "--expert", f"mood={made / 'mood'}")
-    assert [r for r in read_records(tmp_path / "run" / "records.jsonl") if r.method != "expert"] == records
+    assert {record.method for record in records} == {"expert", "task_arithmetic"}
+    call(*given, "--expert", f"mood={made / 'mood'}", "--no-references")
+    alone = read_records(tmp_path / "run" / "records.jsonl")
+    assert alone == [record for record in records if record.method != "expert"]
     message = refused(*given, "--expert", f"mood={made / 'kind'}", code=4)
     assert "is not the one that the model was made from: its hash differs" in message
 
@@ -266,7 +244,7 @@ def test_mistakes_are_found_before_a_suite_is_built(monkeypatch: pytest.MonkeyPa
 
 def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> None:
     call(
-        "merge", "--base", made / "mood", *(f"--expert={name}={made / name}" for name in WORDS),
+        "merge", "--base", made / "mood", *(made / name for name in WORDS),
         "--method", "task_arithmetic", "--out", tmp_path / "other", "--quiet",
     )  # fmt: skip
     given = arguments(made, tables, tmp_path / "run")
@@ -285,10 +263,14 @@ def test_two_outputs_of_one_method(made: Path, tables: Path, tmp_path: Path) -> 
         (["--shots", "1.5"], 2, "--shots must be"),
         (["--shots", "99"], 2, "fewer than 99 shots"),
         (["--seeds", "0"], 2, "'seeds' must be at least 1, got 0"),
-        (["--access", "inductiv"], 2, "unknown access 'inductiv'; did you mean 'inductive'?"),
+        (
+            ["--access", "inductiv"],
+            2,
+            "--access must be inductive | transductive, got 'inductiv'; did you mean 'inductive'?",
+        ),
         (["--data", "mood"], 2, "expected --data TASK=PATH, got 'mood'"),
-        (["--data", "mood=/nowhere.csv"], 3, "/nowhere.csv does not exist"),
-        (["--expert", "moon=/nowhere"], 2, "--expert moon=... has no --data moon=...; did you mean 'mood'?"),
+        (["--data", "mood=/nowhere.csv"], 2, "two --data TASK=PATH have the same name"),
+        (["--expert", "moon=/nowhere"], 2, "no task 'moon'; did you mean 'mood'?"),
         (["--device", "warp"], 2, "unknown device 'warp'"),
         (["--margin", "0"], 2, "--margin must be a positive number of points, got 0"),
         (["--against", "task_arithmetics"], 2, "there is no model 'task_arithmetics' to compare with; did you mean"),
@@ -302,7 +284,7 @@ def test_mistakes_in_evaluate(
 
 
 def test_evaluate_without_what_it_needs(made: Path, tables: Path, tmp_path: Path) -> None:
-    wanted = "give a suite, or output folders of `orthomerge merge` and --data TASK=PATH"
+    wanted = "give a suite, or folders of merged models and --data TASK=PATH"
     assert wanted in refused("evaluate", made / "merged", code=2)
     data = f"mood={tables / 'mood.csv'}"
     assert wanted in refused("evaluate", "--data", data, code=2)
@@ -349,21 +331,21 @@ def test_finetune_says_what_it_wrote_and_replaces_nothing(berts: Path, tables: P
     call(*given, "--force")
 
 
-@pytest.mark.parametrize("command", ["show", "build"])
-def test_unknown_suites(command: str, tmp_path: Path) -> None:
-    message = refused("suite", command, "vison8", code=2)
+@pytest.mark.parametrize("command", [("list", "suites"), ("reproduce", "build")])
+def test_unknown_suites(command: tuple[str, str], tmp_path: Path) -> None:
+    message = refused(*command, "vison8", code=2)
     assert message == "unknown suite 'vison8'; did you mean 'vision8'?"
 
 
 def test_a_suite_without_its_data(tmp_path: Path) -> None:
-    assert "give it with --data" in refused("suite", "build", "text8", "--folder", tmp_path / "s", code=3)
+    assert "give it with --data" in refused("reproduce", "build", "text8", "--out", tmp_path / "s", code=3)
 
 
 def test_merge_chooses_its_scale(berts: Path, made: Path, tables: Path, tmp_path: Path) -> None:
     given: list[object] = ["merge", "--base", berts / "base", "--method", "task_arithmetic", "--set", "scale=auto"]
     for name in WORDS:
-        given += ["--expert", f"{name}={made / name}"]
-    planned = json.loads(call("plan", *given[1:], "--json").stdout)
+        given += [made / name]
+    planned = json.loads(call(*given, "--dry-run", "--json").stdout)
     assert planned["ok"]
     assert "give --data mood=PATH" in refused(*given, "--out", tmp_path / "out", code=2)
     data = [f"--data={name}={tables / name}.csv" for name in WORDS]

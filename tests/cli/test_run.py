@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.aligning import contents, write_tables
-from tests.cli.test_measuring import call, refused
+from tests.calling import call, refused
 from tests.runs.making import PLAIN, lay_out
 
 from orthomerge.cli.progress import watched

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.docs.reading import ROOT, blocks
-from typer.testing import CliRunner
 
 from orthomerge.cli.app import app
 

@@ -741,7 +741,7 @@ def spelled(name: str) -> Damage:
     def damage(world: World) -> None:
         (world.folder / "two").rename(world.folder / name)
         world.out = world.folder / "results" / name
-        words = ["merge", "--base", str(world.folder / "base"), "--expert", f"two={world.folder / name}"]
+        words = ["merge", f"two={world.folder / name}", "--base", str(world.folder / "base")]
         world.words = [*words, "--method", "average", "--out", str(world.out), "--quiet"]
 
     return damage

@@ -73,19 +73,19 @@ def words_for(world: World, row: Refused | Sound) -> list[str]:
         return ["merge", str(folder / "recipe.yaml"), "--out", out]
     if world.words:
         return [*world.words, *more]
-    experts = [word for name in world.experts for word in ("--expert", f"{name}={folder / name}")]
+    experts = [f"{name}={folder / name}" for name in world.experts]
     data = ["--data", f"two={world.data or world.table('two')}"]
     one = ["--expert", f"two={folder / 'two'}", *data, "--out", out, "--device", "cpu"]
-    merge = ["--base", str(folder / base), *experts, "--out", out]
+    merge = [*experts, "--base", str(folder / base), "--out", out]
     inputs = [word for name in world.experts for word in ("--data", f"{name}={world.table(name)}")]
     commands = {
         "merge": ["merge", *merge, "--method", "task_arithmetic", "--quiet"],
-        "plan": ["plan", *merge, "--method", "task_arithmetic"],
+        "plan": ["merge", *merge, "--method", "task_arithmetic", "--dry-run"],
         "fit": ["merge", *merge, *inputs, "--method", "fisher", "--device", "cpu", "--quiet"],
         "align": ["align", str(folder / "merged"), *one, "--aligner", "ridge", "--quiet"],
         "evaluate": ["evaluate", str(folder / "merged"), *one, "--json"],
-        "export": ["export", str(folder / "merged"), "--task", "two", "--to", out],
-        "verify": ["verify", str(folder / "merged")],
+        "export": ["export", str(folder / "merged"), "--task", "two", "--out", out],
+        "verify": ["inspect", str(folder / "merged"), "--verify"],
         "inspect": ["inspect", str(folder / "two")],
     }
     return [*commands[row.meets], *more]
@@ -212,7 +212,7 @@ def test_some_of_them_from_outside(sound: Path, tmp_path: Path, start: Start, mo
 
 def test_standard_output_that_is_closed(sound: Path, tmp_path: Path, start: Start) -> None:
     """A reader that went away (`| head`) is no reason for a traceback, and none to spoil the output."""
-    words = ["merge", "--base", str(sound / "base"), "--expert", f"two={sound / 'two'}", "--method", "average"]
+    words = ["merge", f"two={sound / 'two'}", "--base", str(sound / "base"), "--method", "average"]
     reading, writing = os.pipe()
     os.close(reading)
     process = start([*words, "--out", str(tmp_path / "out"), "--json"], stdout=writing)

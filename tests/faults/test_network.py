@@ -24,17 +24,17 @@ def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
     """What a user does with folders of their own, from the plan to the page."""
     data = [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
     experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
-    made, quick = commands(folder, merged), ["--device", "cpu", "--run", str(root / "run"), "--points", "0"]
+    made, quick = commands(folder, merged), ["--device", "cpu", "--out", str(root / "run"), "--points", "0"]
     return [
         *([*words, "--out", str(root / name)] for name, words in made.items()),
-        ["plan", *made["merge"][1:-3], "--out", str(root / "plan")],
+        ["merge", *made["merge"][1:-3], "--out", str(root / "plan"), "--dry-run"],
         ["inspect", str(folder / "two")],
-        ["methods"],
-        ["verify", str(root / "merge")],
+        ["list", "methods"],
+        ["inspect", str(root / "merge"), "--verify"],
         ["evaluate", str(root / "merge"), *data, *experts, "--device", "cpu", "--out", str(root / "run")],
         ["diagnose", str(root / "merge"), *data, *experts, "--base", str(folder / "base"), *quick, "--layers", "8"],
         ["report", str(root / "run"), "--out", str(root / "page.html")],
-        ["export", str(root / "merge"), "--task", "two", "--to", str(root / "export")],
+        ["export", str(root / "merge"), "--task", "two", "--out", str(root / "export")],
     ]  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def test_a_signal_at_a_random_moment(name: str, number: int, experts: Path, reci
 def test_a_second_signal_at_once_does_not_disturb_the_clearing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
-    app._heed_signals()
+    app._handle_signals()
     with pytest.raises(SystemExit, match="143"):
         handlers[signal.SIGTERM](signal.SIGTERM, None)
     handlers[signal.SIGINT](signal.SIGINT, None)

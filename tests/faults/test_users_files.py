@@ -8,11 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.aligning import contents
 from tests.faults.injection import What, injector, memory_folder
 from tests.faults.tiny import TASKS, commands
 from tests.report.making import small_run, write_run
-from typer.testing import CliRunner
 
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError
@@ -55,7 +55,7 @@ def test_what_a_user_put_there_stays(command: str, place: str, experts: Path, me
     run = write_run(tmp_path / "run", small_run())
     words: list[str] = {
         "merge": [*commands(experts, merged)["merge"], "--out", str(out), "--force"],
-        "export": ["export", str(merged), "--task", TASK, "--to", str(out), "--force"],
+        "export": ["export", str(merged), "--task", TASK, "--out", str(out), "--force"],
         "evaluate": [*evaluation(merged, experts, out), "--expert", f"{TASK}={experts / TASK}"],
         "report": ["report", str(run), "--out", str(tmp_path / "out.html")],
     }[command]

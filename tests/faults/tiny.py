@@ -51,13 +51,14 @@ def write_experts(folder: Path, *, width: int = 8, rows: int = 16, shard: str = 
 
 def commands(folder: Path, merged: Path, *, seed: int = 0) -> dict[str, list[str]]:
     """A merge, an align and a fitted merge, without `--out`; those of another seed give other bytes."""
-    experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
+    places = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
+    experts = [f"{task}={folder / task}" for task in TASKS]
     data = [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
     base, quick = ["--base", str(folder / "base")], ["--device", "cpu", "--limit", "8", "--quiet"]
     steps = ["--set", "steps=2", "--set", "look=1", "--set", "batch=4"]
     plain = ["--method", "task_arithmetic", "--set", f"scale={0.5 + seed}", "--set", f"seed={seed}"]
     return {
-        "merge": ["merge", *base, *experts, *plain, "--quiet", "--max-shard-size", "2KB"],
-        "align": ["align", str(merged), *experts, *data, "--aligner", "ridge", "--seed", str(seed), *quick],
-        "fit": ["merge", *base, *experts, *data, "--method", "moma", *steps, "--set", f"seed={seed}", *quick],
+        "merge": ["merge", *experts, *base, *plain, "--quiet", "--max-shard-size", "2KB"],
+        "align": ["align", str(merged), *places, *data, "--aligner", "ridge", "--seed", str(seed), *quick],
+        "fit": ["merge", *experts, *base, *data, "--method", "moma", *steps, "--set", f"seed={seed}", *quick],
     }

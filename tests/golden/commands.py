@@ -27,7 +27,7 @@ class Command:
     `tolerance`: how far values may be from the committed ones, as a share of the largest entry of a tensor, because
     another CPU rounds differently. `noise`: values that rounding alone decides; they are compared on one machine only.
     `same_bytes`: on one machine another commit gives the same bytes, else values within
-    1e-6. `old`: the command line for a commit that had other names.
+    1e-6. `old`: the command line for commit 719347c, where it differs by more than experts, which are flags there.
     """
 
     name: str
@@ -43,16 +43,28 @@ class Command:
 
     def argv(self, *, old: bool = False) -> list[str]:
         """Words of the command line; an option's value with spaces stands in single quotes."""
-        return shlex.split(self.old if old and self.old is not None else self.line)
+        if not old:
+            return shlex.split(self.line)
+        return _older(shlex.split(self.line)) if self.old is None else shlex.split(self.old)
 
 
-_TWO = "--base world/base --expert two=world/two --expert three=world/three"
+def _older(words: list[str]) -> list[str]:
+    """The same words for commit 719347c: experts are values of `--expert`."""
+    older = list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before.startswith("--") and before not in ("--force", "--json")
+        older += ["--expert", word] if "=" in word and not is_value else [word]
+    return older
+
+
+_TWO = "two=world/two three=world/three --base world/base"
 # A folder, a bare state dict and an adapter.
-_THREE = "--base world/base --expert two=world/two --expert three=world/three.pth --expert four=world/four"
-_IMAGES = "--base world/vit --expert dark=world/dark --expert shape=world/shape"
+_THREE = "two=world/two three=world/three.pth four=world/four --base world/base"
+_IMAGES = "dark=world/dark shape=world/shape --base world/vit"
 _DATA = "--data two=world/two.csv --data three=world/three.csv"
 _PIXELS = "--data dark=world/dark.npz --data shape=world/shape.npz"
 _OWN = "--expert two=world/two --expert three=world/three"
+_PLACES = "--base world/base --expert two=world/two --expert three=world/three.pth --expert four=world/four"
 _QUICK = "--set steps=4 --set look=2 --set batch=4 --device cpu -q"
 _WROTE = r"wrote {}: .*heads: {}"
 
@@ -76,9 +88,14 @@ def _align(name: str, words: str) -> Command:
     return Command(name, line, model=name, tolerance=SOLVED, same_bytes=False)
 
 
-def _refusal(name: str, line: str, exit_code: int, *says: str) -> Command:
+def _alone(name: str, line: str, run: str, *says: str) -> Command:
+    """An evaluation without the experts, which commit 719347c scores only where their places are given."""
+    return Command(name, f"{line} --no-references", run=run, says=says, old=line)
+
+
+def _refusal(name: str, line: str, exit_code: int, *says: str, old: str | None = None) -> Command:
     """A command that must write nothing and say why."""
-    return Command(f"refuse-{name}", line, model="refused", run="refused", exit=exit_code, says=says)
+    return Command(f"refuse-{name}", line, model="refused", run="refused", exit=exit_code, says=says, old=old)
 
 
 _BOTH = r"two \(2\), three \(3\)"
@@ -89,9 +106,10 @@ COMMANDS: tuple[Command, ...] = (
     Command("inspect", "inspect world/two", says=("family: bert", "encoder_tensors: 39", "'two-0', 'two-1'")),
     Command("inspect-adapter", "inspect world/four", says=("LoRA", r"classifier.weight +F32 \(4, 32\)")),
     Command("inspect-pth", "inspect world/three.pth", says=("three.pth", r"classifier.weight +F32 \(3, 32\)")),
-    Command("plan", f"plan {_THREE} --method ties --out planned", says=("no problems",)),
-    Command("methods", "methods", says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
-    Command("aligners", "aligners", says=("auto", "ridge", "aligned-c", "orthogonal")),
+    Command("plan", f"merge {_THREE} --method ties --out planned --dry-run", says=("no problems",)),
+    Command("methods", "list methods", old="methods",
+            says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
+    Command("aligners", "list aligners", old="aligners", says=("auto", "ridge", "aligned-c", "orthogonal")),
     # Merges without data; their three experts are a folder, a bare state dict and an adapter.
     _merge("average", f"{_THREE} --method average"),
     _merge("average-weights", f"{_THREE} --method average --set 'weights=[0.5, 0.25, 0.25]'"),
@@ -111,9 +129,9 @@ COMMANDS: tuple[Command, ...] = (
     _merge("half", f"{_TWO} --method task_arithmetic --dtype float16", heads=_BOTH),
     _merge("shards", f"{_TWO} --method average --max-shard-size 40KB", heads=_BOTH),
     _merge("mean", f"{_TWO} --method task_arithmetic --set pooling=mean", heads=_BOTH),
-    _merge("ignore", "--base world/base --expert two=world/two-extra --expert three=world/three --set "
+    _merge("ignore", "two=world/two-extra three=world/three --base world/base --set "
            "'ignore=[bert.translation.*]' --method ties", heads=_BOTH),
-    _merge("gap", "--base world/base --expert two=world/two-gap --expert three=world/three --set missing=base "
+    _merge("gap", "two=world/two-gap three=world/three --base world/base --set missing=base "
            "--method ties", heads=_BOTH),
     _merge("vector", "world/vector.yaml"),
     _merge("mergekit", "world/mergekit.yaml", heads=_BOTH),
@@ -136,7 +154,7 @@ COMMANDS: tuple[Command, ...] = (
     _align("align-surgery", "--aligner surgery --set steps=5 --set rank=2"),
     Command("align-images", f"align images {_PIXELS} --expert dark=world/dark --expert shape=world/shape --aligner "
             "ridge --device cpu --out align-images -q", model="align-images", tolerance=SOLVED, same_bytes=False),
-    Command("align-bare", f"align ties {_THREE} {_DATA} --data four=world/four.csv --aligner ridge --device cpu "
+    Command("align-bare", f"align ties {_PLACES} {_DATA} --data four=world/four.csv --aligner ridge --device cpu "
             "--out align-bare -q", model="align-bare", tolerance=SOLVED, same_bytes=False),
     # Scores.
     Command("evaluate", f"evaluate both align-ridge {_OWN} {_DATA} --protocol current --protocol knn --protocol probe "
@@ -147,19 +165,20 @@ COMMANDS: tuple[Command, ...] = (
             noise="/expert/.*/aligned-c/"),
     Command("evaluate-images", f"evaluate images {_PIXELS} --expert dark=world/dark --expert shape=world/shape "
             "--protocol current --protocol knn --device cpu --out run-images", run="run-images"),
-    Command("evaluate-mean", f"evaluate mean {_DATA} --protocol current --device cpu --out run-mean", run="run-mean"),
-    Command("evaluate-half", f"evaluate half {_DATA} --protocol current --protocol probe --device cpu --out run-half",
-            run="run-half"),
-    Command("evaluate-json", f"evaluate both {_DATA} --protocol current --json --device cpu --out run-json",
-            run="run-json", says=(r'"records": \[',)),
+    _alone("evaluate-mean", f"evaluate mean {_DATA} --protocol current --device cpu --out run-mean", "run-mean"),
+    _alone("evaluate-half", f"evaluate half {_DATA} --protocol current --protocol probe --device cpu --out run-half",
+           "run-half"),
+    _alone("evaluate-json", f"evaluate both {_DATA} --protocol current --json --device cpu --out run-json", "run-json",
+           r'"records": \['),
     # Diagnosis, page.
     Command("diagnose", f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 --device cpu "
-            "--run run-scores", run="run-scores", tolerance=SOLVED),
+            "--out run-scores", old=f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 "
+            "--device cpu --run run-scores", run="run-scores", tolerance=SOLVED),
     Command("report", "report run-scores --out page.html", says=("page.html",)),
     # Arithmetic with task vectors.
     Command("negate", f"negate {_TWO} {_DATA} --target two --heads probe --keep 0.5 --grid 0.25,0.5 --device cpu "
             "--out negate -q", model="negate", says=("two",), tolerance=SOLVED),
-    Command("analogy", f"analogy --base world/base {_OWN} --expert four=world/four --data other=world/three.csv --of "
+    Command("analogy", f"analogy {_TWO} four=world/four --data other=world/three.csv --of "
             "two:four::three --grid 0.5,1 --device cpu --out analogy -q", model="analogy"),
     # Experts.
     Command("finetune", "finetune --base world/base --data world/two.csv --set steps=3 --set batch=8 --set lr=0.001 "
@@ -171,8 +190,9 @@ COMMANDS: tuple[Command, ...] = (
             "steps=3 --set batch=8 --set lr=0.01 --set head_epochs=1 --set device=cpu --out tuned-linearised -q",
             model="tuned-linearised", tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
     # Handover.
-    Command("export", "export align-ridge --task three --to exported", model="exported", tolerance=SOLVED),
-    Command("verify", "verify align-ridge", says=("align-ridge",)),
+    Command("export", "export align-ridge --task three --out exported",
+            old="export align-ridge --task three --to exported", model="exported", tolerance=SOLVED),
+    Command("verify", "inspect align-ridge --verify", old="verify align-ridge", says=("align-ridge",)),
     # Everything from one file.
     Command("run", "run world/line.yaml --out run-line -q", old="run world/line.yaml --run run-line -q",
             model="line", run="run-line", tolerance=SOLVED),
@@ -183,15 +203,15 @@ COMMANDS: tuple[Command, ...] = (
     _refusal("unknown-option", f"merge {_TWO} --method ties --set densty=0.2 --out refused", 2, "densty", "density"),
     _refusal("bad-option", f"merge {_TWO} --method ties --set density=7 --out refused", 2, "density", "7"),
     _refusal("key-twice", "merge world/twice.yaml --out refused", 2, "'method' is given twice"),
-    _refusal("no-base", f"merge {_OWN} --method ties --out refused", 2, "base"),
-    _refusal("no-checkpoint", "merge --base world/base --expert two=world/nowhere --out refused", 3, "world/nowhere"),
-    _refusal("broken-file", "merge --base world/base --expert two=world/two-broken --expert three=world/three --out "
+    _refusal("no-base", "merge two=world/two three=world/three --method ties --out refused", 2, "base"),
+    _refusal("no-checkpoint", "merge two=world/nowhere --base world/base --out refused", 3, "world/nowhere"),
+    _refusal("broken-file", "merge two=world/two-broken three=world/three --base world/base --out "
              "refused", 3, "world/two-broken"),
-    _refusal("missing-tensor", "merge --base world/base --expert two=world/two-gap --expert three=world/three --out "
+    _refusal("missing-tensor", "merge two=world/two-gap three=world/three --base world/base --out "
              "refused", 4, "two", r"encoder\.layer\.1\.output\.LayerNorm", "missing: base"),
-    _refusal("extra-tensor", "merge --base world/base --expert two=world/two-extra --expert three=world/three --out "
+    _refusal("extra-tensor", "merge two=world/two-extra three=world/three --base world/base --out "
              "refused", 4, r"bert\.translation\.weight", "ignore"),
-    _refusal("other-family", "merge --base world/base --expert two=world/two --expert dark=world/dark --out refused",
+    _refusal("other-family", "merge two=world/two dark=world/dark --base world/base --out refused",
              4, "dark"),
     _refusal("existing-output", f"merge {_TWO} --method average --out average", 5, "average", "--force"),
     _refusal("not-ours", f"merge {_TWO} --method average --out world --force", 5, "world"),
@@ -201,6 +221,7 @@ COMMANDS: tuple[Command, ...] = (
     _refusal("unknown-task", f"align both {_OWN} --data tow=world/two.csv --out refused", 2, "tow", "two"),
     _refusal("not-an-output", f"align world/two {_OWN} {_DATA} --out refused", 3, "world/two"),
     _refusal("data-for-nothing", f"merge {_TWO} {_DATA} --method ties --out refused", 2, "ties", "--data"),
-    _refusal("surgery-export", "export align-surgery --task two --to refused", 2, "surgery"),
-    _refusal("plan-problems", f"plan {_TWO} --method tise --out refused", 2, "tise", "ties"),
+    _refusal("surgery-export", "export align-surgery --task two --out refused", 2, "surgery",
+             old="export align-surgery --task two --to refused"),
+    _refusal("plan-problems", f"merge {_TWO} --method tise --out refused --dry-run", 2, "tise", "ties"),
 )  # fmt: skip

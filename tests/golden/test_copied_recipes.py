@@ -17,7 +17,6 @@ from tests.golden.observe import Value, observe, read_output
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 BASE = "--base world/base"
-THREE = "--expert three=world/three"
 DATA = "--data two=world/two.csv --data three=world/three.csv"
 
 
@@ -56,7 +55,7 @@ def expert_is_right(child: Driver, folder: str, task: str) -> None:
 
 # --- R1, R2: pooling --------------------------------------------------------------------------------------------------
 
-MEAN = f"{BASE} --expert two=world/two --method task_arithmetic --set scale=1.0 --set pooling=mean"
+MEAN = f"two=world/two {BASE} --method task_arithmetic --set scale=1.0 --set pooling=mean"
 TWO = "--expert two=world/two --data two=world/two.csv --device cpu"
 
 
@@ -64,7 +63,8 @@ TWO = "--expert two=world/two --data two=world/two.csv --device cpu"
 def test_r1_evaluate_reads_experts_by_the_pooling_of_the_merge(child: Driver, dtype: str) -> None:
     # One expert merged alone is that expert: to the byte, or but for the cast.
     merged = once(child, f"{MEAN} --dtype {dtype}", f"mean-{dtype}")
-    run(child, f"evaluate {merged} --data two=world/two.csv --protocol current --device cpu --out r1-alone-{dtype}")
+    line = f"evaluate {merged} --data two=world/two.csv --protocol current --device cpu --no-references"
+    run(child, f"{line} --out r1-alone-{dtype}")
     run(child, f"evaluate {merged} {TWO} --protocol current --out r1-{dtype}")
     alone, both = (
         {name: value for name, value in scores(child, folder).items() if "/current/" in name}
@@ -78,17 +78,20 @@ def test_r1_evaluate_reads_experts_by_the_pooling_of_the_merge(child: Driver, dt
 
 def test_r2_diagnose_finds_no_distance_between_a_model_and_itself(child: Driver) -> None:
     merged = once(child, f"{MEAN} --dtype float16", "mean-float16")
-    run(child, f"diagnose {merged} {BASE} {TWO} --points 0 --layers 0 --run r2")
+    run(child, f"diagnose {merged} {BASE} {TWO} --points 0 --layers 0 --out r2")
     distance = scores(child, "r2")["number/raw"]
     assert isinstance(distance, float)
     assert distance < 0.01
 
 
 def test_two_poolings_of_the_same_weights_are_two_models(child: Driver) -> None:
-    alone = f"{BASE} {THREE} --method task_arithmetic --set scale=1.0"
+    alone = f"three=world/three {BASE} --method task_arithmetic --set scale=1.0"
     by_pooler, by_mean = once(child, alone, "by-pooler"), once(child, f"{alone} --set pooling=mean", "by-mean")
     half = once(child, f"{alone} --set pooling=mean --dtype float16", "half-by-mean")  # other bytes: encoded anew
-    run(child, f"evaluate {half} --data three=world/three.csv --protocol current --device cpu --out half-alone")
+    run(
+        child, f"evaluate {half} --data three=world/three.csv --protocol current --device cpu "
+        "--no-references --out half-alone"
+    )  # fmt: skip
     run(
         child, f"evaluate {by_pooler} {by_mean} --data three=world/three.csv --protocol current --device cpu "
         "--out two-poolings"
@@ -106,7 +109,7 @@ def test_two_poolings_of_the_same_weights_are_two_models(child: Driver) -> None:
 # --- R3: averaged heads -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["merge {} --out r3 -q", "plan {}"])
+@pytest.mark.parametrize("command", ["merge {} --out r3 -q", "merge {} --dry-run"])
 def test_r3_averaged_heads_are_refused(child: Driver, command: str) -> None:
     recipe = child.place / "world" / "heads.yaml"
     recipe.write_text("base: base\nexperts: {two: two}\nmethod: task_arithmetic\nheads: average\n")
@@ -134,7 +137,7 @@ TABLES = "{two: two.csv, three: three.csv}"
 def test_r4_a_device_of_the_method_is_no_matter_of_experts(child: Driver, command: str, blocks: str) -> None:
     name = f"device-{command.split(maxsplit=1)[0]}.yaml"
     (child.place / "world" / name).write_text(DEVICE + blocks)
-    run(child, f"plan world/{name}")
+    run(child, f"merge world/{name} --dry-run")
     run(child, command.format(f"world/{name}"))
 
 
@@ -144,14 +147,14 @@ OPENED = {
     "extra": ("two=world/two-extra", "--set ignore=[bert.translation.*]"),
     "gap": ("two=world/two-gap", "--set missing=base"),
 }
-LOOK = "--points 0 --layers 0 --device cpu --run"
+LOOK = "--points 0 --layers 0 --device cpu --out"
 
 
 def opened(child: Driver, kind: str) -> tuple[str, str]:
     """A merge that needs a key to open its expert; where its experts are."""
     expert, key = OPENED[kind]
-    experts = f"--expert {expert} {THREE}"
-    return once(child, f"{BASE} {experts} --method ties {key}", f"{kind}-merged"), experts
+    experts = f"--expert {expert} --expert three=world/three"
+    return once(child, f"{expert} three=world/three {BASE} --method ties {key}", f"{kind}-merged"), experts
 
 
 @pytest.mark.parametrize("kind", OPENED)
@@ -176,8 +179,9 @@ class TestHowExpertsWereOpened:
 
 def bare(child: Driver) -> tuple[str, str]:
     """A merge of a folder and a state dict that has no config."""
-    experts = "--expert two=world/two --expert three=world/three.pth"
-    return once(child, f"{BASE} {experts} --method ties", "bare-merged"), experts
+    words = ("two=world/two", "three=world/three.pth")
+    merged = once(child, f"{' '.join(words)} {BASE} --method ties", "bare-merged")
+    return merged, " ".join(f"--expert {word}" for word in words)
 
 
 def test_r7_evaluate_with_a_bare_state_dict(child: Driver) -> None:
@@ -197,7 +201,7 @@ def test_r7_diagnose_with_a_bare_state_dict(child: Driver) -> None:
 
 def test_r8_the_bases_tokenizer_serves_all_experts(child: Driver) -> None:
     result = run(
-        child, f"merge {BASE} --expert two=world/two-plain --data two=world/two.csv --method task_arithmetic "
+        child, f"merge two=world/two-plain {BASE} --data two=world/two.csv --method task_arithmetic "
         "--set scale=auto --out r8 --json"
     )  # fmt: skip
     assert 0 < json.loads(result.output)["manifest"]["method"]["parameters"]["scale"] <= 1

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 from tests.aligning import write_tables
-from tests.cli.test_measuring import call, refused
+from tests.calling import call, refused
 from tests.models.making import build, nudged
 
 import orthomerge as om
@@ -73,7 +73,7 @@ def test_every_family_that_is_claimed(name: str, tmp_path: Path) -> None:
 
 
 def test_all_heads_in_one_graph(out: Path, tmp_path: Path) -> None:
-    text = call("export", out, "--all-heads", "--format", "onnx", "--to", tmp_path / "onnx").stdout
+    text = call("export", out, "--all-heads", "--format", "onnx", "--out", tmp_path / "onnx").stdout
     assert "outputs two, three, five; logits are within" in text
     batch = texts([9, 3])
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_all_heads_in_one_graph(out: Path, tmp_path: Path) -> None:
     assert (tmp_path / "onnx/vocab.txt").is_file()
     assert not (tmp_path / "onnx/config.json").exists()
     assert "exists already" in refused(
-        "export", out, "--task", "two", "--format", "onnx", "--to", tmp_path / "onnx", code=5
+        "export", out, "--task", "two", "--format", "onnx", "--out", tmp_path / "onnx", code=5
     )
 
 
@@ -114,10 +114,10 @@ def test_refused(out: Path, berts: Path, tmp_path: Path) -> None:
     to = tmp_path / "onnx"
     with pytest.raises(RecipeError, match="did you mean 'two'"):
         om.export(out, to, task="tow", format="onnx")
-    assert "did you mean 'onnx'" in refused("export", out, "--task", "two", "--format", "onx", "--to", to, code=2)
-    assert "not both" in refused("export", out, "--task", "two", "--all-heads", "--format", "onnx", "--to", to, code=2)
-    assert "give --task" in refused("export", out, "--all-heads", "--to", to, code=2)
-    assert "give --task TASK, or --all-heads" in refused("export", out, "--to", to, code=2)
+    assert "did you mean 'onnx'" in refused("export", out, "--task", "two", "--format", "onx", "--out", to, code=2)
+    assert "not both" in refused("export", out, "--task", "two", "--all-heads", "--format", "onnx", "--out", to, code=2)
+    assert "give --task" in refused("export", out, "--all-heads", "--out", to, code=2)
+    assert "give --task TASK, or --all-heads" in refused("export", out, "--out", to, code=2)
     tables = write_tables(tmp_path)
     options: dict[str, Any] = {"rank": 2, "steps": 2}
     aligned = om.align(out, {"two": tables / "two.csv"}, aligner="surgery", options=options)

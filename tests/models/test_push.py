@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from tests.aligning import contents as all_contents
 from tests.aligning import merge_berts
-from tests.cli.test_measuring import call, refused
+from tests.calling import call, refused
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.files.ownership import LOCAL

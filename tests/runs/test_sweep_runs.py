@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.aligning import contents
 from tests.runs.making import RUN, SHARED, SMALL, SWEPT_PLAIN, KillAt, Killed, lay_out, outcome
-from typer.testing import CliRunner
 
 import orthomerge
 from orthomerge.cli.app import app

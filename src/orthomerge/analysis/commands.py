@@ -35,7 +35,8 @@ def suggested_commands(
     }
     opening = _opening(experts, tuple(data))
     if opening is not None:
-        commands["refit"] = f"orthomerge merge --method realign {' '.join((*opening, *inputs))} --out {out}-realigned"
+        words = " ".join((*opening, "--method realign", *inputs))
+        commands["refit"] = f"orthomerge merge {words} --out {out}-realigned"
     return commands
 
 
@@ -50,7 +51,8 @@ def _opening(experts: Experts, tasks: tuple[str, ...]) -> list[str] | None:
     options = {name: getattr(opening, name) for name in _OPTIONS if getattr(opening, name) != getattr(usual, name)}
     settings = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
     paths = {task: expert.path for task, expert in chosen.items()}
-    return [f"--base {shlex.quote(opening.base)}", *_options("--expert", paths), *_options("--set", settings)]
+    named = [shlex.quote(f"{task}={path}") for task, path in paths.items()]
+    return [*named, f"--base {shlex.quote(opening.base)}", *_options("--set", settings)]
 
 
 def _options(flag: str, values: Mapping[str, str]) -> list[str]:

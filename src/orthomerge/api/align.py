@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.alignment.align import align_model
 from orthomerge.api.load import resolve
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.data.tasks import sources_of
 from orthomerge.models.encoding import Encoding
+from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Split
-    from orthomerge.models.experts import Experts
 
 
 def align(
     model: Model | str | Path,
-    data: Mapping[str, Any],
+    data: Mapping[str, Any] | str | Path,
     *,
     aligner: str = "auto",
     options: Mapping[str, Any] | None = None,
-    experts: Experts | None = None,
+    experts: Experts | Mapping[str, Any] | None = None,
+    base: Any = None,
     split: Split = "train",
     limit: int | None = None,
     seed: int = 0,
@@ -32,14 +34,20 @@ def align(
 ) -> Model:
     """Fit each task's head to the encoder by what its expert makes of the same inputs; labels are not looked at.
 
-    `data`: inputs by task, a `Task` or what can be read as one; other tasks keep their heads. `experts`: those that the
-    model was made from, which are opened again if they are not given. `split`: "test" makes whatever is measured there
-    transductive. `limit`: at most N inputs per task, drawn by `seed`.
+    `data`: inputs by task, each a `Task` or what can be read as one, or a folder with a file per task; other tasks keep
+    their heads. `experts`: those that the model was made from, else they are opened again, where `experts` and `base`
+    say that they are now. `split`: "test" makes whatever is measured there transductive. `limit`: at most N inputs per
+    task, drawn by `seed`.
     """
-    model, folder = resolve(model)
+    value, folder = resolve(model)
+    sources = sources_of(data, value.tasks)
+    if not isinstance(experts, Experts):
+        named = bool(sources) and (bool(experts) or base is not None)
+        moved, tasks = experts or {}, tuple(sources)
+        experts = reopen_experts(value, folder=folder, base=base, experts=moved, tasks=tasks) if named else None
     return align_model(
-        model,
-        data,
+        value,
+        sources,
         aligner=aligner,
         options=options,
         experts=experts,

@@ -6,52 +6,100 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.analysis.commands import suggested_commands
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
+from orthomerge.analysis.diagnosis import FILE, write_diagnosis
 from orthomerge.api.load import resolve
+from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.reading import labelled_tasks
-from orthomerge.models.experts import reopen_experts
+from orthomerge.data.tasks import labelled_tasks, sources_of
+from orthomerge.evaluation.records import read_records
+from orthomerge.evaluation.scale import ScaleSearch, search_scale
+from orthomerge.files.run_folder import check_claim, claim
+from orthomerge.models.experts import Experts, reopen_experts
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
     from orthomerge.evaluation.records import Record
-    from orthomerge.evaluation.scale import ScaleSearch
     from orthomerge.models.encoding import Encoding
-    from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
+
+_SCALES = [step / 10 for step in range(1, 11)]
 
 
 def diagnose(
     model: Model | str | Path,
-    data: Mapping[str, Any],
+    data: Mapping[str, Any] | str | Path,
     *,
-    experts: Experts | None = None,
+    experts: Experts | Mapping[str, Any] | None = None,
+    base: Any = None,
     detail: Detail | None = None,
     records: Sequence[Record] = (),
-    search: ScaleSearch | None = None,
+    scales: bool | ScaleSearch = False,
     commands: Mapping[str, str] | None = None,
+    out: str | Path | None = None,
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Diagnosis:
-    """Say how much of what a merge lost is misalignment and how much is gone; nothing is written.
+    """Say how much of what a merge lost is misalignment and how much is gone.
 
-    `data`: by task, labelled test inputs and a train or val split, whose labels are not needed. `experts`: those that
-    the model was made from, which are opened again if they are not given. `detail`: how much to measure. `records`:
-    scores of the same model, as witnesses. `search`: scores by scale. `commands`: what the verdict may suggest.
+    `data`: labelled test inputs by task, and a train or val split, whose labels are not needed; or a folder with a file
+    per task. `experts`: those that the model was made from, else they are opened again, where `experts` and `base` say
+    that they are now. `detail`: how much to measure. `records`: scores of the same model, as witnesses. `scales`: also
+    merge at scales from 0.1 to 1. `commands`: what the verdict may suggest. `out`: a run folder, whose records are
+    witnesses too and where the diagnosis is written; nothing is written without it.
     """
-    model, folder = resolve(model)
-    tasks = labelled_tasks(data, model.labels, model.family.modality)
-    if experts is None:
-        experts = reopen_experts(model, folder=folder, tasks=[task for task in model.tasks if task in tasks])
-    return compare(
-        model,
+    if out is not None:
+        records = [*records, *_records(Path(out))]
+    value, folder = resolve(model)
+    sources = sources_of(data, value.tasks)
+    tasks = labelled_tasks(sources, value.labels, value.family.modality)
+    if not isinstance(experts, Experts):
+        moved = experts or {}
+        names = [task for task in value.tasks if task in tasks]
+        experts = reopen_experts(value, folder=folder, base=base, experts=moved, tasks=names)
+        if commands is None and folder is not None and all(isinstance(each, str) for each in sources.values()):
+            aligner = "auto" if detail is None else detail.aligner
+            commands = suggested_commands(str(model), sources, experts, aligner=aligner, base=base, moved=moved)
+    if scales is True:
+        scales = _curve(experts, sources, encoding, progress)
+    diagnosis = compare(
+        value,
         experts,
         tasks,
         detail=detail,
         records=records,
-        search=search,
+        search=scales or None,
         commands=commands,
         how=encoding,
+        progress=progress,
+    )
+    if out is not None:
+        claim(Path(out), [FILE])
+        write_diagnosis(Path(out) / FILE, diagnosis)
+    return diagnosis
+
+
+def _records(out: Path) -> list[Record]:
+    """The records of a run folder, which is made if it is not there and refused if nothing can be written to it."""
+    check_claim(out, [FILE])
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write the diagnosis to {out}: {error.strerror}; give another --out") from error
+    return read_records(out / "records.jsonl") if (out / "records.jsonl").is_file() else []
+
+
+def _curve(experts: Experts, data: Mapping[str, Any], encoding: Encoding | None, progress: Progress) -> ScaleSearch:
+    if not experts.has_base:
+        raise RecipeError("--scales merges anew, which needs the base: give --base too")
+    return search_scale(
+        experts,
+        "task_arithmetic",
+        data,
+        grid=_SCALES,
+        criterion="accuracy",
+        encoding=encoding,
         progress=progress,
     )

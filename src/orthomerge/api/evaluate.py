@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
+from orthomerge.alignment.aligners import find_aligner
 from orthomerge.api.load import resolve
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.reading import labelled_tasks
+from orthomerge.data.tasks import labelled_tasks, sources_of
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, score, told_apart
-from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.protocols import EvaluationProtocol, find_protocol
 from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, reopen_experts
@@ -27,7 +28,7 @@ Named = One | Sequence[One] | Mapping[str, One]
 
 def evaluate(
     models: Named,
-    data: Mapping[str, Any],
+    data: Mapping[str, Any] | str | Path,
     *,
     protocols: Sequence[str | EvaluationProtocol] = ("current",),
     experts: Experts | Mapping[str, Any] | None = None,
@@ -39,7 +40,7 @@ def evaluate(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Scores:
-    """Score models on the test inputs of `data` (labelled, by task) and compare them; nothing is written.
+    """Score models on the test inputs of `data` (labelled, by task or a folder) and compare them; nothing is written.
 
     `models`: one or several models or paths of saved ones, by name if names matter. `protocols`: names of protocols
     and aligners, or `EvaluationProtocol` objects. `experts`: those that the models were made from, or a model per task;
@@ -53,7 +54,7 @@ def evaluate(
         raise RecipeError("'protocols' is empty: name at least one, or leave it out")
     for protocol in chosen:
         protocol.builder()  # checks its options before any work
-    subjects, first, folder = _subjects(models, data)
+    subjects, first, folder, data = _subjects(models, data)
     labels = {task: model.head(task).labels for subject in reversed(subjects) for task, model in subject.models.items()}
     tasks = labelled_tasks(data, labels, first.family.modality)
     needed = any("expert" in protocol.needs for protocol in chosen)
@@ -90,8 +91,10 @@ def _references(
         yield Subject("expert", teachers)
 
 
-def _subjects(models: Named, tasks: Iterable[str]) -> tuple[list[Subject], Model, Path | None]:
-    """What is scored, each under a name of its own; the first model and the folder that it was loaded from."""
+def _subjects(
+    models: Named, data: Mapping[str, Any] | str | Path
+) -> tuple[list[Subject], Model, Path | None, Mapping[str, Any]]:
+    """What is scored, each under a name of its own; the first model and its folder; the source of each task."""
     subjects, sources = list[Subject](), list[tuple[Model, Path | None]]()
     for name, item in _listed(models):
         if isinstance(item, Subject):
@@ -99,14 +102,15 @@ def _subjects(models: Named, tasks: Iterable[str]) -> tuple[list[Subject], Model
             sources.append((next(iter(item.models.values())), None))
         else:
             model, folder = resolve(item)
-            for task in tasks:
+            data = sources_of(data, model.tasks)
+            for task in data:
                 model.head(task)  # refuses a task that it does not have
-            subject = Subject.of(model, tasks)
+            subject = Subject.of(model, data)
             sources.append((model, folder))
         subjects.append(subject if name is None else replace(subject, name=name))
     if not isinstance(models, Mapping):
         subjects = told_apart(subjects, [folder.name if folder else "" for _, folder in sources])
-    return subjects, *sources[0]
+    return subjects, *sources[0], sources_of(data, sources[0][0].tasks)
 
 
 def _listed(models: Named) -> list[tuple[str | None, One]]:
@@ -120,3 +124,42 @@ def _listed(models: Named) -> list[tuple[str | None, One]]:
     if not items:
         raise RecipeError("there is no model to score: give at least one")
     return items
+
+
+def protocols_of(
+    names: Sequence[str],
+    aligners: Sequence[str] = (),
+    *,
+    shots: Sequence[str] = ("all",),
+    seeds: int = 5,
+    access: Sequence[Literal["inductive", "transductive"]] = ("inductive",),
+) -> list[EvaluationProtocol]:
+    """Every protocol and aligner with all numbers of shots and all kinds of access, where it looks at inputs.
+
+    `shots`: numbers per class, shares below 1, or "all", as texts; each number is drawn with `seeds` seeds.
+    """
+    counts = [_shots(text) for text in shots]
+    chosen = [(name, None) for name in names] + [("current", find_aligner(name).name) for name in aligners]
+    protocols = []
+    for name, aligner in chosen:
+        if aligner is None and not find_protocol(name).needs:
+            protocols.append(EvaluationProtocol(name))
+            continue
+        for count in counts:
+            draws = seeds if count is not None else 1
+            protocols += [
+                EvaluationProtocol(name, shots=count, seeds=draws, access=kind, aligner=aligner) for kind in access
+            ]
+    return protocols
+
+
+def _shots(text: str) -> int | float | None:
+    if text == "all":
+        return None
+    try:
+        count = float(text) if "." in text else int(text)
+    except ValueError:
+        count = 0
+    if count <= 0 or (count > 1 and isinstance(count, float)):
+        raise RecipeError(f"--shots must be a whole number per class, a share below 1, or all, got {text!r}")
+    return count

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.reading import labelled_tasks, read_task
+from orthomerge.data.reading import read_task
 from orthomerge.data.task import Task
+from orthomerge.data.tasks import labelled_tasks, sources_of
 from orthomerge.evaluation.editing import KEEP, Negated, negate_task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID
@@ -24,7 +26,7 @@ Heads = Literal["probe", "expert"]
 def negate(
     experts: Experts,
     target: str,
-    data: Mapping[str, Any],
+    data: Mapping[str, Any] | str | Path,
     *,
     controls: Sequence[str] | None = None,
     heads: Heads = "probe",
@@ -43,12 +45,13 @@ def negate(
     """
     if heads not in get_args(Heads):
         raise RecipeError(f"unknown heads {heads!r}; {nearest(heads, get_args(Heads))}")
+    data = sources_of(data, [target, *(controls or experts.tasks)])
     tested = [target, *(controls if controls is not None else (task for task in data if task != target))]
     for task in tested:
         if task not in data:
             raise RecipeError(f"there is no data of {task!r}; give --data {task}=PATH")
         if heads == "expert" and task not in experts.tasks:
-            raise RecipeError(f"'--heads expert' reads {task!r} by its expert's head; give --expert {task}=PATH")
+            raise RecipeError(f"'--heads expert' reads {task!r} by its expert's head; give its expert too")
     sources = {task: data[task] if isinstance(data[task], Task) else read_task(data[task]) for task in tested}
     labels = {task: experts.heads[task].labels if heads == "expert" else sources[task].labels for task in tested}
     tasks = labelled_tasks(sources, labels, experts.family.modality)

@@ -1,27 +1,65 @@
-"""Arguments and options that several commands have."""
+"""Groups of flags that several commands have."""
 
-from typing import Annotated
+from __future__ import annotations
 
-import typer
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
-RecipePath = Annotated[str | None, typer.Argument(metavar="[RECIPE.yaml]", help="A recipe, ours or mergekit's.")]
+from orthomerge.cli.flags import Flag
+
+_EXPERTS = (
+    "Folder, file, LoRA adapter or hub id; NAME=EXPERT names its task  [default: the folder's name]. Or a recipe, ours "
+    "or mergekit's."
+)
+_DATA = "A folder with one TASK.csv, .jsonl, .parquet or image folder per task; or TASK=PATH, repeated. Labels are {}."
+
+Experts = Annotated[tuple[str, ...], Flag(_EXPERTS, "EXPERT...", positional=True)]
+Unlabelled = Annotated[dict[str, str] | str, Flag(_DATA.format("not used"), "PATH")]
+Labelled = Annotated[dict[str, str] | str, Flag(_DATA.format("needed"), "PATH")]
 Base = Annotated[
     str | None,
-    typer.Option("--base", help="The model that the experts were fine-tuned from: folder, file or hub id."),
+    Flag("The model that all experts were fine-tuned from.", "BASE", default="the one adapters name"),
 ]
-Experts = Annotated[list[str] | None, typer.Option("--expert", metavar="NAME=PATH", help="An expert; repeat for each.")]
-Method = Annotated[str | None, typer.Option("--method", help="See `orthomerge methods`.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="An option of the method or of the recipe; repeat for each."),
+Device = Annotated[str, Flag("auto, cpu, cuda, cuda:1, ...", "DEVICE")]
+Dtype = Annotated[
+    Literal["keep", "float32", "float16", "bfloat16", "float64"] | None,
+    Flag("Type of the weights that are written.", "TYPE", default="keep"),
 ]
-Out = Annotated[str | None, typer.Option("--out", help="The folder to write.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing output of ours, if no other file is in it.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="keep, float32, float16 or bfloat16.")]
-ShardSize = Annotated[str | None, typer.Option("--max-shard-size", help="For example 5GB.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Folder = Annotated[str | None, typer.Option("--folder", help="Where the suite is kept; a cache folder if not given.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, ...")]
-Grid = Annotated[str | None, typer.Option("--grid", help="Scales to try, e.g. 0.2,0.5,1; else 0.05 to 1.")]
-Batch = Annotated[int, typer.Option("--batch", help="Inputs encoded at once.")]
+Split = Literal["train", "val", "test"]
+Limit = Annotated[int | None, Flag("At most N inputs per task.", "N", default="no limit")]
+Force = Annotated[bool, Flag("Replace an output of ours, if no other file is in it.")]
+Grid = Annotated[tuple[float, ...] | None, Flag("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
+Suite = Annotated[str | None, Flag("A named benchmark instead (`list suites`).", "SUITE")]
+SuiteFolder = Annotated[str | None, Flag("Where the suite is kept.", "FOLDER", default="a cache")]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where base and experts are now."""
+
+    expert: Annotated[dict[str, str], Flag("Where an expert is now, repeated.", "TASK=PATH", default="as recorded")] = (
+        field(default_factory=dict)
+    )
+    base: Annotated[str | None, Flag("Where the base is now.", "PATH", default="as recorded")] = None
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where inputs are encoded, and how many at once."""
+
+    device: Device = "auto"
+    batch: Annotated[int, Flag("Inputs encoded at once.", "N")] = 64
+
+
+@dataclass(frozen=True)
+class Display:
+    """What is printed."""
+
+    json: Annotated[bool, Flag("Print one JSON document.")] = False
+    quiet: Annotated[bool, Flag("Print no progress.", short="-q")] = False
+    verbose: Annotated[bool, Flag("Print the traceback of an error.", short="-v")] = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether no progress is shown."""
+        return self.quiet or self.json

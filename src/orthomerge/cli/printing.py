@@ -1,38 +1,25 @@
-"""What commands share: reading NAME=VALUE, and printing documents and tables."""
+"""Documents, tables and messages of commands."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table, plain
 
-
-def pair(text: str, form: str) -> tuple[str, str]:
-    """`NAME=VALUE` in two; `form` says in messages what was expected."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise RecipeError(f"expected {form}, got {text!r}")
-    return key, value
-
-
-def pairs(texts: list[str], form: str, what: str) -> dict[str, str]:
-    """Several `NAME=VALUE`, each with a name of its own; `what` they are is for messages."""
-    found = [pair(text, form) for text in texts]
-    if len(dict(found)) < len(found):
-        raise RecipeError(f"two {what} have the same name; give each {form.partition(' ')[0]} a name of its own")
-    return dict(found)
+if TYPE_CHECKING:
+    from orthomerge.evaluation.metrics import Score
 
 
 def print_json(document: Any) -> None:
     """One document on standard output."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False, default=str))
 
 
 def print_tables(tables: Iterable[Table]) -> None:
@@ -40,8 +27,23 @@ def print_tables(tables: Iterable[Table]) -> None:
     width = get_terminal_size().columns
     for table in tables:
         if table.title:
-            typer.echo(f"\n{plain(table.title)}")
+            click.echo(f"\n{plain(table.title)}")
         header, *rows = table.text(width).split("\n")
-        typer.echo("\n".join((typer.style(header, bold=True), *rows)))
+        click.echo("\n".join((click.style(header, bold=True), *rows)))
         if table.note:
-            typer.echo(fill(plain(table.note), width))
+            click.echo(fill(plain(table.note), width))
+
+
+def print_progress(text: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"{text}\n")
+
+
+def print_written(out: str, manifest: Mapping[str, Any]) -> None:
+    """Where a model is, and its heads."""
+    click.echo(f"wrote {out}, verified; heads: {', '.join(manifest['heads'])}")
+
+
+def score_cell(score: Score) -> str:
+    """A score in percent with its interval."""
+    return f"{100 * score.value:.1f} ({100 * score.low:.1f}-{100 * score.high:.1f})"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
+from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
-from orthomerge.data.images import decode, pixels, read_arrays, read_folder
+from orthomerge.data.images import read_arrays, read_folder
 from orthomerge.data.labels import match_labels, resolve
 from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.rows import KINDS, kind_of
@@ -98,58 +97,6 @@ def read_inputs(
     return Task(name, labels, task.modality, {split: Examples(inputs, None, split)})
 
 
-def unlabelled_tasks(
-    data: Mapping[str, Any],
-    labels: Mapping[str, tuple[str, ...]],
-    modality: str,
-    *,
-    split: Split,
-    limit: int | None = None,
-    seed: int = 0,
-) -> dict[str, Task]:
-    """The inputs of one split by task, without labels; a source may also be a list of inputs.
-
-    `labels`: of the heads that will read them.
-    """
-    _check_names(data, labels)
-    tasks = {}
-    for name, source in data.items():
-        task = source
-        if isinstance(source, list):
-            inputs = Examples([as_input(item, modality) for item in source], None, split)
-            task = Task(name, labels[name], cast("Modality", modality), {split: inputs})
-        tasks[name] = read_inputs(task, name=name, labels=labels[name], split=split, limit=limit, seed=seed)
-    return _of_modality(tasks, modality)
-
-
-def labelled_tasks(data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str) -> dict[str, Task]:
-    """All splits by task, labels in the order of the heads."""
-    _check_names(data, labels)
-    tasks = {}
-    for name, source in data.items():
-        task = source if isinstance(source, Task) else read_task(source)
-        tasks[name] = match_labels(replace(task, name=name), labels[name])
-    return _of_modality(tasks, modality)
-
-
-def as_input(value: Any, modality: str) -> Any:
-    """One input of a model: a text, or the pixels of a path, a PIL image or an array."""
-    if modality == "text":
-        if not isinstance(value, str):
-            raise RecipeError(f"this model reads texts, got {type(value).__name__}; give strings")
-        return value
-    if isinstance(value, str | Path):
-        return decode(Path(value), where=str(value))
-    if hasattr(value, "convert"):
-        return pixels(value, where="a PIL image")
-    array = np.asarray(value)
-    if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise RecipeError(
-            f"an image must be a path, a PIL image or uint8 pixels [H, W] or [H, W, 3], got {array.dtype} {array.shape}"
-        )
-    return array
-
-
 def may_be_read(source: str) -> bool:
     """Whether there is such a path, or the text has the form of a dataset's name; nothing is opened."""
     try:
@@ -215,21 +162,3 @@ def _name(source: Source) -> str:
         stem = kind_of(path)[0]
         return path.resolve().parent.name if split_named(stem) else stem
     return str(source).partition("@")[0].replace(":", "-").rpartition("/")[2]
-
-
-def _check_names(data: Mapping[str, Any], labels: Mapping[str, object]) -> None:
-    if not data:
-        raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
-    for task in data:
-        if task not in labels:
-            raise RecipeError(f"there is data of {task!r}, but no task of that name; {nearest(task, labels)}")
-
-
-def _of_modality(tasks: dict[str, Task], modality: str) -> dict[str, Task]:
-    for name, task in tasks.items():
-        if task.modality != modality:
-            raise IncompatibleError(
-                f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
-                "give the data that its expert was trained on"
-            )
-    return tasks

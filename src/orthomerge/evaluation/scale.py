@@ -14,7 +14,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
-from orthomerge.data.reading import labelled_tasks
+from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.span import Span, span_of

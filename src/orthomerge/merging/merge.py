@@ -82,7 +82,7 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
         return
     if row.base and not experts.has_base:
         what = f"{method} needs the model that the experts were fine-tuned from"
-        yield Problem("base", what, "give it as 'base'", RecipeError)
+        yield Problem("base", what, "give it as 'base' (--base BASE)", RecipeError)
     if row.fitted and experts.partial is not None and not experts.partial.family.encoder_class:
         what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
         yield Problem("fit", what, "use a method that needs no inputs", RecipeError)

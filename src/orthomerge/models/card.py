@@ -170,7 +170,7 @@ def _limits(manifest: dict[str, Any]) -> str:
     return (
         f"## Limits\n\n{measured} Whatever base and experts get wrong, biases included, this model may too, and an "
         "input of none of these tasks still gets a label. `orthomerge.json` holds the hashes of all inputs and files; "
-        "`orthomerge verify PATH` checks them." + (f"\n\nNotes of the merge:\n{notes}" if notes else "")
+        "`orthomerge inspect PATH --verify` checks them." + (f"\n\nNotes of the merge:\n{notes}" if notes else "")
     )
 
 

@@ -17,8 +17,8 @@ from orthomerge.core.checks import at_least_one
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
 from orthomerge.core.memory import enough_memory
-from orthomerge.data.reading import as_input
 from orthomerge.data.task import Examples
+from orthomerge.data.tasks import as_input
 from orthomerge.models.features import FeatureCache, Features
 from orthomerge.models.heads import head_of, logits_of
 from orthomerge.models.kinds import Prediction, head_kind

@@ -125,6 +125,21 @@ def opening_of(
     return Opening(opened, None if base is None else reference("the base", base), **options), live
 
 
+def experts_by_name(words: Sequence[str]) -> dict[str, str]:
+    """Experts of a command line: `NAME=EXPERT`, or a path or hub id that names the task itself."""
+    named = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not equals or not _TASK.fullmatch(name):
+            name, path = _task_name(word), word
+        if not path:
+            raise RecipeError(f"an expert must be written EXPERT or NAME=EXPERT, got {word!r}")
+        if name in named:
+            raise RecipeError(f"two experts are called {name!r}; give one another name: NAME={path}")
+        named[name] = path
+    return named
+
+
 def reference(role: str, value: object) -> str:
     """What a user gave for a base or an expert, as text; a `Path` and a live model are never taken for a hub id."""
     if as_live(value) is not None:

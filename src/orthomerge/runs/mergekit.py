@@ -127,7 +127,7 @@ def _config(document: Mapping[str, Any], where: str) -> _Config:
     if not isinstance(method, str) or method not in _METHODS:
         raise RecipeError(
             f"{where}: merge_method {method!r} is not among those that mergekit and orthomerge share; "
-            f"{nearest(str(method), _METHODS)}; `orthomerge methods` lists ours"
+            f"{nearest(str(method), _METHODS)}; `orthomerge list methods` lists ours"
         )
     if not isinstance(entries, list) or not entries:
         raise RecipeError(f"{where}: 'models' must be a list of the models to merge, each as '- model: PATH'")

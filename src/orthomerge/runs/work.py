@@ -82,7 +82,7 @@ class Work:
     @cached_property
     def encoded(self) -> EncodedTasks:
         """The tasks of `evaluate` with the experts as teachers."""
-        from orthomerge.data.reading import labelled_tasks
+        from orthomerge.data.tasks import labelled_tasks
         from orthomerge.evaluation.encoded import EncodedTasks
         from orthomerge.models.encoding import Encoding
 

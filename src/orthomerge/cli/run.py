@@ -1,15 +1,18 @@
-"""The command `run`: parse, call the library, say what came of it."""
+"""The command `run`."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
-from orthomerge.cli.options import Json, Quiet
+from orthomerge.cli.flags import Flag, command
+from orthomerge.cli.options import Display
+from orthomerge.cli.printing import print_json
 
 if TYPE_CHECKING:
     from orthomerge.runs.choosing import Best, Row
@@ -19,53 +22,69 @@ if TYPE_CHECKING:
 _SHOWN = 10  # reasons of failures that are printed
 
 
-def run(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE.yaml", help="A recipe with a section `evaluate`.")],
-    out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FOLDER", help="The run folder; runs/RECIPE if not given.")
-    ] = None,
+@dataclass(frozen=True)
+class Input:
+    """The recipe, and where it is carried out."""
+
+    recipe: Annotated[str, Flag("A recipe with a section `evaluate`.", "RECIPE.yaml", positional=True)]
     on: Annotated[
         str | None,
-        typer.Option(
-            "--on", metavar="WHERE", help="process:N, ray, ray:N, or module:function that returns an Executor."
-        ),
-    ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Print the cells of a sweep, and stop.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Do everything again, and replace an existing output of ours.")
-    ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Carry out a whole recipe: merge, align, evaluate, diagnose, report, or a sweep; finished parts are kept."""
-    from orthomerge.cli.printing import print_json
-    from orthomerge.cli.progress import watched
-    from orthomerge.runs.recipe import read_recipe
-    from orthomerge.runs.run import run as carry_out
-    from orthomerge.runs.variants import check_sweep
+        Flag("process:N, ray, ray:N, or module:function that returns an Executor.", "WHERE", default="this process"),
+    ] = None
+    listed: Annotated[bool, Flag("Print the cells of a sweep, and stop.", name="--list")] = False
 
-    if listed:
-        cells = [(cell.title, cell.seed) for cell in check_sweep(read_recipe(Path(recipe)))[0]]
-        if as_json:
-            print_json([{"cell": title, "seed": seed} for title, seed in cells])
-        else:
-            typer.echo("\n".join((*(f"{title}, seed {seed}" for title, seed in cells), f"{len(cells)} cells")))
+
+@dataclass(frozen=True)
+class Output:
+    """The run folder."""
+
+    out: Annotated[str | None, Flag("Run folder to write.", "FOLDER", short="-o", default="runs/RECIPE")] = None
+    force: Annotated[bool, Flag("Do everything again, and replace an output of ours.")] = False
+
+
+@command(
+    usage=("run RECIPE.yaml [OPTIONS]",),
+    examples=("run recipe.yaml --out run", "run sweep.yaml --on process:2", "run sweep.yaml --list"),
+)
+def run(given: Input, output: Output, display: Display) -> None:
+    """Carry out a recipe: merge, align, evaluate, report.
+
+    With a section `sweep`, many merges are made and scored. What is done is kept: the same command goes on after an
+    interruption.
+    """
+    from orthomerge.cli.progress import watched
+    from orthomerge.runs.run import run as carry_out
+
+    if given.listed:
+        _print_cells(given.recipe, as_json=display.json)
         return
-    words = [recipe, *(["--out", out] if out is not None else []), *(["--on", on] if on is not None else [])]
-    command = shlex.join(["orthomerge", "run", *words])
+    flags = [("--out", output.out), ("--on", given.on)]
+    words = [word for flag, value in flags if value is not None for word in (flag, value)]
+    line = shlex.join(["orthomerge", "run", given.recipe, *words])
     try:
-        with watched(quiet=quiet or as_json) as watch:
-            ran = carry_out(recipe, out=out, on=on, force=force, watch=watch, command=command)
+        with watched(quiet=display.silent) as watch:
+            ran = carry_out(given.recipe, out=output.out, on=given.on, force=output.force, watch=watch, command=line)
     except KeyboardInterrupt:
         sys.stderr.write("orthomerge: interrupted; what is done is kept: run the same command to go on\n")
         raise SystemExit(130) from None
-    if as_json:
+    if display.json:
         print_json(_document(ran))
     else:
         _print(ran)
     if ran.swept is not None and ran.swept.failures:
         _print_failures(ran.folder, ran.swept)
-        raise typer.Exit(1)
+        raise SystemExit(1)
+
+
+def _print_cells(recipe: str, *, as_json: bool) -> None:
+    from orthomerge.runs.recipe import read_recipe
+    from orthomerge.runs.variants import check_sweep
+
+    cells = [(cell.title, cell.seed) for cell in check_sweep(read_recipe(Path(recipe)))[0]]
+    if as_json:
+        print_json([{"cell": title, "seed": seed} for title, seed in cells])
+    else:
+        click.echo("\n".join((*(f"{title}, seed {seed}" for title, seed in cells), f"{len(cells)} cells")))
 
 
 def _document(ran: Ran) -> dict[str, Any]:
@@ -91,46 +110,45 @@ def _document(ran: Ran) -> dict[str, Any]:
 
 
 def _best(item: Best) -> dict[str, Any]:
-    def told(row: Row | None) -> dict[str, Any] | None:
+    def cell(row: Row | None) -> dict[str, Any] | None:
         if row is None:
             return None
         val, test = (None if line is None else round(line.mean, 3) for line in (row.val, row.test))
         return {"merge": row.variant.name, "read": row.way.title, "access": row.way.access, "val": val, "test": test}
 
-    return {"budget": item.budget, "chosen": told(item.chosen), "hindsight": told(item.hindsight)}
+    return {"budget": item.budget, "chosen": cell(item.chosen), "hindsight": cell(item.hindsight)}
 
 
 def _print(ran: Ran) -> None:
     """Tables and verdict where there are any, then where things are."""
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
-    from orthomerge.cli.diagnosing import print_verdict
+    from orthomerge.cli.diagnose import print_verdict
     from orthomerge.cli.printing import print_tables
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.tables import accuracy_tables
 
     if ran.swept is not None:
         text = (ran.folder / "sweep.md").read_text(encoding="utf-8")
-        typer.echo(text.partition("\n### All cells")[0].strip())
-        typer.echo(f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} found done")
-        typer.echo(f"all cells: {ran.folder / 'sweep.csv'}")
+        click.echo(text.partition("\n### All cells")[0].strip())
+        click.echo(f"\n{ran.swept.cells} cells; {ran.swept.done} models scored, {ran.swept.found} found done")
+        click.echo(f"all cells: {ran.folder / 'sweep.csv'}")
     if "evaluate" in ran.stages:
         print_tables(accuracy_tables(read_records(ran.folder / "records.jsonl")))
-        typer.echo("")
+        click.echo("")
     if "diagnose" in ran.stages:
         print_verdict(read_diagnosis(ran.folder / FILE))
     done = [name for name, state in ran.stages.items() if state == "done"]
-    found = [name for name, state in ran.stages.items() if state == "found"]
+    kept = [name for name, state in ran.stages.items() if state == "found"]
     if not done:
-        typer.echo("nothing to do: everything is done, and its inputs have not changed (--force does all again)")
+        click.echo("nothing to do: everything is done, and its inputs have not changed (--force does all again)")
     elif ran.swept is None:
         seconds = sum(ran.seconds[name] for name in done)
-        typer.echo(
-            f"done in {seconds:.1f} s: {', '.join(done)}" + (f"; found done: {', '.join(found)}" if found else "")
-        )
+        tail = f"; found done: {', '.join(kept)}" if kept else ""
+        click.echo(f"done in {seconds:.1f} s: {', '.join(done)}{tail}")
     if ran.out is not None:
-        typer.echo(f"model: {ran.out}")
+        click.echo(f"model: {ran.out}")
     if ran.page is not None:
-        typer.echo(f"report: {ran.page}")
+        click.echo(f"report: {ran.page}")
 
 
 def _print_failures(folder: Path, swept: Swept) -> None:

@@ -1,0 +1,72 @@
+"""Make an expert: fine-tune a base on one task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.core.schema import build
+from orthomerge.data.reading import read_task
+from orthomerge.files.opening import locate
+from orthomerge.models.experts import open_experts
+from orthomerge.models.opening import opening_of
+from orthomerge.models.processors import load_processor
+from orthomerge.tuning.finetune import finetune as train
+from orthomerge.tuning.settings import Tuning
+
+if TYPE_CHECKING:
+    from orthomerge.models.model import Model
+    from orthomerge.tuning.loop import Progress
+
+
+def finetune(
+    base: str | Path,
+    data: Any,
+    out: str | Path,
+    *,
+    others: Iterable[Any] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+    **tuning: Any,
+) -> Model:
+    """Fine-tune a base on a labelled task, write the expert to `out` and open it.
+
+    `data`: a `Task` or what `read_data` reads. `others`: data of other tasks, for the mode `tau_jp`. `tuning`: fields
+    of `Tuning`, such as `mode`, `epochs` and `lr`. The metrics of the last epoch are facts of the model's origin.
+    """
+    metrics = write_expert(base, data, out, others=others, force=force, progress=progress, **tuning)
+    opening, live = opening_of([out], base=base)
+    model = next(iter(open_experts(opening, live).check().sources.values()))
+    origin = replace(model.origin, facts={**model.origin.facts, "metrics": metrics})
+    return replace(model, origin=origin)
+
+
+def write_expert(
+    base: str | Path,
+    data: Any,
+    out: str | Path,
+    *,
+    others: Iterable[Any] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+    **tuning: Any,
+) -> dict[str, float]:
+    """Fine-tune a base, write the expert, and return the metrics of the last epoch."""
+    settings = build(Tuning, tuning, where="finetune")
+    others = tuple(others)
+    task = read_task(data)
+    folder, _ = locate(str(base))
+    paths = (Path(source).expanduser() for source in (data, *others) if isinstance(source, str | Path))
+    return train(
+        task,
+        base=folder,
+        out=Path(out),
+        settings=settings,
+        processor=load_processor(folder, modality=task.modality, max_length=settings.max_length),
+        others=[read_task(other)["train"].unlabelled() for other in others],
+        progress=progress,
+        force=force,
+        inputs=[path for path in paths if path.exists()],
+    )

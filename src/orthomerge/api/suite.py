@@ -1,0 +1,118 @@
+"""Named suites: merges of their experts, scored and diagnosed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orthomerge.api.diagnose import diagnose
+from orthomerge.api.evaluate import evaluate
+from orthomerge.api.load import resolve
+from orthomerge.core.errors import RecipeError, nearest
+from orthomerge.evaluation.evaluate import Subject, told_apart
+from orthomerge.merging.methods import make_method
+from orthomerge.runs.recipe import parse_value
+from orthomerge.suites.suite import suite_root
+from orthomerge.suites.table import build_suite, find_suite
+
+if TYPE_CHECKING:
+    from orthomerge.analysis.diagnosis import Diagnosis
+    from orthomerge.evaluation.scores import Scores
+    from orthomerge.models.model import Model
+    from orthomerge.suites.suite import Say, Suite
+
+_REFERENCES = ("base", "expert", "mtl")
+
+
+def open_suite(
+    name: str,
+    *,
+    folder: str | Path | None = None,
+    data: str | Path | None = None,
+    base: str | None = None,
+    device: str = "auto",
+    say: Say = print,
+) -> Suite:
+    """Build a suite, or find it built. `folder`: where it is kept; a cache folder if None."""
+    place = Path(folder) if folder else suite_root() / name
+    return build_suite(name, folder=place, data=Path(data) if data else None, base=base, device=device, say=say)
+
+
+def evaluate_suite(
+    name: str,
+    methods: Sequence[str],
+    *,
+    against: str | None = None,
+    batch: int = 64,
+    opened: dict[str, Any],
+    **options: Any,
+) -> Scores:
+    """Score merges of a suite's experts beside its references.
+
+    `methods`: names, or "ties: density: 0.3". `opened`: arguments of `open_suite`; `options`: those of `evaluate`.
+    """
+    merges = [_method(name, text) for text in methods]
+    merged = told_apart([Subject(method, {}, parameters) for method, parameters in merges])
+    names = [*_REFERENCES, *(subject.name for subject in merged)]
+    if against is not None and against not in names:
+        raise RecipeError(f"--against {against}: there is no such method here; {nearest(against, names)}")
+    suite = open_suite(name, **opened)
+    references = suite.references()
+    made = [Subject.of(suite.merged(method, parameters), suite.tasks) for method, parameters in merges]
+    made = [replace(subject, parameters=merge[1]) for subject, merge in zip(made, merges, strict=True)]
+    return evaluate(
+        told_apart([*references.values(), *made]),
+        suite.tasks,
+        experts=references["expert"].models,
+        against=against,
+        suite=name,
+        encoding=suite.encoding(opened.get("device", "auto"), batch=batch),
+        **options,
+    )
+
+
+def diagnose_suite(
+    name: str,
+    model: Model | str | Path | None,
+    *,
+    method: str = "task_arithmetic",
+    aligner: str = "auto",
+    batch: int = 64,
+    opened: dict[str, Any],
+    **options: Any,
+) -> Diagnosis:
+    """Diagnose a suite's own merge by `method`, or a `model` whose experts are the suite's."""
+    chosen, parameters = _method(name, method)
+    suite = open_suite(name, **opened)
+    value = suite.merged(chosen, parameters) if model is None else resolve(model)[0]
+    text = method if model is None else _method_text(value)
+    folder = opened.get("folder")
+    call = f"orthomerge evaluate --suite {name}" + (f" --folder {shlex.quote(str(folder))}" if folder else "")
+    commands = {}
+    if text is not None:
+        commands["score"] = f"{call} --method {shlex.quote(text)} --aligner {aligner}"
+        commands["probe"] = f"{call} --method {shlex.quote(text)} --protocol probe"
+    encoding = suite.encoding(opened.get("device", "auto"), batch=batch)
+    return diagnose(value, suite.tasks, experts=suite.experts(), commands=commands, encoding=encoding, **options)
+
+
+def _method(suite: str, text: str) -> tuple[str, dict[str, Any]]:
+    """A method and its options, both of which must exist, from "ties: density: 0.3"."""
+    name, _, options = text.partition(":")
+    parameters = parse_value(f"{{{options}}}") if options else {}
+    make_method(name, parameters, tasks=find_suite(suite).tasks)
+    return name, parameters
+
+
+def _method_text(model: Model) -> str | None:
+    """How `evaluate --method` names what made a model; None for what it cannot make."""
+    facts = model.origin.facts
+    if "fit" in facts or "alignment" in facts:
+        return None
+    options = ", ".join(f"{key}: {json.dumps(value)}" for key, value in facts["method"]["parameters"].items())
+    name: str = facts["method"]["name"]
+    return f"{name}:{options}" if options else name
