@@ -20,8 +20,7 @@ from orthomerge.core.memory import enough_memory
 from orthomerge.data.task import Examples
 from orthomerge.data.tasks import as_input
 from orthomerge.models.features import FeatureCache, Features
-from orthomerge.models.heads import head_of, logits_of
-from orthomerge.models.kinds import Prediction, head_kind
+from orthomerge.models.heads import Prediction, head_kind, head_of, logits_of
 from orthomerge.models.processing import batches
 
 if TYPE_CHECKING:

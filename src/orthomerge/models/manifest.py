@@ -23,8 +23,7 @@ from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
-from orthomerge.models.heads import Activation
-from orthomerge.models.kinds import KINDS
+from orthomerge.models.heads import KINDS, Activation
 
 FORMAT = 2
 ENCODER = "encoder"  # what the names of the encoder's files start with

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.sizes import parse_size
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES
 from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
