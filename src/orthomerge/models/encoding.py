@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.core.checks import at_least_one
-from orthomerge.core.device import device_of
+from orthomerge.core.device import device_of, enough_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
-from orthomerge.core.memory import enough_memory
 from orthomerge.data.task import Examples
 from orthomerge.data.tasks import as_input
 from orthomerge.models.features import FeatureCache, Features
