@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from tests.analysis.making import Toy, make_toy
+from tests.analysis.making import Toy
 
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
@@ -38,11 +38,6 @@ from orthomerge.suites.table import build_suite
 from orthomerge.tuning.settings import Tuning
 
 QUICK = Detail(points=20, layers=16, maps=40)
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
 
 
 def merged(toy: Toy, *, scale: float = 1.0) -> Model:
