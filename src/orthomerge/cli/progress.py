@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from orthomerge.core.progress import SILENT
+from orthomerge.core.progress import SILENT, Watch
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from orthomerge.core.progress import Progress
-    from orthomerge.runs.driver import Watch
 
 
 _EVERY = 5.0  # seconds between lines in a log
@@ -65,7 +64,7 @@ def watched(*, quiet: bool) -> Iterator[Watch | None]:
         yield _Stages(_Lines(), lambda text: sys.stderr.write(f"{text}\n"))
 
 
-class _Stages:
+class _Stages(Watch):
     """Stages by number and name; what happens within one is told under its name."""
 
     def __init__(self, within: Progress, tell: Callable[[str], object]) -> None:

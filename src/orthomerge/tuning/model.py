@@ -14,7 +14,7 @@ from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.linearised import LinearisedEncoder
-from orthomerge.models.problems import base_problems
+from orthomerge.models.problems import base_problems, check_problems
 from orthomerge.models.skeleton import Skeleton, encoder_config
 from orthomerge.models.split import split_base
 from orthomerge.models.tensors import FileTensors
@@ -103,8 +103,7 @@ def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skele
     checkpoint = open_checkpoint(base)
     checkpoint = family.adapted(checkpoint)
     split = split_base({key: checkpoint.spec(key) for key in (*checkpoint, *checkpoint.aliases)}, family)
-    for problem in base_problems(checkpoint, split):
-        raise problem.error(str(problem))
+    check_problems(base_problems(checkpoint, split))
     tensors = FileTensors({key: (checkpoint, name) for key, name in split.names.items()})
     specs = {key: spec.cast("F32") for key, spec in tensors.specs.items()}
     skeleton = Skeleton.build(family, encoder_config(checkpoint.config or {}, family), specs, eager=eager)
