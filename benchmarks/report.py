@@ -96,7 +96,7 @@ def main() -> None:
         beside = sum(path.stat().st_size for path in done.files.rglob("*") if path.is_file()) / 1e6
         with running(program) as browser:
             times = [_open(browser, done) for _ in range(runs)]
-            version = browser.version()
+            version = browser.name
     rows = [[name, *(f"{1000 * of(one[name] for one in times):.0f}" for of in (median, max))] for name in times[0]]
     size, ready = done.size / 1e6, max(one[READY] for one in times)
     small, soon = ("" if met else "NOT " for met in (size < SIZE, ready < SECONDS))

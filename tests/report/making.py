@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +164,16 @@ def full_run(folder: Path) -> Path:
     )  # fmt: skip
     compared = [comparison(by["ties", "data-free"], by["expert", "data-free"], verdict="worse", tasks=("a", "b"))]
     return write_run(folder, records, comparisons=compared, notes=["a doubt"], diagnosis=diagnosis, info=info)
+
+
+def hostile_run(folder: Path) -> Path:
+    """Every text that a run can hold tries to be markup."""
+    figure = replace(points(BREAK_OUT, classes=(ALERT, BREAK_OUT)), title=ALERT, caption=BREAK_OUT)
+    views = tuple(replace(view, name=name) for view, name in zip(figure.views, (ALERT, BREAK_OUT, "x"), strict=True))
+    figure = replace(figure, texts=(BREAK_OUT + ALERT,) * len(figure.true), views=views)
+    verdict = (Finding(ALERT, f"`{ALERT}` {BREAK_OUT}", {BREAK_OUT: 1.0}),)
+    diagnosis = Diagnosis(ALERT, (ALERT,), verdict, (figure,), {ALERT: BREAK_OUT})
+    block = json.loads(json.dumps(MANIFEST).replace("ties", "<b>").replace("./a", "<i>"))
+    info = RunInfo(ALERT, BREAK_OUT, ALERT, {ALERT: 1.0}, 1, BREAK_OUT, {ALERT: BREAK_OUT}, (block, ALERT))
+    records = small_run((ALERT, BREAK_OUT), method=BREAK_OUT)
+    return write_run(folder, records, notes=[ALERT, BREAK_OUT], diagnosis=diagnosis, info=info)
