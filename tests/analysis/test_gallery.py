@@ -14,7 +14,7 @@ from benchmarks.gallery_measures import PARTS, Plan, expected_keys, joined, mask
 from benchmarks.gallery_pages import SECTIONS, list_pages
 from tests.analysis.making import PROCESSOR, Toy
 
-from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
+from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Heat, Lines, Points
 from orthomerge.core.errors import RecipeError
 from orthomerge.suites.suite import Suite
@@ -72,20 +72,6 @@ def test_every_figure_has_a_place_on_the_page(found: Diagnosis) -> None:
     keys = [key for section in SECTIONS for key in section.keys]
     for figure in found.figures:
         assert [key for key in keys if re.fullmatch(key.replace("*", ".*"), figure.key)], figure.key
-
-
-def test_it_is_written_and_read_back(found: Diagnosis, tmp_path: Path) -> None:
-    write_diagnosis(tmp_path / "figures.json", found)
-    assert (tmp_path / "figures.json").stat().st_size < 100_000
-    back = read_diagnosis(tmp_path / "figures.json")
-    write_diagnosis(tmp_path / "again.json", back)
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "figures.json").read_bytes()
-    assert back.facts["about"] == PLAN.about
-
-
-def test_some_parts_alone(suite: Suite) -> None:
-    plan = Plan(about="", scale=0.5, parts=("scale",), scales=(0.5,), limit=20, device="cpu")
-    assert [figure.key for figure in measure(suite, plan).figures] == ["scale"]
 
 
 def test_parts_that_were_measured_apart(suite: Suite) -> None:
