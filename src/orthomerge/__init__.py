@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.scores import Scores
     from orthomerge.merging.vectors import TaskVector
     from orthomerge.models.experts import Experts
-    from orthomerge.models.kinds import Prediction
+    from orthomerge.models.heads import Prediction
     from orthomerge.models.model import Model
     from orthomerge.report.report import report
     from orthomerge.runs.recipe import Recipe, read_recipe
@@ -40,7 +40,7 @@ _HOMES = {
     "Experts": "models.experts",
     "Model": "models.model",
     "OrthomergeError": "core.errors",
-    "Prediction": "models.kinds",
+    "Prediction": "models.heads",
     "Recipe": "runs.recipe",
     "Scores": "evaluation.scores",
     "Task": "data.task",

@@ -17,10 +17,11 @@ from orthomerge.evaluation.evidence import Evidence, Need
 from orthomerge.evaluation.protocols import PROTOCOLS, Current
 from orthomerge.evaluation.protocols import Row as ProtocolRow
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.methods import FITTED, METHODS, Row
+from orthomerge.merging.methods import FITTED, METHODS, Row, build_method
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 from orthomerge.testing import check_aligner, check_fitted_method, check_protocol
+from orthomerge.testing.settings import make_setting
 
 
 @pytest.mark.parametrize("name", ALIGNERS)
@@ -37,6 +38,16 @@ def test_contracts_of_every_protocol(name: str) -> None:
 @pytest.mark.parametrize("name", FITTED)
 def test_contracts_of_every_fitted_method(name: str) -> None:
     check_fitted_method(FITTED[name])
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_another_seed_is_another_fit(name: str) -> None:
+    """It draws the inputs that are looked at, or those of each step."""
+    setting, row = make_setting(inputs=12), FITTED[name]
+    one, other = (
+        build_method(row, row.quick, tasks=setting.tasks).fit(replace(setting, seed=seed)).weights for seed in (0, 1)
+    )
+    assert not torch.equal(one, other)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import torch
 
 from orthomerge.core.errors import IncompatibleError, NumericalError
 from orthomerge.evaluation.metrics import Score, counted, hits, predict, wilson
-from orthomerge.models.heads import SINGLE_LABEL, Head, Linear, logits_of
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import SINGLE_LABEL, Head, Linear, head_kind, logits_of
 
 KIND = head_kind(SINGLE_LABEL)
 

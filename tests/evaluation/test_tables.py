@@ -76,7 +76,7 @@ def test_markdown() -> None:
             "| method | protocol | a | b | mean | 95 % | sd | worst | seeds |",
             "|---|---|---:|---:|---:|---:|---:|---:|---:|",
             "| ties | knn, 5/class | 70.0 | 30.0 | 50.0 | 47.9-52.8 | 10.0 | 40.0 | 3 |",
-            "| slerp | knn, 5/class |  | 20.0 | 20.0 | 17.0-24.0 |  |  |  |",
+            "| slerp | knn, 5/class |  | 20.0 | 20.0 | 17.0-24.0 |  | 20.0 | 1 |",
             "",
             "### Transductive: the test inputs themselves, as most papers do",
             "",

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.adamerging import AdaMerging, elected
 from orthomerge.fitting.setting import Setting
 from orthomerge.testing.settings import Kind, make_setting
@@ -74,18 +73,3 @@ def test_plus_plus() -> None:
     vectors = elected(setting.task_vectors(), 0.5, elements=setting.layout.elements)
     expected = by_hand(setting, fitted.facts["coefficients"], vectors)
     torch.testing.assert_close(fitted.weights, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_starts() -> None:
-    setting = make_setting("bert")
-    start = setting.start_vector("average", {})
-    torch.testing.assert_close(start, setting.task_vectors().mean(0), rtol=1e-4, atol=1e-6)
-
-
-def test_seeds_and_refusals() -> None:
-    once, again = (AdaMerging(steps=3, batch=4).fit(make_setting("bert")).weights for _ in range(2))
-    assert torch.equal(once, again)
-    with pytest.raises(RecipeError, match="'density' must be above 0 and at most 1, got 0"):
-        AdaMerging(density=0.0)
-    with pytest.raises(RecipeError, match="'lr' must be positive, got 0"):
-        AdaMerging(lr=0.0)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf, nan
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from orthomerge.core.errors import RecipeError
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.concrete import ConcreteAm, ConcreteMask, ConcreteTa, Final, TwoLevels
@@ -125,21 +122,6 @@ def test_entropy_falls(kind: Kind) -> None:
         assert all(not torch.equal(fitted.weights, fits[other].weights) for other in FORMS if other != form)
 
 
-def test_killed_and_resumed(tmp_path: Path) -> None:
-    method = ConcreteTa(steps=6, batch=4, look=2)
-    whole = method.fit(make_setting("bert"))
-    assert torch.equal(method.fit(make_setting("bert")).weights, whole.weights)
-    state = RunState(tmp_path / "state", "this run")
-
-    def kill(text: str) -> None:
-        if text.startswith("step 4"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        method.fit(replace(make_setting("bert"), state=state, say=kill))
-    assert torch.equal(method.fit(replace(make_setting("bert"), state=state)).weights, whole.weights)
-
-
 def levels(*, clamp: bool = True) -> TwoLevels:
     bounds = (0.0, 1.0) if clamp else None
     vectors = torch.stack([flat(seed) for seed in (4, 5, 6)])
@@ -227,21 +209,3 @@ def test_killed_and_resumed_in_either_part(part: str, tmp_path: Path) -> None:
     assert len(said) == (5 + 5 if part.endswith("8") else 3)
     state.remove()
     assert not any(tmp_path.iterdir())
-
-
-REFUSED: list[tuple[type, dict[str, Any], str]] = [
-    *((ConcreteTa, {"temperature": bad}, f"'temperature' must be positive, got {bad}") for bad in (0.0, nan, inf)),
-    (ConcreteTa, {"batch": 0}, "'batch' must be at least 1, got 0"),
-    (ConcreteAm, {"temperature": 0.0}, "'temperature' must be positive, got 0"),
-    (ConcreteAm, {"steps": 0}, "'steps' must be at least 1, got 0"),
-    *(
-        (ConcreteAm, wrong, "'inner_lr' and 'adapt_lr' must be positive, and 'adapt_steps' at least 1")
-        for wrong in ({"inner_lr": 0.0}, {"adapt_lr": -1.0}, {"adapt_steps": 0})
-    ),
-]
-
-
-@pytest.mark.parametrize(("method", "options", "words"), REFUSED)
-def test_refusals(method: type, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        method(**options)

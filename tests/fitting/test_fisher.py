@@ -176,14 +176,6 @@ def test_a_weight_of_zero_leaves_an_expert_out() -> None:
     assert fitted.classifiers == setting.heads
 
 
-def test_same_seed_same_bits_and_few_inputs_are_drawn_by_it() -> None:
-    setting = make_setting("bert", inputs=24)
-    method = Fisher(inputs=5, samples=2)
-    once = method.fit(setting).weights
-    assert torch.equal(method.fit(setting).weights, once)
-    assert not torch.equal(method.fit(replace(setting, seed=1)).weights, once)
-
-
 def test_inputs_count_by_their_weights() -> None:
     """The mean over two inputs of weight times information: 0.5 of one and 2 of the other."""
     setting = make_setting("bert", inputs=2)
@@ -199,16 +191,6 @@ def test_inputs_count_by_their_weights() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(RecipeError, match="'inputs' must be at least 1, got 0"):
-        Fisher(inputs=0)
-    with pytest.raises(RecipeError, match="'samples' must be at least 1"):
-        Fisher(samples=0)
-    with pytest.raises(RecipeError, match="'floor' must be at least 0"):
-        Fisher(floor=-1.0)
-    with pytest.raises(RecipeError, match="'weights' must be at least 0 and not all 0"):
-        Fisher(weights=(0.0, 0.0))
-    with pytest.raises(RecipeError, match="'weights' must be at least 0 and not all 0"):
-        Fisher(weights=(1.0, -1.0))
     setting = make_setting("vit", inputs=3)
     with pytest.raises(RecipeError, match="2 numbers were given for 3 experts"):
         Fisher(weights=(1.0, 1.0)).fit(setting)

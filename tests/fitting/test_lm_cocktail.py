@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.fitting.making import shared_setting
 
-from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.lm_cocktail import LmCocktail
 from orthomerge.testing.settings import Kind, make_setting
@@ -79,23 +78,3 @@ def test_a_high_temperature_gives_the_average() -> None:
     torch.testing.assert_close(fitted.weights, experts.mean(0), rtol=1e-5, atol=1e-6)
     fitted = LmCocktail(temperature=1e9).fit(setting)
     torch.testing.assert_close(fitted.weights, (experts.sum(0) + setting.base) / 4, rtol=1e-5, atol=1e-6)
-
-
-def test_same_seed_same_bits() -> None:
-    setting = make_setting("bert")
-    once = LmCocktail(inputs=4).fit(setting)
-    assert torch.equal(LmCocktail(inputs=4).fit(setting).weights, once.weights)
-    assert LmCocktail(inputs=4).fit(replace(setting, seed=1)).facts != once.facts
-
-
-def test_refusals() -> None:
-    with pytest.raises(RecipeError, match="'temperature' must be positive, got 0"):
-        LmCocktail(temperature=0.0)
-    with pytest.raises(RecipeError, match="'temperature' must be a finite number"):
-        LmCocktail(temperature=math.inf)
-    with pytest.raises(RecipeError, match="'inputs' must be at least 1, got 0"):
-        LmCocktail(inputs=0)
-    setting = make_setting("vit")
-    broken = replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
-    with pytest.raises(NumericalError, match="the loss of 'five' on task 'two' is nan"):
-        LmCocktail().fit(broken)

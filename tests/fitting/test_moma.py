@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from orthomerge.core.errors import RecipeError
 from orthomerge.fitting.distance import FeatureDistance
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.moma import Moma
@@ -115,8 +114,6 @@ def test_variants(options: dict[str, Any], ends: set[str]) -> None:
         moved = (fitted.weights - setting.base).abs()
         assert torch.all((moved < 1e-6) | ((moved - delta.abs()).abs() < 1e-6))
         assert 0 < int((moved > 1e-6).sum()) < int((delta.abs() > 1e-6).sum())
-    again = Moma(**{"steps": 12, "batch": 8, "look": 6, **options}).fit(make_setting("bert"))
-    assert torch.equal(again.weights, fitted.weights)
 
 
 def test_the_absorbed_model_is_the_trained_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,28 +134,6 @@ def test_the_absorbed_model_is_the_trained_one(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(fitted.classifiers[task](features), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_seeds() -> None:
-    moma = Moma(steps=5, batch=8, look=5)
-    once = moma.fit(make_setting("bert"))
-    other = moma.fit(replace(make_setting("bert"), seed=1))
-    assert not torch.equal(once.weights, other.weights)
-    setting = make_setting("bert")
-    few, held = setting.inputs.divided(0.1, seed=0)
-    assert held is not None
-    nothing = moma.fit(replace(setting, inputs=few.at(dict.fromkeys(setting.tasks, slice(9)))))
-    assert "held_out" not in nothing.curve[-1]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"cap": 0.5}, "'cap' must be at least 1, got 0.5; a mask below it is what is trained"),
-        ({"alpha": -1.0}, "'alpha' and 'decay' must be at least 0, and 'map_lr' positive"),
-        ({"map_lr": 0.0}, "'alpha' and 'decay' must be at least 0, and 'map_lr' positive"),
-        ({"mask": "none", "transform": "none"}, "there is nothing to fit; set one of them"),
-        ({"steps": 0}, "'steps' must be at least 1, got 0"),
-    ],
-)
-def test_refusals(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        Moma(**options)
+def test_of_few_inputs_none_is_held_out() -> None:
+    fitted = Moma(steps=5, batch=8, look=5).fit(make_setting("bert", inputs=9))
+    assert "held_out" not in fitted.curve[-1]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.making import batch_for, build, nudged, same_tensors, save, stock, tensors_of, write_tokenizer
+from tests.models.making import batch_for, build, nudged, save, stock, tensors_of, write_tokenizer
 
 import orthomerge as om
 from orthomerge.core.errors import IncompatibleError, RecipeError
@@ -111,24 +110,6 @@ def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path) -> None:
     merged, expected = tensors_of(om.merge(experts, "average")), nudged(base, 3).state_dict()
     for key, tensor in merged.items():
         torch.testing.assert_close(tensor, expected[key].reshape(-1), rtol=1e-5, atol=1e-6)
-
-
-def test_transformers_4_names_of_a_vision_tower(tmp_path: Path) -> None:
-    """A `CLIPVisionModel` saved by transformers 4 keeps `vision_model.`; by 5 it does not. Both are the same expert."""
-    base = build("CLIPModel", "clip")
-    save(base, tmp_path / "base")
-    write_tokenizer(tmp_path / "base")
-    tower = build("CLIPVisionModel", "clip_vision", 5)
-    save(tower, tmp_path / "five")
-    shutil.copytree(tmp_path / "five", tmp_path / "four")
-    names = load_file(tmp_path / "five" / "model.safetensors")
-    old = {f"vision_model.{key}": value for key, value in names.items()}
-    save_file(old, tmp_path / "four" / "model.safetensors", metadata={"format": "pt"})
-    one, other = (
-        om.merge(om.open({"pets": tmp_path / version}, base=tmp_path / "base", heads=PETS, check_base=False), "average")
-        for version in ("four", "five")
-    )
-    assert same_tensors(one, other)
 
 
 def test_tied_weights_must_be_equal(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,35 +15,37 @@ from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import family
 from orthomerge.models.names import vision_names
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 # The text side of an image encoder as the papers publish it: the transformer deleted, the rest left.
 TEXT = ("positional_embedding", "text_projection", "logit_scale", "token_embedding.weight", "ln_final.weight")
+
+
+LAYER = {
+    "attn.out_proj": "self_attn.out_proj",
+    "ln_1": "layer_norm1",
+    "ln_2": "layer_norm2",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
 
 
 def open_clip_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The other direction, written by hand: a CLIP of transformers under the names of open_clip."""
     vision = "vision_model."
-    found = {
+    renamed = {
         "class_embedding": tensors[f"{vision}embeddings.class_embedding"],
         "positional_embedding": tensors[f"{vision}embeddings.position_embedding.weight"],
         "conv1.weight": tensors[f"{vision}embeddings.patch_embedding.weight"],
         "proj": tensors["visual_projection.weight"].T.contiguous(),
     }
     for part in ("weight", "bias"):
-        found[f"ln_pre.{part}"] = tensors[f"{vision}pre_layrnorm.{part}"]
-        found[f"ln_post.{part}"] = tensors[f"{vision}post_layernorm.{part}"]
+        renamed[f"ln_pre.{part}"] = tensors[f"{vision}pre_layrnorm.{part}"]
+        renamed[f"ln_post.{part}"] = tensors[f"{vision}post_layernorm.{part}"]
         for layer in (0, 1):
             here, there = f"transformer.resblocks.{layer}.", f"{vision}encoder.layers.{layer}."
             fused = [tensors[f"{there}self_attn.{which}_proj.{part}"] for which in ("q", "k", "v")]
-            found[f"{here}attn.in_proj_{part}"] = torch.cat(fused)
-            found[f"{here}attn.out_proj.{part}"] = tensors[f"{there}self_attn.out_proj.{part}"]
-            found[f"{here}ln_1.{part}"] = tensors[f"{there}layer_norm1.{part}"]
-            found[f"{here}ln_2.{part}"] = tensors[f"{there}layer_norm2.{part}"]
-            found[f"{here}mlp.c_fc.{part}"] = tensors[f"{there}mlp.fc1.{part}"]
-            found[f"{here}mlp.c_proj.{part}"] = tensors[f"{there}mlp.fc2.{part}"]
-    return found
+            renamed[f"{here}attn.in_proj_{part}"] = torch.cat(fused)
+            renamed |= {f"{here}{ours}.{part}": tensors[f"{there}{theirs}.{part}"] for ours, theirs in LAYER.items()}
+    return renamed
 
 
 @pytest.fixture
@@ -69,30 +72,16 @@ def test_values_come_back_under_stock_names(prefix: str, tmp_path: Path, expecte
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("name", ["clip", "clip_classifier"])
-def test_families_adapt_it(name: str, tmp_path: Path, expected: dict[str, torch.Tensor]) -> None:
-    save_file(
-        {f"model.visual.{key}": tensor for key, tensor in open_clip_names(expected).items()},
-        tmp_path / "t.safetensors",
-    )
-    adapt = family(name).adapt
-    assert adapt is not None
-    assert set(adapt(open_checkpoint(tmp_path / "t.safetensors"))) == set(expected)
-
-
-def test_other_towers_are_refused(tmp_path: Path, expected: dict[str, torch.Tensor]) -> None:
+def test_other_towers(tmp_path: Path, expected: dict[str, torch.Tensor]) -> None:
+    """They are refused; what is neither vision nor text keeps its name, for others to refuse."""
+    assert {family(name).adapt for name in ("clip", "clip_classifier")} == {vision_names}
     tensors = {f"visual.{name}": tensor for name, tensor in open_clip_names(expected).items()}
-    save_file(tensors | {"visual.transformer.resblocks.0.ls_1.gamma": torch.ones(3)}, tmp_path / "t.safetensors")
-    with pytest.raises(CheckpointError, match=r"no place for 'visual.transformer.resblocks.0.ls_1.gamma'"):
-        vision_names(open_checkpoint(tmp_path / "t.safetensors"))
     two = tensors | {f"teacher.{name}": tensor.clone() for name, tensor in tensors.items()}
-    save_file(two, tmp_path / "t.safetensors")
-    with pytest.raises(CheckpointError, match="got several: "):
-        vision_names(open_checkpoint(tmp_path / "t.safetensors"))
-
-
-def test_what_is_neither_vision_nor_text_keeps_its_name(tmp_path: Path, expected: dict[str, torch.Tensor]) -> None:
-    tensors = {f"visual.{name}": tensor for name, tensor in open_clip_names(expected).items()}
+    unknown = tensors | {"visual.transformer.resblocks.0.ls_1.gamma": torch.ones(3)}
+    for other, match in ((unknown, "no place for 'visual.transformer.resblocks.0.ls_1.gamma'"), (two, "got several: ")):
+        save_file(other, tmp_path / "t.safetensors")
+        with pytest.raises(CheckpointError, match=re.escape(match)):
+            vision_names(open_checkpoint(tmp_path / "t.safetensors"))
     save_file(tensors | {"classification_head.weight": torch.ones(3)}, tmp_path / "t.safetensors")
     found = vision_names(open_checkpoint(tmp_path / "t.safetensors"))
     assert set(found) - set(expected) == {"classification_head.weight"}

@@ -33,14 +33,13 @@ def test_mean_does_not_overflow_in_half_precision() -> None:
     assert found.item() == 30_000.0
 
 
-def test_mean_refuses_a_batch_without_mask() -> None:
+def test_what_poolings_refuse() -> None:
     with pytest.raises(RecipeError, match=r"needs an 'attention_mask' in every batch.*got input_ids"):
         mean(SimpleNamespace(last_hidden_state=torch.zeros(2, 3, 4)), {"input_ids": IDS}, None)
-
-
-def test_pooler_refuses_an_encoder_without_one() -> None:
     with pytest.raises(RecipeError, match="this one has none; use 'cls' or 'mean'"):
         pooler(SimpleNamespace(pooler_output=None), {"input_ids": IDS}, None)
+    with pytest.raises(RecipeError, match="end-of-sequence token 1, but some texts have none"):
+        eos(SimpleNamespace(), {"input_ids": torch.tensor([[7, 1], [7, 8]])}, SimpleNamespace(eos_token_id=1))
 
 
 class Decoder:
@@ -62,11 +61,6 @@ def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
     ids = torch.tensor([[7, 1, 0, 0], [1, 9, 5, 1]])
     assert find_family("t5").features(decoder, {"input_ids": ids}, "eos").tolist() == [[7.0, 1.0], [5.0, 3.0]]
     assert decoder.seen["decoder_input_ids"].tolist() == [[0, 7, 1, 0], [0, 1, 9, 5]]
-
-
-def test_eos_refuses_texts_without_end() -> None:
-    with pytest.raises(RecipeError, match="end-of-sequence token 1, but some texts have none"):
-        eos(SimpleNamespace(), {"input_ids": torch.tensor([[7, 1], [7, 8]])}, SimpleNamespace(eos_token_id=1))
 
 
 def test_t5_features_need_to_know_special_tokens() -> None:

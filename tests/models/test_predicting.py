@@ -17,8 +17,7 @@ from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.features import FeatureCache
-from orthomerge.models.heads import head_of
-from orthomerge.models.kinds import KINDS, head_kind
+from orthomerge.models.heads import KINDS, head_kind, head_of
 
 
 @pytest.fixture(autouse=True)

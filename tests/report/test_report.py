@@ -59,7 +59,7 @@ def test_everything_is_there(tmp_path: Path) -> None:
         "orthomerge run r.yaml",
         "method: ties",
         "15 November 2026, 18:41 UTC",
-        "No longer there: gone",
+        "No longer exist: gone",
         "perplexity = 30",
         "1,234",
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.aligning import write_tables
 
-from orthomerge.runs.driver import Silent
+from orthomerge.core.progress import Watch
 
 RECIPE = """\
 base: base
@@ -75,7 +75,7 @@ class Killed(BaseException):
     """Not an error that anybody catches."""
 
 
-class KillAt(Silent):
+class KillAt(Watch):
     """Ends a run where a stage begins."""
 
     def __init__(self, name: str) -> None:

@@ -28,6 +28,9 @@ dtype: torch.bfloat16
 """
 
 
+WEIGHTS = {"two": 0.6, "three": 0.4}
+
+
 def config(text: str, **changes: Any) -> dict[str, Any]:
     document = yaml.safe_load(text) | changes
     return {key: value for key, value in document.items() if value is not ...}
@@ -35,10 +38,10 @@ def config(text: str, **changes: Any) -> dict[str, Any]:
 
 def translated(document: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe, once it is sure that recipe and method accept it."""
-    found = translate(document, where="merge.yml")
-    recipe = build(Recipe, found, where="merge.yml")
+    mapping = translate(document, where="merge.yml")
+    recipe = build(Recipe, mapping, where="merge.yml")
     make_method(recipe.method, recipe.parameters, tasks=tuple(recipe.experts), seed=recipe.seed)
-    return found
+    return mapping
 
 
 def listed(**parameters: Any) -> list[dict[str, Any]]:
@@ -67,69 +70,51 @@ def test_ties_takes_mergekits_defaults_and_not_ours() -> None:
 
 @pytest.mark.parametrize(("method", "ours"), [("dare_linear", "dare@mergekit"), ("dare_ties", "dare_ties@mergekit")])
 def test_dare(method: str, ours: str) -> None:
-    document = {
-        "merge_method": method,
-        "base_model": "base",
-        "models": listed(weight=1, density=0.5),
-    }
-    found = translated(document)
-    assert found["method"] == ours
-    assert found["parameters"] == {
-        "density": 0.5,
-        "weights": [1.0, 1.0],
-        "scale": 1.0,
-        "normalize": False,
-    }
-    rule: Any = make_method(ours, found["parameters"], tasks=("a", "b"))
+    models = listed(weight=1, density=0.5)
+    recipe = translated({"merge_method": method, "base_model": "base", "models": models})
+    options = {"density": 0.5, "weights": [1.0, 1.0], "scale": 1.0, "normalize": False}
+    assert (recipe["method"], recipe["parameters"]) == (ours, options)
+    rule: Any = make_method(ours, options, tasks=("a", "b"))
     assert rule.rescale
 
 
-def test_task_arithmetic_multiplies_weight_and_lambda() -> None:
-    found = translated(
-        {
-            "merge_method": "task_arithmetic",
-            "base_model": "c",
-            "models": listed(weight=0.5),
-            "parameters": {"lambda": 0.5},
-        }
-    )
-    assert found["parameters"] == {"scale": [0.25, 0.25]}
+@pytest.mark.parametrize(
+    ("weights", "shared", "scales"),
+    [
+        ((0.5, 0.5), {"lambda": 0.5}, [0.25, 0.25]),
+        ((3, 1), {"normalize": True}, [0.75, 0.25]),  # divided by the sum
+        ((1, -1), {"normalize": True}, [1.0, -1.0]),  # which is not done if they cancel
+        ((0.1, None), {"weight": 0.7}, [0.1, 0.7]),  # a model's own option comes first
+        (("5e-1", 1), {}, [0.5, 1.0]),  # a number may be text
+    ],
+)
+def test_task_arithmetic(weights: tuple[Any, Any], shared: dict[str, Any], scales: list[float]) -> None:
+    models = [
+        {"model": name, "parameters": {} if weight is None else {"weight": weight}}
+        for name, weight in zip("ab", weights, strict=True)
+    ]
+    assert parameters("task_arithmetic", models=models, **shared) == {"scale": scales}
 
 
-def test_task_arithmetic_normalised_divides_by_the_sum_of_weights() -> None:
-    models = [{"model": "a", "parameters": {"weight": 3}}, {"model": "b", "parameters": {"weight": 1}}]
-    assert parameters("task_arithmetic", models=models, normalize=True) == {"scale": [0.75, 0.25]}
-
-
-def test_weights_that_cancel_are_not_divided_by() -> None:
-    models = [{"model": "a", "parameters": {"weight": 1}}, {"model": "b", "parameters": {"weight": -1}}]
-    assert parameters("task_arithmetic", models=models, normalize=True) == {"scale": [1.0, -1.0]}
-
-
-def test_breadcrumbs_takes_mergekits_defaults_and_not_ours() -> None:
+def test_breadcrumbs_and_model_stock() -> None:
     assert parameters("breadcrumbs") == {"density": 1.0, "gamma": 0.01, "scale": [0.5, 0.5]}
     models = listed(weight=0.5, density=0.8)
     assert parameters("breadcrumbs", models=models) == {"density": 0.8, "gamma": 0.01, "scale": [0.5, 0.5]}
-
-
-def test_model_stock_has_no_options() -> None:
-    found = translated(
-        {"merge_method": "model_stock", "base_model": "base", "models": [{"model": "a"}, {"model": "b"}]}
-    )
-    assert (found["method"], found["parameters"], found["base"]) == ("model_stock", {}, "base")
+    recipe = translated({"merge_method": "model_stock", "base_model": "c", "models": listed()})
+    assert (recipe["method"], recipe["parameters"], recipe["base"]) == ("model_stock", {}, "c")
 
 
 def test_linear_needs_no_base() -> None:
-    found = translated({"merge_method": "linear", "models": listed(weight=2)})
-    assert found["parameters"] == {"weights": [2.0, 2.0]}
-    assert found["method"] == "average"
-    assert "base" not in found
+    recipe = translated({"merge_method": "linear", "models": listed(weight=2)})
+    assert recipe["parameters"] == {"weights": [2.0, 2.0]}
+    assert recipe["method"] == "average"
+    assert "base" not in recipe
 
 
 def test_linear_counts_the_base_among_the_models_as_mergekit_does() -> None:
     document = {"merge_method": "linear", "base_model": "c", "models": [{"model": "a"}, {"model": "b"}]}
-    found = translated(document | {"parameters": {"weight": 0.3}})
-    assert (found["experts"], found["base"]) == ({"a": "a", "b": "b", "c": "c"}, "c")
+    recipe = translated(document | {"parameters": {"weight": 0.3}})
+    assert (recipe["experts"], recipe["base"]) == ({"a": "a", "b": "b", "c": "c"}, "c")
     with pytest.raises(
         RecipeError, match="counts 'base_model' among the models of a linear merge, and 'c' has no weight"
     ):
@@ -145,19 +130,10 @@ def test_linear_not_normalised_is_an_average_when_weights_sum_to_one() -> None:
 @pytest.mark.parametrize("models", [["b", "a"], ["a", "b"], ["b"]])
 def test_slerp_goes_from_base_model_to_the_other(models: list[str]) -> None:
     document = {"merge_method": "slerp", "base_model": "a", "models": [{"model": model} for model in models]}
-    found = translated(document | {"parameters": {"t": 0.25}})
-    assert list(found["experts"].values()) == ["a", "b"]
-    assert found["parameters"] == {"t": 0.25}
-    assert "base" not in found
-
-
-def test_options_of_a_model_win_over_those_for_all() -> None:
-    models = [{"model": "a", "parameters": {"weight": 0.1}}, {"model": "b"}]
-    assert parameters("task_arithmetic", models=models, weight=0.7) == {"scale": [0.1, 0.7]}
-
-
-def test_a_number_may_be_text() -> None:
-    assert parameters("task_arithmetic", models=listed(weight="5e-1")) == {"scale": [0.5, 0.5]}
+    recipe = translated(document | {"parameters": {"t": 0.25}})
+    assert list(recipe["experts"].values()) == ["a", "b"]
+    assert recipe["parameters"] == {"t": 0.25}
+    assert "base" not in recipe
 
 
 def test_dtypes() -> None:
@@ -182,9 +158,9 @@ def test_a_tokenizer_that_stays_the_bases_is_no_surgery() -> None:
 )
 def test_names_of_experts_are_valid_and_differ(references: list[str], names: list[str]) -> None:
     models = [{"model": reference} for reference in references]
-    found = translated({"merge_method": "linear", "models": models, "parameters": {"weight": 1}})
-    assert list(found["experts"]) == names
-    assert list(found["experts"].values()) == references
+    recipe = translated({"merge_method": "linear", "models": models, "parameters": {"weight": 1}})
+    assert list(recipe["experts"]) == names
+    assert list(recipe["experts"].values()) == references
 
 
 @pytest.mark.parametrize(
@@ -232,25 +208,20 @@ def test_names_of_experts_are_valid_and_differ(references: list[str], names: lis
         ({"tokenizer_source": "union"}, "tokenizer source 'union' rearranges the embeddings"),
         ({"tokenizer": {"source": "base"}}, "'tokenizer' is not read .*; embeddings are never rearranged"),
         ({"chat_template": "auto"}, "'chat_template' is not read .*; it means nothing to a classifier"),
+        (
+            {"models": [listed(weight=1, density=0.5)[0], listed(weight=1, density=1)[1]]},
+            r"'density' differs between the models \('0.5', '1.0'\)",
+        ),
+        (
+            {"merge_method": "task_arithmetic", "models": listed(weight=1, density=0.5)},
+            "'density' does nothing in task_arithmetic",
+        ),
         ({"random_seed": 7}, "'random_seed' is not read .*; leave it out, or write a recipe of ours, which has 'seed'"),
     ],
 )
 def test_what_cannot_be_said_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=f"merge.yml: .*{message}"):
         translated(config(TIES, **changes))
-
-
-def test_densities_that_differ_are_refused() -> None:
-    models = [
-        {"model": name, "parameters": {"weight": 1, "density": density}} for name, density in (("a", 0.5), ("b", 1))
-    ]
-    with pytest.raises(RecipeError, match=r"'density' differs between the models \('0.5', '1.0'\)"):
-        parameters("ties", models=models)
-
-
-def test_a_density_that_does_nothing_is_refused() -> None:
-    with pytest.raises(RecipeError, match="'density' does nothing in task_arithmetic"):
-        parameters("task_arithmetic", models=listed(weight=1, density=0.5))
 
 
 @pytest.mark.parametrize(
@@ -270,40 +241,16 @@ def test_what_other_methods_refuse(method: str, changes: dict[str, Any], message
         translated({key: value for key, value in document.items() if value is not ...})
 
 
-def _bert(folder: Path, *, seed: int, near: Path | None = None) -> Path:
-    """A tiny BERT classifier, near another one if given."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(seed)
-    small = BertConfig(
-        vocab_size=20,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=2 + seed,
-    )
-    model = BertForSequenceClassification(small)
-    if near is not None:
-        tensors = load_file(near / "model.safetensors")
-        encoder = {name.removeprefix("bert."): tensor for name, tensor in tensors.items() if name.startswith("bert.")}
-        model.bert.load_state_dict({name: tensor + torch.randn_like(tensor) / 100 for name, tensor in encoder.items()})
-    model.save_pretrained(folder)
-    return folder
-
-
-def test_a_mergekit_file_is_merged(tmp_path: Path) -> None:
-    base = _bert(tmp_path / "base", seed=0)
-    experts = [_bert(tmp_path / name, seed=seed, near=base) for seed, name in enumerate(("sst2", "mnli"), 1)]
+def test_a_mergekit_file_is_merged(berts: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "merge.yml"
-    recipe.write_text(
-        "merge_method: task_arithmetic\nbase_model: base\nparameters: {lambda: 0.5}\nmodels:\n"
-        "  - {model: sst2, parameters: {weight: 0.6}}\n  - {model: mnli, parameters: {weight: 0.4}}\n"
-    )
+    models = [{"model": str(berts / name), "parameters": {"weight": weight}} for name, weight in WEIGHTS.items()]
+    document = {"merge_method": "task_arithmetic", "base_model": str(berts / "base"), "models": models}
+    recipe.write_text(yaml.safe_dump({**document, "parameters": {"lambda": 0.5}}))
     result = write(read_recipe(recipe), out=tmp_path / "out")
-    assert {task: len(head["labels"]) for task, head in result.manifest["heads"].items()} == {"sst2": 3, "mnli": 4}
-    origin, first, second = (load_file(folder / "model.safetensors") for folder in (base, *experts))
+    assert {task: len(head["labels"]) for task, head in result.manifest["heads"].items()} == {"two": 2, "three": 3}
+    origin, *experts = (load_file(berts / name / "model.safetensors") for name in ("base", *WEIGHTS))
     for name, merged in load_file(tmp_path / "out" / "encoder.safetensors").items():
-        theta = origin[name]
-        expected = theta + 0.3 * (first[name] - theta) + 0.2 * (second[name] - theta)
+        start = origin[name.removeprefix("bert.")]
+        vectors = [expert[name] - start for expert in experts]
+        expected = start + 0.5 * sum(weight * vector for weight, vector in zip(WEIGHTS.values(), vectors, strict=True))
         torch.testing.assert_close(merged, expected, rtol=1e-5, atol=1e-7)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
 
+from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.sizes import parse_size
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.runs.recipe import Recipe, load_recipe_mapping, load_yaml, parse_value, read_recipe
 
@@ -70,56 +69,35 @@ def test_the_least_recipe(tmp_path: Path) -> None:
 
 def test_relative_paths_start_from_the_folder_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here / "models" / "base", here / "a", there / "b", there / "models" / "c"):
+    for folder in (here / "models/base", here / "a", there / "b", there / "models/c"):
         folder.mkdir(parents=True)
     monkeypatch.chdir(there)
-    text = f"""
-base: models/base
-experts:
-  a: ./a
-  b: b
-  up: {{path: ../there/b}}
-  c: org/name
-  d: org/name@v1.0
-  e: {tmp_path}/x
-  f: ~/y
-  g: ./models/c
-out: results/out
-"""
-    recipe = read(here, text)
-    assert recipe.base == str(here / "models" / "base")
-    paths = {task: expert.path for task, expert in recipe.tasks.items()}
-    assert paths == {
-        "a": str(here / "a"),
-        "b": str(here / "b"),  # not the one where we happen to be
-        "up": str(here / "../there/b"),
-        "c": "org/name",
-        "d": "org/name@v1.0",
-        "e": str(tmp_path / "x"),
-        "f": "~/y",
-        "g": str(here / "models" / "c"),
-    }
-    assert recipe.out == str(here / "results" / "out")
-    # The same from anywhere, and by a relative name.
-    monkeypatch.chdir(tmp_path)
-    nearby = read_recipe(Path("here/recipe.yaml"))
-    assert Path(nearby.tasks["b"].path).resolve() == here / "b"
-
-
-@pytest.mark.parametrize("out", ["/abs/out", "~/out", "~nobody-of-this-name/out"])
-def test_outputs_that_are_not_relative(tmp_path: Path, out: str) -> None:
-    assert read(tmp_path, f"experts: {{a: org/a}}\nout: {out}").out == out
-
-
-def test_odd_paths_are_errors_later_and_not_here(tmp_path: Path) -> None:
     long = "x" * 300
-    recipe = read(
-        tmp_path, f'base: {long}\nexperts: {{a: "a\\0b", b: ~nobody-of-this-name/x, c: o/{long[:90]}@{long[:190]}}}'
-    )
-    assert recipe.base == str(tmp_path / long)
-    assert recipe.tasks["a"].path == str(tmp_path / "a\0b")
-    assert recipe.tasks["b"].path == "~nobody-of-this-name/x"
-    assert recipe.tasks["c"].path == f"o/{long[:90]}@{long[:190]}"
+    references = {
+        "a": ("./a", str(here / "a")),
+        "b": ("b", str(here / "b")),  # not the one where we happen to be
+        "up": ("{path: ../there/b}", str(here / "../there/b")),
+        "c": ("org/name", "org/name"),
+        "d": ("org/name@v1.0", "org/name@v1.0"),
+        "e": (f"{tmp_path}/x", f"{tmp_path}/x"),
+        "f": ("~/y", "~/y"),
+        "g": ("./models/c", str(here / "models/c")),
+        # Odd ones are errors when they are opened.
+        "h": ('"a\\0b"', str(here / "a\0b")),
+        "i": ("~nobody-of-this-name/x", "~nobody-of-this-name/x"),
+        "j": (f"o/{long[:90]}@{long[:190]}", f"o/{long[:90]}@{long[:190]}"),
+    }
+    experts = ", ".join(f"{task}: {written}" for task, (written, _) in references.items())
+    recipe = read(here, f"base: models/base\nexperts: {{{experts}}}\nout: results/out\n")
+    assert {task: expert.path for task, expert in recipe.tasks.items()} == {
+        t: path for t, (_, path) in references.items()
+    }
+    assert (recipe.base, recipe.out) == (str(here / "models/base"), str(here / "results/out"))
+    assert read(here, f"base: {long}\nexperts: {{a: org/a}}").base == str(here / long)
+    monkeypatch.chdir(tmp_path)  # the same from anywhere, and by a relative name
+    assert Path(read(Path("here"), "experts: {b: b}").tasks["b"].path).resolve() == here / "b"
+    for out in ("/abs/out", "~/out", "~nobody-of-this-name/out"):
+        assert read(tmp_path, f"experts: {{a: org/a}}\nout: {out}").out == out
 
 
 # Files
@@ -127,7 +105,6 @@ def test_odd_paths_are_errors_later_and_not_here(tmp_path: Path) -> None:
 FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "recipe.yaml must be a mapping of options, got NoneType"),
     "a list": (b"- a\n- b", "recipe.yaml must be a mapping of options, got list"),
-    "text": (b"hello", "recipe.yaml must be a mapping of options, got str"),
     "two documents": (b"a: 1\n---\nb: 2", "recipe.yaml is not valid YAML: expected a single document"),
     "not YAML": (b"a: [1", "recipe.yaml is not valid YAML"),
     "a tab": (b"a:\n\tb: 1", "recipe.yaml is not valid YAML"),
@@ -135,20 +112,14 @@ FILES: dict[str, tuple[bytes, str]] = {
     "control characters": (b"a: \x00", "recipe.yaml is not valid YAML"),
     "code": (b"a: !!python/object/apply:os.system [id]", "recipe.yaml is not valid YAML: could not determine"),
     "alias": (b"a: &x [1]\nb: *x", r"recipe.yaml is not valid YAML: aliases \(\*name\) are not allowed in a recipe"),
-    "merged alias": (b"a: &x {c: 1}\nb:\n  <<: *x", "aliases"),
-    "a bomb": (b"a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\nd: [*c,*c]", "aliases"),
     "twice": (b"base: x\nexperts: {}\nbase: y", r"recipe.yaml is not valid YAML: 'base' is given twice \(line 3\)"),
     "twice inside": (b"experts:\n  a: x\n  a: y", r"'a' is given twice \(line 3\)"),
-    "twice in quotes": (b"experts:\n  a: x\n  'a': y", r"'a' is given twice \(line 3\)"),
     "twice as a number": (b"experts:\n  1: x\n  0x1: y", r"'1' is given twice \(line 3\)"),
     "twice as a word": (b"experts:\n  yes: x\n  true: y", r"'True' is given twice \(line 3\)"),
     "twice by merging": (b"experts:\n  <<: {a: x}\n  a: y", "'a' is given twice"),
     "a key that is a list": (b"? [a, b]\n: c", r"recipe.yaml is not valid YAML: [\s\S]*unhashable key"),
-    "a key that is a mapping": (b"? {a: b}\n: c", r"recipe.yaml is not valid YAML: [\s\S]*unhashable key"),
     "not true": (b"a: !!bool x", "recipe.yaml is not valid YAML"),
     "no number": (b"a: !!int ''", "recipe.yaml is not valid YAML"),
-    "no fraction": (b"a: !!float ''", "recipe.yaml is not valid YAML"),
-    "no date": (b"a: !!timestamp x", "recipe.yaml is not valid YAML"),
     "a day that never was": (b"a: 2020-13-45", "recipe.yaml is not valid YAML: month must be in"),
     "endless number": (b"a: " + b"1" * 9_999, "recipe.yaml is not valid YAML: .*4300"),
     "deep": (b"a: " + b"[" * 50_000, "recipe.yaml is not valid YAML: it is nested more than 50 levels deep"),
@@ -162,20 +133,13 @@ def test_files_that_are_no_recipes(tmp_path: Path, data: bytes, match: str) -> N
         read(tmp_path, data)
 
 
-def test_a_recipe_as_large_as_may_be(tmp_path: Path) -> None:
-    text = b"experts: {a: org/a} #"
-    assert read(tmp_path, text + b"x" * ((1 << 20) - len(text))).tasks == {"a": Expert("org/a")}
-
-
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot read the recipe .*nowhere.yaml: No such file or directory"):
         read_recipe(tmp_path / "nowhere.yaml")
     with pytest.raises(RecipeError, match=r"cannot read the recipe .*: Is a directory"):
         read_recipe(tmp_path)
-    started = time.perf_counter()
     with pytest.raises(RecipeError, match="/dev/zero is larger than"):
         read_recipe(Path("/dev/zero"))
-    assert time.perf_counter() - started < 1
 
 
 def test_a_recipe_through_a_pipe(tmp_path: Path) -> None:
@@ -289,40 +253,24 @@ def test_names_that_differ_in_case_only() -> None:
         Recipe({"SST2": "x", "sst2": "y"})
 
 
-SIZES = {
-    "5GB": 5 * 10**9,
-    "5gb": 5 * 10**9,
-    " 1.5 MiB ": 3 * 2**19,
-    "100": 100,
-    "1B": 1,
-    "2KiB": 2048,
-    "3kb": 3000,
-    "1TB": 10**12,
-    "0.5GiB": 2**29,
-}
-
-
-@pytest.mark.parametrize(("text", "expected"), SIZES.items())
-def test_sizes(text: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5gb", 5 * 10**9), (" 1.5 MiB ", 3 * 2**19), ("100", 100), (123456, 123456), ("1B", 1), ("0.5GiB", 2**29)],
+)
+def test_sizes(text: str | int, expected: int) -> None:
     assert parse_size(text) == expected
-
-
-def test_sizes_as_numbers() -> None:
-    assert parse_size(123456) == 123456
-    assert Recipe({"a": "x"}, max_shard_size=10**9).max_shard_size == 10**9
+    assert Recipe({"a": "x"}, max_shard_size=text).max_shard_size == text
 
 
 @pytest.mark.parametrize(
     "size",
-    ["", "GB", "5 G B", "5PB", "-5GB", "0", "0GB", "0.4B", "1e9", "5,5GB", "five", "9" * 400, "99999999TB", 0, -1,
-     1 << 62, pytest.param(1 << 20_000, id="beyond belief"), "inf", "nan", "5GB5"],
+    ["", "GB", "5 G B", "5PB", "-5GB", "0GB", "0.4B", "1e9", "5,5GB", "five", "9" * 400, "99999999TB", 0, -1, 1 << 62,
+     pytest.param(1 << 20_000, id="beyond belief"), "inf", "nan"],
 )  # fmt: skip
 def test_sizes_that_are_none(size: str | int) -> None:
     with pytest.raises(
         RecipeError, match=r"a size must look like 5GB, 100MiB or 123456, got '.{0,60}; known units: B, KB"
     ):
-        parse_size(size)
-    with pytest.raises(RecipeError, match="a size must look like"):
         Recipe({"a": "x"}, max_shard_size=size)
 
 

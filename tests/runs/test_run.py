@@ -43,17 +43,13 @@ def done(ran: Ran) -> list[str]:
     return [name for name, state in ran.stages.items() if state == "done"]
 
 
-def test_everything_is_there(first: tuple[Path, Ran]) -> None:
-    recipe, ran = first
-    folder = recipe.parent / "run"
+def test_a_whole_run(first: tuple[Path, Ran], tmp_path: Path) -> None:
+    ran, folder = first[1], first[1].folder
     assert done(ran) == STAGES == list(ran.seconds)
-    assert ran.out == folder / "models" / "task_arithmetic-ridge"
-    assert ran.page == folder / "report.html"
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert names == {
+    assert (ran.out, ran.page) == (folder / "models/task_arithmetic-ridge", folder / "report.html")
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
         "comparisons.json", "diagnosis.json", "models", "notes.json", "orthomerge-run.json", "predictions",
-        "records.jsonl", "report.html",
-        "report_files", "run.json", "table.md",
+        "records.jsonl", "report.html", "report_files", "run.json", "table.md",
     }  # fmt: skip
     models = {path.name for path in (folder / "models").iterdir()}
     assert models == {"task_arithmetic", "task_arithmetic-ridge"}  # base and experts are read where they are
@@ -61,17 +57,11 @@ def test_everything_is_there(first: tuple[Path, Ran]) -> None:
     methods = {record.method for record in read_records(folder / "records.jsonl")}
     assert methods == {"base", "expert", "task_arithmetic", "task_arithmetic + ridge"}
     assert read_diagnosis(folder / "diagnosis.json").method == "task_arithmetic"
-    page = ran.page.read_text()
-    assert "<title>Two words" in page
-    assert "experts: {two: two, three: three}" in page
-    assert "orthomerge run recipe.yaml" in page
-
-
-def test_how_it_was_made(first: tuple[Path, Ran]) -> None:
-    info = read_info(first[0].parent / "run" / "run.json")
-    assert info.command == "orthomerge run recipe.yaml"
-    assert info.recipe == RECIPE
-    assert list(info.seconds) == STAGES[:-1]
+    page = (folder / "report.html").read_text()
+    for text in ("<title>Two words", "experts: {two: two, three: three}", "orthomerge run recipe.yaml"):
+        assert text in page
+    info = read_info(folder / "run.json")
+    assert (info.command, info.recipe, list(info.seconds)) == ("orthomerge run recipe.yaml", RECIPE, STAGES[:-1])
     assert info.memory is not None
     assert info.memory > 1 << 26
     assert {"orthomerge", "python", "torch", "transformers"} <= info.versions.keys()
@@ -79,45 +69,46 @@ def test_how_it_was_made(first: tuple[Path, Ran]) -> None:
     assert info.manifests == ("models/task_arithmetic", "models/task_arithmetic-ridge")
 
 
-def test_a_second_run_does_nothing(first: tuple[Path, Ran]) -> None:
+def test_a_second_run_does_nothing(first: tuple[Path, Ran], tmp_path: Path) -> None:
     recipe, ran = first
     before = {path: path.stat().st_mtime_ns for path in ran.folder.rglob("*") if path.is_file()}
     again = orthomerge.run(str(recipe), out=recipe.parent / "run")
     assert done(again) == []
-    after = {path: path.stat().st_mtime_ns for path in ran.folder.rglob("*") if path.is_file()}
-    assert after == before
+    assert before == {path: path.stat().st_mtime_ns for path in ran.folder.rglob("*") if path.is_file()}
     assert again.seconds == ran.seconds
+    moved = copied(first, tmp_path)
+    assert done(run(moved, out=tmp_path / "run")) == []
 
 
-def test_a_run_that_was_moved_is_found(first: tuple[Path, Ran], tmp_path: Path) -> None:
-    recipe = copied(first, tmp_path)
-    assert done(run(recipe, out=tmp_path / "run")) == []
-
-
-@pytest.mark.parametrize("stage", ["align", "evaluate", "report"])
-def test_a_killed_run_goes_on(first: tuple[Path, Ran], berts: Path, tmp_path: Path, stage: str) -> None:
+def test_a_killed_run_goes_on(first: tuple[Path, Ran], berts: Path, tmp_path: Path) -> None:
     recipe = lay_out(berts, tmp_path)
-    with pytest.raises(Killed):
-        run(recipe, out=tmp_path / "run", watch=KillAt(stage))
-    ran = run(recipe, out=tmp_path / "run")
-    assert done(ran) == STAGES[STAGES.index(stage) :]
+    for stage in ("align", "diagnose"):
+        with pytest.raises(Killed):
+            run(recipe, out=tmp_path / "run", watch=KillAt(stage))
+    recipe.write_text(RECIPE.replace("report: {title: Two words}", "report: false"))
+    assert done(run(recipe, out=tmp_path / "run")) == ["diagnose"]
     ours, theirs = contents(tmp_path / "run"), contents(first[1].folder)
     same = {"records.jsonl", "comparisons.json", "notes.json", "table.md", "diagnosis.json"}
     assert {name for name in same if ours[name] != theirs[name]} == set()
 
 
 def test_what_changed_is_done_again(first: tuple[Path, Ran], tmp_path: Path) -> None:
-    recipe = copied(first, tmp_path)
-    text = RECIPE.replace("shots: [1, 5]", "shots: 2")
-    recipe.write_text(text)
-    ran = run(recipe, out=tmp_path / "run")
-    assert done(ran) == ["evaluate", "diagnose", "report"]
-    records = read_records(tmp_path / "run" / "records.jsonl")
+    recipe, run_folder = copied(first, tmp_path), tmp_path / "run"
+    recipe.write_text(RECIPE.replace("Two words", "Three words"))
+    assert done(run(recipe, out=run_folder)) == ["report"]
+    assert "Three words" in (run_folder / "report.html").read_text()
+    recipe.write_text(
+        RECIPE.replace("shots: [1, 5]", "shots: 2").replace("report: {title: Two words}", "report: false")
+    )
+    assert done(run(recipe, out=run_folder)) == ["evaluate", "diagnose"]
+    records = read_records(run_folder / "records.jsonl")
     assert {record.shots for record in records} == {None, 2}
-    assert len(list((tmp_path / "run" / "predictions").iterdir())) == len(records)
-    recipe.write_text(text.replace("Two words", "Three words"))
-    assert done(run(recipe, out=tmp_path / "run")) == ["report"]
-    assert "Three words" in (tmp_path / "run" / "report.html").read_text()
+    assert len(list((run_folder / "predictions").iterdir())) == len(records)
+    recipe.write_text(BARE)  # what the recipe leaves out is removed
+    assert done(run(recipe, out=run_folder)) == []
+    for name in ("records.jsonl", "diagnosis.json", "report.html", "report_files"):
+        assert not (run_folder / name).exists()
+    assert (run_folder / "models/task_arithmetic").is_dir()
 
 
 def test_contents_count_and_not_times(berts: Path, tmp_path: Path) -> None:
@@ -145,18 +136,6 @@ def test_what_is_damaged_is_made_again(first: tuple[Path, Ran], tmp_path: Path) 
     weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))  # the same file as that of the store
     assert done(run(recipe, out=tmp_path / "run")) == ["merge"]
     assert weights.read_bytes() == sound
-
-
-def test_what_the_recipe_leaves_out_is_removed(first: tuple[Path, Ran], tmp_path: Path) -> None:
-    recipe = copied(first, tmp_path)
-    recipe.write_text(RECIPE.partition("diagnose:")[0] + "diagnose: false\n")
-    assert done(run(recipe, out=tmp_path / "run")) == ["report"]
-    assert not (tmp_path / "run/diagnosis.json").exists()
-    recipe.write_text(BARE)
-    assert done(run(recipe, out=tmp_path / "run")) == []
-    assert not (tmp_path / "run/records.jsonl").exists()
-    assert not (tmp_path / "run/report.html").exists()
-    assert (tmp_path / "run/models/task_arithmetic").is_dir()
 
 
 def test_force_does_everything_again(berts: Path, tmp_path: Path) -> None:

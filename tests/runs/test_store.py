@@ -30,7 +30,7 @@ def fill(place):
     time.sleep(float(sys.argv[3]))
     (place / "value").write_text("42")
 
-Store(Path(sys.argv[1])).make("a" * 64, "x", "files", fill)
+Store(Path(sys.argv[1])).make("a" * 64, "x", fill)
 """
 
 
@@ -47,12 +47,12 @@ def refuse(place: Path) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     store = Store(tmp_path / "store")
-    store.make(KEY, "x", "files", fill)
+    store.make(KEY, "x", fill)
     return Store(tmp_path / "store")  # which has verified nothing yet
 
 
 def test_what_is_there_is_not_made_again(store: Store) -> None:
-    entry = store.make(KEY, "x", "files", refuse)
+    entry = store.make(KEY, "x", refuse)
     assert (entry.name, sorted(entry.files)) == ("x", ["content/folder/value", "content/link"])
     assert [entry.key for entry in store.entries()] == [KEY]
     assert (store.content(KEY) / "link").read_text() == "42"
@@ -109,7 +109,7 @@ def test_what_is_not_ours_is_made_again(store: Store, damage: Callable[[Path], N
     assert store.get(KEY) is None
     if damage is break_entry:
         assert list(store.entries()) == []
-    store.make(KEY, "x", "files", fill)
+    store.make(KEY, "x", fill)
     assert Store(store.root).get(KEY) is not None
     if damage is link_out:
         assert (store.root.parent / "far").read_text() == "42"
@@ -153,7 +153,7 @@ def test_what_others_put_there_is_not_removed(store: Store, damage: Callable[[Pa
     damage(store.root / KEY)
     again = Store(store.root)
     with pytest.raises(OutputError, match=message):
-        again.make(KEY, "x", "files", fill)
+        again.make(KEY, "x", fill)
     again.remove(entry)
     assert (store.root / KEY).exists()
 
@@ -162,7 +162,7 @@ def test_a_store_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "store").symlink_to(tmp_path / "far")
     with pytest.raises(OutputError, match="store is a link, and nothing is written through links"):
-        Store(tmp_path / "store").make(KEY, "x", "files", fill)
+        Store(tmp_path / "store").make(KEY, "x", fill)
     assert list((tmp_path / "far").iterdir()) == []
 
 
@@ -186,6 +186,6 @@ def test_a_killed_command_is_taken_over_at_once(tmp_path: Path) -> None:
     killed.wait()
     killed.stdout.close()
     began = time.monotonic()
-    Store(tmp_path / "store").make(KEY, "x", "files", fill)
+    Store(tmp_path / "store").make(KEY, "x", fill)
     assert time.monotonic() - began < 10  # and not after the lease has run out
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == [KEY]

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.tuning.batches import Feed, _ahead, check_labelled, epoch_order, sample
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from orthomerge.tuning.batches import Feed, check_labelled, epoch_order, sample
 
 
 def test_every_example_comes_once_an_epoch() -> None:
@@ -42,7 +39,7 @@ def test_samples_repeat_nothing_and_are_as_large_as_can_be() -> None:
 
 def test_batches_in_order_with_labels(words: Task, processors: dict[str, Any]) -> None:
     feed = Feed([words["train"], words["val"].unlabelled()], processors["text"], torch.device("cpu"))
-    labels = torch.cat([labels for _, _, labels in feed.ordered(0, 40)])
+    labels = torch.cat([labels for _, labels in feed.ordered(0, 40)])
     assert labels.tolist() == list(words["train"].labels if words["train"].labels is not None else [])
     batch, unknown = feed.batch((1, [3, 0]))
     assert unknown.tolist() == [-1, -1]
@@ -50,21 +47,6 @@ def test_batches_in_order_with_labels(words: Task, processors: dict[str, Any]) -
         batch["input_ids"].tolist()
         == processors["text"]([words["val"].inputs[3], words["val"].inputs[0]])["input_ids"].tolist()
     )
-
-
-def test_preparing_ahead_changes_nothing() -> None:
-    def prepare(place: tuple[int, list[int]]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        if place[0] == 9:
-            raise RecipeError("no such task")
-        return {}, torch.tensor(place[1])
-
-    def rows(places: Sequence[tuple[int, list[int]]]) -> list[list[int]]:
-        return [labels.tolist() for _, labels in _ahead(prepare, places)]
-
-    assert rows([]) == []
-    assert rows([(0, [1]), (0, [2, 3]), (0, [])]) == [[1], [2, 3], []]
-    with pytest.raises(RecipeError, match="no such task"):
-        rows([(0, [1]), (9, [2])])
 
 
 def test_what_cannot_be_learnt_from(words: Task) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,11 @@ from benchmarks.tangent import (
     result_table,
     run,
     shared_texts,
-    text8_study,
 )
 
 from orthomerge.data.task import Examples, Task
-from orthomerge.suites import digits, eights
+from orthomerge.suites import digits
 from orthomerge.suites.digits import digit_tasks
-from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Mode, Tuning
 
 if TYPE_CHECKING:
@@ -131,30 +128,3 @@ def test_texts_that_tasks_share() -> None:
         "texts that two of them share: a and b 1. Of the test inputs 1 are training inputs of another task."
     )
     assert shared_texts({"a": tasks["a"]}) == "no two have a text in common."
-
-
-def test_a_small_run_on_texts(berts: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for place, task in enumerate(SUITES["text8"].tasks):
-        with (tmp_path / f"{task}.jsonl").open("w") as file:
-            for split in ("train", "val", "test"):
-                for word, label in (("good", "yes"), ("bad", "no"), ("very good", "yes"), ("not bad", "no")):
-                    row = {"split": split, "text": f"a {word} film", "label": int(label == "yes"), "label_name": label}
-                    file.write(f"{json.dumps(row)}\n")
-            own = {"split": "train", "text": " ".join(["good"] * (place + 1)), "label": 1, "label_name": "yes"}
-            file.write(f"{json.dumps(own)}\n")  # or all experts were one
-    monkeypatch.setattr(eights, "TEXT", replace(eights.TEXT, lr=1e-3, head_lr=0.1, epochs=8, batch=4))
-    monkeypatch.setattr(tangent, "SCALES", (0.5, 1.0))
-    study = text8_study(
-        folder=tmp_path / "suite",
-        data=tmp_path,
-        base=str(berts / "base"),
-        device="cpu",
-        batch=3,
-        say=lambda text: None,
-    )
-    assert "texts that two of them share: ag_news and yelp5 4, " in study.about
-    assert "share their images" not in study.about
-    found = run(study, ["full", "tau_jp"], 1, lambda text: None)
-    assert {path.name for path in study.suite.folder.iterdir()} == {"base", "experts", "experts-tau_jp"}
-    assert all(len(outcome.merged[0.5]["subj"]) == 4 for (outcome,) in found.values())
-    assert "The claim: tau-Jp: " in claim(found)

@@ -17,8 +17,7 @@ from orthomerge.alignment.folding import centred_rows, first_map, logits_from, r
 from orthomerge.alignment.least_squares import Spectrum, chosen_strength
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
-from orthomerge.models.heads import Head
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import Head, head_kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,7 @@ from orthomerge.evaluation.metrics import hits
 from orthomerge.evaluation.probe import Probe
 from orthomerge.evaluation.protocols import Aligned
 from orthomerge.models.features import FeaturePair, Features
-from orthomerge.models.heads import Classifier, Head, logits_of
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import Classifier, Head, head_kind, logits_of
 
 _WORK = 1 << 28  # inputs x classes x features of a probe: about half a minute
 

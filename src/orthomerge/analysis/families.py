@@ -30,8 +30,7 @@ from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.recovery import Hits
 from orthomerge.evaluation.metrics import Score, hits, mean_interval, wilson
 from orthomerge.models.features import FeaturePair, Features
-from orthomerge.models.heads import Head, Linear
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import Head, Linear, head_kind
 
 FAMILIES = ("none", "scaling", "orthogonal", "similarity", "rigid", "invertible", "linear", "affine")
 _ALIGNERS = {"rigid": "orthogonal"}

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from orthomerge.core.progress import Watch
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _EVERY = 5.0  # seconds between lines in a log
 
 
-class Reporter:
+class Reporter(Watch):
     """Stages of one piece of work, or of several that begin and end, on standard error. `bar`: on a terminal."""
 
     def __init__(self, bar: Progress | None = None, *, quiet: bool = False) -> None:

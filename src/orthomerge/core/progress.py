@@ -13,10 +13,20 @@ class Progress(Protocol):
     def advance(self, count: int) -> None: ...
 
 
-class _Silent:
-    def stage(self, title: str, total: int | None) -> None: ...
+class Watch:
+    """Progress over several results: they begin and end, and within one there are stages. Shows nothing itself."""
 
-    def advance(self, count: int) -> None: ...
+    def begin(self, name: str, *, place: int, count: int) -> None:
+        """A result begins, number `place` of `count`."""
+
+    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
+        """A result is there. `found`: it was before."""
+
+    def stage(self, title: str, total: int | None) -> None:
+        """A stage of `total` units begins."""
+
+    def advance(self, count: int) -> None:
+        """So many more units are done."""
 
 
-SILENT: Progress = _Silent()
+SILENT: Progress = Watch()

@@ -29,8 +29,7 @@ from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import UNSCORED, predict
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.merging.stream import single_threaded
-from orthomerge.models.heads import Classifier, Head, head_of, logits_of
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import Classifier, Head, head_kind, head_of, logits_of
 from orthomerge.models.model import Model
 
 

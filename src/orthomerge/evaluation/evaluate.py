@@ -22,8 +22,7 @@ from orthomerge.evaluation.notes import contamination_notes
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scores import Scores, prediction_name
-from orthomerge.models.heads import head_of
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import head_kind, head_of
 from orthomerge.models.model import Model
 
 

@@ -13,8 +13,7 @@ from statistics import NormalDist, mean
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.models.heads import SINGLE_LABEL, Classifier, logits_of
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import SINGLE_LABEL, Classifier, head_kind, logits_of
 
 UNSCORED = -1  # stands for the prediction of an input whose label a protocol was shown
 _Z = NormalDist().inv_cdf(0.975)

@@ -12,7 +12,7 @@ from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError
 from orthomerge.core.schema import build
 from orthomerge.data.task import Access, Split
 from orthomerge.files.replacing import replace_file
-from orthomerge.models.kinds import KINDS
+from orthomerge.models.heads import KINDS
 
 INFO = "run.json"
 _HEADLINES = frozenset(kind.metric for kind in KINDS.values())

@@ -22,8 +22,7 @@ from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import find_method
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
-from orthomerge.models.heads import Extra, Head, head_of
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import Extra, Head, head_kind, head_of
 
 Criterion = Literal["accuracy", "agreement"]
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))

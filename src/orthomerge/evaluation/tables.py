@@ -6,7 +6,7 @@ could change is in the deviation, and in the worst seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from statistics import mean, stdev
@@ -64,6 +64,42 @@ class Line:
         return self.way.title
 
 
+@dataclass(frozen=True)
+class LineColumn:
+    """A number of a line beyond its accuracies. `key`: its name for programs; `seeds`: it is about several seeds."""
+
+    key: str
+    name: str
+    title: str
+    value: Callable[[Line], float | None]
+    form: str = ".1f"
+    seeds: bool = False
+
+    def cell(self, line: Line) -> Cell:
+        return number(self.value(line), self.form)
+
+
+# Every table, the page of a report and its files have these columns.
+COLUMNS = (
+    LineColumn("sd", "sd", "standard deviation of the mean over seeds", lambda line: line.spread, seeds=True),
+    LineColumn("worst_seed", "worst", "the mean under the worst seed", lambda line: line.worst_seed, seeds=True),
+    LineColumn("seeds", "seeds", "number of seeds", lambda line: line.seeds, "d", seeds=True),
+    LineColumn(
+        "extra_parameters",
+        "extra",
+        "numbers that inference needs beyond encoder and heads",
+        lambda line: line.extra,
+        ",",
+    ),
+)
+
+
+def columns_of(rows: Sequence[Line], *, extra: bool) -> list[LineColumn]:
+    """Those about seeds where a row has several, the others if they are wanted."""
+    several = any(row.seeds > 1 for row in rows)
+    return [column for column in COLUMNS if (several if column.seeds else extra)]
+
+
 def lines(records: Iterable[Record]) -> list[Line]:
     """Rows in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
@@ -95,7 +131,7 @@ def accuracy_table(
 
     `extra`: whether the column about extra parameters is shown.
     """
-    seeds = any(row.seeds > 1 for row in rows)
+    columns = columns_of(rows, extra=extra)
 
     def cells(row: Line, mark: str | None) -> list[tuple[str, Cell]]:
         return [
@@ -105,20 +141,12 @@ def accuracy_table(
             ("mean", number(row.mean, best=row is best)),
             ("95 %", span(row.low, row.high)),
             *([("ref.", Cell(mark))] if mark is not None else []),
-            *(_over_seeds(row, always=extra) if seeds else []),
-            *([("extra", number(row.extra, ","))] if extra else []),
+            *((column.name, column.cell(row)) for column in columns),
         ]
 
     named = [cells(row, mark) for row, mark in zip(rows, marks or repeat(None, len(rows)), strict=True)]
-    columns = [name for name, _ in named[0]]
-    return Table.of(title, columns, ([cell for _, cell in row] for row in named), left=2, note=note)
-
-
-def _over_seeds(row: Line, *, always: bool) -> list[tuple[str, Cell]]:
-    """`always`: the number of seeds is told where there was only one."""
-    worst = None if row.spread is None else row.worst_seed
-    seeds = None if row.spread is None and not always else row.seeds
-    return [("sd", number(row.spread)), ("worst", number(worst)), ("seeds", number(seeds, "d"))]
+    names = [name for name, _ in named[0]]
+    return Table.of(title, names, ([cell for _, cell in row] for row in named), left=2, note=note)
 
 
 def _line(method: str, way: Way, group: Sequence[Record]) -> Line:

@@ -25,7 +25,7 @@ from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.setting import Fitted
 from orthomerge.merging.options import finite
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import head_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

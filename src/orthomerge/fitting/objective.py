@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import log_softmax
 
-from orthomerge.models.heads import Classifier, Head
-from orthomerge.models.kinds import head_kind
+from orthomerge.models.heads import Classifier, Head, head_kind
 
 if TYPE_CHECKING:
     from orthomerge.fitting.inputs import Targets

@@ -1,7 +1,8 @@
 """Classifiers on top of features: the one part of an expert that is never merged.
 
-A head also says how it reads the encoder (pooling, maximum length) and what its outputs mean (`kinds`), because experts
-of one base differ in these.
+A head also says how it reads the encoder (pooling, maximum length) and what its outputs mean (its kind), because
+experts of one base differ in these. Everything else treats logits as rows of numbers. One kind exists now; others are
+further entries of `KINDS`.
 
 `Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter
 by construction. Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
@@ -9,11 +10,11 @@ by construction. Rows are samples: features F [B, d], weight W [C, d], logits F 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from orthomerge.core.errors import IncompatibleError, some
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest, some
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ class Head:
     """A linear classifier, with a hidden layer where the family has one.
 
     `normalise` scales features to unit length first (CLIP; its logit scale is baked into the weight). `kind`: an entry
-    of `kinds.KINDS`. `pooling`: how features are read off the encoder, None for the family's default. `max_length`:
+    of `KINDS`. `pooling`: how features are read off the encoder, None for the family's default. `max_length`:
     tokens per text, None for the default of the processor.
     """
 
@@ -161,3 +162,62 @@ def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
                 )
             blocks.append(logits)
     return torch.cat(blocks)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one head says of one input: the label, its score, and the scores of all labels."""
+
+    label: str
+    score: float
+    scores: Mapping[str, float]
+
+    def __repr__(self) -> str:
+        return f"{self.label} {self.score:.2f}"
+
+
+class SingleLabel:
+    """Exactly one label is true: a softmax over the labels. `metric`: the name of the headline metric."""
+
+    metric = "accuracy"
+
+    def divergence(self, student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        """KL(softmax(teacher) || softmax(student)) [n], which fits minimise (Hinton et al. 2015, arXiv 1503.02531)."""
+        logs = teacher.log_softmax(-1)
+        return (logs.exp() * (logs - student.log_softmax(-1))).sum(-1)
+
+    def targets(self, teacher: torch.Tensor) -> torch.Tensor:
+        """What least squares fits [n, C]: logits without what all labels share, which softmax does not see."""
+        return teacher - teacher.mean(1, keepdim=True)
+
+    def choices(self, logits: torch.Tensor) -> torch.Tensor:
+        """The predicted row of labels [n]: that of the largest logit, the first of several equal ones."""
+        if logits.ndim != 2 or not logits.shape[1]:
+            raise IncompatibleError(f"logits must be [n, classes], got {tuple(logits.shape)}")
+        wrong = logits.isnan().any(1)
+        if wrong.any():
+            raise NumericalError(f"{int(wrong.sum())} of {len(logits)} rows of logits hold NaN; they predict nothing")
+        return logits.argmax(1)
+
+    def right(self, chosen: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """Which predictions are right, [n]; their mean is the headline metric."""
+        return chosen == truth
+
+    def decode(self, logits: torch.Tensor, labels: Sequence[str]) -> list[Prediction]:
+        """Predictions that a person reads."""
+        places = self.choices(logits).tolist()
+        rows = logits.double().softmax(1).tolist()
+        return [
+            Prediction(labels[place], row[place], dict(zip(labels, row, strict=True)))
+            for place, row in zip(places, rows, strict=True)
+        ]
+
+
+KINDS: Mapping[str, SingleLabel] = {SINGLE_LABEL: SingleLabel()}
+
+
+def head_kind(name: str) -> SingleLabel:
+    """A kind of head by its name; an unknown name offers the nearest."""
+    if name not in KINDS:
+        raise RecipeError(f"unknown kind of head {name!r}; {nearest(name, KINDS)}")
+    return KINDS[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +20,33 @@ _STEP = 1 << 22
 
 
 def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, Any]:
-    """Look at a checkpoint, an adapter or an output of ours; with `headers` the weights are not read."""
+    """Describe a checkpoint, an adapter or an output of ours; with `headers` the weights are not read."""
     if is_output(Path(reference).expanduser()):
         return _describe_output(Path(reference).expanduser(), headers=headers)
     source = open_expert(reference)
+    whole = isinstance(source, Checkpoint)
     entries = source.entries if isinstance(source, Checkpoint) else source.stored
-    specs = {name: entry.spec for name, entry in entries.items()}
-    config = source.config or {}
+    files: dict[str, dict[str, Any]] = {file.path.name: {"size": file.size} for file in source.files}
     document: dict[str, Any] = {
         "path": str(source.path),
-        "format": "checkpoint" if isinstance(source, Checkpoint) else "LoRA adapter",
-        "model_type": config.get("model_type") if isinstance(source, Checkpoint) else config.get("peft_type"),
-        **_counts(specs),
-    }
-    if isinstance(source, Checkpoint):
-        document |= _describe_model(source)
-        document["aliases"] = dict(source.aliases)
-    document["files"] = {
-        file.path.name: {"size": file.size}
-        | ({} if headers else {"sha256": RawFile(file.path, algorithm="sha256").digest().removeprefix("sha256:")})
-        for file in source.files
+        "format": "checkpoint" if whole else "LoRA adapter",
+        "model_type": (source.config or {}).get("model_type" if whole else "peft_type"),
+        **_counts(entry.spec for entry in entries.values()),
+        **(_describe_model(source) if isinstance(source, Checkpoint) else {}),
+        "files": files,
     }
     if not headers:
-        document["non_finite"] = {name: bad for name, entry in entries.items() if (bad := _non_finite(entry))}
-    return {**document, "tensors": _listed(specs)}
+        for file in source.files:
+            digest = RawFile(file.path, algorithm="sha256").digest()
+            files[file.path.name]["sha256"] = digest.removeprefix("sha256:")
+        document["non_finite"] = {name: count for name, entry in entries.items() if (count := _non_finite(entry))}
+    return {**document, "tensors": _listed({name: entry.spec for name, entry in entries.items()})}
 
 
 def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
     """A merged model, by its manifest and the headers of its encoder."""
     manifest, model = read_manifest(folder), read_model(folder, verify=False)
-    specs = model.weights.specs
+    inputs, specs = manifest["inputs"], model.weights.specs
     document: dict[str, Any] = {
         "path": str(folder),
         "format": "merged model",
@@ -61,24 +58,22 @@ def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
             for task, head in manifest["heads"].items()
         },
         "made_from": {
-            "base": manifest["inputs"]["base"]["name"],
-            **{task: entry["name"] for task, entry in manifest["inputs"]["experts"].items()},
+            "base": inputs["base"]["name"],
+            **{task: entry["name"] for task, entry in inputs["experts"].items()},
         },
         "access": model.origin.access,
-        **_counts(specs),
+        **_counts(specs.values()),
         "notes": manifest["notes"],
+        **({} if headers else {"problems": verify_folder(folder)}),
     }
-    if not headers:
-        document["problems"] = verify_folder(folder)
     return {**document, "tensors": _listed(specs)}
 
 
-def _counts(specs: Mapping[str, Spec]) -> dict[str, Any]:
+def _counts(specs: Iterable[Spec]) -> dict[str, Any]:
     """Number of parameters, and of tensors of each dtype."""
-    return {
-        "parameters": sum(spec.numel for spec in specs.values() if is_float(spec.dtype)),
-        "dtypes": dict(Counter(spec.dtype for spec in specs.values())),
-    }
+    specs = list(specs)
+    parameters = sum(spec.numel for spec in specs if is_float(spec.dtype))
+    return {"parameters": parameters, "dtypes": dict(Counter(spec.dtype for spec in specs))}
 
 
 def _listed(specs: Mapping[str, Spec]) -> dict[str, Any]:
@@ -90,9 +85,9 @@ def _describe_model(source: Checkpoint) -> dict[str, Any]:
     try:
         family = family_for(str(config.get("model_type")), source)
     except OrthomergeError:
-        return {"family": None}
+        return {"family": None, "aliases": dict(source.aliases)}
     adapted = family.adapted(source)
-    split = split_base({key: adapted.spec(key) for key in adapted}, family)
+    split = split_base({key: entry.spec for key, entry in adapted.entries.items()}, family)
     head = {name: list(adapted.spec(name).shape) for name, why in split.left_out.items() if why == OWN_HEAD}
     labels = config.get("id2label")
     return {
@@ -102,6 +97,7 @@ def _describe_model(source: Checkpoint) -> dict[str, Any]:
         "labels": list(labels.values()) if head and isinstance(labels, dict) else [],
         "left_out": sorted(set(split.left_out) - set(head)),
         "unknown": list(split.unknown),
+        "aliases": dict(source.aliases),
     }
 
 

@@ -23,8 +23,7 @@ from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
-from orthomerge.models.heads import Activation
-from orthomerge.models.kinds import KINDS
+from orthomerge.models.heads import KINDS, Activation
 
 FORMAT = 2
 ENCODER = "encoder"  # what the names of the encoder's files start with
@@ -113,10 +112,10 @@ def manifest_family(manifest: Mapping[str, Any], folder: Path) -> Family:
     return family
 
 
-def _check_known(folder: Path, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
+def _check_known(folder: Path, what: str, name: str, names: Collection[str]) -> None:
+    if name not in names:
         raise CheckpointError(
-            f"{folder / MANIFEST}: this version does not know the {what}, {name!r:.80}; {nearest(name, known)}; update "
+            f"{folder / MANIFEST}: this version does not know the {what}, {name!r:.80}; {nearest(name, names)}; update "
             "orthomerge, or fetch the folder again"
         )
 

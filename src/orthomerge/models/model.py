@@ -17,7 +17,7 @@ from orthomerge.models.writing import write_model
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.models.kinds import Prediction
+    from orthomerge.models.heads import Prediction
     from orthomerge.models.multihead import MultiHead
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
-from orthomerge.files.lora import Adapter, AdapterSource
+from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import open_checkpoint, open_expert
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for, generic
 from orthomerge.models.family import HeadLayout
 from orthomerge.models.heads import Head
 from orthomerge.models.opening import HeadNames, live_checkpoint
-from orthomerge.models.problems import Problem, base_problems, check_problems, code_problems, source_problems
+from orthomerge.models.problems import Problem, base_problems, check_problems, code_problem, source_problems
 from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import encoder_config
 from orthomerge.models.split import (
@@ -33,7 +33,7 @@ from orthomerge.models.tensors import AdaptedTensors, FileTensors
 
 if TYPE_CHECKING:
     from orthomerge.models.family import Family
-    from orthomerge.models.opening import Expert, Live, Opening
+    from orthomerge.models.opening import Live, Opening
     from orthomerge.models.split import Split
     from orthomerge.models.tensors import Tensors
 
@@ -73,7 +73,7 @@ class Opened:
         """Open everything, split it, and compare it."""
         opener = _Opener(opening, live)
         parts = opener.parts()
-        return cls(opening, tuple(opener.problems), tuple(opener.notes), parts, live)
+        return cls(opening, tuple(dict.fromkeys(opener.problems)), tuple(opener.notes), parts, live)
 
     def check(self) -> Self:
         """Return the same; if there are problems, raise an error that lists them all."""
@@ -104,17 +104,15 @@ class Opened:
     @cached_property
     def heads(self) -> dict[str, Head]:
         """The head of every task; heads are small."""
-        parts = self.parts
-        return {task: _read_head(parts.base, source) for task, source in parts.sources.items()}
+        return {task: _read_head(self.parts.base, source) for task, source in self.parts.sources.items()}
 
     @cached_property
     def processor(self) -> ProcessorSource:
         """How inputs are processed: as beside the base, else as beside the first expert that says."""
         live = [self.live[name].processor for name in ("", *self.tasks) if name in self.live]
         chosen = next((processor for processor in live if processor is not None), None)
-        opened = [] if chosen is not None else self.checkpoints().values()
-        folders = [checkpoint.path for checkpoint in opened if not checkpoint.in_memory]
-        return ProcessorSource.of(folders, self.family.modality, self.config, live=chosen)
+        folders = [checkpoint.path for checkpoint in self.checkpoints().values() if not checkpoint.in_memory]
+        return ProcessorSource.of([] if chosen is not None else folders, self.family.modality, self.config, live=chosen)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -129,8 +127,7 @@ class Opened:
 
     def checkpoints(self) -> dict[str, Checkpoint | Adapter]:
         """Everything that was opened, by task, the base under ""."""
-        parts = self.parts
-        return {"": parts.base, **{task: source.checkpoint for task, source in parts.sources.items()}}
+        return {"": self.parts.base, **{task: source.checkpoint for task, source in self.parts.sources.items()}}
 
     def tensors(self, task: str) -> Tensors:
         """The encoder of an expert, or under "" of the base: its own bytes, and the base's where it has none."""
@@ -140,7 +137,7 @@ class Opened:
             return FileTensors(base)
         checkpoint, names = parts.sources[task].checkpoint, parts.sources[task].split.names
         if isinstance(checkpoint, Adapter):
-            return AdaptedTensors(FileTensors(base), AdapterSource(checkpoint, names))
+            return AdaptedTensors(FileTensors(base), checkpoint.under(names))
         return FileTensors({**base, **{key: (checkpoint, name) for key, name in names.items()}})
 
 
@@ -171,7 +168,7 @@ class _Opener:
             return None
         self._describe(opened, base)
         for role, source in (("base", base), *((f"expert {task!r}", source) for task, source in opened.items())):
-            self.problems += code_problems(f"{role} ({source.path})", source, self.opening.family)
+            self.problems += code_problem(f"{role} ({source.path})", source, self.opening.family)
         family = None
         with self._collecting("family"):
             family = _family_of(self.opening, base, opened)
@@ -231,12 +228,19 @@ class _Opener:
         self, task: str, checkpoint: Checkpoint | Adapter, family: Family, reference: Mapping[str, Spec]
     ) -> Source:
         expert, specs, config = self.opening.experts[task], specs_of(checkpoint), model_config(checkpoint)
-        layout, (pooling, max_length) = _head_layout(expert, family), self._reading(config, family)
-        ignore = self.opening.ignore
+        pooling, max_length = self._reading(config, family)
+        named = expert.head or HeadNames()
+        layout = HeadLayout(named.layers, named.activation) if named.layers else family.head
         split = split_expert(
-            specs, family, reference, pooling=pooling, prefix=expert.prefix, layout=layout, ignore=ignore
+            specs,
+            family,
+            reference,
+            pooling=pooling,
+            prefix=expert.prefix,
+            layout=layout,
+            ignore=self.opening.ignore,
         )
-        labels = expert.labels or (expert.head.classes if expert.head else None) or ()
+        labels = expert.labels or named.classes or ()
         if not labels:
             with self._collecting(f"expert {task!r} ({checkpoint.path})"):
                 labels = stored_labels(config, specs, split)
@@ -249,10 +253,11 @@ class _Opener:
         recorded, tuning = about.get("pooling"), about.get("tuning")
         pooling = self.opening.pooling or (recorded if isinstance(recorded, str) else None) or family.default_pooling
         if pooling not in family.poolings:
-            what = f"pooling {pooling!r} is not known for {family.name}"
-            problem = Problem("pooling", what, f"use one of {', '.join(family.poolings)}", RecipeError)
-            if problem not in self.problems:
-                self.problems.append(problem)
+            what, fix = (
+                f"pooling {pooling!r} is not known for {family.name}",
+                f"use one of {', '.join(family.poolings)}",
+            )
+            self.problems.append(Problem("pooling", what, fix, RecipeError))
             pooling = family.default_pooling
         length = tuning.get("max_length") if isinstance(tuning, dict) else None
         return pooling, length if family.modality == "text" and type(length) is int and length > 0 else None
@@ -276,13 +281,6 @@ def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoi
     return family_for(str(kind), keys or list(base))
 
 
-def _head_layout(expert: Expert, family: Family) -> HeadLayout | None:
-    """The layers of an expert's head: as named, else the family's."""
-    if expert.head is not None and expert.head.layers:
-        return HeadLayout(expert.head.layers, expert.head.activation)
-    return family.head
-
-
 def _read_head(base: Checkpoint, source: Source) -> Head:
     """The head of an expert, in the dtype in which it is stored; a zero-shot head is made from class names."""
     import torch
@@ -292,19 +290,13 @@ def _read_head(base: Checkpoint, source: Source) -> Head:
 
         head = zero_shot_head(base.path, source.labels, (source.expert.head or HeadNames()).templates)
         return replace(head, pooling=source.pooling)
-    tensors: dict[str, torch.Tensor] = {}
+    checkpoint, tensors = source.checkpoint, dict[str, torch.Tensor]()
     for part, name in source.split.head.items():
-        checkpoint = source.checkpoint
         entry = checkpoint.entry(name) if isinstance(checkpoint, Checkpoint) else checkpoint.replaced[name]
         tensors[part] = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
         if not torch.isfinite(tensors[part].float()).all():
             raise NumericalError(
                 f"{entry.file.path}: the head's {name!r} holds NaN or infinity; find a sound checkpoint"
             )
-    return Head.of(
-        tensors,
-        source.labels,
-        activation=source.layout.activation,
-        pooling=source.pooling,
-        max_length=source.max_length,
-    )
+    fields = {"activation": source.layout.activation, "pooling": source.pooling, "max_length": source.max_length}
+    return Head.of(tensors, source.labels, **fields)

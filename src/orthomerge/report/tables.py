@@ -12,7 +12,7 @@ from orthomerge.core.table import Table, Value, csv_text
 from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison
 from orthomerge.evaluation.records import Record
-from orthomerge.evaluation.tables import TITLES, Line, accuracy_table, lines
+from orthomerge.evaluation.tables import COLUMNS, TITLES, Line, LineColumn, accuracy_table, columns_of, lines
 
 REFERENCES = ("expert", "base", "mtl")  # what merges are compared with
 _ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
@@ -49,6 +49,10 @@ class Board:
     rows: tuple[Row, ...]
     margin: float | None = None
 
+    @property
+    def columns(self) -> list[LineColumn]:
+        return columns_of([row.line for row in self.rows], extra=True)
+
 
 def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) -> list[Board]:
     """One table per access class that occurs, inductive first."""
@@ -71,7 +75,7 @@ def legend(board: Board) -> str:
         return ""
     points = None if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
     return (
-        f"{MARKS['reference']} what the others that were read in the same way are compared with; "
+        f"{MARKS['reference']} what the others that were scored in the same way are compared with; "
         f"{MARKS['better']} better, {MARKS['worse']} worse than it (paired bootstrap, Holm, p < 0.05); "
         f"{MARKS['comparable']} comparable: less than {points or 'the margin'} apart by two one-sided tests; "
         f"{MARKS['undecided']} undecided."
@@ -95,7 +99,7 @@ def board_table(board: Board) -> Table:
 def board_csv(board: Board) -> str:
     """The same for programs, nothing rounded: intervals in columns of their own, those of each task at the end."""
     head = ["access", "method", "protocol", *board.tasks, "mean", "low", "high", "verdict", "against"]
-    head += ["sd", "worst_seed", "seeds", "extra_parameters"]
+    head += [column.key for column in COLUMNS]
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
     rows: list[list[Value]] = []
     for row in board.rows:
@@ -103,7 +107,7 @@ def board_csv(board: Board) -> str:
         cells: list[Value] = [line.access, line.method, line.title]
         cells += [score.value if score else None for score in scores]
         cells += [line.mean, line.low, line.high, row.verdict, row.against]
-        cells += [line.spread, line.worst_seed, line.seeds, line.extra]
+        cells += [column.value(line) for column in COLUMNS]
         for score in scores:
             cells += [score.low, score.high, score.examples] if score else [None, None, None]
         rows.append(cells)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from orthomerge.core.errors import OrthomergeError, OutputError
-from orthomerge.core.progress import Progress
+from orthomerge.core.progress import Watch
 from orthomerge.runs.engines import Engine
-from orthomerge.runs.store import Entry, Kind
+from orthomerge.runs.store import Entry
 from orthomerge.runs.work import Work
 
 _MOST_BREAKS = 3
@@ -20,35 +20,19 @@ _MOST_BREAKS = 3
 @dataclass(frozen=True)
 class Artifact:
     """A result that can be made. `make(place, work, **arguments)`: a function of a module, with plain arguments, that
-    fills the folder `place`. `kind`: what it is in the run folder. `needs`: keys of results that it reads.
+    fills the folder `place`. `needs`: keys of results that it reads.
+
+    `model`: where the model that it makes as `place/model` is put; None if it makes none. `files`: whether its files
+    are put into the run folder.
     """
 
     key: str
     name: str
-    kind: Kind
     make: Callable[..., None]
     needs: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Watch(Progress, Protocol):
-    """Progress over several artifacts: they begin and end, and within one there are stages."""
-
-    def begin(self, name: str, *, place: int, count: int) -> None: ...
-
-    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None: ...
-
-
-class Silent(Watch):
-    """A watch that shows nothing."""
-
-    def begin(self, name: str, *, place: int, count: int) -> None: ...
-
-    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None: ...
-
-    def stage(self, title: str, total: int | None) -> None: ...
-
-    def advance(self, count: int) -> None: ...
+    model: Path | None = None
+    files: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +128,7 @@ def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
 
     try:
         with work.threads():
-            work.store.make(artifact.key, artifact.name, artifact.kind, fill, progress=work.progress)
+            work.store.make(artifact.key, artifact.name, fill, progress=work.progress)
     except (OrthomergeError, OSError) as error:
         return error
     return None

@@ -132,7 +132,7 @@ def write_weights(
     target: Path,
     recipe: Recipe,
     *,
-    force: bool = True,
+    force: bool = False,
     inputs: Iterable[Path] = (),
     progress: Progress = SILENT,
 ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from orthomerge.evaluation.scores import DERIVED, RECORDS
 from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import publish, write_json
-from orthomerge.files.removal import remove_empty, remove_file, remove_tree
+from orthomerge.files.removal import remove_file
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
 from orthomerge.models.manifest import README, read_manifest
@@ -54,17 +54,10 @@ def is_same_model(content: Path, target: Path) -> bool:
         return False
 
 
-def remove_model(content: Path, target: Path) -> None:
-    """Take away a model that is that of the store; one that somebody has changed stays."""
-    if is_same_model(content, target) and {LOCAL, *names_in(content)} >= set(names_in(target)):
-        remove_tree(target, proof=MANIFEST)
-        remove_empty(target.parent)
-
-
-def place_files(content: Path, run: Path, *, kind: str) -> None:
+def place_files(content: Path, run: Path) -> None:
     """Put files of the store into the run folder: predictions, then what names them, then what is derived from that."""
     names = sorted(own_names(content), key=lambda name: (not name.startswith(_PREDICTIONS), name in DERIVED, name))
-    claim(run, names, kind=kind)
+    claim(run, names)
     if not all(_is_same(content / name, run / name) for name in names):
         for name in set(DERIVED) & set(names):
             remove_file(run / name)
@@ -76,7 +69,7 @@ def place_files(content: Path, run: Path, *, kind: str) -> None:
 
 
 def own_names(content: Path) -> set[str]:
-    """The names that an entry's files have in the run folder."""
+    """The names that the files of a result have in the run folder."""
     return {name for name in names_in(content) if name != RUN and not name.endswith("/")}
 
 

@@ -23,23 +23,24 @@ from pathlib import Path
 from typing import Literal
 
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
+from orthomerge.core.progress import Watch
 from orthomerge.core.threads import fixed_threads
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.publish import check_target
 from orthomerge.files.run_folder import RUN, claim, drop
 from orthomerge.models.experts import Experts
-from orthomerge.runs.driver import Artifact, ArtifactError, Done, Silent, Watch, drive
+from orthomerge.runs.driver import Artifact, ArtifactError, Done, drive
 from orthomerge.runs.engines import Engine, On, engine_of
 from orthomerge.runs.machine import machine, versions
 from orthomerge.runs.models import input_paths
 from orthomerge.runs.plan import check_recipe
-from orthomerge.runs.publishing import is_same_model, own_names, place_files, place_model, place_scores, remove_model
+from orthomerge.runs.publishing import is_same_model, own_names, place_files, place_model, place_scores
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.steps import PAGE, model_places, run_artifacts
-from orthomerge.runs.sweep import MERGES, MODEL, Swept, check_space, results_of, sweep_artifacts, swept_of
+from orthomerge.runs.sweep import MERGES, Swept, check_space, results_of, sweep_artifacts, swept_of
 from orthomerge.runs.variants import check_sweep
-from orthomerge.runs.work import STORE, Work
+from orthomerge.runs.work import MODEL, STORE, Work
 
 State = Literal["done", "found"]
 
@@ -82,7 +83,7 @@ def run(
         recipe, text, out = read_recipe(path), path.read_text(encoding="utf-8"), out or Path("runs") / path.stem
     if out is None:
         raise RecipeError("where to? Give the run folder: run(recipe, out=...)")
-    folder, watch = Path(out).expanduser(), watch or Silent()
+    folder, watch = Path(out).expanduser(), watch or Watch()
     with ExitStack() as stack:
         if recipe.sweep is not None:
             stack.enter_context(fixed_threads())
@@ -136,51 +137,44 @@ class _Run:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     done: dict[str, Done] = field(default_factory=dict)
 
-    @property
-    def folder(self) -> Path:
-        return self.work.run
-
-    @property
-    def sweeps(self) -> bool:
-        return self.work.recipe.sweep is not None
-
     def go(self, engine: Engine) -> Ran:
         """Make everything, publish each result when it is there, and remove what the recipe does not ask for."""
-        store, recipe = self.work.store, self.work.recipe
-        claim(self.folder, [], kind="sweep" if self.sweeps else "run")
-        artifacts = list((sweep_artifacts if self.sweeps else run_artifacts)(self.work))
+        work, recipe, folder = self.work, self.work.recipe, self.work.run
+        claim(folder, [], kind="run" if recipe.sweep is None else "sweep")
+        artifacts = list((run_artifacts if recipe.sweep is None else sweep_artifacts)(work))
         if recipe.out is not None:  # before any work
             check_target(Path(recipe.out), force=self._may_replace(Path(recipe.out)), inputs=input_paths(recipe))
-        for entry in list(store.entries()) if self.force else []:
-            store.remove(entry)
-        if self.sweeps:
-            self.watch.stage(check_space(self.work, artifacts), None)
+        for entry in list(work.store.entries()) if self.force else []:
+            work.store.remove(entry)
+        if recipe.sweep is not None:
+            self.watch.stage(check_space(work, artifacts), None)
         try:
-            for done in drive(artifacts, self.work, engine, self.watch):
+            for done in drive(artifacts, work, engine, self.watch):
                 self.done[done.artifact.name] = done
                 self._publish(done)
-                if len(self.done) == sum(artifact.kind != "page" for artifact in artifacts):
+                if done.artifact.name != "report" and all(each.name in (*self.done, "report") for each in artifacts):
                     self._write_info()  # before the page, which reads it
         except ArtifactError as failure:
             raise self._failure(failure.artifact, failure.error, artifacts) from failure.error
         except OSError as error:
-            raise OutputError(f"the run in {self.folder} cannot go on: {error}") from error
+            raise OutputError(f"the run in {folder} cannot go on: {error}") from error
         self._remove_others(artifacts)
-        return self._outcome(artifacts)
-
-    def _outcome(self, artifacts: Sequence[Artifact]) -> Ran:
         stages: dict[str, State] = {}
         for artifact in artifacts:
             stages[artifact.name] = "found" if self.done[artifact.name].found else "done"
         seconds = {name: self.done[name].entry.seconds for name in stages}
-        page = self.folder / PAGE if "report" in stages and (self.folder / PAGE).is_file() else None
-        if self.sweeps:
-            return Ran(self.folder, None, stages, seconds, page, self._swept())
-        return Ran(self.folder, model_places(self.work)[-1], stages, seconds, page)
+        page = folder / PAGE if "report" in stages and (folder / PAGE).is_file() else None
+        if recipe.sweep is not None:
+            return Ran(folder, None, stages, seconds, page, self._swept())
+        return Ran(folder, model_places(work)[-1], stages, seconds, page)
+
+    def _scores(self) -> list[Done]:
+        """The models that a sweep has scored."""
+        return [done for done in self.done.values() if "variant" in done.artifact.arguments]
 
     def _swept(self) -> Swept:
         """The outcome of the sweep; models that failed somewhere are forgotten, so that the next run scores them."""
-        scores = [done for done in self.done.values() if done.artifact.kind == "scores"]
+        scores = self._scores()
         swept = swept_of(self.work, results_of(self.work, [done.entry.key for done in scores]))
         failed = {failure.name for failure in swept.failures}
         for done in scores:
@@ -191,26 +185,23 @@ class _Run:
     def _may_replace(self, target: Path) -> bool:
         """Whether a model may take the place of what is there: of a model of this run it may."""
         store = self.work.store
-        models = (store.content(entry.key) for entry in store.entries() if entry.kind == "model")
-        return self.force or self.folder in target.parents or any(is_same_model(model, target) for model in models)
+        models = (store.content(entry.key) / MODEL for entry in store.entries())
+        return self.force or self.work.run in target.parents or any(is_same_model(model, target) for model in models)
 
     def _publish(self, done: Done) -> None:
         """Put a result where users look for it."""
         artifact, content = done.artifact, self.work.store.content(done.artifact.key)
-        if artifact.kind == "model":
-            target = dict(zip(("merge", "align"), model_places(self.work), strict=False))[artifact.name]
-            replaced, inputs = self._may_replace(target), input_paths(self.work.recipe)
-            place_model(content, target, replaced=replaced, inputs=inputs)
-        elif artifact.kind == "scores" and (content / MODEL).is_dir():
-            place_model(content / MODEL, self.folder / MERGES / artifact.name, replaced=True)
-        elif artifact.kind in ("files", "page"):
-            place_files(content, self.folder, kind="sweep" if self.sweeps else "run")
+        if artifact.model is not None and (content / MODEL).is_dir():  # a merge of a sweep may have failed
+            replaced, inputs = self._may_replace(artifact.model), input_paths(self.work.recipe)
+            place_model(content / MODEL, artifact.model, replaced=replaced, inputs=inputs)
+        if artifact.files:
+            place_files(content, self.work.run)
         if artifact.name == "evaluate":
             place_scores(model_places(self.work)[-1], read_records(content / RECORDS))
 
     def _write_info(self) -> None:
         """Write how the run was made; where nothing is new, what was written before stands."""
-        path, entries = self.folder / INFO, [done.entry for done in self.done.values()]
+        path, entries = self.work.run / INFO, [done.entry for done in self.done.values()]
         info = RunInfo(
             command=self.command,
             recipe=self.work.text,
@@ -220,45 +211,35 @@ class _Run:
             machine=machine(),
             versions=versions(),
         )
-        if self.sweeps:
-            scores = [entry for entry in entries if entry.kind == "scores"]
+        if scores := [done.entry for done in self._scores()]:
             seconds = {"scores": round(sum(entry.seconds for entry in scores), 3)}
             results = results_of(self.work, [entry.key for entry in scores])
             info = replace(info, seconds=seconds, manifests=tuple(each.facts for each in results if each.facts))
         else:
-            places = [os.path.relpath(place.absolute(), self.folder.absolute()) for place in model_places(self.work)]
+            start = self.work.run.absolute()
+            places = [os.path.relpath(place.absolute(), start) for place in model_places(self.work)]
             info = replace(info, manifests=tuple(Path(place).as_posix() for place in places))
         with suppress(OrthomergeError):  # there is none, or it is damaged
             before = read_info(path)
             if (before.recipe, before.seconds, before.manifests) == (info.recipe, info.seconds, info.manifests):
                 return
-        claim(self.folder, [INFO])
+        claim(self.work.run, [INFO])
         write_info(path, info)
 
     def _remove_others(self, artifacts: Sequence[Artifact]) -> None:
-        """Remove results that the recipe does not ask for, from the store and from the run folder."""
+        """Remove results that the recipe does not ask for from the store, and their files from the run folder."""
         store, keys = self.work.store, {artifact.key for artifact in artifacts}
-        files = [artifact.key for artifact in artifacts if artifact.kind in ("files", "page")]
-        kept = {name for key in files for name in own_names(store.content(key))}
+        kept = {name for artifact in artifacts if artifact.files for name in own_names(store.content(artifact.key))}
         for entry in [entry for entry in store.entries() if entry.key not in keys]:
-            content = store.content(entry.key)
-            if entry.kind in ("files", "page"):
-                drop(self.folder, own_names(content) - kept)
-            elif (content / MODEL).is_dir() and not self._keeps(entry.name):
-                remove_model(content / MODEL, self.folder / MERGES / entry.name)
+            drop(self.work.run, own_names(store.content(entry.key)) - kept)
             store.remove(entry)
-
-    def _keeps(self, name: str) -> bool:
-        """Whether the sweep keeps a model of this name now."""
-        done = self.done.get(name)
-        return done is not None and bool(done.artifact.arguments.get("keep"))
 
     def _failure(self, artifact: Artifact, error: Exception, artifacts: Sequence[Artifact]) -> OrthomergeError:
         """An error that says what is kept and how to go on."""
-        kept = ", ".join(name for name, done in self.done.items() if done.artifact.kind != "scores")
-        what = error if isinstance(error, OrthomergeError) else f"cannot write to {self.folder}: {error}"
+        folder, kept = self.work.run, ", ".join(done.artifact.name for done in self.done.values())
+        what = error if isinstance(error, OrthomergeError) else f"cannot write to {folder}: {error}"
         message = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {what}\n"
-        message += f"What was done before is kept in {self.folder}: {kept}. " if kept else ""
+        message += f"What was done before is kept in {folder}: {kept}. " if kept else ""
         message += f"Put it right and run the same command again{', without --force' if self.force and kept else ''}"
         message += f": it goes on with {artifact.name!r}." if kept else "."
         return type(error)(message) if isinstance(error, OrthomergeError) else OutputError(message)

@@ -14,7 +14,7 @@ from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.runs.driver import Artifact
 from orthomerge.runs.models import align, input_paths, merge, write_weights
 from orthomerge.runs.sections import Align
-from orthomerge.runs.work import Work, key_of, merge_key, section_content
+from orthomerge.runs.work import MODEL, Work, key_of, merge_key, section_content
 
 PAGE = "report.html"
 _GRID = [step / 10 for step in range(1, 11)]
@@ -24,23 +24,23 @@ def run_artifacts(work: Work) -> Iterator[Artifact]:
     """Every artifact of a recipe without a sweep, in order."""
     recipe = work.recipe
     merged = merge_key(recipe, recipe.merge, work.experts)
-    yield Artifact(merged, "merge", "model", make_merge, arguments={"key": merged})
-    models = [merged]
+    models, places = [merged], model_places(work)
+    yield Artifact(merged, "merge", make_merge, arguments={"key": merged}, model=places[0])
     if recipe.align is not None:
         models.append(key_of("align", merged, section_content(recipe.align), recipe.seed))
         arguments = {"merged": merged, "section": recipe.align}
-        yield Artifact(models[-1], "align", "model", make_aligned, (merged,), arguments)
+        yield Artifact(models[-1], "align", make_aligned, (merged,), arguments, model=places[1])
     if recipe.evaluate is None:
         return
     records = key_of("records", models, section_content(recipe.evaluate))
-    yield Artifact(records, "evaluate", "files", make_records, tuple(models), {"models": models})
+    yield Artifact(records, "evaluate", make_records, tuple(models), {"models": models}, files=True)
     needs = [*models, records]
     if recipe.diagnose is not False:
         from orthomerge.runs.protocols import detail_of, diagnose_of
 
         needs.append(key_of("diagnosis", records, asdict(detail_of(recipe)), diagnose_of(recipe).scales))
-        arguments = {"merged": merged, "records": records, "where": str(model_places(work)[0])}
-        yield Artifact(needs[-1], "diagnose", "files", make_diagnosis, (merged, records), arguments)
+        arguments = {"merged": merged, "records": records, "where": str(places[0])}
+        yield Artifact(needs[-1], "diagnose", make_diagnosis, (merged, records), arguments, files=True)
     yield from page_artifact(work, needs)
 
 
@@ -55,14 +55,14 @@ def model_places(work: Work) -> list[Path]:
 def page_artifact(work: Work, needs: Sequence[str]) -> Iterator[Artifact]:
     """The page over everything that the run folder holds, if the recipe wants one."""
     if work.recipe.report is not False:
-        yield Artifact(key_of("page", needs, work.title, work.text), "report", "page", make_page, tuple(needs))
+        yield Artifact(key_of("page", needs, work.title, work.text), "report", make_page, tuple(needs), files=True)
 
 
 def make_merge(place: Path, work: Work, *, key: str) -> None:
     """Merge or fit; a fit that was killed continues from its state beside the entry."""
     recipe, state = work.recipe, state_folder(work.store.content(key).parent, "fitting")
     model = merge(work.experts, recipe.merge, state=state, progress=work.progress)
-    write_weights(model, place, recipe, inputs=input_paths(recipe), progress=work.progress)
+    write_weights(model, place / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
     clear_state(state)
 
 
@@ -70,7 +70,7 @@ def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> Non
     """Align the heads of the merge."""
     recipe, model = work.recipe, work.model(work.folder(merged))
     model = align(model, work.experts, section, seed=recipe.seed, progress=work.progress)
-    write_weights(model, place, recipe, inputs=input_paths(recipe), progress=work.progress)
+    write_weights(model, place / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
 
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
@@ -34,7 +34,7 @@ from orthomerge.files.links import leaves
 from orthomerge.files.ownership import names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import publish, write_json
-from orthomerge.files.removal import remove_tree
+from orthomerge.files.removal import remove_folder
 from orthomerge.models.features import VARIABLE, FeatureCache
 from orthomerge.runs.machine import peak_memory
 
@@ -44,17 +44,13 @@ _FORMAT = 1
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LEASE_SECONDS = 30
 
-# In the run folder: a model, files, the page, or nothing but a model that a sweep keeps.
-Kind = Literal["model", "files", "page", "scores"]
-
 
 @dataclass(frozen=True)
 class Entry:
-    """A result. `files`: hashes by name; of a link, where it leads. `memory`: bytes at the peak."""
+    """A result. `files`: hashes by name. `memory`: bytes at the peak."""
 
     key: str
     name: str
-    kind: Kind
     seconds: float
     memory: int
     files: dict[str, str]
@@ -81,9 +77,7 @@ class Store:
                     self._verified[key] = entry
         return self._verified.get(key)
 
-    def make(
-        self, key: str, name: str, kind: Kind, fill: Callable[[Path], object], *, progress: Progress = SILENT
-    ) -> Entry:
+    def make(self, key: str, name: str, fill: Callable[[Path], object], *, progress: Progress = SILENT) -> Entry:
         """The entry of a key: the one that is there, or one whose content `fill` writes into an empty folder."""
         with self._lease(key, progress):
             entry = self.get(key)
@@ -93,7 +87,7 @@ class Store:
             with publish(self._place(key), force=True, marker=ENTRY, unlisted_but_ours=()) as folder:
                 (folder / _CONTENT).mkdir()
                 fill(folder / _CONTENT)
-                entry = Entry(key, name, kind, time.perf_counter() - started, peak_memory(), _hashes(folder))
+                entry = Entry(key, name, time.perf_counter() - started, peak_memory(), _hashes(folder))
                 write_json(folder / ENTRY, {**asdict(entry), "seal": _seal(entry)})
             self._verified[key] = entry
             return entry
@@ -111,7 +105,7 @@ class Store:
         with suppress(Timeout), self._lease(entry.key, None):
             place = self._place(entry.key)
             if self._read(entry.key) == entry and {*names_in(place)} <= {*entry.files, ENTRY}:
-                remove_tree(place, proof=ENTRY)
+                remove_folder(place, proof=ENTRY)
 
     def _place(self, key: str) -> Path:
         if not _KEY.fullmatch(key):

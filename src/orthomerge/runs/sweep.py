@@ -32,10 +32,10 @@ from orthomerge.runs.protocols import teaches
 from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.steps import page_artifact
 from orthomerge.runs.variants import REFERENCES, Variant, cells_of, protocols_for, splits_of, sweep_of, variants_of
-from orthomerge.runs.work import Work, key_of, merge_key, section_content
+from orthomerge.runs.work import MODEL, Work, key_of, merge_key, section_content
 
 MERGES = "merges"
-MODEL, RESULT = "model", "result.json"  # of the scores of one model
+RESULT = "result.json"  # of the scores of one model
 _ODD = re.compile(r"[^A-Za-z0-9_.+=@-]+")
 _LONGEST = 100  # letters of a model's name in files
 
@@ -75,9 +75,10 @@ def sweep_artifacts(work: Work) -> Iterator[Artifact]:
         protocols = [asdict(protocol) for protocol in protocols_for(recipe, variant)]
         scores.append(key_of("scores", merged, asdict(variant), section_content(section), protocols, splits, keep))
         arguments = {"variant": variant, "splits": splits, "keep": keep}
-        yield Artifact(scores[-1], name, "scores", make_scores, arguments=arguments)
+        model = work.run / MERGES / name if keep else None
+        yield Artifact(scores[-1], name, make_scores, arguments=arguments, model=model)
     tables = key_of("sweep", scores, section.against, section.margin, work.title)
-    yield Artifact(tables, "sweep", "files", make_tables, tuple(scores), {"splits": splits, "scores": tuple(scores)})
+    yield Artifact(tables, "sweep", make_tables, tuple(scores), {"scores": tuple(scores)}, files=True)
     yield from page_artifact(work, [tables])
 
 
@@ -99,7 +100,7 @@ def _models(recipe: Recipe) -> dict[str, Variant]:
 def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
     """Say how much there is to do, and refuse what the disk cannot hold."""
     missing = [artifact for artifact in artifacts if work.store.get(artifact.key) is None]
-    models = [artifact for artifact in missing if artifact.kind == "scores"]
+    models = [artifact for artifact in missing if "variant" in artifact.arguments]
     kept = sum(artifact.arguments["keep"] for artifact in models)
     dtype = DTYPE_NAMES.get(work.recipe.dtype)
     size = kept * sum(spec.cast(dtype).nbytes for spec in work.experts.specs.values())
@@ -137,7 +138,7 @@ def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str,
     records, failures, facts = {split: list[Record]() for split in ("test", "val")}, list[Failure](), dict[str, Any]()
     models, encoded = dict[str, Model](), _encoded_by_split(work.encoded, splits)
     with _noting(failures, *cells):
-        models = _models_of(work, variant, place / MODEL if keep else None)
+        models = _models_of(work, variant, place if keep else None)
     for (task, model), (protocol, cell), split in product(
         models.items(), list(zip(protocols, cells, strict=True)), splits
     ):
@@ -165,7 +166,7 @@ def _noting(failures: list[Failure], *cells: Failure) -> Iterator[None]:
 
 
 def _models_of(work: Work, variant: Variant, kept: Path | None) -> dict[str, Model]:
-    """The model of each task, with its weights computed. `kept`: a folder to write them to."""
+    """The model of each task, with its weights computed. `kept`: a result to keep it in."""
     tasks, experts, recipe = work.encoded.tasks, work.experts, work.recipe
     if variant.name == "expert":
         return {task: experts.teacher(task) for task in tasks}
@@ -174,7 +175,7 @@ def _models_of(work: Work, variant: Variant, kept: Path | None) -> dict[str, Mod
     work.progress.stage("merging", None)
     model = merge(experts, variant.merge(recipe), progress=work.progress)
     if kept is not None:
-        write_weights(model, kept, recipe, inputs=input_paths(recipe), progress=work.progress)
+        write_weights(model, kept / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
         model = work.model(kept)
     loaded(model.encoder)  # computes the weights, which are then kept while the model is scored
     return dict.fromkeys(tasks, model)
@@ -221,7 +222,7 @@ def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[st
     return {"test": encoded, "val": replace(encoded, tasks=val)}
 
 
-def make_tables(place: Path, work: Work, *, splits: tuple[str, ...], scores: tuple[str, ...]) -> None:
+def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
     """Write records, comparisons, notes and tables over all scores; rows that failed somewhere are left out."""
     section, results = work.section, results_of(work, scores)
     swept = swept_of(work, results)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
 
 STORE = ".store"
+MODEL = "model"  # in a result that has one
 # Beside the weights, what a merge reads of a checkpoint.
 _DOCUMENTS = ("config.json", "adapter_config.json", README, *COMPANIONS)
 _COMPUTE = ("device", "batch", "precision", "resume", "save_every")  # keys of sections that identify no result
@@ -99,8 +100,8 @@ class Work:
         return self.store.content(key)
 
     def model(self, folder: Path) -> Model:
-        """A model in a folder, with the experts that it was made from."""
-        model = read_model(folder)
+        """The model that a result holds, with the experts that it was made from."""
+        model = read_model(folder / MODEL)
         return replace(model, origin=replace(model.origin, experts=self.experts))
 
     @contextmanager

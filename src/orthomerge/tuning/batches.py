@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,8 +28,7 @@ _KEPT = (TextProcessor, PixelProcessor, ImageProcessor)
 class Feed:
     """Turns places into batches on a device.
 
-    Sources that fit into `room` bytes are processed once, when they are first used, and kept on the device. Of others
-    the next batch is prepared while a GPU works on one.
+    Sources that fit into `room` bytes are processed once, when they are first used, and kept on the device.
     """
 
     def __init__(
@@ -48,30 +46,18 @@ class Feed:
     def batch(self, place: Place) -> tuple[Batch, torch.Tensor]:
         """Inputs and labels of one place; labels that are unknown are -1."""
         number, rows = place
-        every = self._sources[number].labels
-        labels = torch.full((len(rows),), -1) if every is None else torch.as_tensor(every[rows])
-        return self._pool(number).batch(torch.tensor(rows)), labels.to(self._device)
-
-    def batches(self, places: Iterable[Place]) -> Iterator[tuple[Place, Batch, torch.Tensor]]:
-        """One batch after the other."""
-        places = list(places)
-        kept = [self._pool(number).kept is not None for number in {number for number, _ in places}]
-        ahead = self._device.type == "cuda" and not all(kept)
-        prepared = _ahead(self.batch, places) if ahead else map(self.batch, places)
-        for place, (inputs, labels) in zip(places, prepared, strict=True):
-            yield place, inputs, labels
-
-    def ordered(self, number: int, size: int) -> Iterator[tuple[Place, Batch, torch.Tensor]]:
-        """The whole of one source in its own order."""
-        rows = range(len(self._sources[number]))
-        return self.batches((number, list(rows[start : start + size])) for start in rows[::size])
-
-    def _pool(self, number: int) -> Pool:
         if number not in self._pools:
             pool = Pool.of([Part(self._sources[number], self._processor)], self._device, room=self._room)
             self._room -= pool.nbytes
             self._pools[number] = pool
-        return self._pools[number]
+        every = self._sources[number].labels
+        labels = torch.full((len(rows),), -1) if every is None else torch.as_tensor(every[rows])
+        return self._pools[number].batch(torch.tensor(rows)), labels.to(self._device)
+
+    def ordered(self, number: int, size: int) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """The whole of one source in its own order."""
+        rows = range(len(self._sources[number]))
+        return (self.batch((number, list(rows[start : start + size]))) for start in rows[::size])
 
 
 def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[Place]:
@@ -124,15 +110,3 @@ def check_labelled(task: Task, split: str) -> Examples:
             f"the {split} split of task {task.name!r} has no labels; an expert is made from labelled data"
         )
     return examples
-
-
-def _ahead(
-    prepare: Callable[[Place], tuple[Batch, torch.Tensor]], places: Sequence[Place]
-) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Prepare one batch ahead, in a thread."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(prepare, places[0]) if places else None
-        for place in [*places[1:], None]:
-            current, coming = coming, None if place is None else pool.submit(prepare, place)
-            if current is not None:
-                yield current.result()

@@ -13,15 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from orthomerge.core.adam import rate_share
+from orthomerge.core.device import enough_memory
 from orthomerge.core.errors import NumericalError
-from orthomerge.core.memory import enough_memory
 from orthomerge.core.seeds import derive
 from orthomerge.files.run_state import RunState
 from orthomerge.models.linearised import LinearisedEncoder
@@ -106,7 +106,8 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> Out
             tally = _Tally(run, epoch + 1)
             model.train()
             places = epoch_order(run.train.sizes, settings.batch, seed=settings.seed, epoch=epoch)[: steps - step]
-            for (number, _), batch, labels in run.train.batches(places):
+            for number, rows in places:
+                batch, labels = run.train.batch((number, rows))
                 _set_rates(optimiser, rates, rate_share(step, steps, warmup=settings.warmup))
                 shown = batch if settings.augment == "none" else moved(batch, seed=settings.seed, step=step)
                 with run.autocast():
@@ -120,11 +121,13 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> Out
                     nn.utils.clip_grad_norm_(trained, settings.clip)
                 optimiser.step()
                 step += 1
-                tally.add(step, number, whole, (logits.argmax(1) == labels).sum(), len(labels), penalty)
-            tally.look()
+                right = (logits.argmax(1) == labels).sum()
+                tally.add(number, len(labels), whole, right, torch.zeros_like(loss) if penalty is None else penalty)
+                if step % _EVERY == 0:
+                    tally.report(step, {})
             epoch += 1
             scores = evaluate(model, run)
-            tally.report(scores)
+            tally.report(step, scores)
             outcome = Outcome(steps, tally.metrics(scores))
             if run.state is not None and step < steps:
                 weights = {name: tensor.detach() for name, tensor in _named(model)}
@@ -144,7 +147,7 @@ def evaluate(model: Model, run: Run) -> dict[int, float]:
             if not size:
                 continue
             right = torch.zeros((), dtype=torch.int64, device=run.device)
-            for _, batch, labels in run.val.ordered(number, run.settings.batch):
+            for batch, labels in run.val.ordered(number, run.settings.batch):
                 right += (model(batch, number).argmax(1) == labels).sum()
             scores[number] = int(right) / size
     return scores
@@ -160,8 +163,8 @@ def fit_head(model: Model, run: Run, number: int) -> None:
     model.eval()
     with _enough_memory(settings), torch.no_grad(), run.autocast():
         batches = run.train.ordered(number, settings.batch)
-        seen = [(model.encoding(batch).float(), labels) for _, batch, labels in batches]
-    features, labels = torch.cat([part[0] for part in seen]), torch.cat([part[1] for part in seen])
+        seen = [(model.encoding(batch).float(), labels) for batch, labels in batches]
+    features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
     head = model.heads[number]
     optimiser = torch.optim.AdamW(head.parameters(), lr=settings.head_lr, weight_decay=settings.weight_decay)
     for step in range(steps):
@@ -179,58 +182,36 @@ def fit_head(model: Model, run: Run, number: int) -> None:
     optimiser.zero_grad(set_to_none=True)
 
 
-@dataclass
 class _Tally:
-    """Sums over an epoch, kept on the device and looked at now and then."""
+    """Counts and sums over an epoch by task; the sums, of loss, right answers and penalty, are on the device."""
 
-    run: Run
-    epoch: int
-    step: int = 0
-    pending: list[tuple[int, int, int, torch.Tensor]] = field(default_factory=list)
-    sums: list[list[float]] = field(default_factory=list)  # by task: batches, examples, loss, right, penalty
+    def __init__(self, run: Run, epoch: int) -> None:
+        self._run, self._epoch = run, epoch
+        self._batches, self._examples = ([0] * len(run.train.sizes) for _ in range(2))
+        self._sums = torch.zeros(len(run.train.sizes), 3, dtype=torch.float64, device=run.device)
 
-    def __post_init__(self) -> None:
-        self.sums = [[0.0] * 5 for _ in self.run.train.sizes]
+    def add(self, number: int, count: int, *values: torch.Tensor) -> None:
+        self._batches[number] += 1
+        self._examples[number] += count
+        self._sums[number] += torch.stack([value.detach().double() for value in values])
 
-    def add(
-        self, step: int, number: int, loss: torch.Tensor, right: torch.Tensor, count: int, penalty: torch.Tensor | None
-    ) -> None:
-        extra = loss.new_zeros(()) if penalty is None else penalty
-        self.pending.append((step, number, count, torch.stack([loss, right.to(loss), extra.to(loss)]).detach()))
-        self.step = step
-        if step % _EVERY == 0:
-            self.look()
-            self.report({})
-
-    def look(self) -> None:
-        """Read what has come in; a loss that is no number ends the run, with the step at which it began."""
-        if not self.pending:
-            return
-        values = torch.stack([entry[3] for entry in self.pending]).tolist()
-        for (step, number, count, _), (loss, right, penalty) in zip(self.pending, values, strict=True):
-            _check(loss, self.run.title, f"step {step} of {self.run.steps}")
-            sums = self.sums[number]
-            for at, value in enumerate((1, count, loss, right, penalty)):
-                sums[at] += value
-        self.pending.clear()
-
-    def report(self, scores: Mapping[int, float]) -> None:
-        if self.run.progress is None:
-            return
-        batches, examples, loss, right, _ = (sum(column) for column in zip(*self.sums, strict=True))
-        val = sum(scores.values()) / len(scores) if scores else None
-        accuracy = right / max(examples, 1)
-        self.run.progress(
-            Report(self.run.title, self.epoch, self.step, self.run.steps, loss / max(batches, 1), accuracy, val)
-        )
+    def report(self, step: int, scores: Mapping[int, float]) -> None:
+        """Say how far the run is; a loss that is no number ends it."""
+        loss, right, _ = self._sums.sum(0).tolist()
+        _check(loss, self._run.title, f"step {step} of {self._run.steps}")
+        if self._run.progress is not None:
+            val = sum(scores.values()) / len(scores) if scores else None
+            means = loss / max(sum(self._batches), 1), right / max(sum(self._examples), 1)
+            self._run.progress(Report(self._run.title, self._epoch, step, self._run.steps, *means, val))
 
     def metrics(self, scores: Mapping[int, float]) -> list[dict[str, float]]:
         """By task: of the last epoch, training loss and accuracy as they were met, validation accuracy at its end."""
         rows: list[dict[str, float]] = []
-        for number, (batches, examples, loss, right, penalty) in enumerate(self.sums):
-            values = {"loss": loss / max(batches, 1), "train_accuracy": right / max(examples, 1)}
-            if self.run.others.sizes:
-                values["penalty"] = penalty / max(batches, 1)
+        for number, (loss, right, penalty) in enumerate(self._sums.tolist()):
+            batches = max(self._batches[number], 1)
+            values = {"loss": loss / batches, "train_accuracy": right / max(self._examples[number], 1)}
+            if self._run.others.sizes:
+                values["penalty"] = penalty / batches
             if number in scores:
                 values["val_accuracy"] = scores[number]
             rows.append(values)

@@ -12,9 +12,9 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeErr
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
-from orthomerge.models.heads import Activation, Head, Linear
+from orthomerge.models.heads import Head, Linear
 from orthomerge.models.linearised import LinearisedEncoder
-from orthomerge.models.problems import base_problems
+from orthomerge.models.problems import base_problems, check_problems
 from orthomerge.models.skeleton import Skeleton, encoder_config
 from orthomerge.models.split import split_base
 from orthomerge.models.tensors import FileTensors
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orthomerge.models.family import Family, HeadLayout
 
 
-_SPREAD = 0.02  # of a fresh head's weights, as in transformers
+_SPREAD = 0.02  # of a fresh head's weights, as in transformers; biases are zero
 
 
 class OrdinaryEncoder(nn.Module):
@@ -46,53 +46,24 @@ class OrdinaryEncoder(nn.Module):
 class TrainableHead(nn.Module):
     """A `Head` as a module: one linear layer or two."""
 
-    def __init__(self, layers: list[nn.Module], activation: Activation | None, *, normalise: bool) -> None:
+    def __init__(self, head: Head) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.activation, self.normalise = activation, normalise
-
-    @classmethod
-    def fresh(cls, layout: HeadLayout, width: int, classes: int, generator: torch.Generator) -> TrainableHead:
-        """Small random weights and no bias, as transformers starts a head."""
-        sizes = [width] * (len(layout.layers) - 1) + [classes]
-        layers: list[nn.Module] = []
-        for size in sizes:
-            layer = nn.Linear(width, size)
-            with torch.no_grad():
-                layer.weight.normal_(0, _SPREAD, generator=generator)
-                layer.bias.zero_()
-            layers.append(layer)
-        return cls(layers, layout.activation, normalise=False)
-
-    @classmethod
-    def of(cls, head: Head) -> TrainableHead:
-        """The layers of a head that exists."""
-        layers: list[nn.Module] = []
-        for linear in (head.hidden, head.output):
-            if linear is None:
-                continue
-            size, width = linear.weight.shape
-            layer = nn.Linear(width, size, bias=linear.bias is not None)
-            with torch.no_grad():
-                layer.weight.copy_(linear.weight)
-                if linear.bias is not None:
-                    layer.bias.copy_(linear.bias)
-            layers.append(layer)
-        return cls(layers, head.activation, normalise=head.normalise)
+        self._like = head
+        self.layers = nn.ModuleList(_layer(linear) for linear in (head.hidden, head.output) if linear is not None)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        if self.normalise:
+        if self._like.normalise:
             features = nn.functional.normalize(features, dim=-1)
         *hidden, output = self.layers
         for layer in hidden:
-            features = getattr(nn.functional, self.activation or "")(layer(features))
+            features = getattr(nn.functional, self._like.activation or "")(layer(features))
         logits: torch.Tensor = output(features)
         return logits
 
     def head(self, labels: tuple[str, ...]) -> Head:
         """What was trained, as a `Head` on the CPU."""
         *hidden, output = [_linear(layer) for layer in self.layers]
-        return Head(output, labels, hidden[0] if hidden else None, self.activation, self.normalise)
+        return Head(output, labels, hidden[0] if hidden else None, self._like.activation, self._like.normalise)
 
 
 class Model(nn.Module):
@@ -132,8 +103,7 @@ def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skele
     checkpoint = open_checkpoint(base)
     checkpoint = family.adapted(checkpoint)
     split = split_base({key: checkpoint.spec(key) for key in (*checkpoint, *checkpoint.aliases)}, family)
-    for problem in base_problems(checkpoint, split):
-        raise problem.error(str(problem))
+    check_problems(base_problems(checkpoint, split))
     tensors = FileTensors({key: (checkpoint, name) for key, name in split.names.items()})
     specs = {key: spec.cast("F32") for key, spec in tensors.specs.items()}
     skeleton = Skeleton.build(family, encoder_config(checkpoint.config or {}, family), specs, eager=eager)
@@ -148,7 +118,12 @@ def start_head(
     if head is None:
         if layout is None:
             raise RecipeError("this family has no head of its own: give one as `head` (CLIP: zero_shot_head)")
-        return TrainableHead.fresh(layout, width, len(labels), generator)
+        *hidden, output = [
+            Linear(torch.empty(size, width).normal_(0, _SPREAD, generator=generator), torch.zeros(size))
+            for size in [width] * (len(layout.layers) - 1) + [len(labels)]
+        ]
+        fresh = Head(output, labels, hidden[0] if hidden else None, layout.activation)
+        return TrainableHead(fresh)
     if head.width != width:
         raise IncompatibleError(f"the head reads {head.width} features, the encoder gives {width}; check the pooling")
     if layout is not None and not layout.fits(head):
@@ -156,7 +131,17 @@ def start_head(
             f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
             "so no checkpoint could hold it; give one of the same layers, or none"
         )
-    return TrainableHead.of(head.reordered(labels))
+    return TrainableHead(head.reordered(labels))
+
+
+def _layer(linear: Linear) -> nn.Linear:
+    size, width = linear.weight.shape
+    layer = nn.Linear(width, size, bias=linear.bias is not None)
+    with torch.no_grad():
+        layer.weight.copy_(linear.weight)
+        if linear.bias is not None:
+            layer.bias.copy_(linear.bias)
+    return layer
 
 
 def _linear(layer: nn.Module) -> Linear:

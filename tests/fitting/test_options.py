@@ -1,0 +1,74 @@
+"""Options of fitted methods that are refused, and the errors of experts and inputs that cannot be fitted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from orthomerge.core.errors import NumericalError, RecipeError
+from orthomerge.core.rows import instance_of
+from orthomerge.fitting.lm_cocktail import LmCocktail
+from orthomerge.merging.methods import FITTED
+from orthomerge.testing.settings import make_setting
+
+_CAP = "'alpha' and 'decay' must be at least 0, and 'map_lr' positive"
+_LEVELS = "'inner_lr' and 'adapt_lr' must be positive, and 'adapt_steps' at least 1"
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("adamerging", {"density": 0.0}, "'density' must be above 0 and at most 1, got 0"),
+    ("adamerging", {"lr": 0.0}, "'lr' must be positive, got 0"),
+    ("concrete_ta", {"temperature": 0.0}, "'temperature' must be positive, got 0"),
+    ("concrete_ta", {"temperature": nan}, "'temperature' must be positive, got nan"),
+    ("concrete_ta", {"temperature": inf}, "'temperature' must be positive, got inf"),
+    ("concrete_ta", {"batch": 0}, "'batch' must be at least 1, got 0"),
+    ("concrete_am", {"temperature": 0.0}, "'temperature' must be positive, got 0"),
+    ("concrete_am", {"steps": 0}, "'steps' must be at least 1, got 0"),
+    ("concrete_am", {"inner_lr": 0.0}, _LEVELS),
+    ("concrete_am", {"adapt_lr": -1.0}, _LEVELS),
+    ("concrete_am", {"adapt_steps": 0}, _LEVELS),
+    ("fisher", {"inputs": 0}, "'inputs' must be at least 1, got 0"),
+    ("fisher", {"samples": 0}, "'samples' must be at least 1"),
+    ("fisher", {"floor": -1.0}, "'floor' must be at least 0"),
+    ("fisher", {"weights": (0.0, 0.0)}, "'weights' must be at least 0 and not all 0"),
+    ("fisher", {"weights": (1.0, -1.0)}, "'weights' must be at least 0 and not all 0"),
+    ("lm_cocktail", {"temperature": 0.0}, "'temperature' must be positive, got 0"),
+    ("lm_cocktail", {"temperature": inf}, "'temperature' must be a finite number"),
+    ("lm_cocktail", {"inputs": 0}, "'inputs' must be at least 1, got 0"),
+    ("model_tailor", {"sparsity": 2.0}, r"'sparsity' must be in \[0, 1\], got 2"),
+    ("model_tailor", {"balance": -1.0}, r"'balance' must be in \[0, 1\], got -1"),
+    ("model_tailor", {"sign": 2}, r"'sign' must be -1 .consistent., 1 .as released. or 0 .none., got 2"),
+    ("model_tailor", {"damping": 0.0}, "'damping' must be positive, got 0"),
+    ("model_tailor", {"rest": "bass"}, "'rest' must be base | mean, got 'bass'; did you mean 'base'"),
+    ("model_tailor", {"block": 0}, "'block' must be at least 1"),
+    ("model_tailor", {"inputs": 0}, "'inputs' must be at least 1"),
+    ("model_tailor", {"scale": nan}, "'scale' must be a finite number"),
+    ("moma", {"cap": 0.5}, "'cap' must be at least 1, got 0.5; a mask below it is what is trained"),
+    ("moma", {"alpha": -1.0}, _CAP),
+    ("moma", {"map_lr": 0.0}, _CAP),
+    ("moma", {"mask": "none", "transform": "none"}, "there is nothing to fit; set one of them"),
+    ("moma", {"steps": 0}, "'steps' must be at least 1, got 0"),
+    ("realign", {"solver": "surgery"}, "adds parameters"),
+    ("realign", {"solver": "rigde"}, "did you mean 'ridge'"),
+    ("realign", {"cap": 1.0}, "'cap' must be above 1"),
+    ("realign", {"copies": -1}, "at least 0"),
+    ("realign", {"lr": 0.0}, "'lr' must be positive"),
+    ("realign", {"hold_out": 0.9}, "'hold_out' must be from 0 to 0.5, got 0.9"),
+    ("realign", {"gates": "row", "decay": 0.1}, "for free weights and masks"),
+    ("regmean", {"alpha": 1.5}, r"'alpha' must be in \[0, 1\], got 1.5"),
+    ("regmean", {"inputs": 0}, "'inputs' must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
+def test_options_that_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message.replace("|", r"\|")):
+        instance_of(FITTED[name], options, what="method")
+
+
+def test_an_expert_whose_losses_are_no_numbers() -> None:
+    setting = make_setting("vit", inputs=4)
+    broken = replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
+    with pytest.raises(NumericalError, match="the loss of 'five' on task 'two' is nan"):
+        LmCocktail().fit(broken)
