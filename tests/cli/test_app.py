@@ -12,7 +12,8 @@ from tests.calling import call, refused
 
 import orthomerge
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.cli.progress import Reporter, shown
+from orthomerge.cli.progress import shown
+from orthomerge.core.progress import Watch
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
 from orthomerge.models.families import FAMILIES
@@ -195,7 +196,7 @@ def test_a_traceback_for_who_asks_for_it() -> None:
 def test_progress_on_a_terminal_and_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def work(report: Reporter) -> str:
+    def work(report: Watch) -> str:
         report.begin("merge", place=1, count=2)
         report.stage("merging", 10_000_000)
         report.advance(10_000_000)

@@ -201,8 +201,8 @@ def test_what_an_aligned_model_has_seen(tables: Path, merged_berts: Path, tmp_pa
     assert "no place" in refused("export", tmp_path / "surgery", "--task", "two", "-o", tmp_path / "two", code=2)
     call(
         "evaluate", merged_berts, tmp_path / "ridge", tmp_path / "surgery", "--out", tmp_path / "run",
-        "--device", "cpu", "--protocol", "current", "--protocol", "aligned-c", "--shots", 4, "--seeds", 1, "--no-references",
-        *(f"--data={task}={tables / task}.csv" for task in TASKS),
+        "--device", "cpu", "--protocol", "current", "--protocol", "aligned-c", "--shots", 4, "--seeds", 1,
+        "--no-references", *(f"--data={task}={tables / task}.csv" for task in TASKS),
     )  # fmt: skip
     seen = {
         (record.method, record.protocol): (record.access, record.extra_parameters)

@@ -19,8 +19,8 @@ _EVERY = 5.0  # seconds between lines in a log
 class Reporter(Watch):
     """Stages of one piece of work, or of several that begin and end, on standard error. `bar`: on a terminal."""
 
-    def __init__(self, bar: Progress | None = None, *, quiet: bool = False) -> None:
-        self._bar, self._quiet, self._prefix = bar, quiet, ""
+    def __init__(self, bar: Progress | None = None) -> None:
+        self._bar, self._prefix = bar, ""
         self._task = None if bar is None else bar.add_task("opening", total=None)
         self.stage("", None)
 
@@ -54,15 +54,15 @@ class Reporter(Watch):
     def _line(self, text: str) -> None:
         if self._bar is not None:
             self._bar.console.print(text, markup=False)
-        elif not self._quiet:
+        else:
             sys.stderr.write(f"{text}\n")
 
 
 @contextmanager
-def shown(*, quiet: bool) -> Iterator[Reporter]:
+def shown(*, quiet: bool) -> Iterator[Watch]:
     """Progress to standard error, or none."""
     if quiet or not sys.stderr.isatty():
-        yield Reporter(quiet=quiet)
+        yield Watch() if quiet else Reporter()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
