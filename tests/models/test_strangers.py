@@ -210,16 +210,16 @@ def test_the_hubs_cache_is_made_of_links(models: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Whoever asks for an address, or for a model of the hub, is noted."""
-    asked: list[object] = []
+    requests: list[object] = []
 
     def refuse(*arguments: object, **options: object) -> None:
-        asked.append(arguments)
+        requests.append(arguments)
         raise OSError("there is no network")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr("orthomerge.files.hub.fetch", refuse)
-    return asked
+    return requests
 
 
 def test_a_path_is_never_asked_of_the_hub(
