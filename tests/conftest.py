@@ -9,10 +9,13 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    from tests.analysis.making import Toy
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -39,6 +42,14 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
         return place
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def toy(once: Once) -> Toy:
+    """Two tiny image tasks with their base and experts; their features are kept beside them."""
+    from tests.analysis.making import Toy, make_tasks, make_toy
+
+    return Toy(once("toy", make_toy), make_tasks())
 
 
 @pytest.fixture(scope="session")

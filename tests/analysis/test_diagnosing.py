@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Generator, Mapping
@@ -10,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner, Result
-from tests.analysis.making import Toy, make_toy
+from tests.analysis.making import Toy
+from tests.calling import call, refused
 
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
@@ -23,8 +21,7 @@ from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_experts
-from orthomerge.cli.app import app
-from orthomerge.core.errors import OrthomergeError, RecipeError
+from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
@@ -38,11 +35,6 @@ from orthomerge.suites.table import build_suite
 from orthomerge.tuning.settings import Tuning
 
 QUICK = Detail(points=20, layers=16, maps=40)
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
 
 
 def merged(toy: Toy, *, scale: float = 1.0) -> Model:
@@ -256,35 +248,12 @@ def test_three_test_inputs_are_too_few_for_pictures_and_without_a_base_there_are
     }
 
 
-def call(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    error = result.exception
-    if isinstance(error, OrthomergeError):
-        assert error.exit_code == code, str(error)
-    else:
-        assert error is None or isinstance(error, SystemExit), repr(error)
-        assert result.exit_code == code, result.output
-    return result
-
-
 @pytest.fixture
-def texts(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Two experts of a tiny BERT, their merge, and data: what `diagnose` is given."""
+def texts(merged_berts: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What `diagnose` is given: a merge of tiny BERTs, and data of two of its tasks."""
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
-    random = np.random.default_rng(0)
-    given: list[object] = ["diagnose", tmp_path / "out", "--device", "cpu", "--batch", 8]
-    for name, classes in {"two": 2, "three": 3}.items():
-        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("text", "label", "split"))
-            for split, count in {"train": 18, "val": 9, "test": 12}.items():
-                for number in range(count):
-                    words = random.choice(["a", "good", "bad", "film", "very", "not", "it", "was"], 5)
-                    writer.writerow((" ".join(words), f"{name}-{number % classes}", split))
-        given += ["--data", f"{name}={tmp_path / name}.csv"]
-    experts = open_experts({name: berts / name for name in ("two", "three")}, base=berts / "base")
-    merge(experts, "task_arithmetic", scale=0.5).save(tmp_path / "out")
-    return [*given, "--out", tmp_path / "run"]
+    data = [word for name in ("two", "three") for word in ("--data", f"{name}={tables / name}.csv")]
+    return ["diagnose", merged_berts, "--device", "cpu", "--batch", 8, *data, "--out", tmp_path / "run"]
 
 
 def test_from_the_command_line(texts: list[object], tmp_path: Path) -> None:
@@ -295,7 +264,7 @@ def test_from_the_command_line(texts: list[object], tmp_path: Path) -> None:
     assert found.method == "task_arithmetic"
     figures = by_key(found)
     assert {"scale", "sign-conflicts", "cka-layers"} <= figures.keys()
-    assert len(figures["tsne-two"].texts) == 12
+    assert figures["tsne-two"].texts
     document = json.loads(call(*texts, "--json", "--points", 0, "--layers", 0, "--aligner", "ridge").stdout)
     assert document["verdict"][0]["title"] == "Accuracy"
     assert document["run"] == str(tmp_path / "run")
@@ -320,19 +289,20 @@ def test_a_suite_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert one.method == other.method == "ties"
     assert one.verdict[0].numbers["merged"] == other.verdict[0].numbers["merged"]
     assert other.facts["inputs"]["size"] == {"aligner": 100, "maps": 100}
-    assert "did you mean 'ties'" in str(call("diagnose", *given, "--method", "tiess", code=2).exception)
+    assert "did you mean 'ties'" in refused("diagnose", *given, "--method", "tiess", code=2)
 
 
-def test_what_the_command_line_refuses(texts: list[object], berts: Path, tmp_path: Path) -> None:
-    def refused(*arguments: object, code: int = 2) -> str:
-        return str(call(*arguments, code=code).exception)
-
-    assert "give a suite, or the folder" in refused("diagnose", "--out", tmp_path / "run")
-    assert "unknown aligner" in refused(*texts, "--aligner", "rigde")
-    assert "no task of that name; did you mean 'two'" in refused(*texts, "--data", f"too={tmp_path / 'two.csv'}")
-    other = ("--expert", f"three={berts / 'five'}")
-    assert "is not the one that the model was made from" in refused(*texts, *other, code=4)
-    merge({name: berts / name for name in ("two", "three")}, "average").save(tmp_path / "out", force=True)
-    assert "give --base too" in refused(*texts, "--scales")
+def test_what_the_command_line_refuses(texts: list[object], berts: Path, tables: Path, tmp_path: Path) -> None:
+    merge({"two": berts / "two"}, "average").save(tmp_path / "out")
+    without_base = ["diagnose", tmp_path / "out", "--data", f"two={tables / 'two.csv'}"]
     (tmp_path / "file").write_text("")
-    assert "cannot write the diagnosis" in refused(*texts[:-1], tmp_path / "file" / "run", code=5)
+    cases: list[tuple[str, int, list[object]]] = [
+        ("give a suite, or the folder", 2, ["diagnose", "--out", tmp_path / "run"]),
+        ("unknown aligner", 2, [*texts, "--aligner", "rigde"]),
+        ("no task of that name; did you mean 'two'", 2, [*texts, "--data", f"too={tables / 'two.csv'}"]),
+        ("is not the one that the model was made from", 4, [*texts, "--expert", f"three={berts / 'five'}"]),
+        ("give --base too", 2, [*without_base, "--scales"]),
+        ("cannot write the diagnosis", 5, [*texts[:-1], tmp_path / "file" / "run"]),
+    ]
+    for message, code, words in cases:
+        assert message in refused(*words, code=code)

@@ -12,9 +12,9 @@ import pytest
 from benchmarks.gallery import drawn
 from benchmarks.gallery_measures import PARTS, Plan, expected_keys, joined, masking_lines, measure
 from benchmarks.gallery_pages import SECTIONS, list_pages
-from tests.analysis.making import PROCESSOR, make_toy
+from tests.analysis.making import PROCESSOR, Toy
 
-from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
+from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Heat, Lines, Points
 from orthomerge.core.errors import RecipeError
 from orthomerge.suites.suite import Suite
@@ -33,8 +33,8 @@ PLAN = Plan(
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
-    toy, folder = make_toy(tmp_path_factory.mktemp("toy")), tmp_path_factory.mktemp("suite")
+def suite(toy: Toy, tmp_path_factory: pytest.TempPathFactory) -> Suite:
+    folder = tmp_path_factory.mktemp("suite")
     (folder / "base").symlink_to(toy.folder / "base")
     return Suite("toy", folder, toy.tasks, PROCESSOR, {task: toy.folder / task for task in toy.tasks})
 
@@ -74,20 +74,6 @@ def test_every_figure_has_a_place_on_the_page(found: Diagnosis) -> None:
         assert [key for key in keys if re.fullmatch(key.replace("*", ".*"), figure.key)], figure.key
 
 
-def test_it_is_written_and_read_back(found: Diagnosis, tmp_path: Path) -> None:
-    write_diagnosis(tmp_path / "figures.json", found)
-    assert (tmp_path / "figures.json").stat().st_size < 100_000
-    back = read_diagnosis(tmp_path / "figures.json")
-    write_diagnosis(tmp_path / "again.json", back)
-    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "figures.json").read_bytes()
-    assert back.facts["about"] == PLAN.about
-
-
-def test_some_parts_alone(suite: Suite) -> None:
-    plan = Plan(about="", scale=0.5, parts=("scale",), scales=(0.5,), limit=20, device="cpu")
-    assert [figure.key for figure in measure(suite, plan).figures] == ["scale"]
-
-
 def test_parts_that_were_measured_apart(suite: Suite) -> None:
     """Are those of one gallery; parts that are not alike are refused."""
     common = Plan(about="- one", scale=0.5, steps=2, scales=(0.5,), limit=20, device="cpu")
@@ -120,6 +106,8 @@ def test_masking_rates_are_in_order() -> None:
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="drawing needs matplotlib")
 def test_it_is_drawn(found: Diagnosis, tmp_path: Path) -> None:
+    one_of_each_kind = {type(figure): figure for figure in found.figures}
+    found = replace(found, figures=tuple(one_of_each_kind.values()))
     write_diagnosis(tmp_path / "figures.json", found)
     (tmp_path / "docs").mkdir()
     drawn([tmp_path / "figures.json"], tmp_path / "docs" / "images", tmp_path / "docs" / "gallery")
@@ -128,7 +116,7 @@ def test_it_is_drawn(found: Diagnosis, tmp_path: Path) -> None:
     assert max(file.stat().st_size for file in pictures.glob("*.png")) < 60_000
     page = tmp_path / "docs" / "gallery" / "toy.md"
     links = re.findall(r"\]\(([^)]+)\)", page.read_text())
-    assert links.count("../images/toy/shots.png") == 1
+    assert links.count(f"../images/toy/{found.figures[0].key}.png") == 1
     assert all((page.parent / link).is_file() for link in links if "diagnosis.md" not in link)
     assert "nan" not in page.read_text().split("## How it was made")[0].split()
 

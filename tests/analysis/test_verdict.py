@@ -102,13 +102,6 @@ def test_planted_loss_of_information() -> None:
     assert "realign" in findings["What to try next"].text
 
 
-def test_with_few_inputs_nobody_knows() -> None:
-    kept = torch.eye(D)
-    kept[1:] = 0
-    findings = titled(verdict(case_of(looked(kept, count=400), per_class=3.0)))
-    assert "lost information, or too few inputs" in findings["What remains"].text
-
-
 def test_a_stretch_is_no_rotation() -> None:
     stretch = torch.diag(torch.tensor([0.02] * 6 + [3.0] * 6))
     findings = titled(verdict(case_of(looked(rotation(D) @ stretch))))
@@ -123,62 +116,51 @@ def test_identical_features_need_nothing() -> None:
     assert "The features agree" in findings
 
 
-def test_a_witness_that_reads_more() -> None:
-    findings = titled(simple(0.95, 0.5, 0.7, witnesses=(Witness("knn", 60, 55, 65), Witness("probe", 90, 88, 92))))
-    remains = findings["Not all of it is lost"]
-    assert "probe" in remains.text
-    assert remains.numbers["knn"] == 60
-    assert "Mostly misaligned" not in findings
-    assert findings["Partly misaligned"].numbers["share"] == pytest.approx(100 * 0.2 / 0.45)
+KNN, PROBE = Witness("knn", 60, 55, 65), Witness("probe", 90, 88, 92)
+N = 1000
 
 
-def test_an_aligner_that_does_harm() -> None:
-    findings = titled(simple(0.9, 0.6, 0.4))
-    assert "makes it worse by 20.0 points" in findings["Not a matter of alignment"].text
-    assert "wins nothing back for certain" in titled(simple(0.9, 0.6, 0.6))["Not a matter of alignment"].text
+@pytest.mark.parametrize(
+    ("shares_of", "options", "title", "words"),
+    [
+        ((0.95, 0.5, 0.7), {"witnesses": (KNN, PROBE)}, "Not all of it is lost", "saw labels (probe)"),
+        ((0.95, 0.5, 0.7), {}, "Partly misaligned", "44 % of the loss"),
+        ((0.9, 0.6, 0.4), {}, "Not a matter of alignment", "makes it worse by 20.0 points"),
+        ((0.9, 0.6, 0.6), {}, "Not a matter of alignment", "wins nothing back for certain"),
+        ((0.7, 0.9, 0.9), {}, "Accuracy", "20.0 points (17.5 to 22.5) more than the experts"),
+        ((1.0, 0.95, 1.0), {"n": 20}, "Accuracy", "That is a tie"),
+        ((0.9, 0.6, 0.7), {"per_class": 3.0}, "What remains", "lost information, or too few inputs"),
+        ((0.9, 0.6, 0.7), {"base": {"toy": np.arange(N) < 0.8 * N}}, "Accuracy", "more than the merge"),
+        ((0.9, 0.6, 0.7), {"base": {"toy": np.arange(N) < 0.5 * N}}, "Accuracy", "less than the merge"),
+        ((0.9, 0.6, 0.7), {"base": {"toy": np.arange(N) < 0.6 * N}}, "Accuracy", "a tie: the merge differs by 0.0"),
+        ((0.9, 0.6, 0.7), {"base": 61.5}, "Accuracy", "The base under the experts' heads has 61.5 %."),
+        (
+            (0.9, 0.6, 0.7),
+            {"scales": {0.1: 80.0, 0.3: 70.0}, "scale": 0.3},
+            "Scale",
+            "0.1 is the best (80.0 in the mean); at 0.3, as merged, it is 70.0; it lies at the end of what was tried",
+        ),
+        ((0.9, 0.6, 0.7), {"scales": {0.1: 80.0}}, "Scale", "0.1 is the best (80.0 in the mean)."),
+    ],
+)
+def test_planted_shares(shares_of: tuple[float, float, float], options: dict[str, Any], title: str, words: str) -> None:
+    assert words in titled(simple(*shares_of, **options))[title].text
 
 
-def test_a_merge_better_than_its_experts() -> None:
-    findings = titled(simple(0.7, 0.9, 0.9))
-    assert "20.0 points (17.5 to 22.5) more than the experts" in findings["Accuracy"].text
-
-
-def test_a_small_loss_of_few_inputs_has_no_share() -> None:
-    findings = titled(simple(1.0, 0.95, 1.0, n=20))
-    assert "That is a tie" in findings["Accuracy"].text
-    assert "What remains" not in findings
-
-
-def test_the_base() -> None:
-    n = 1000
-    for base, words in (
-        (0.8, "more than the merge"),
-        (0.5, "less than the merge"),
-        (0.6, "a tie: the merge differs by 0.0 points"),
-    ):
-        findings = titled(simple(0.9, 0.6, 0.7, base={"toy": np.arange(n) < n * base}))
-        assert words in findings["Accuracy"].text
-    assert "The base under the experts' heads has 61.5 %." in titled(simple(0.9, 0.6, 0.7, base=61.5))["Accuracy"].text
-
-
-def test_a_scale_that_is_better() -> None:
-    text = titled(simple(0.9, 0.6, 0.7, scales={0.1: 80.0, 0.3: 70.0}, scale=0.3))["Scale"].text
-    assert "0.1 is the best (80.0 in the mean); at 0.3, as merged, it is 70.0" in text
-    assert "the end of what was tried" in text
-    assert "as merged" not in titled(simple(0.9, 0.6, 0.7, scales={0.1: 80.0}))["Scale"].text
+def of_tasks(hits: dict[str, tuple[Hits, Hits, Hits]], conflict: Conflict) -> dict[str, Finding]:
+    parts: list[dict[str, Hits]] = [{task: each[place] for task, each in hits.items()} for place in range(3)]
+    return titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=conflict)))
 
 
 def test_which_task_suffers_and_which_experts_conflict() -> None:
     hits = {"a": shares(0.9, 0.3, 0.8), "b": shares(0.9, 0.8, 0.9), "c": shares(0.9, 0.9, 0.9)}
-    parts: list[dict[str, Hits]] = [{task: each[place] for task, each in hits.items()} for place in range(3)]
     signs = ((0, 0.45, 0.5), (0.45, 0, 0.6), (0.5, 0.6, 0))
     conflict = Conflict(("a", "b", "c"), (), (), (), ((1, 0.2, 0.1), (0.2, 1, -0.3), (0.1, -0.3, 1)), signs)
-    findings = titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=conflict)))
-    worst = findings["Which task suffers"]
+    findings = of_tasks(hits, conflict)
+    worst, pair = findings["Which task suffers"], findings["Which experts conflict"]
     assert "'a' loses the most: 60.0 points" in worst.text
     assert "clearly more than the next, 'b' (10.0)" in worst.text
     assert "No loss is certain on 'c'" in worst.text
-    pair = findings["Which experts conflict"]
     assert "'b' and 'c' pull against each other the most" in pair.text
     assert pair.numbers["sign conflict, %"] == pytest.approx(60)
     assert pair.numbers["cosine"] == -0.3
@@ -186,23 +168,13 @@ def test_which_task_suffers_and_which_experts_conflict() -> None:
 
 def test_tasks_and_pairs_that_cannot_be_told_apart() -> None:
     hits = {"a": shares(0.9, 0.60, 0.8, n=100), "b": shares(0.9, 0.62, 0.9, n=100)}
-    parts: list[dict[str, Hits]] = [{task: each[place] for task, each in hits.items()} for place in range(3)]
     nothing = ((0, math.nan), (math.nan, 0))
-    conflict = Conflict(("a", "b"), (), (), (), nothing, nothing)
-    findings = titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=conflict)))
+    findings = of_tasks(hits, Conflict(("a", "b"), (), (), (), nothing, nothing))
     assert "'b' may lose as much (the intervals overlap)" in findings["Which task suffers"].text
     assert "Which experts conflict" not in findings
     near = ((0, 0.5, 0.51), (0.5, 0, 0.495), (0.51, 0.495, 0))
     tie = Conflict(("a", "b", "c"), (), (), (), ((0.0,) * 3,) * 3, near)
-    found = titled(verdict(Case("ties", "auto", parts[0], parts[1], parts[2], {}, per_class=50, conflict=tie)))
-    assert "no pair stands out" in found["Which experts conflict"].text
-
-
-def test_numbers_are_numbers_and_the_same_every_time() -> None:
-    case = case_of(looked(rotation(D)))
-    findings = verdict(case)
-    assert verdict(case) == findings
-    assert all(math.isfinite(value) for finding in findings for value in finding.numbers.values())
+    assert "no pair stands out" in of_tasks(hits, tie)["Which experts conflict"].text
 
 
 def test_recovery_by_hand() -> None:
@@ -239,12 +211,6 @@ def test_few_inputs_one_class_and_constant_features() -> None:
     found = compare_task(constant(seen), constant(test), **given)
     assert found.hits["aligned"].mean() <= 0.5
     verdict(case_of(found))
-
-
-def test_an_aligner_that_is_no_head() -> None:
-    found = looked(rotation(D, angle=3.0), count=60, aligner="surgery")
-    finding = titled(verdict(case_of(found, free=False)))
-    assert not any("no new parameter" in each.text for each in finding.values())
 
 
 def test_bad_features_and_missing_labels_are_refused() -> None:

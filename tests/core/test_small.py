@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from orthomerge.core.checks import at_least_one, not_negative, positive
+from orthomerge.core.device import enough_memory, free_memory
 from orthomerge.core.errors import OrthomergeError, RecipeError
-from orthomerge.core.memory import enough_memory, free_memory
 from orthomerge.core.seeds import derive
 
 

@@ -28,11 +28,7 @@ def _write(path: Path, rows: Sequence[Row]) -> Path:
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if kind == "parquet":
         arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        plain = path.with_name(path.name.removesuffix(".gz"))
-        parquet.write_table(arrow.Table.from_pylist(list(rows)), plain)
-        if plain != path:
-            path.write_bytes(gzip.compress(plain.read_bytes()))
-            plain.unlink()
+        parquet.write_table(arrow.Table.from_pylist(list(rows)), path)
         return path
     file: Any = gzip.open if path.suffix == ".gz" else open
     with file(path, "wt", encoding="utf-8", newline="") as out:

@@ -23,58 +23,51 @@ def task(*labels: str) -> Task:
     return Task("toy", labels, "text", {"train": train, "test": Examples(["unlabelled"], None, "test")})
 
 
-def names(found: Task) -> list[str]:
-    labels = found["train"].labels
+def names(matched: Task) -> list[str]:
+    labels = matched["train"].labels
     assert labels is not None
-    return [found.labels[label] for label in labels]
+    return [matched.labels[label] for label in labels]
 
 
 def test_permuted_by_name() -> None:
-    found = match_labels(task("a", "b", "c"), ("c", "a", "b"))
-    assert found.labels == ("c", "a", "b")
-    assert names(found) == ["a", "b", "c"]
-    assert found["train"].labels is not None
-    assert found["train"].labels.tolist() == [1, 2, 0]
-    assert found["test"].labels is None
-    assert list(found["train"].inputs) == ["text 0", "text 1", "text 2"]
+    matched = match_labels(task("a", "b", "c"), ("c", "a", "b"))
+    assert matched.labels == ("c", "a", "b")
+    assert names(matched) == ["a", "b", "c"]
+    assert matched["train"].labels is not None
+    assert matched["train"].labels.tolist() == [1, 2, 0]
+    assert matched["test"].labels is None
+    assert list(matched["train"].inputs) == ["text 0", "text 1", "text 2"]
 
 
-def test_however_they_are_written() -> None:
-    found = match_labels(task("card_arrival", "Lost Card", "PIN"), ("pin", "lost_card", "Card arrival"))
-    assert found.labels == ("pin", "lost_card", "Card arrival")
-    assert names(found) == ["Card arrival", "lost_card", "pin"]
-
-
-def test_exact_names_come_first() -> None:
-    found = match_labels(task("a b", "A_b"), ("A_b", "a b"))
-    assert names(found) == ["a b", "A_b"]
-
-
-def test_an_ambiguous_spelling_matches_nothing() -> None:
-    with pytest.raises(IncompatibleError, match=r"only the task has 'A B'; only the expert has 'A_b'"):
-        match_labels(task("A B", "ab"), ("ab", "A_b"))
+def test_spellings() -> None:
+    matched = match_labels(task("card_arrival", "Lost Card", "PIN"), ("pin", "lost_card", "Card arrival"))
+    assert matched.labels == ("pin", "lost_card", "Card arrival")
+    assert names(matched) == ["Card arrival", "lost_card", "pin"]
+    assert names(match_labels(task("a b", "A_b"), ("A_b", "a b"))) == ["a b", "A_b"]  # exact names come first
 
 
 def test_experts_without_names_take_the_order_as_it_is() -> None:
-    given = task("b", "a")
-    assert match_labels(given, ("LABEL_0", "LABEL_1")) is given
-    with pytest.raises(IncompatibleError, match=r"has 3 labels without names, but the task has 2: 'b', 'a'"):
-        match_labels(given, ("LABEL_0", "LABEL_1", "LABEL_2"))
-    with pytest.raises(
-        IncompatibleError, match=r"only the task has 'b', 'a'; only the expert has 'LABEL_0', 'LABEL_1'"
-    ):
-        match_labels(given, ("LABEL_1", "LABEL_0"))
+    unchanged = task("b", "a")
+    assert match_labels(unchanged, ("LABEL_0", "LABEL_1")) is unchanged
 
 
-def test_differences_are_listed() -> None:
-    with pytest.raises(
-        IncompatibleError,
-        match=r"labels of task 'toy' are not those of its expert: only the task has 'x', 'y', 'z' and 1 more; "
-        r"only the expert has 'b', 'c'; give the task the expert's names with `labels`",
-    ):
-        match_labels(task("a", "x", "y", "z", "w"), ("a", "c", "b"))
-    with pytest.raises(IncompatibleError, match=r"not those of its expert: only the expert has 'b'; give"):
-        match_labels(task("a"), ("a", "b"))
+@pytest.mark.parametrize(
+    ("own", "expert", "message"),
+    [
+        (("A B", "ab"), ("ab", "A_b"), r"only the task has 'A B'; only the expert has 'A_b'"),
+        (("b", "a"), ("LABEL_0", "LABEL_1", "LABEL_2"), r"has 3 labels without names, but the task has 2: 'b', 'a'"),
+        (("b", "a"), ("LABEL_1", "LABEL_0"), r"has 'b', 'a'; only the expert has 'LABEL_0', 'LABEL_1'"),
+        (
+            ("a", "x", "y", "z", "w"),
+            ("a", "c", "b"),
+            r"only the task has 'x', 'y', 'z' and 1 more; only the expert has 'b', 'c'; give the task",
+        ),
+        (("a",), ("a", "b"), r"not those of its expert: only the expert has 'b'; give"),
+    ],
+)
+def test_labels_that_differ(own: tuple[str, ...], expert: tuple[str, ...], message: str) -> None:
+    with pytest.raises(IncompatibleError, match=message):
+        match_labels(task(*own), expert)
 
 
 @pytest.fixture
@@ -85,13 +78,18 @@ def labelled(tmp_path: Path, write: Write) -> Callable[..., Path]:
     return save
 
 
-def test_ids_of_more_than_one_digit(labelled: Callable[..., Path]) -> None:
-    for kind in ("csv", "jsonl"):
-        found = read_task(labelled(*range(11), kind=kind))
-        assert found.labels == tuple(map(str, range(11)))
-    assert read_task(labelled(*map(str, range(11)))).labels == tuple(map(str, range(11)))
-    assert read_task(labelled(1, 2, 3)).labels == ("1", "2", "3")
-    assert read_task(labelled("02", "10", "1x")).labels == ("02", "10", "1x")
+@pytest.mark.parametrize(
+    ("keys", "kind", "expected"),
+    [
+        (range(11), "csv", tuple(map(str, range(11)))),
+        (range(11), "jsonl", tuple(map(str, range(11)))),
+        (map(str, range(11)), "jsonl", tuple(map(str, range(11)))),
+        ((1, 2, 3), "jsonl", ("1", "2", "3")),
+        (("02", "10", "1x"), "jsonl", ("02", "10", "1x")),
+    ],
+)
+def test_the_order_of_labels(keys: Any, kind: str, expected: tuple[str, ...], labelled: Callable[..., Path]) -> None:
+    assert read_task(labelled(*keys, kind=kind)).labels == expected
 
 
 @pytest.mark.parametrize(

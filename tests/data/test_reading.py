@@ -1,4 +1,4 @@
-"""One function reads whatever people have; a val split is carved once and for all."""
+"""One function reads whatever people have; a val split is split off once and for all; inputs may have no labels."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orthomerge.core.errors import CheckpointError, RecipeError
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data import datasets_hub, reading
-from orthomerge.data.reading import read_task
+from orthomerge.data.reading import may_be_read, names_dataset, read_inputs, read_task
+from orthomerge.data.task import Examples, Lazy, Task
+from orthomerge.data.tasks import as_input, unlabelled_tasks
 
 Write = Callable[[Path, Sequence[dict[str, Any]]], Path]
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-TEXT = {"ag_news": (11972, 3000, 4), "trec6": (5371, 500, 6), "banking77": (10003, 3000, 77)}
-VISION = {"mnist": (6000, 2000, 10), "gtsrb": (3870, 1290, 43), "signdigits": (1650, 412, 10)}
+NAMES = ("zebra", "ape")
 
 
-def test_val_is_carved_from_train_by_class(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
+def test_val_is_split_off_by_class(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
     path = write(tmp_path / "a.jsonl", rows(40, 4))
     task = read_task(path)
     train, val = task["train"], task["val"]
     assert (len(train), len(val), val.split) == (36, 4, "val")
-    assert val.labels is not None
-    assert train.labels is not None
-    assert np.bincount(val.labels).tolist() == [2, 2]
     assert sorted([*train.inputs, *val.inputs]) == sorted(f"train {n}" for n in range(40))
     for examples in (train, val):
         assert examples.labels is not None
         assert [int(text.split()[1]) % 2 for text in examples.inputs] == examples.labels.tolist()
+        assert len(set(np.bincount(examples.labels))) == 1
     np.random.seed(1)
     assert read_task(path)["val"].inputs == val.inputs
 
@@ -45,23 +44,15 @@ def test_val_is_bounded(
     for ratio in (-0.1, 1.0):
         with pytest.raises(RecipeError, match=rf"'validation' must be at least 0 and less than 1, got {ratio}"):
             read_task(path, validation=ratio)
+    assert len(read_task(write(tmp_path / "b.jsonl", rows(2, 2)), validation=0.5)["train"]) == 2
 
 
-def test_too_few_to_carve(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
-    assert len(read_task(write(tmp_path / "a.jsonl", rows(2, 2)), validation=0.5)["train"]) == 2
-
-
-def test_modality_is_checked(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
-    path = write(tmp_path / "a.jsonl", rows())
-    assert read_task(path, modality="text").modality == "text"
-    with pytest.raises(RecipeError, match=r"a.jsonl must hold inputs of modality 'image', got 'text'"):
-        read_task(path, modality="image")
-
-
-def test_a_name_may_be_given(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
+def test_names_and_modality(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
     path = write(tmp_path / "a.b.jsonl.gz", rows())
-    assert read_task(path).name == "a.b"
+    assert read_task(path, modality="text").name == "a.b"
     assert read_task(path, name="mine").name == "mine"
+    with pytest.raises(RecipeError, match=r"gz must hold inputs of modality 'image', got 'text'"):
+        read_task(path, modality="image")
 
 
 def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,37 +69,21 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for source in ("data/train.csv", "data/train.jsonl.gz", "data/x.npz", "word", Path("org/name")):
         with pytest.raises(CheckpointError, match=r"does not exist; a task is a table"):
             read_task(source)
-
-
-def test_no_labels_at_all(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_test=np.zeros((2, 2, 2), np.uint8))
     with pytest.raises(CheckpointError, match=r"a.npz has no labels at all"):
         read_task(tmp_path / "a.npz")
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data beside the checkout")
-@pytest.mark.parametrize("name", TEXT)
-def test_shared_text(name: str) -> None:
-    train, test, classes = TEXT[name]
-    task = read_task(SHARED / "text" / f"{name}.jsonl.gz")
-    assert (task.name, task.modality, len(task.labels)) == (name, "text", classes)
+@pytest.mark.parametrize(
+    ("name", "train", "test", "classes"),
+    [("text/trec6.jsonl.gz", 5371, 500, 6), ("text/banking77.jsonl.gz", 10003, 3000, 77),
+     ("vision/signdigits.npz", 1650, 412, 10)],
+)  # fmt: skip
+def test_shared_data(name: str, train: int, test: int, classes: int) -> None:
+    task = read_task(SHARED / name)
+    assert len(task.labels) == classes
     assert (len(task["train"]) + len(task["val"]), len(task["test"])) == (train, test)
-    if name == "ag_news":
-        assert task.labels == ("World", "Sports", "Business", "Sci/Tech")
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data beside the checkout")
-@pytest.mark.parametrize("name", VISION)
-def test_shared_vision(name: str) -> None:
-    train, test, classes = VISION[name]
-    task = read_task(SHARED / "vision" / f"{name}.npz")
-    assert (task.name, task.modality, len(task.labels)) == (name, "image", classes)
-    assert (len(task["train"]) + len(task["val"]), len(task["test"])) == (train, test)
-    with np.load(SHARED / "vision" / f"{name}.npz", allow_pickle=False) as archive:
-        assert np.array_equal(np.stack(task["test"].inputs), archive["x_test"])
-        labels = task["test"].labels
-        assert labels is not None
-        assert np.array_equal(labels, archive["y_test"])
 
 
 def test_hub_ids() -> None:
@@ -116,3 +91,88 @@ def test_hub_ids() -> None:
         assert datasets_hub.is_dataset_id(good)
     for wrong in ("name", "org/name:", "a/b/c", "org/name.json", "../x"):
         assert not datasets_hub.is_dataset_id(wrong)
+
+
+def test_what_may_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").touch()
+    assert may_be_read(str(tmp_path / "a.csv"))
+    assert may_be_read("org/name:config@v1")
+    for text in (str(tmp_path / "b.csv"), "org/b.csv", "~nobody-of-this-name/a", "a\0b", "x" * 5000):
+        assert not may_be_read(text)
+    assert names_dataset("org/name")
+    assert not names_dataset("org/name.parquet")
+
+
+# Inputs without labels
+
+
+def bare(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"text": row["text"], "split": row["split"]} for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_a_table_without_labels(kind: str, tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
+    path = write(tmp_path / f"a.{kind}", bare(rows(20, 4)))
+    with pytest.raises(RecipeError, match="has no column 'label'"):
+        read_task(path)
+    task = read_task(path, unlabelled=NAMES)
+    assert (task.labels, list(task.splits)) == (NAMES, ["train", "test"])  # there are no classes to split val off by
+    assert all(part.labels is None for part in task.splits.values())
+    assert task["train"].inputs == [f"train {number}" for number in range(20)]
+
+
+def test_labels_that_are_there_are_read_and_checked(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
+    path = write(tmp_path / "a.csv", rows(20, 4))
+    task = read_task(path, unlabelled=("x", "y"))
+    assert task.labels == NAMES
+    assert task["train"].labels is not None
+    inputs = read_inputs(path, name="beasts", labels=("ape", "zebra"), split="train")
+    assert (inputs.name, inputs.labels, list(inputs.splits)) == ("beasts", ("ape", "zebra"), ["train"])
+    assert inputs["train"].labels is None
+    assert inputs["train"].inputs == task["train"].inputs
+    with pytest.raises(IncompatibleError, match="labels of task 'beasts' are not those of its expert"):
+        read_inputs(path, name="beasts", labels=("ape", "cow"), split="train")
+    gap = [{**row, "label": ""} if number == 3 else row for number, row in enumerate(rows(20, 4))]
+    with pytest.raises(CheckpointError, match="has no whole number or name as 'label'"):
+        read_task(write(tmp_path / "b.csv", gap), unlabelled=NAMES)
+
+
+def test_a_file_per_split_some_with_labels(tmp_path: Path, rows: Callable[..., Any], write: Write) -> None:
+    write(tmp_path / "train.csv", rows(20, 0))
+    write(tmp_path / "test.csv", bare(rows(0, 4)))
+    task = read_task(tmp_path, unlabelled=NAMES)
+    assert task["train"].labels is not None
+    assert task["test"].labels is None
+
+
+def test_some_inputs_are_drawn_and_no_others_are_opened() -> None:
+    opened: list[int] = []
+
+    def load(key: int) -> str:
+        opened.append(key)
+        return f"text {key}"
+
+    task = Task("t", NAMES, "text", {"train": Examples(Lazy(range(50), load), None, "train")})
+
+    def drawn(limit: int, seed: int = 0) -> list[str]:
+        return list(read_inputs(task, name="t", labels=NAMES, split="train", limit=limit, seed=seed)["train"].inputs)
+
+    first = drawn(7)
+    assert first == [f"text {key}" for key in opened] == [f"text {key}" for key in sorted(opened)]
+    assert [len(drawn(limit)) for limit in (1, 7, 49, 50, 99)] == [1, 7, 49, 50, 50]
+    assert set(first) < set(drawn(20))
+    assert first != drawn(7, seed=1)
+
+
+def test_inputs_as_objects(tmp_path: Path, picture: Callable[..., Path]) -> None:
+    from PIL import Image
+
+    path = picture(tmp_path / "a.png", (1, 2, 3))
+    pixels = np.full((3, 4, 3), (1, 2, 3), np.uint8)
+    items = [path, str(path), Image.open(path), pixels]
+    tasks = unlabelled_tasks({"t": items}, {"t": NAMES}, "image", split="train")
+    assert all(np.array_equal(item, pixels) for item in tasks["t"]["train"].inputs)
+    with pytest.raises(RecipeError, match="reads texts, got int; give strings"):
+        unlabelled_tasks({"t": ["a", 3]}, {"t": NAMES}, "text", split="train")
+    with pytest.raises(RecipeError, match="an image must be a path, a PIL image or uint8 pixels"):
+        as_input(np.zeros((3, 4)), "image")

@@ -18,6 +18,7 @@ def test_few_shot_is_balanced_and_sorted() -> None:
     assert np.bincount(LABELS[places]).tolist() == [3, 3, 3]
     assert places.tolist() == sorted(set(places.tolist()))
     assert places.dtype == np.int64
+    assert np.bincount(LABELS[few_shot(LABELS, 6, seed=0, allow_fewer=True)]).tolist() == [5, 6, 3]
 
 
 def test_the_same_seed_gives_the_same_places_whatever_the_global_state() -> None:
@@ -27,18 +28,16 @@ def test_the_same_seed_gives_the_same_places_whatever_the_global_state() -> None
     assert any(few_shot(LABELS, 2, seed=seed).tolist() != first[0] for seed in range(3))
 
 
-def test_more_shots_contain_fewer() -> None:
+def test_larger_choices_contain_smaller_ones() -> None:
     assert set(few_shot(LABELS, 1, seed=5)) < set(few_shot(LABELS, 3, seed=5))
     assert set(share(40, 0.1, seed=5)) < set(share(40, 0.5, seed=5))
+    assert [len(share(1000, 0.05, seed=0)), len(share(3, 0.01, seed=0))] == [50, 1]
+    assert share(4, 1.0, seed=0).tolist() == [0, 1, 2, 3]
 
 
-def test_too_few_examples() -> None:
+def test_refused() -> None:
     with pytest.raises(RecipeError, match=r"class 2 has 3 examples, fewer than 4 shots \(1 of 3 classes .* at most 3"):
         few_shot(LABELS, 4, seed=0)
-    assert np.bincount(LABELS[few_shot(LABELS, 6, seed=0, allow_fewer=True)]).tolist() == [5, 6, 3]
-
-
-def test_nonsense() -> None:
     with pytest.raises(RecipeError, match="at least 1, got 0"):
         few_shot(LABELS, 0, seed=0)
     with pytest.raises(RecipeError, match="must not be negative, got -1"):
@@ -46,12 +45,6 @@ def test_nonsense() -> None:
     for ratio, count in ((0.0, 5), (1.5, 5), (0.5, 0)):
         with pytest.raises(RecipeError, match=f"above 0 and at most 1 .*, got {ratio} of {count}"):
             share(count, ratio, seed=0)
-
-
-def test_share() -> None:
-    assert len(share(1000, 0.05, seed=0)) == 50
-    assert len(share(3, 0.01, seed=0)) == 1
-    assert share(4, 1.0, seed=0).tolist() == [0, 1, 2, 3]
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(0, 60), st.integers(0, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +18,10 @@ from orthomerge.data.reading import read_task
 Row = dict[str, Any]
 Rows = Callable[..., list[Row]]
 Write = Callable[[Path, Sequence[Row]], Path]
-NAMES = [f"reviews{kind}{packed}" for kind in (".jsonl", ".json", ".csv", ".tsv", ".parquet") for packed in ("", ".gz")]
+PACKED = [f"reviews{kind}{packed}" for kind in (".jsonl", ".json", ".csv", ".tsv") for packed in ("", ".gz")]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*PACKED, "reviews.parquet"])
 def test_round_trip(name: str, tmp_path: Path, rows: Rows, write: Write) -> None:
     task = read_task(write(tmp_path / name, rows()), validation=0)
     assert (task.name, task.modality, task.labels) == ("reviews", "text", ("zebra", "ape"))
@@ -33,26 +32,27 @@ def test_round_trip(name: str, tmp_path: Path, rows: Rows, write: Write) -> None
     assert labels.tolist() == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_names_alone_are_sorted(name: str, tmp_path: Path, rows: Rows, write: Write) -> None:
+def test_names_alone_are_sorted(tmp_path: Path, rows: Rows, write: Write) -> None:
     named = [{"text": row["text"], "label": row["label_name"]} for row in rows()]
-    task = read_task(write(tmp_path / name, named))
+    task = read_task(write(tmp_path / "a.csv", named))
     assert task.labels == ("ape", "zebra")
     assert list(task.splits) == ["train", "val"]
 
 
-@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".tsv", ".parquet"])
-def test_a_folder_with_a_file_a_split(kind: str, tmp_path: Path, rows: Rows, write: Write) -> None:
-    for name, split in (("train", "train"), ("dev", "train"), ("test", "test")):
-        write(tmp_path / f"{name}{kind}", [row | {"split": "valid" if name == "dev" else split} for row in rows(4, 2)])
+def test_a_folder_with_a_file_per_split(tmp_path: Path, rows: Rows, write: Write) -> None:
+    for name, split in (("train.csv", "train"), ("dev.csv", "valid"), ("test.csv", "test")):
+        write(tmp_path / name, [row | {"split": split} for row in rows(4, 2)])
     (tmp_path / "README.md").write_text("not a table")
     task = read_task(tmp_path)
     assert task.name == tmp_path.name
     assert {split: len(examples) for split, examples in task.splits.items()} == {"train": 6, "val": 6, "test": 6}
     assert all(examples.split == split for split, examples in task.splits.items())
+    write(tmp_path / "train.jsonl", rows())
+    with pytest.raises(CheckpointError, match=r"must be one file, .* got 'train.csv', 'train.jsonl'"):
+        read_task(tmp_path)
 
 
-def test_files_by_split(tmp_path: Path, rows: Rows, write: Write) -> None:
+def test_files_by_split(tmp_path: Path, write: Write) -> None:
     one = write(tmp_path / "a.csv", [{"text": "x", "label": "no"}, {"text": "y", "label": "yes"}])
     two = write(tmp_path / "b.jsonl", [{"text": "z", "label": "yes"}])
     task = read_task({"train": one, "validation": str(two)})
@@ -60,15 +60,12 @@ def test_files_by_split(tmp_path: Path, rows: Rows, write: Write) -> None:
     assert list(task["val"].inputs) == ["z"]
     with pytest.raises(RecipeError, match="has no 'test' split"):
         task["test"]
+    for files in ({}, {"trian": "a.csv"}, {"val": "a.csv", "dev": "b.csv"}):
+        with pytest.raises(RecipeError, match="files must be given for train, val and test"):
+            read_task(files)
 
 
-@pytest.mark.parametrize("files", [{}, {"trian": "a.csv"}, {"val": "a.csv", "dev": "b.csv"}])
-def test_files_of_unknown_splits(files: dict[str, str]) -> None:
-    with pytest.raises(RecipeError, match="files must be given for train, val and test"):
-        read_task(files)
-
-
-def test_a_file_called_after_a_split_is_that_split(tmp_path: Path, rows: Rows, write: Write) -> None:
+def test_a_file_called_after_a_split_is_that_split(tmp_path: Path, write: Write) -> None:
     task = read_task(write(tmp_path / "test.csv", [{"text": "x", "label": 0}, {"text": "y", "label": 1}]))
     assert (task.name, list(task.splits)) == (tmp_path.name, ["test"])
 
@@ -79,13 +76,6 @@ def test_shards_in_order(tmp_path: Path, rows: Rows, write: Write) -> None:
     assert list(read_task(tmp_path, validation=0)["train"].inputs) == ["train 0", "train 1"] * 2 + ["train 2"]
     (tmp_path / "train-00000-of-00002.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"the train split must be one file, or all shards of one"):
-        read_task(tmp_path)
-
-
-def test_two_files_for_one_split(tmp_path: Path, rows: Rows, write: Write) -> None:
-    write(tmp_path / "train.csv", rows())
-    write(tmp_path / "train.jsonl", rows())
-    with pytest.raises(CheckpointError, match=r"must be one file, .* got 'train.csv', 'train.jsonl'"):
         read_task(tmp_path)
 
 
@@ -111,32 +101,34 @@ def test_the_split_column_can_be_ignored(tmp_path: Path, rows: Rows, write: Writ
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).filter(lambda text: text.strip() != "")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(texts, min_size=2, max_size=5))
-def test_any_text_survives(tmp_path: Path, write: Write, found: list[str]) -> None:
-    given_rows = [{"text": text, "label": n % 2} for n, text in enumerate(found)]
-    for name in ("a.jsonl", "a.csv", "a.csv.gz"):
-        assert list(read_task(write(tmp_path / name, given_rows), validation=0)["train"].inputs) == found
+def test_any_text_survives(tmp_path: Path, write: Write, inputs: list[str]) -> None:
+    given_rows = [{"text": text, "label": n % 2} for n, text in enumerate(inputs)]
+    for name in ("a.jsonl", "a.csv"):
+        assert list(read_task(write(tmp_path / name, given_rows), validation=0)["train"].inputs) == inputs
 
 
-def test_a_tsv_has_no_quoting(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text('text\tlabel\n"so\t0\nit" is\t1\n')
-    assert list(read_task(tmp_path / "a.tsv", validation=0)["train"].inputs) == ['"so', 'it" is']
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("a.tsv", b'text\tlabel\n"so\t0\nit" is\t1\n', ['"so', 'it" is']),  # no quoting
+        ("a.csv", b"\xef\xbb\xbftext,label\r\n\r\nx,0\r\ny,1\r\n\r\n", ["x", "y"]),
+        (
+            "a.jsonl",
+            b'\xef\xbb\xbf{"text": "x", "label": 0}\n\n{"text": "y", "label": 1}\n{"text": "z", "label": 1}',
+            ["x", "y", "z"],
+        ),
+    ],
+)
+def test_quotes_byte_order_marks_and_blank_lines(name: str, data: bytes, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert list(read_task(tmp_path / name, validation=0)["train"].inputs) == expected
 
 
-def test_byte_order_mark_and_blank_lines(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext,label\r\n\r\nx,0\r\ny,1\r\n\r\n")
-    assert list(read_task(tmp_path / "a.csv", validation=0)["train"].inputs) == ["x", "y"]
-    (tmp_path / "a.jsonl").write_bytes(
-        b'\xef\xbb\xbf{"text": "x", "label": 0}\n\n{"text": "y", "label": 1}\n'  # the last line may or may not end
-        b'{"text": "z", "label": 1}'
-    )
-    assert list(read_task(tmp_path / "a.jsonl", validation=0)["train"].inputs) == ["x", "y", "z"]
-
-
-def bad(path: Path, *lines_: object) -> Path:
+def after_two_rows(path: Path, *lines: object) -> Path:
     good = [{"text": "x", "label": 0, "split": "train"}, {"text": "y", "label": 1, "split": "train"}]
-    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in (*good, *lines_)))
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in (*good, *lines)))
     return path
 
 
@@ -149,7 +141,6 @@ def bad(path: Path, *lines_: object) -> Path:
         ({"text": "x", "split": "train"}, "line 3 has no whole number or name as 'label' but None"),
         ({"text": "x", "label": True, "split": "train"}, "line 3 has no whole number or name as 'label' but True"),
         ({"text": "x", "label": 0.5, "split": "train"}, "line 3 has no whole number or name as 'label' but 0.5"),
-        ({"text": 7, "label": 0, "split": "train"}, "line 3 has no text as 'text' but 7"),
         ({"text": list(range(99)), "label": 0, "split": "train"}, r"line 3 has no text as 'text' but \[0, 1.*\.\.\."),
         ({"text": " \t", "label": 0, "split": "train"}, "line 3 has an empty 'text'"),
         ({"text": "x", "label": 0, "split": "trian"}, "line 3 has split 'trian', which must be train, val or test"),
@@ -158,22 +149,22 @@ def bad(path: Path, *lines_: object) -> Path:
 )
 def test_bad_rows(line: object, message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"a.jsonl has 1 bad row: {message}"):
-        read_task(bad(tmp_path / "a.jsonl", line))
+        read_task(after_two_rows(tmp_path / "a.jsonl", line))
 
 
 def test_bad_rows_are_counted(tmp_path: Path) -> None:
-    told = r"has 5 bad rows: line 3 .*; line 4 .*; line 5 .*; and 2 more; correct them"
-    with pytest.raises(CheckpointError, match=told):
-        read_task(bad(tmp_path / "a.jsonl", *["{"] * 5))
+    message = r"has 5 bad rows: line 3 .*; line 4 .*; line 5 .*; and 2 more; correct them"
+    with pytest.raises(CheckpointError, match=message):
+        read_task(after_two_rows(tmp_path / "a.jsonl", *["{"] * 5))
 
 
 def test_empty_texts_may_be_kept(tmp_path: Path) -> None:
-    path = bad(tmp_path / "a.jsonl", {"text": "", "label": 0, "split": "train"})
+    path = after_two_rows(tmp_path / "a.jsonl", {"text": "", "label": 0, "split": "train"})
     assert list(read_task(path, keep_empty=True, validation=0)["train"].inputs) == ["x", "y", ""]
 
 
 def test_a_row_of_another_split_than_its_file(tmp_path: Path) -> None:
-    bad(tmp_path / "train.jsonl", {"text": "z", "label": 0, "split": "test"})
+    after_two_rows(tmp_path / "train.jsonl", {"text": "z", "label": 0, "split": "test"})
     with pytest.raises(CheckpointError, match="line 3 says split 'test' in the file of train"):
         read_task(tmp_path)
 
@@ -182,44 +173,33 @@ def test_a_label_with_two_names(tmp_path: Path, rows: Rows, write: Write) -> Non
     given_rows = rows()
     given_rows[4]["label_name"] = "horse"
     given_rows[5]["label_name"] = ""
-    with pytest.raises(
-        CheckpointError,
-        match=r"line 5 calls label 0 'horse', which was 'zebra' before; line 6 has no name as 'label_name' but ''",
-    ):
+    message = r"line 5 calls label 0 'horse', which was 'zebra' before; line 6 has no name as 'label_name' but ''"
+    with pytest.raises(CheckpointError, match=message):
         read_task(write(tmp_path / "a.jsonl", given_rows))
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "data", "message"),
     [
-        ("text,label\nx,0\ny\nz,1,2\n", "2 bad rows: line 3 has 1 columns instead of 2; line 4 has 3 columns"),
-        ("text,label,text\nx,0,y\n", "has two columns called 'text'"),
-        ('text,label\n"x,0\ny,1\n', r"line 3 is not valid: unexpected end of data"),
-        ('text,label\n"x"y,0\n', r"line 2 is not valid: ',' expected after '\"'"),
-        (f"text,label\n{'x' * 200_000},0\n", r"line 2 is not valid: field larger than field limit"),
-        ("", "is empty: it has no rows"),
-        ("text,label\n", "is empty: it has no rows"),
+        ("a.csv", "text,label\nx,0\ny\nz,1,2\n", "2 bad rows: line 3 has 1 columns instead of 2; line 4 has 3 columns"),
+        ("a.csv", "text,label,text\nx,0,y\n", "has two columns called 'text'"),
+        ("a.csv", 'text,label\n"x,0\ny,1\n', r"line 3 is not valid: unexpected end of data"),
+        ("a.csv", 'text,label\n"x"y,0\n', r"line 2 is not valid: ',' expected after '\"'"),
+        ("a.csv", f"text,label\n{'x' * 200_000},0\n", r"line 2 is not valid: field larger than field limit"),
+        ("a.csv", "", "is empty: it has no rows"),
+        ("a.csv", "text,label\n", "is empty: it has no rows"),
+        ("a.csv", b"text,label\ncaf\xe9,0\n", r"a.csv line 2 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x", "label": 0}\n{"text": "caf\xe9", "label": 0}\n', r"line 2 is not valid JSON"),
+        ("a.json", '[{"text": "x", "label": 0}]', r"must hold one JSON object per line, got a list; .*jq"),
+        ("a.csv.gz", b"plain", r"cannot read .*: Not a gzipped file"),
+        ("a.parquet", b"plain", r"a.parquet cannot be read as parquet"),
+        ("a.parquet.gz", b"plain", r"is no table: .* and .gz if it is gzipped \(parquet must not be\)"),
     ],
 )
-def test_bad_csv(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(text)
+def test_bad_files(name: str, data: str | bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
     with pytest.raises(CheckpointError, match=message):
-        read_task(tmp_path / "a.csv")
-
-
-def test_not_utf8(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"text,label\ncaf\xe9,0\n")
-    with pytest.raises(CheckpointError, match=r"a.csv line 2 is not UTF-8"):
-        read_task(tmp_path / "a.csv")
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "x", "label": 0}\n{"text": "caf\xe9", "label": 0}\n')
-    with pytest.raises(CheckpointError, match=r"line 2 is not valid JSON"):
-        read_task(tmp_path / "a.jsonl")
-
-
-def test_a_json_list(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('[{"text": "x", "label": 0}]')
-    with pytest.raises(CheckpointError, match=r"must hold one JSON object per line, got a list; .*jq"):
-        read_task(tmp_path / "a.json")
+        read_task(tmp_path / name)
 
 
 def test_lines_and_files_are_bounded(tmp_path: Path, rows: Rows, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,18 +213,18 @@ def test_lines_and_files_are_bounded(tmp_path: Path, rows: Rows, write: Write, m
         read_task(path)
 
 
-def test_damaged_gzip(tmp_path: Path, rows: Rows, write: Write) -> None:
-    path = write(tmp_path / "a.jsonl.gz", rows())
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20])
-    with pytest.raises(CheckpointError, match=r"cannot read .*a.jsonl.gz: Compressed file ended"):
-        read_task(path)
-    path.write_bytes(b"plain")
-    with pytest.raises(CheckpointError, match=r"cannot read .*: Not a gzipped file"):
-        read_task(path)
-    path.write_bytes(whole[:15] + bytes(8) + whole[23:])
-    with pytest.raises(CheckpointError, match=r"cannot read"):
-        read_task(path)
+def test_damaged_files(tmp_path: Path, rows: Rows, write: Write) -> None:
+    packed, parquet = write(tmp_path / "a.jsonl.gz", rows()), write(tmp_path / "a.parquet", rows(2000))
+    whole, content = packed.read_bytes(), parquet.read_bytes()
+    for path, data, message in (
+        (packed, whole[:-20], r"cannot read .*a.jsonl.gz: Compressed file ended"),
+        (packed, whole[:15] + bytes(8) + whole[23:], r"cannot read"),
+        (parquet, content[:-9], r"a.parquet cannot be read as parquet"),
+        (parquet, content[:4] + b"\xff" * 100 + content[104:], r"a.parquet cannot be read as parquet"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=message):
+            read_task(path)
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
@@ -253,21 +233,6 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
         read_task({"train": tmp_path / "a.xlsx"})
     with pytest.raises(CheckpointError, match=r"b.csv does not exist or is not a plain file"):
         read_task({"train": tmp_path / "b.csv"})
-
-
-def test_damaged_parquet(tmp_path: Path, write: Write, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.parquet", rows(2000))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
-    with pytest.raises(CheckpointError, match=r"a.parquet cannot be read as parquet"):
-        read_task(path)
-    path.write_bytes(whole[:4] + b"\xff" * 100 + whole[104:])
-    with pytest.raises(CheckpointError, match=r"a.parquet cannot be read as parquet"):
-        read_task(path)
-    (tmp_path / "b.parquet.gz").write_bytes(gzip.compress(whole))
-    monkeypatch.setattr(module, "_MOST_PARQUET", 99)
-    with pytest.raises(CheckpointError, match=r"unpacks to more than 99 bytes"):
-        read_task(tmp_path / "b.parquet.gz")
 
 
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,15 @@ def test_commands_in_running_text_are_there(page: Path) -> None:
             assert {word for word in rest if word.startswith("--")} <= known, code
 
 
+def test_files_that_contributors_open_exist() -> None:
+    names = re.findall(r"`([\w/]+\.(?:py|md))`", (ROOT / "CONTRIBUTING.md").read_text())
+    paths = [name for name in names if "/" in name and "NAME" not in name]
+    assert len(paths) > 30
+    assert [
+        path for path in paths if not any((root / path).is_file() for root in (ROOT, ROOT / "src/orthomerge"))
+    ] == []
+
+
 def test_a_wrong_option_would_be_found() -> None:
     with pytest.raises(Exception, match="--experts"):
         check_call(["merge", "--experts", "a=b"])

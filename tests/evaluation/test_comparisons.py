@@ -67,6 +67,13 @@ def three(folder: Path) -> None:
     add(folder, "level", {"a": right((1, 301)), "b": right((0, 299))}, **CURRENT)
 
 
+def pair(folder: Path, **way: Any) -> Path:
+    """One method with 100 right of 400, and another with 200."""
+    add(folder, "one", {"a": right((0, 100))}, **(way or CURRENT))
+    add(folder, "other", {"a": right((0, 200))}, **(way or CURRENT))
+    return folder
+
+
 def test_by_hand(tmp_path: Path) -> None:
     three(tmp_path)
     low, level = compare_run(tmp_path)
@@ -192,31 +199,26 @@ def test_joint_label_spaces(tmp_path: Path) -> None:
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     three(tmp_path)
-    add(tmp_path, "one", {"a": right((0, 100))}, **{**KNN, "options": {"l2": 1.5}})
-    add(tmp_path, "other", {"a": right((0, 200))}, **{**KNN, "options": {"l2": 1.5}})
-    found = compare_run(tmp_path)
+    found = compare_run(pair(tmp_path, **KNN, options={"l2": 1.5}))
     path = tmp_path / "comparisons.json"
     path.write_text(json.dumps([asdict(item) for item in found]))
     assert read_comparisons(path) == found
     assert isinstance(read_comparisons(path)[0], Comparison)
     with pytest.raises(CheckpointError, match=r"cannot read .*gone"):
         read_comparisons(tmp_path / "gone")
-    path.write_text("[")
-    with pytest.raises(CheckpointError, match=r"comparisons.json is not JSON"):
-        read_comparisons(path)
-    path.write_text("{}")
-    with pytest.raises(CheckpointError, match="must be a list of comparisons, got dict"):
-        read_comparisons(path)
-    path.write_text('[{"method": "one"}]')
-    with pytest.raises(RecipeError, match="item 1: 'reference' is missing"):
-        read_comparisons(path)
+    for text, message in (
+        ("[", "comparisons.json is not JSON"),
+        ("{}", "must be a list of comparisons, got dict"),
+        ('[{"method": "one"}]', "item 1: 'reference' is missing"),
+    ):
+        path.write_text(text)
+        with pytest.raises((CheckpointError, RecipeError), match=message):
+            read_comparisons(path)
 
 
 def test_tables(tmp_path: Path) -> None:
     three(tmp_path)
-    add(tmp_path, "one", {"a": right((0, 100))}, **KNN)
-    add(tmp_path, "other", {"a": right((0, 200))}, **KNN)
-    current, knn = comparison_tables(compare_run(tmp_path))
+    current, knn = comparison_tables(compare_run(pair(tmp_path, **KNN)))
     assert (current.title, knn.title) == (
         "Against high: current (data-free)",
         "Against other: knn, 5/class (inductive)",
@@ -229,47 +231,43 @@ def test_tables(tmp_path: Path) -> None:
     assert "Comparable: the difference is less than 1 either way" in current.note
 
 
-def only_record(folder: Path, **change: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"value": 0.5}, r"0.npz holds 100 hits of 400 inputs, but .* says 0.5000 of 400"),
+        ({"predictions": None}, "keeps no predictions of 'one' on 'a'; evaluate again"),
+        ({"predictions": "predictions/gone.npz"}, r"cannot read .*gone.npz: No such file"),
+    ],
+)
+def test_records_that_do_not_fit_their_predictions(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = pair(tmp_path)
     records = read_records(folder / "records.jsonl")
     write_records(folder / "records.jsonl", [replace(records[0], **change), *records[1:]])
+    with pytest.raises((CheckpointError, IncompatibleError), match=message):
+        compare_run(folder)
 
 
-def test_folders_that_do_not_hold_together(tmp_path: Path) -> None:
-    def made(name: str) -> Path:
-        add(tmp_path / name, "one", {"a": right((0, 100))}, **CURRENT)
-        add(tmp_path / name, "other", {"a": right((0, 200))}, **CURRENT)
-        return tmp_path / name
-
-    folder = made("value")
-    only_record(folder, value=0.5)
-    with pytest.raises(IncompatibleError, match=r"0.npz holds 100 hits of 400 inputs, but .* says 0.5000 of 400"):
-        compare_run(folder)
-    folder = made("none")
-    only_record(folder, predictions=None)
-    with pytest.raises(CheckpointError, match="keeps no predictions of 'one' on 'a'; evaluate again"):
-        compare_run(folder)
-    folder = made("gone")
-    (folder / "predictions/0.npz").unlink()
-    with pytest.raises(CheckpointError, match=r"cannot read .*0.npz: No such file"):
-        compare_run(folder)
-    folder = made("damaged")
+def test_predictions_that_are_damaged(tmp_path: Path) -> None:
+    folder = pair(tmp_path)
+    path = folder / "predictions/0.npz"
     for content in (b"", b"PK\x03\x04 and no more", b"plain text"):
-        (folder / "predictions/0.npz").write_bytes(content)
+        path.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"0.npz is damaged: .*; evaluate again"):
             compare_run(folder)
-    np.savez_compressed(folder / "predictions/0.npz", predicted=np.zeros(N), truth=np.zeros(N - 1))
-    with pytest.raises(CheckpointError, match=r"0.npz is damaged: \(400,\) predictions, \(399,\) labels"):
-        compare_run(folder)
-    folder = made("old")
-    np.savez_compressed(folder / "predictions/0.npz", predicted=np.zeros(N))
-    with pytest.raises(CheckpointError, match=r"0.npz does not hold the truth; evaluate again with this version"):
-        compare_run(folder)
-    folder = made("other inputs")
     truth = np.zeros(N, dtype=int)
-    np.savez_compressed(folder / "predictions/0.npz", predicted=np.where(np.arange(N) < 100, 0, 1), truth=truth)
-    with pytest.raises(IncompatibleError, match="'one' and 'other' were not scored on the same inputs of 'a'"):
-        compare_run(folder)
-    folder = made("twice")
+    arrays: list[tuple[str, dict[str, Any]]] = [
+        (r"0.npz is damaged: \(400,\) predictions, \(399,\) labels", {"truth": np.zeros(N - 1)}),
+        (r"0.npz does not hold the truth; evaluate again with this version", {}),
+        ("'one' and 'other' were not scored on the same inputs of 'a'", {"truth": truth}),
+    ]
+    for message, more in arrays:
+        np.savez_compressed(path, predicted=np.where(np.arange(N) < 100, 0, 1), **more)
+        with pytest.raises((CheckpointError, IncompatibleError), match=message):
+            compare_run(folder)
+
+
+def test_two_records_of_one_seed(tmp_path: Path) -> None:
+    folder = pair(tmp_path)
     records = read_records(folder / "records.jsonl")
     write_records(folder / "records.jsonl", [*records, records[0]])
     with pytest.raises(IncompatibleError, match="two records of 'one' on 'a' under current have seed 0"):

@@ -1,4 +1,4 @@
-"""Forgetting: worked out by hand on two weights, and the same as real merges on a small model."""
+"""Forgetting and analogies: worked out by hand on two weights, and the same as real merges on a small model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, without_labels
 from tests.evaluation.test_scale import Said
 
+from orthomerge.api.analogy import analogy
 from orthomerge.api.negate import negate
+from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Modality, Split, Task
-from orthomerge.evaluation.editing import Negation, NegationPoint, base_heads, search_negation
+from orthomerge.evaluation.editing import (
+    Analogy,
+    AnalogyPoint,
+    Form,
+    Negation,
+    NegationPoint,
+    base_heads,
+    search_analogy,
+    search_negation,
+)
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import counted, predict, wilson
 from orthomerge.evaluation.span import Span, arithmetic, span_of
@@ -49,7 +60,7 @@ class Pairs:
         return "pairs"
 
 
-def by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
+def span_by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
     skeleton = Skeleton(Scaled(), {"weight": "weight"}, {"weight": Spec((2,), "F32")})
     tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
@@ -85,20 +96,20 @@ def half(place: int, yes: Sequence[float]) -> tuple[list[list[float]], list[int]
 TARGET = task_of("target", {"val": half(0, [0.6, 0.7, 0.8, 1.0]), "test": half(0, [0.9, 0.9, 0.7, 1.0])})
 CONTROL = task_of("control", {"val": half(1, [0.6, 0.65, *[1.0] * 8]), "test": half(1, [0.6, 0.6, 0.6, 1.0])})
 HEADS = {"target": threshold(1, 0), "control": threshold(0, 1)}
-GRID = (0.2, 0.4, 0.6, 0.8)
+LINE = ((1, 1), (-1, -0.5))
 
 
-def searched(
-    span: Span, *tasks: Task, grid: Sequence[float] = GRID, heads: Mapping[str, Head] = HEADS, **more: Any
+def negated(
+    span: Span, *tasks: Task, grid: Sequence[float] = (0.2, 0.4, 0.6, 0.8), heads: Any = HEADS, **more: Any
 ) -> Negation:
     return search_negation(span, heads, pairs_of(*(tasks or (TARGET, CONTROL))), target="target", grid=grid, **more)
 
 
-def test_by_hand() -> None:
+def test_negation_by_hand() -> None:
     # Weights (1 - s, 1 - s / 2). At 0.4 the target's 0.6, 0.7 and 0.8 fall to 0.48 and less, below the head's 0.5, and
     # of the control's twenty only the 0.6 does: 95 %. At 0.6 its 0.65 falls too.
     said = Said()
-    found = searched(by_hand((1, 1), (-1, -0.5)), progress=said, title="minus target")
+    found = negated(span_by_hand(*LINE), progress=said, title="minus target")
     assert found.curve == (
         NegationPoint(0.0, 8 / 8, 20 / 20),
         NegationPoint(0.2, 7 / 8, 20 / 20),
@@ -111,63 +122,70 @@ def test_by_hand() -> None:
     # On test inputs at 0.4: of the target only the 0.7 falls (to 0.42), of the control three 0.6 of eight inputs do.
     assert (found.base["target"].value, found.edited["target"].value) == (1.0, 7 / 8)
     assert (found.edited["target"].low, found.edited["target"].high) == wilson(7, 8)
-    assert found.edited["control"].value == 5 / 8
-    assert found.kept == 5 / 8
+    assert found.edited["control"].value == found.kept == 5 / 8
     assert found.controls == ("control",)
 
 
 @pytest.mark.parametrize(("keep", "scale"), [(1.0, 0.2), (0.95, 0.4), (0.9, 0.6), (0.1, 0.6)])
 def test_how_much_to_keep_and_the_smaller_of_equals(keep: float, scale: float) -> None:
-    assert searched(by_hand((1, 1), (-1, -0.5)), keep=keep).scale == scale
+    assert negated(span_by_hand(*LINE), keep=keep).scale == scale
 
 
-def test_no_scale_keeps_the_control() -> None:
-    found = searched(by_hand((1, 1), (-1, -10)))
+def test_no_scale_keeps_the_control_or_none_forgets() -> None:
+    found = negated(span_by_hand((1, 1), (-1, -10)))
     assert found.scale == 0.0
     assert found.edited == found.base
     assert found.kept == 1.0
     assert min(point.target for point in found.curve) == 0.5  # it was there to be had
-
-
-def test_nothing_is_forgotten() -> None:
-    assert searched(by_hand((1, 1), (1, 0))).scale == 0.0
+    assert negated(span_by_hand((1, 1), (1, 0))).scale == 0.0
 
 
 def test_several_controls_are_one() -> None:
     """One control falls to 18 of 20 and another stays whole: 95 % in the mean."""
     other = task_of("other", {"val": half(1, [1.0] * 10), "test": half(1, [1.0] * 4)})
-    heads = {**HEADS, "other": threshold(0, 1)}
-    found = searched(by_hand((1, 1), (-1, -0.5)), TARGET, CONTROL, other, heads=heads)
+    found = negated(span_by_hand(*LINE), TARGET, CONTROL, other, heads={**HEADS, "other": threshold(0, 1)})
     assert found.curve[3].control == pytest.approx(0.95)
     assert found.scale == 0.6
     assert found.controls == ("control", "other")
     assert found.kept == pytest.approx((5 / 8 + 1) / 2)
 
 
-def test_a_control_that_the_base_cannot_do() -> None:
+def test_what_cannot_be_negated(toy: Toy) -> None:
+    blind = [
+        replace(CONTROL, splits={**CONTROL.splits, split: CONTROL[split].unlabelled()}) for split in ("val", "test")
+    ]
+    cases: list[tuple[str, Sequence[Task], dict[str, Any]]] = [
+        (r"positive numbers, got -0\.1", (), {"grid": (-0.1,)}),
+        (r"share of the control to keep must be in \(0, 1\], got 0", (), {"keep": 0.0}),
+        (r"share of the control to keep must be in \(0, 1\], got 1\.1", (), {"keep": 1.1}),
+        ("needs the head of 'target', which is to be forgotten", (), {"heads": {"target": HEADS["target"]}}),
+        ("needs the head of 'target', which is to be forgotten", (), {"heads": {"control": HEADS["control"]}}),
+        ("val split of 'control' has no labels", (TARGET, blind[0]), {}),
+        ("test split of 'control' has no labels", (TARGET, blind[1]), {}),
+        ("there is no data of 'control'", (TARGET,), {}),
+    ]
+    for message, tasks, more in cases:
+        with pytest.raises(RecipeError, match=message):
+            negated(span_by_hand(*LINE), *tasks, **more)
     with pytest.raises(RecipeError, match=r"base gets 50\.0% of the control 'control'.*class alone is 50\.0%.*choose"):
-        searched(by_hand((1, 0), (-1, 0)))
+        negated(span_by_hand((1, 0), (-1, 0)))
+    where, more_data = toy.tasks["where"], {**toy.tasks, "other": toy.tasks["where"]}
+    verb: list[tuple[str, str, dict[str, Task], Any]] = [
+        (r"task vector of 'other' is wanted.*did you mean 'where'", "other", {"other": where, "where": where}, "probe"),
+        ("no data of 'brigth'; give --data brigth=PATH", "brigth", toy.tasks, "probe"),
+        (r"unknown heads 'prob'; did you mean 'probe'", "bright", toy.tasks, "prob"),
+        ("reads 'other' by its expert's head; give its expert too", "bright", more_data, "expert"),
+    ]
+    for message, target, data, heads in verb:
+        with pytest.raises(RecipeError, match=message):
+            negate(toy.experts, target, data, heads=heads)
 
 
-def test_mistakes() -> None:
-    span = by_hand((1, 1), (-1, -0.5))
-    with pytest.raises(RecipeError, match=r"positive numbers, got -0\.1"):
-        searched(span, grid=(-0.1,))
-    for keep in (0.0, 1.1):
-        with pytest.raises(RecipeError, match=r"share of the control to keep must be in \(0, 1\], got"):
-            searched(span, keep=keep)
-    for task in ("target", "control"):
-        with pytest.raises(RecipeError, match="needs the head of 'target', which is to be forgotten, and of a control"):
-            searched(span, heads={task: HEADS[task]})
-    for split in ("val", "test"):
-        blind = replace(CONTROL, splits={**CONTROL.splits, split: CONTROL[split].unlabelled()})
-        with pytest.raises(RecipeError, match=f"{split} split of 'control' has no labels"):
-            searched(span, TARGET, blind)
-    with pytest.raises(RecipeError, match="there is no data of 'control'"):
-        searched(span, TARGET)
+def accuracy(head: Any, values: torch.Tensor, labels: Any) -> float:
+    return counted(predict(head, values), torch.as_tensor(labels)).value
 
 
-def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
+def test_negation_is_that_of_real_merges(toy: Toy) -> None:
     result = negate(toy.experts, "bright", toy.tasks, grid=(0.3, 1.0), keep=0.6, encoding=toy.encoding)
     found, tasks = result.search, encoded(toy)
     line = span_of(arithmetic(toy.experts, {}), arithmetic(toy.experts, {"bright": -1.0}))
@@ -175,8 +193,7 @@ def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
 
     def measured(scale: float, task: str, split: Split) -> float:
         model = arithmetic(toy.experts, {"bright": 0.0 - scale})
-        labels = torch.tensor(toy.tasks[task][split].labels)
-        return counted(predict(heads[task], tasks.features(model, task, split).values), labels).value
+        return accuracy(heads[task], tasks.features(model, task, split).values, toy.tasks[task][split].labels)
 
     for point in found.curve:
         assert point.target == pytest.approx(measured(point.scale, "bright", "val"))
@@ -190,12 +207,8 @@ def test_the_curve_is_that_of_real_merges(toy: Toy) -> None:
     assert [point.scale for point in result.random.curve] == [0.0, 0.3, 1.0]
     assert result.random.curve[0] == found.curve[0]
     assert result.random.curve[1:] != found.curve[1:]
-
-
-def test_nothing_is_left_to_write_if_nothing_is_forgotten(toy: Toy) -> None:
-    result = negate(toy.experts, "bright", toy.tasks, grid=(300,), keep=1.0, encoding=toy.encoding)
-    assert result.search.scale == 0
-    assert result.model is None
+    nothing = negate(toy.experts, "bright", toy.tasks, grid=(300,), keep=1.0, encoding=toy.encoding)
+    assert (nothing.search.scale, nothing.model) == (0, None)
 
 
 def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
@@ -206,8 +219,7 @@ def test_heads_of_the_base_are_probes_on_its_train_features(toy: Toy) -> None:
     head = base_heads(span, tasks, reader)["where"]
     assert (head.labels, head.pooling) == (toy.tasks["where"].labels, "mean")
     train = span.features((0.0,), tasks, "where", "train", head)
-    assert train.labels is not None
-    assert counted(predict(head, train.values), train.labels).value > 0.9
+    assert accuracy(head, train.values, train.labels) > 0.9
     with pytest.raises(RecipeError, match="train split of 'where' has no labels"):
         base_heads(span, encoded(toy, tasks=without_labels(toy, "train")), reader)
 
@@ -216,21 +228,94 @@ def test_heads_of_the_experts(toy: Toy) -> None:
     """A probe needs no expert of its task, an expert's head does."""
     found = negate(toy.experts, "bright", toy.tasks, heads="expert", grid=(0.3,), encoding=toy.encoding).search
     base = toy.experts.base.with_heads(toy.experts.heads)
-    for task, score in found.base.items():
-        predicted = predict(base.head(task), encoded(toy).features(base, task, "test").values)
-        assert score.value == counted(predicted, torch.tensor(toy.tasks[task]["test"].labels)).value
+    assert {task: score.value for task, score in found.base.items()} == {
+        task: encoded(toy).score(base, task, "test").value for task in ("bright", "where")
+    }
     more = {**toy.tasks, "other": toy.tasks["where"]}
-    with pytest.raises(RecipeError, match="reads 'other' by its expert's head; give --expert other=PATH"):
-        negate(toy.experts, "bright", more, heads="expert")
     found = negate(toy.experts, "bright", more, grid=(0.3,), keep=0.1, encoding=toy.encoding).search
     assert found.controls == ("where", "other")
     assert found.base["other"] == found.base["where"]
 
 
-def test_what_cannot_be_negated(toy: Toy) -> None:
-    with pytest.raises(RecipeError, match=r"task vector of 'other' is wanted.*did you mean 'where'"):
-        negate(toy.experts, "other", {"other": toy.tasks["where"], "where": toy.tasks["where"]})
-    with pytest.raises(RecipeError, match="no data of 'brigth'; give --data brigth=PATH"):
-        negate(toy.experts, "brigth", toy.tasks)
-    with pytest.raises(RecipeError, match=r"unknown heads 'prob'; did you mean 'probe'"):
-        negate(toy.experts, "bright", toy.tasks, heads="prob")  # type: ignore[arg-type]
+# `no` as long as the first weight is at most 0.5, `yes` as soon as the second is more.
+FOURTH = task_of(
+    "d",
+    {
+        "val": ([[1.0, 0.0], [0.0, 1.0]], [0, 1]),
+        "test": ([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [0, 0, 0, 1]),
+    },
+)
+
+
+def solved(task: Task = FOURTH, grid: Sequence[float] = (0.25, 0.75, 1.0), **more: Any) -> Analogy:
+    """Weights (scale, shift)."""
+    plane = span_by_hand((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
+    return search_analogy(plane, threshold(1, 1), pairs_of(task), task="d", grid=grid, **more)
+
+
+def test_analogy_by_hand_with_one_coefficient() -> None:
+    said = Said()
+    found = solved(progress=said, title="a:b::c")
+    # One half is right on either side of 0.5, so the base is as good as anything.
+    assert found.curve == tuple(AnalogyPoint(scale, scale, 0.5) for scale in (0.0, 0.25, 0.75, 1.0))
+    assert found.best == AnalogyPoint(0.0, 0.0, 0.5)
+    assert said.stages[2] == "a:b::c: scale 0.75, shift 0.75: 50.0"
+    assert (found.base.value, found.auxiliary.value, found.unscaled.value) == (0.75, 0.0, 0.25)
+    assert found.edited == found.base
+    assert (found.base.low, found.base.high) == wilson(3, 4)
+    assert found.expert is None
+
+
+def test_analogy_by_hand_with_two() -> None:
+    found = solved(independent=True)
+    assert len(found.curve) == 16
+    assert {(point.scale, point.shift) for point in found.curve if point.accuracy == 1.0} == {
+        (scale, shift) for scale in (0.0, 0.25) for shift in (0.75, 1.0)
+    }
+    assert (found.best.scale, found.best.shift) == (0.0, 0.75)
+    assert (found.edited.value, found.unscaled.value) == (1.0, 0.25)
+
+
+def test_forms_and_their_coefficients() -> None:
+    assert Form.parse("king:queen::man") == Form("king", "queen", "man")
+    assert Form.parse(" a : b :: c ") == Form("a", "b", "c")
+    for wrong in ("", "a:b", "a:b:c", "a::b", "a:b::", ":b::c", "a:b::c:d", "a:b::c::d"):
+        with pytest.raises(RecipeError, match=r"an analogy is written a:b::c .*, got"):
+            Form.parse(wrong)
+    assert Form("a", "b", "c").coefficients(0.5, 0.2) == {"a": -0.2, "b": 0.2, "c": 0.5}
+    assert Form("a", "b", "a").coefficients(0.5, 0.2) == pytest.approx({"a": 0.3, "b": 0.2})
+
+
+def test_analogy_is_that_of_real_merges(toy: Toy) -> None:
+    form, tasks = Form("bright", "where", "bright"), encoded(toy, tasks={"fourth": toy.tasks["bright"]})
+    places = {**{task: toy.folder / task for task in toy.tasks}, "fourth": toy.folder / "bright"}
+    experts, options = open_experts(places, base=toy.folder / "base"), {"independent": True, "encoding": toy.encoding}
+    result = analogy(experts, form, "fourth", toy.tasks["bright"], grid=(0.4, 1.0), **options)  # type: ignore[arg-type]
+    found, head = result.search, experts.heads["bright"]
+
+    def measured(scale: float, shift: float, split: Split) -> float:
+        model = arithmetic(experts, form.coefficients(scale, shift))
+        return accuracy(head, tasks.features(model, "fourth", split).values, toy.tasks["bright"][split].labels)
+
+    assert len(found.curve) == 9
+    for point in found.curve:
+        assert point.accuracy == pytest.approx(measured(point.scale, point.shift, "val"))
+    assert found.edited.value == pytest.approx(measured(found.best.scale, found.best.shift, "test"))
+    assert found.base.value == pytest.approx(measured(0.0, 0.0, "test"))
+    assert found.expert is not None
+    assert found.auxiliary == found.expert  # fine-tuned on C is C's expert, which here is the task's own
+    assert result.model is not None
+    assert result.model.tasks == ("bright", "where", "fourth")
+
+
+def test_what_is_no_analogy(toy: Toy) -> None:
+    with pytest.raises(RecipeError, match="positive numbers, got 0"):
+        solved(grid=(0, 1))
+    for split in ("val", "test"):
+        blind = replace(FOURTH, splits={**FOURTH.splits, split: FOURTH[split].unlabelled()})
+        with pytest.raises(RecipeError, match=f"{split} split of 'd' has no labels"):
+            solved(blind)
+    with pytest.raises(RecipeError, match="task vector of 'd' is wanted, but its expert was not given"):
+        analogy(toy.experts, "bright:d::where", "fourth", toy.tasks["where"])
+    with pytest.raises(RecipeError, match="'where' is one of the three of the analogy; give it a new name"):
+        analogy(toy.experts, "bright:where::bright", "where", toy.tasks["where"])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from tests.analysis.making import Toy
-from tests.evaluation.making import CURRENT, average, encoded, experts, only, scored
+from tests.evaluation.making import CURRENT, average, encoded, only, scored
 
 from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.answers import joint_labels, joint_predictions
@@ -48,17 +48,6 @@ def test_by_hand() -> None:
     predicted, truth = joint_predictions(tasks, models), joint_labels(tasks, models)  # type: ignore[arg-type]
     assert {task: places.tolist() for task, places in predicted.items()} == {"one": [0, 2], "two": [4, 0]}
     assert {task: places.tolist() for task, places in truth.items()} == {"one": [0, 1], "two": [4, 3]}
-
-
-def test_joint_only_if_one_encoder_serves_all_tasks(toy: Toy) -> None:
-    single = Subject("single", {"bright": average(toy).models["bright"]})
-    scores = scored(toy, [experts(toy), average(toy), single])
-    joint = only(scores, protocol="joint")
-    assert [(item.record.method, item.record.task) for item in joint] == [("average", "bright"), ("average", "where")]
-    for item in joint:  # the task unknown cannot be easier than the task known
-        (known,) = only(scores, method="average", protocol="current", task=item.record.task)
-        assert item.record.value <= known.record.value
-        assert item.record.access == "data-free"
 
 
 def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from orthomerge.core.errors import IncompatibleError, RecipeError
-from orthomerge.core.rows import maker_of
 from orthomerge.evaluation import knn, protocols
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.knn import Knn
 from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.evaluation.probe import Probe
-from orthomerge.evaluation.protocols import PROTOCOLS, Aligned, Current, Row, find_protocol, make_protocol
+from orthomerge.evaluation.protocols import Current, Row, find_protocol, make_protocol
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
 
@@ -153,43 +152,18 @@ def test_evidence_that_is_not_enough(name: str, support: Features | None, messag
         make_protocol(name).build(Evidence(head_of(torch.ones(3, 2)), support))
 
 
-class TestTable:
-    @pytest.mark.parametrize("name", PROTOCOLS)
-    def test_rows_tell_the_truth(self, name: str) -> None:
-        row = find_protocol(name)
-        protocol = make_protocol(name)
-        assert row.name == name
-        assert maker_of(row)() == (protocol.aligner if isinstance(protocol, Aligned) else protocol)
-        assert row.needs == protocol.needs
-        assert row.title
-        assert row.reference
+def test_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"x:mine": Row("mine", "x:Mine", "Mine", "me"), "x:knn": Row("knn", "x:Knn", "Taken", "me")}
 
-    @pytest.mark.parametrize("name", PROTOCOLS)
-    def test_contract(self, name: str) -> None:
-        """Evidence is not changed, the labels are the head's, and the same evidence gives the same logits."""
-        head = head_of(random(3, 4), random(3, seed=1))
-        values, labels, expert = random(30, 4, seed=2), torch.arange(30) % 3, random(30, 4, seed=3)
-        tensors = [*head.tensors().values(), values, labels, expert]
-        before = [tensor.clone() for tensor in tensors]
-        evidence = Evidence(head, support_of(values, labels), support_of(expert), seed=5)
-        one, two = (make_protocol(name).build(evidence) for _ in range(2))
-        assert one.labels == head.labels
-        assert torch.equal(one(values), two(values))
-        assert one(values).shape == (30, 3)
-        assert all(map(torch.equal, tensors, before))
-
-    def test_plug_ins(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = {"x:mine": Row("mine", "x:Mine", "Mine", "me"), "x:knn": Row("knn", "x:Knn", "Taken", "me")}
-
-        def install(value: str) -> None:
-            protocols.protocols.cache_clear()
-            monkeypatch.setattr(EntryPoint, "load", lambda entry: rows[entry.value])
-            entry = EntryPoint("name", value, "orthomerge.protocols")
-            monkeypatch.setattr("orthomerge.core.rows.entry_points", lambda group: [entry])
-
-        install("x:mine")
-        assert find_protocol("mine").title == "Mine"
-        install("x:knn")
-        with pytest.raises(RecipeError, match="the plug-in 'x:knn' must be a Row with a name of its own"):
-            find_protocol("mine")
+    def install(value: str) -> None:
         protocols.protocols.cache_clear()
+        monkeypatch.setattr(EntryPoint, "load", lambda entry: rows[entry.value])
+        entry = EntryPoint("name", value, "orthomerge.protocols")
+        monkeypatch.setattr("orthomerge.core.rows.entry_points", lambda group: [entry])
+
+    install("x:mine")
+    assert find_protocol("mine").title == "Mine"
+    install("x:knn")
+    with pytest.raises(RecipeError, match="the plug-in 'x:knn' must be a Row with a name of its own"):
+        find_protocol("mine")
+    protocols.protocols.cache_clear()

@@ -46,6 +46,10 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["records.jsonl"]
     write_records(path, [])
     assert read_records(path) == []
+    for shots in (5, 0.5, None):  # few shots stay whole and shares stay shares
+        write_records(path, [replace(PLAIN, shots=shots)])
+        (back,) = read_records(path)
+        assert (back.shots, type(back.shots)) == (shots, type(shots))
 
 
 def test_lines_of_an_earlier_version(tmp_path: Path) -> None:
@@ -88,14 +92,6 @@ def test_titles(given: dict[str, Any], title: str) -> None:
     assert replace(PLAIN, protocol="knn", **given).way.title == title
 
 
-def test_few_shots_stay_whole_and_shares_stay_shares(tmp_path: Path) -> None:
-    for shots in (5, 0.5, None):
-        write_records(tmp_path / "r", [Record(**{**asdict(PLAIN), "shots": shots})])
-        (back,) = read_records(tmp_path / "r")
-        assert back.shots == shots
-        assert type(back.shots) is type(shots)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -111,15 +107,17 @@ def test_a_line_that_is_no_record(change: dict[str, object], message: str, tmp_p
         read_records(tmp_path / "r")
 
 
-def test_files_that_are_no_records(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot read .*gone: No such file"):
-        read_records(tmp_path / "gone")
-    (tmp_path / "r").write_text("{}\n")
-    with pytest.raises(RecipeError, match="line 1: 'task' is missing"):
-        read_records(tmp_path / "r")
-    (tmp_path / "r").write_text("{")
-    with pytest.raises(RecipeError, match="line 1 is not JSON"):
-        read_records(tmp_path / "r")
-    (tmp_path / "r").write_bytes(b"\xff")
-    with pytest.raises(CheckpointError, match="is not UTF-8"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"cannot read .*r: No such file"),
+        (b"{}\n", "line 1: 'task' is missing"),
+        (b"{", "line 1 is not JSON"),
+        (b"\xff", "is not UTF-8"),
+    ],
+)
+def test_files_that_are_no_records(content: bytes | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "r").write_bytes(content)
+    with pytest.raises((CheckpointError, RecipeError), match=message):
         read_records(tmp_path / "r")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,11 +96,6 @@ def test_agreement_needs_no_labels(toy: Toy) -> None:
     assert search_scale(toy.experts, "task_arithmetic", toy.tasks, **options).criterion == "accuracy"
     with pytest.raises(RecipeError, match="val split of 'bright' has no labels; choose the scale by 'agreement'"):
         search_scale(toy.experts, "task_arithmetic", blind, criterion="accuracy", **options)
-
-
-def test_only_val_is_looked_at(toy: Toy) -> None:
-    tasks = {name: replace(task, splits={"val": task["val"]}) for name, task in toy.tasks.items()}
-    assert search_scale(toy.experts, "ties", tasks, grid=(0.5,), encoding=toy.encoding).best == 0.5
 
 
 def test_mistakes(toy: Toy) -> None:

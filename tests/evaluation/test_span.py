@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from tests.analysis.making import Toy
-from tests.evaluation.making import encoded, without_labels
+from tests.evaluation.making import encoded
 
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import RecipeError
@@ -47,14 +46,6 @@ def test_a_span_moves_no_module_that_others_use(toy: Toy) -> None:
     assert all(tensor.equal(before[key]) for key, tensor in loaded(model.encoder).module.state_dict().items())
 
 
-def test_small_directions_survive_sixteen_bits(toy: Toy, plane: Span, tmp_path: Path) -> None:
-    """Whatever dtype the experts have: points of a span are merged in float32."""
-    line = span_of(arithmetic(toy.experts, {}), arithmetic(toy.experts, {"bright": 1e-3}))
-    for key, tensor in line.directions[0].items():
-        assert tensor.dtype == torch.float32
-        torch.testing.assert_close(tensor, 1e-3 * plane.directions[0][key], atol=1e-6, rtol=0)
-
-
 def test_random_directions_are_as_long_and_point_elsewhere(plane: Span) -> None:
     drawn, again, other = (plane.random(seed=seed) for seed in (0, 0, 1))
     for number, direction in enumerate(plane.directions):
@@ -67,11 +58,6 @@ def test_random_directions_are_as_long_and_point_elsewhere(plane: Span) -> None:
                 assert torch.cosine_similarity(found.flatten(), tensor.flatten(), dim=0).abs() < 0.25
     state = drawn.at(0.0, 0.0).state_dict()
     assert all(tensor.equal(plane.origin[name]) for name, tensor in state.items())
-
-
-def test_a_coefficient_for_each_direction(plane: Span) -> None:
-    with pytest.raises(ValueError, match="zip"):
-        plane.at(1.0)
 
 
 def test_a_sum_of_task_vectors(toy: Toy) -> None:
@@ -89,19 +75,3 @@ def test_a_grid() -> None:
     for wrong in (0, -0.1, float("nan"), float("inf"), True, "x"):
         with pytest.raises(RecipeError, match=r"a grid must hold positive numbers, got .*; 0 is tried in any case"):
             scales((0.5, wrong))  # type: ignore[arg-type]
-
-
-def test_an_accuracy_is_counted_with_its_interval(toy: Toy, plane: Span) -> None:
-    found = plane.score((1.0, 0.0), encoded(toy), "bright", "test", toy.experts.heads["bright"])
-    assert found.value > 0.8
-    assert found.low < found.value < found.high
-    assert found.examples == len(toy.tasks["bright"]["test"])
-
-
-def test_data_and_labels_that_are_missing(toy: Toy) -> None:
-    tasks = encoded(toy, tasks=without_labels(toy, "val"))
-    assert len(tasks.labels("where", "test")) == len(toy.tasks["where"]["test"])
-    with pytest.raises(RecipeError, match="val split of 'where' has no labels; accuracy needs them"):
-        tasks.labels("where", "val")
-    with pytest.raises(RecipeError, match="no data of 'wher'; did you mean 'where'"):
-        tasks.labels("wher", "val")

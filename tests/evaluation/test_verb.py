@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.analysis.making import Toy
-from tests.evaluation.making import average, only, scored
+from tests.evaluation.making import average
 
 from orthomerge.api.align import align
 from orthomerge.api.evaluate import evaluate
@@ -21,11 +21,11 @@ from orthomerge.evaluation.scores import Scores
 
 
 def by_method(scores: Scores, **wanted: Any) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
+    records: dict[str, list[Record]] = {}
     for record in scores.records:
         if all(getattr(record, key) == value for key, value in wanted.items()):
-            found.setdefault(record.method, []).append(record)
-    return found
+            records.setdefault(record.method, []).append(record)
+    return records
 
 
 def test_models_in_memory_and_no_folder(toy: Toy) -> None:
@@ -36,8 +36,6 @@ def test_models_in_memory_and_no_folder(toy: Toy) -> None:
     assert list(records) == ["task_arithmetic", "task_arithmetic + ridge"]
     assert [record.access for record in records["task_arithmetic + ridge"]] == ["inductive"] * 2
     assert {record.inputs["model"] for record in scores.records} == {merged.digest}  # they share the encoder
-    expected = {item.record.task: item.record.value for item in scored(toy, [Subject.of(merged, toy.tasks)])[:2]}
-    assert {record.task: record.value for record in records["task_arithmetic"]} == expected
     assert len(scores.comparisons) == 0  # of two access classes
     assert scores.tables()[0].title == "No inputs used"
 
@@ -50,8 +48,9 @@ def test_one_model_and_several_by_name(toy: Toy, tmp_path: Path) -> None:
     assert all(records == first for records in others)
     named = evaluate({"mine": model, "saved": tmp_path / "out"}, toy.tasks, encoding=toy.encoding)
     assert list(by_method(named)) == ["mine", "saved"]
-    mixed = evaluate([model, tmp_path / "out", merge(toy.experts, method="ties")], toy.tasks, encoding=toy.encoding)
-    assert list(by_method(mixed)) == ["average (average)", "average (out)", "ties"]
+    own = Subject("own", toy.experts.sources)
+    mixed = evaluate([model, tmp_path / "out", own], toy.tasks, encoding=toy.encoding)
+    assert list(by_method(mixed)) == ["average (average)", "average (out)", "own"]
 
 
 def test_protocols_and_aligners_by_name(toy: Toy) -> None:
@@ -59,22 +58,18 @@ def test_protocols_and_aligners_by_name(toy: Toy) -> None:
     scores = evaluate(average(toy).models["where"], toy.tasks, protocols=protocols, encoding=toy.encoding)
     said = [(record.protocol, record.aligner) for record in scores.records if record.task == "where"]
     assert said == [("current", None), ("knn", None), ("current", "ridge"), ("probe", None), ("joint", None)]
-    with pytest.raises(RecipeError, match="unknown option 'stepps'"):
-        evaluate("/nowhere", toy.tasks, protocols=[EvaluationProtocol("probe", {"stepps": 5})])
-    with pytest.raises(RecipeError, match="'protocols' is empty"):
-        evaluate("/nowhere", toy.tasks, protocols=[])
 
 
 def test_references(toy: Toy) -> None:
-    model = merge(toy.experts, method="average")
+    model, sources = merge(toy.experts, method="average"), toy.experts.sources
     scores = evaluate(model, toy.tasks, references=("expert", "base"), against="base", encoding=toy.encoding)
     assert list(by_method(scores)) == ["base", "expert", "average"]
     assert {item.reference for item in scores.comparisons} == {"base"}
-    same = evaluate(model, toy.tasks, references=("expert",), experts=toy.experts, encoding=toy.encoding)
-    sources = toy.experts.sources
-    teachers = evaluate(model, toy.tasks, references=("expert",), experts=sources, encoding=toy.encoding)
-    for other in (same, teachers):
+    for experts in (toy.experts, sources):
+        other = evaluate(model, toy.tasks, references=("expert",), experts=experts, encoding=toy.encoding)
         assert by_method(other)["expert"] == by_method(scores)["expert"]
+    one = evaluate(model, {"where": toy.tasks["where"]}, references=("expert",), encoding=toy.encoding)
+    assert {record.task for record in one.records} == {"where"}
     with pytest.raises(RecipeError, match="the base is scored with experts that were opened with it"):
         evaluate(model, toy.tasks, references=("base",), experts=sources)
 
@@ -96,27 +91,19 @@ def test_a_saved_model_opens_its_experts_again(toy: Toy, tmp_path: Path) -> None
     assert moved.records == saved.records
 
 
-def test_only_some_tasks(toy: Toy) -> None:
-    one = {"where": toy.tasks["where"]}
-    scores = evaluate(merge(toy.experts, method="average"), one, references=("expert",), encoding=toy.encoding)
-    assert {record.task for record in scores.records} == {"where"}
-    with pytest.raises(RecipeError, match=r"no task 'wher'; did you mean 'where'"):
-        evaluate(merge(toy.experts, method="average"), {"wher": toy.tasks["where"]})
-
-
-def test_what_is_no_model(toy: Toy, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="there is no model to score"):
-        evaluate([], toy.tasks)
-    with pytest.raises(RecipeError, match="must be a Model or the path of a saved one, got int"):
-        evaluate([3], toy.tasks)  # type: ignore[list-item]
-    with pytest.raises(RecipeError, match=r"2 models are called 'x \(x\)'; give each a name of its own"):
-        evaluate([average(toy, name="x"), average(toy, name="x")], toy.tasks, encoding=toy.encoding)
+def test_what_cannot_be_scored(toy: Toy) -> None:
+    probe = EvaluationProtocol("probe", {"stepps": 5})
+    model, twice = average(toy).models["where"], [average(toy, name="x"), average(toy, name="x")]
+    cases: list[tuple[Any, Any, Any, str]] = [
+        ("/nowhere", toy.tasks, [probe], "unknown option 'stepps'"),
+        ("/nowhere", toy.tasks, [], "'protocols' is empty"),
+        ([], toy.tasks, ["current"], "there is no model to score"),
+        ([3], toy.tasks, ["current"], "must be a Model or the path of a saved one, got int"),
+        (twice, toy.tasks, ["current"], r"2 models are called 'x \(x\)'; give each a name of its own"),
+        (model, {"wher": toy.tasks["where"]}, ["current"], r"no task 'wher'; did you mean 'where'"),
+    ]
+    for models, data, protocols, message in cases:
+        with pytest.raises(RecipeError, match=message):
+            evaluate(models, data, protocols=protocols, encoding=toy.encoding)
     with pytest.raises(CheckpointError, match="is not an orthomerge output"):
         evaluate(toy.folder / "where", toy.tasks)
-
-
-def test_a_subject_with_a_model_per_task(toy: Toy) -> None:
-    subject = Subject("own", toy.experts.sources)
-    scores = evaluate([subject, average(toy)], toy.tasks, encoding=toy.encoding)
-    expected = only(scored(toy, [subject]), method="own")
-    assert [record.value for record in by_method(scores)["own"]] == [item.record.value for item in expected]

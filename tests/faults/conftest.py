@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.tiny import write_experts
+from tests.faults.tiny import recipe_for, write_experts
+
+from orthomerge.runs.models import write
 
 
 @pytest.fixture(scope="session")
 def experts(once: Callable[..., Path]) -> Path:
     """A folder with the smallest BERT `base` and experts `two` and `three`, and TASK.csv for each."""
     return once("tiny", write_experts)
+
+
+@pytest.fixture(scope="session")
+def merged(once: Callable[..., Path], experts: Path) -> Path:
+    """The output folder of the average of `experts`."""
+    return once("tiny-merged", lambda folder: write(recipe_for(experts), out=folder / "out")) / "out"
 
 
 @pytest.fixture

@@ -12,19 +12,16 @@ import pickle
 import shlex
 import shutil
 import struct
-import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthomerge.api.align import align
-from orthomerge.models.encoding import Encoding
 from orthomerge.runs.models import write as write_recipe
 from orthomerge.runs.recipe import Recipe
 
@@ -34,6 +31,16 @@ INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 Tensors = dict[str, torch.Tensor]
 Damage = Callable[["World"], object]
+P = ParamSpec("P")
+
+
+def damaging(act: Callable[Concatenate[World, P], object]) -> Callable[P, Damage]:
+    """Make `name(...)` the damage that `act(world, ...)` does."""
+
+    def prepared(*args: P.args, **options: P.kwargs) -> Damage:
+        return lambda world: act(world, *args, **options)
+
+    return prepared
 
 
 @dataclass
@@ -121,60 +128,42 @@ def write_adapter(folder: Path, head: Tensors, **options: Any) -> Path:
 # Bytes
 
 
-def both(*damages: Damage) -> Damage:
+@damaging
+def both(world: World, /, *damages: Damage) -> None:
     """One after the other."""
-
-    def damage(world: World) -> None:
-        for each in damages:
-            each(world)
-
-    return damage
+    for each in damages:
+        each(world)
 
 
-def write(name: str, data: bytes) -> Damage:
+@damaging
+def write(world: World, /, name: str, data: bytes) -> None:
     """Put bytes into the place of a file."""
-    return lambda world: (world.folder / name).write_bytes(data)
+    (world.folder / name).write_bytes(data)
 
 
-def cut(name: str, share: float) -> Damage:
-    def damage(world: World) -> None:
-        path = world.folder / name
-        os.truncate(path, int(path.stat().st_size * share))
-
-    return damage
+@damaging
+def cut(world: World, /, name: str, share: float) -> None:
+    path = world.folder / name
+    os.truncate(path, int(path.stat().st_size * share))
 
 
-def append(name: str, data: bytes) -> Damage:
-    return lambda world: (world.folder / name).write_bytes((world.folder / name).read_bytes() + data)
+@damaging
+def append(world: World, /, name: str, data: bytes) -> None:
+    (world.folder / name).write_bytes((world.folder / name).read_bytes() + data)
 
 
-def flip(name: str, at: int = -1) -> Damage:
-    def damage(world: World) -> None:
-        data = bytearray((world.folder / name).read_bytes())
-        data[at] ^= 1
-        (world.folder / name).write_bytes(data)
-
-    return damage
+@damaging
+def flip(world: World, /, name: str, at: int = -1) -> None:
+    data = bytearray((world.folder / name).read_bytes())
+    data[at] ^= 1
+    (world.folder / name).write_bytes(data)
 
 
-def blank(name: str) -> Damage:
+@damaging
+def blank(world: World, /, name: str) -> None:
     """Zeros from the middle of a file on: it has its size, but was not written out."""
-
-    def damage(world: World) -> None:
-        data = (world.folder / name).read_bytes()
-        (world.folder / name).write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
-
-    return damage
-
-
-def grow(name: str, size: int, head: bytes = b"") -> Damage:
-    """A file with holes: large to a reader, small on disk."""
-
-    def damage(world: World) -> None:
-        (world.folder / name).write_bytes(head)
-        os.truncate(world.folder / name, size)
-
-    return damage
+    data = (world.folder / name).read_bytes()
+    (world.folder / name).write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
 
 
 # Headers of safetensors
@@ -190,13 +179,11 @@ def join(path: Path, header: bytes, data: bytes) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + data)
 
 
-def header(edit: Callable[[dict[str, Any]], object], *, name: str = "two/model.safetensors") -> Damage:
-    def damage(world: World) -> None:
-        found, data = parts_of(world.folder / name)
-        edit(found)
-        join(world.folder / name, json.dumps(found).encode(), data)
-
-    return damage
+@damaging
+def header(world: World, /, edit: Callable[[dict[str, Any]], object], *, name: str = "two/model.safetensors") -> None:
+    found, data = parts_of(world.folder / name)
+    edit(found)
+    join(world.folder / name, json.dumps(found).encode(), data)
 
 
 def entry(**fields: Any) -> Damage:
@@ -214,76 +201,15 @@ def named_twice(world: World) -> None:
     join(world.weights("two"), json.dumps(found)[:-1].encode() + b"," + again.encode(), data)
 
 
-def not_utf8(world: World) -> None:
-    found, data = parts_of(world.weights("two"))
-    join(world.weights("two"), json.dumps(found).encode().replace(b"query", b"qu\xffry"), data)
-
-
 # Indexes
 
 
-def index(edit: Callable[[dict[str, Any]], object]) -> Damage:
-    def damage(world: World) -> None:
-        path = as_shards(world)
-        document = json.loads(path.read_text())
-        edit(document)
-        path.write_text(json.dumps(document))
-
-    return damage
-
-
-def points_to(shard: str, make: Callable[[World], object] = lambda world: None) -> Damage:
-    """An index whose first shard is another path."""
-
-    def damage(world: World) -> None:
-        index(lambda d: d.update(weight_map={k: shard if v == SHARDS[0] else v for k, v in d["weight_map"].items()}))(
-            world
-        )
-        make(world)
-
-    return damage
-
-
-def index_text(data: bytes) -> Damage:
-    return lambda world: as_shards(world).write_bytes(data)
-
-
-def huge_index(world: World) -> None:
-    os.truncate(as_shards(world), 200 << 20)
-
-
-def shard_gone(world: World) -> None:
-    (as_shards(world).parent / SHARDS[0]).unlink()
-
-
-def shard_with_more(world: World) -> None:
-    path = as_shards(world).parent / SHARDS[0]
-    save_file({**load_file(path), "strange": torch.ones(2)}, path)
-
-
-def shards_share_a_key(world: World) -> None:
-    folder = as_shards(world).parent
-    first, second = (load_file(folder / shard) for shard in SHARDS)
-    save_file({**second, next(iter(first)): next(iter(first.values()))}, folder / SHARDS[1])
-
-
-def _link(target: str) -> Callable[[World], object]:
-    def make(world: World) -> None:
-        path = world.folder / "two" / SHARDS[0]
-        path.unlink()
-        path.symlink_to(target.format(folder=world.folder))
-
-    return make
-
-
-def _fifo(world: World) -> None:
-    (world.folder / "two" / SHARDS[0]).unlink()
-    os.mkfifo(world.folder / "two" / SHARDS[0])
-
-
-def _other_case(world: World) -> None:
-    folder = world.folder / "two"
-    shutil.copyfile(folder / SHARDS[1], folder / SHARDS[1].upper().replace("SAFETENSORS", "safetensors"))
+@damaging
+def index(world: World, /, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = as_shards(world)
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
 
 
 # Pickles
@@ -299,67 +225,42 @@ class Evil:
         return os.mkdir, (str(self.target),)
 
 
-def evil_pickle(*, new: bool = True, bare: bool = False) -> Damage:
-    def damage(world: World) -> None:
-        world.patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-        if bare:
-            path = as_pickle(world)
-            path.write_bytes(pickle.dumps({"evil": Evil(world.evil)}))
-        else:
-            as_pickle(world, {"evil": Evil(world.evil)}, new=new)
-
-    return damage
-
-
-def repacked(change: Callable[[str], str] = str, *, method: int = zipfile.ZIP_STORED) -> Damage:
-    """The zip of a pickle written again, members renamed or packed."""
-
-    def damage(world: World) -> None:
+@damaging
+def evil_pickle(world: World, /, *, new: bool = True, bare: bool = False) -> None:
+    world.patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    if bare:
         path = as_pickle(world)
-        with zipfile.ZipFile(path) as old:
-            members = {name: old.read(name) for name in old.namelist()}
-        with zipfile.ZipFile(path, "w", method) as made:
-            for name, data in members.items():
-                made.writestr(change(name), data)
-
-    return damage
+        path.write_bytes(pickle.dumps({"evil": Evil(world.evil)}))
+    else:
+        as_pickle(world, {"evil": Evil(world.evil)}, new=new)
 
 
-def zip_bomb(world: World) -> None:
+@damaging
+def repacked(world: World, /, change: Callable[[str], str] = str, *, method: int = zipfile.ZIP_STORED) -> None:
+    """The zip of a pickle written again, members renamed or packed."""
     path = as_pickle(world)
-    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/99", bytes(200 << 20))
-
-
-def pickled(damage: Damage, *, new: bool = True) -> Damage:
-    """Damage to the file of a pickled expert, under the name `two/pytorch_model.bin`."""
-
-    def both(world: World) -> None:
-        as_pickle(world, new=new)
-        damage(world)
-
-    return both
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", method) as made:
+        for name, data in members.items():
+            made.writestr(change(name), data)
 
 
 # Adapters
 
 
-def adapted(damage: Damage = lambda world: None, **options: Any) -> Damage:
-    def both(world: World) -> None:
-        as_adapter(world, **options)
-        damage(world)
-
-    return both
+@damaging
+def adapted(world: World, /, damage: Damage = lambda world: None, **options: Any) -> None:
+    as_adapter(world, **options)
+    damage(world)
 
 
-def factors(edit: Callable[[Tensors], object], **options: Any) -> Damage:
-    def damage(world: World) -> None:
-        path = as_adapter(world, **options)
-        tensors = load_file(path)
-        edit(tensors)
-        save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-
-    return damage
+@damaging
+def factors(world: World, /, edit: Callable[[Tensors], object], **options: Any) -> None:
+    path = as_adapter(world, **options)
+    tensors = load_file(path)
+    edit(tensors)
+    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
 
 
 FACTOR = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_"
@@ -368,39 +269,36 @@ FACTOR = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_"
 # Models
 
 
-def spoil(name: str, key: str, value: float) -> Damage:
+@damaging
+def spoil(world: World, /, name: str, key: str, value: float) -> None:
     """One element of one tensor."""
-    return lambda world: world.change(name, lambda tensors: tensors[key].view(-1)[7].fill_(value))
+    world.change(name, lambda tensors: tensors[key].view(-1)[7].fill_(value))
 
 
-def tensors(edit: Callable[[Tensors], object], *names: str) -> Damage:
+@damaging
+def tensors(world: World, /, edit: Callable[[Tensors], object], *names: str) -> None:
     """Tensors of `two`, or of those named."""
-
-    def damage(world: World) -> None:
-        for name in names or ("two",):
-            world.change(name, edit)
-
-    return damage
+    for name in names or ("two",):
+        world.change(name, edit)
 
 
-def merged_from(damage: Damage) -> Damage:
+@damaging
+def merged_from(world: World, /, damage: Damage) -> None:
     """The damage was done before the merge, which is made again."""
-
-    def both(world: World) -> None:
-        damage(world)
-        shutil.rmtree(world.folder / "merged")
-        experts = {name: str(world.folder / name) for name in world.experts}
-        recipe = Recipe(experts, base=str(world.folder / "base"), method="task_arithmetic", parameters={"scale": 0.5})
-        write_recipe(recipe, out=world.folder / "merged")
-
-    return both
+    damage(world)
+    shutil.rmtree(world.folder / "merged")
+    experts = {name: str(world.folder / name) for name in world.experts}
+    recipe = Recipe(experts, base=str(world.folder / "base"), method="task_arithmetic", parameters={"scale": 0.5})
+    write_recipe(recipe, out=world.folder / "merged")
 
 
-def configured(name: str = "two", **changes: Any) -> Damage:
-    return lambda world: world.configure(name, **changes)
+@damaging
+def configured(world: World, /, name: str = "two", **changes: Any) -> None:
+    world.configure(name, **changes)
 
 
-def shuffled(name: str) -> Damage:
+@damaging
+def shuffled(world: World, /, name: str) -> None:
     """Every matrix with its rows in another order: same shapes, same statistics, another model."""
 
     def mix(found: Tensors) -> None:
@@ -408,7 +306,7 @@ def shuffled(name: str) -> Damage:
             if value.ndim == 2 and not key.startswith("classifier."):
                 found[key] = value[torch.randperm(len(value), generator=torch.Generator().manual_seed(7))]
 
-    return lambda world: world.change(name, mix)
+    world.change(name, mix)
 
 
 def base_of_the_base(world: World) -> None:
@@ -457,11 +355,6 @@ def more_words(found: Tensors) -> None:
     found[key] = torch.cat((found[key], torch.zeros(3, 32)))
 
 
-def more_positions(found: Tensors) -> None:
-    key = "bert.embeddings.position_embeddings.weight"
-    found[key] = torch.cat((found[key], found[key]))
-
-
 def other_words(world: World) -> None:
     words = (world.folder / "base" / "vocab.txt").read_text().splitlines()
     (world.folder / "two" / "vocab.txt").write_text("\n".join([*words[:5], *reversed(words[5:])]) + "\n")
@@ -488,32 +381,21 @@ def prefixed(prefix: str) -> Callable[[Tensors], object]:
     return edit
 
 
-def strange_in_base(found: Tensors) -> None:
-    prefixed("bert.")(found)
-    found["strange"] = torch.ones(2)
-
-
 def numbered(found: Tensors) -> None:
     """Names that say nothing."""
     for number, key in enumerate(list(found)):
         found[f"x{number}"] = found.pop(key)
 
 
-def head(**parts: torch.Tensor | None) -> Damage:
+@damaging
+def head(world: World, /, **parts: torch.Tensor | None) -> None:
     def edit(found: Tensors) -> None:
         for part, value in parts.items():
             found.pop(f"classifier.{part}")
             if value is not None:
                 found[f"classifier.{part}"] = value
 
-    return tensors(edit)
-
-
-def with_nan(dtype: torch.dtype) -> torch.Tensor:
-    """The weight of a head for two classes."""
-    weight = torch.ones(2, 32)
-    weight[1, 3] = float("nan")
-    return weight.to(dtype)
+    world.change("two", edit)
 
 
 def without_heads(world: World) -> None:
@@ -528,14 +410,11 @@ def one_head(world: World) -> None:
     world.configure("three", id2label={"0": "two-0", "1": "two-1"})
 
 
-def position_ids(*, base: torch.Tensor, two: torch.Tensor) -> Damage:
+@damaging
+def position_ids(world: World, /, *, base: torch.Tensor, two: torch.Tensor) -> None:
     """An integer buffer in the base and in one expert."""
-
-    def damage(world: World) -> None:
-        world.change("base", lambda found: found.update({"embeddings.position_ids": base}))
-        world.change("two", lambda found: found.update({"bert.embeddings.position_ids": two}))
-
-    return damage
+    world.change("base", lambda found: found.update({"embeddings.position_ids": base}))
+    world.change("two", lambda found: found.update({"bert.embeddings.position_ids": two}))
 
 
 def without_poolers(world: World) -> None:
@@ -570,29 +449,24 @@ def overflowing(world: World) -> None:
 # Commands
 
 
-def command(words: str, damage: Damage = lambda world: None) -> Damage:
+@damaging
+def command(world: World, /, words: str, damage: Damage = lambda world: None) -> None:
     """Another command than that of the row; {folder} and {out} stand for those of the world."""
-
-    def both(world: World) -> None:
-        damage(world)
-        world.words = shlex.split(words.format(folder=world.folder, out=world.out))
-
-    return both
+    damage(world)
+    world.words = shlex.split(words.format(folder=world.folder, out=world.out))
 
 
-def recipe(text: str, words: str = "") -> Damage:
+@damaging
+def recipe(world: World, /, text: str, words: str = "") -> None:
     """A merge by a recipe, from the root of the file system."""
-
-    def damage(world: World) -> None:
-        (world.folder / "recipe.yaml").write_text(text)
-        world.patch.chdir("/")
-        command(f"merge {{folder}}/recipe.yaml {words}")(world)
-
-    return damage
+    (world.folder / "recipe.yaml").write_text(text)
+    world.patch.chdir("/")
+    command(f"merge {{folder}}/recipe.yaml {words}")(world)
 
 
-def lose(name: str) -> Damage:
-    return lambda world: (world.folder / name).unlink()
+@damaging
+def lose(world: World, /, name: str) -> None:
+    (world.folder / name).unlink()
 
 
 def several_changes(world: World) -> None:
@@ -603,42 +477,26 @@ def several_changes(world: World) -> None:
     flip("merged/encoder.safetensors")(world)
 
 
-def no_places(world: World) -> None:
-    """As after a download: the file that says where the experts are is not there."""
-    words = "align {folder}/merged --data two={folder}/data/two.csv --out {out} --device cpu"
-    command(words, lose("merged/orthomerge.local.json"))(world)
-
-
-def aligned_before(world: World) -> None:
-    """The merge, aligned."""
-    merged = world.folder / "merged"
-    data: dict[str, Any] = {"two": str(world.table("two"))}
-    align(merged, data, aligner="ridge", encoding=Encoding(device="cpu")).save(world.folder / "aligned")
-    shutil.rmtree(merged)
-    (world.folder / "aligned").rename(merged)
-
-
 # Data
 
 
-def rows(*lines: str, name: str = "two", head: str = "text,label,split") -> Damage:
-    return lambda world: world.table(name).write_text("\n".join((head, *lines)) + "\n")
+@damaging
+def rows(world: World, /, *lines: str, name: str = "two", head: str = "text,label,split") -> None:
+    world.table(name).write_text("\n".join((head, *lines)) + "\n")
 
 
-def raw_rows(data: bytes, name: str = "two") -> Damage:
-    return lambda world: world.table(name).write_bytes(data)
+@damaging
+def raw_rows(world: World, /, data: bytes, name: str = "two") -> None:
+    world.table(name).write_bytes(data)
 
 
-def other_data(name: str, data: bytes) -> Damage:
+@damaging
+def other_data(world: World, /, name: str, data: bytes) -> None:
     """A file of another format as the inputs of `two`."""
-
-    def damage(world: World) -> None:
-        path = world.folder / "data" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        world.data = str(path.parents[1] if path.suffix == ".png" else path)
-
-    return damage
+    path = world.folder / "data" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    world.data = str(path.parents[1] if path.suffix == ".png" else path)
 
 
 def npz_bomb(world: World) -> None:
@@ -664,66 +522,26 @@ def little_room(world: World) -> None:
     world.patch.setattr(shutil, "disk_usage", lambda folder: usage)
 
 
-def reads_fail(number: int) -> Damage:
+@damaging
+def reads_fail(world: World, /, number: int) -> None:
     """Reads of the expert `two` fail as on a file server that has gone."""
+    target = os.path.realpath(world.weights("two"))
+    real = os.preadv
 
-    def damage(world: World) -> None:
-        target = os.path.realpath(world.weights("two"))
-        real = os.preadv
-
-        def broken(fd: int, buffers: Any, offset: int, *more: Any) -> int:
-            if offset > 8 and os.path.realpath(f"/proc/self/fd/{fd}") == target:
-                raise OSError(number, os.strerror(number))
-            return real(fd, buffers, offset, *more)
-
-        world.patch.setattr(os, "preadv", broken)
-
-    return damage
-
-
-def makes_fail(number: int) -> Damage:
-    """No folder can be made where the output goes."""
-
-    def damage(world: World) -> None:
-        real = Path.mkdir
-
-        def broken(self: Path, *args: Any, **options: Any) -> None:
-            if world.folder / "results" in (self, *self.parents):
-                raise OSError(number, os.strerror(number))
-            real(self, *args, **options)
-
-        world.patch.setattr(Path, "mkdir", broken)
-
-    return damage
-
-
-def renames_fail(number: int) -> Damage:
-    def damage(world: World) -> None:
-        def broken(self: Path, target: Path) -> Path:
+    def broken(fd: int, buffers: Any, offset: int, *more: Any) -> int:
+        if offset > 8 and os.path.realpath(f"/proc/self/fd/{fd}") == target:
             raise OSError(number, os.strerror(number))
+        return real(fd, buffers, offset, *more)
 
-        world.patch.setattr(Path, "rename", broken)
-
-    return damage
+    world.patch.setattr(os, "preadv", broken)
 
 
-def memory_runs_out(times: int) -> Damage:
-    """Merging a block fails so many times as it does when memory is short."""
+@damaging
+def renames_fail(world: World, /, number: int) -> None:
+    def broken(self: Path, target: Path) -> Path:
+        raise OSError(number, os.strerror(number))
 
-    def damage(world: World) -> None:
-        from orthomerge.merging.linear import TaskArithmetic
-
-        left, real = [times], TaskArithmetic.merge
-
-        def broken(self: TaskArithmetic, *args: Any, **options: Any) -> torch.Tensor:
-            if left[0] > 0:
-                left[0] -= 1
-                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
-            return real(self, *args, **options)
-
-        world.patch.setattr(TaskArithmetic, "merge", broken)
-
-    return damage
+    world.patch.setattr(Path, "rename", broken)
 
 
 def old_and_new_times(world: World) -> None:
@@ -735,20 +553,13 @@ def old_and_new_times(world: World) -> None:
     world.patch.setattr(time, "time", lambda: 10.0)
 
 
-def spelled(name: str) -> Damage:
+@damaging
+def spelled(world: World, /, name: str) -> None:
     """The expert `two` and the output under an unusual name."""
-
-    def damage(world: World) -> None:
-        (world.folder / "two").rename(world.folder / name)
-        world.out = world.folder / "results" / name
-        words = ["merge", f"two={world.folder / name}", "--base", str(world.folder / "base")]
-        world.words = [*words, "--method", "average", "--out", str(world.out), "--quiet"]
-
-    return damage
-
-
-def deep(depth: int = 100_000) -> bytes:
-    return b'{"a":' * depth + b"1" + b"}" * depth
+    (world.folder / "two").rename(world.folder / name)
+    world.out = world.folder / "results" / name
+    words = ["merge", f"two={world.folder / name}", "--base", str(world.folder / "base")]
+    world.words = [*words, "--method", "average", "--out", str(world.out), "--quiet"]
 
 
 def remote_tokenizer(world: World) -> None:
@@ -759,12 +570,7 @@ def remote_tokenizer(world: World) -> None:
         (folder / "odd.py").write_text(f"import os\nos.mkdir({str(world.evil)!r})\nclass Odd: pass\n")
 
 
-def remote_model(name: str, **more: Any) -> Damage:
-    def damage(world: World) -> None:
-        world.configure(name, auto_map={"AutoModel": "odd.OddModel"}, **more)
-        (world.folder / name / "odd.py").write_text(f"import os\nos.mkdir({str(world.evil)!r})\n")
-
-    return damage
-
-
-assert sys.platform == "linux"
+@damaging
+def remote_model(world: World, /, name: str, **more: Any) -> None:
+    world.configure(name, auto_map={"AutoModel": "odd.OddModel"}, **more)
+    (world.folder / name / "odd.py").write_text(f"import os\nos.mkdir({str(world.evil)!r})\n")

@@ -13,12 +13,10 @@ from pathlib import Path
 
 from tests.aligning import contents
 from tests.faults.injection import Injector, Ran, What, injector, memory_folder
-from tests.faults.tiny import TASKS, commands
+from tests.faults.tiny import commands
 
 from orthomerge.files.ownership import MANIFEST
 from orthomerge.models.saved import verify_folder
-from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Recipe
 
 STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on
 _KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?")
@@ -118,12 +116,10 @@ class Stand:
 
 
 @contextmanager
-def stands_for(experts: Path) -> Iterator[dict[str, Stand]]:
+def stands_for(experts: Path, merged: Path) -> Iterator[dict[str, Stand]]:
     """A stand for each of the commands of `tiny`; all share one process."""
     with memory_folder() as folder:
         root = folder / "root"
-        recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
-        merged = write(recipe, out=folder / "merged").out
         older = {name: folder / f"older-{name}" for name in commands(experts, merged)}
         warm = [[*words, "--out", str(older[name])] for name, words in commands(experts, merged, seed=1).items()]
         # A fit keeps its state at every look.

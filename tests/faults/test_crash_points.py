@@ -33,8 +33,8 @@ SCENARIOS = (
 
 
 @pytest.fixture(scope="module")
-def stands(experts: Path) -> Iterator[dict[str, Stand]]:
-    with stands_for(experts) as found:
+def stands(experts: Path, merged: Path) -> Iterator[dict[str, Stand]]:
+    with stands_for(experts, merged) as found:
         yield found
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.aligning import contents
-from tests.faults.tiny import TASKS, write_experts
+from tests.faults.tiny import TASKS, recipe_for, write_experts
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.threads import THREADS
 from orthomerge.merging.methods import METHODS
 from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Fit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +55,7 @@ def test_two_worlds(tmp_path: Path) -> None:
 
 def test_the_same_again_in_one_process(experts: Path, tmp_path: Path) -> None:
     """Nothing is carried over from one run to the next: no generator, no cache, no thread count."""
-    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="dare", seed=5)
+    recipe = recipe_for(experts, "dare", seed=5)
     found = [contents(write(recipe, out=tmp_path / name).out) for name in ("a", "b")]
     assert found[0] == found[1]
 
@@ -64,7 +63,7 @@ def test_the_same_again_in_one_process(experts: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["0", "many", ""])
 def test_threads_of_a_fit(experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     fit = Fit({task: str(experts / f"{task}.csv") for task in TASKS}, device="cpu")
-    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="moma", fit=fit)
+    recipe = recipe_for(experts, "moma", fit=fit)
     monkeypatch.setenv(THREADS, given)
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(RecipeError, match=f"ORTHOMERGE_THREADS must be a number of threads, got '{given}'"):

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.faults.injection import injector, memory_folder
-from tests.faults.tiny import TASKS, commands
-
-from orthomerge.api.load import load
-from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Recipe
+from tests.faults.tiny import TASKS, commands, data_words
 
 # Whoever may go online must be asked for by name, not held back by a variable.
 ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "0", "DO_NOT_TRACK": "0"}
@@ -22,7 +17,7 @@ ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_HUB_DISABLE_TE
 
 def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
     """What a user does with folders of their own, from the plan to the page."""
-    data = [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
+    data = data_words(folder)
     experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
     made, quick = commands(folder, merged), ["--device", "cpu", "--out", str(root / "run"), "--points", "0"]
     return [
@@ -38,10 +33,8 @@ def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def test_no_command_asks_for_the_network(experts: Path) -> None:
+def test_no_command_asks_for_the_network(experts: Path, merged: Path) -> None:
     with memory_folder() as place:
-        recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
-        merged = write(recipe, out=place / "merged").out
         home = {"HOME": str(place / "home"), "HF_HOME": str(place / "home" / "hf")}
         loaded = [[*words, "--out", str(place / name)] for name, words in commands(experts, merged).items()]
         with injector(place / "root", warm=loaded[1:], environment={**ONLINE, **home}) as process:
@@ -83,16 +76,3 @@ def test_a_merge_where_there_is_no_network(experts: Path, tmp_path: Path) -> Non
     )
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "out" / "orthomerge.json").exists()
-
-
-def test_sockets_that_cannot_be_made(experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library, with Python's sockets taken away."""
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise AssertionError("a socket was asked for")
-
-    for name in ("socket", "create_connection", "getaddrinfo"):
-        monkeypatch.setattr(socket, name, refuse)
-    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="ties")
-    out = write(recipe, out=tmp_path / "out").out
-    assert load(out).heads.keys() == TASKS.keys()

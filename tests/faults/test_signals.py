@@ -21,7 +21,7 @@ import pytest
 import torch
 from tests.aligning import contents
 from tests.faults.injection import injector, memory_folder
-from tests.faults.tiny import TASKS, commands
+from tests.faults.tiny import commands, data_words, recipe_for
 
 from orthomerge.cli import app
 from orthomerge.core.errors import OrthomergeError, OutputError
@@ -37,15 +37,24 @@ ALL = os.environ.get("CRASH_POINTS") == "all"
 
 @pytest.fixture
 def recipe(experts: Path) -> Recipe:
-    return Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="task_arithmetic")
+    return recipe_for(experts, "task_arithmetic")
 
 
-def test_an_evaluation_that_is_interrupted(experts: Path, recipe: Recipe) -> None:
+def test_an_evaluation_that_is_interrupted(experts: Path, merged: Path) -> None:
     """Of a run that is interrupted nothing is left; one that was there before can still be read, or says what to do."""
     with memory_folder() as folder:
-        root, merged = folder / "root", write(recipe, out=folder / "merged").out
-        data = [word for task in TASKS for word in ("--data", f"{task}={experts / task}.csv")]
-        words = ["evaluate", str(merged), *data, "--device", "cpu", "--protocol", "current", "--protocol", "knn"]
+        root = folder / "root"
+        words = [
+            "evaluate",
+            str(merged),
+            *data_words(experts),
+            "--device",
+            "cpu",
+            "--protocol",
+            "current",
+            "--protocol",
+            "knn",
+        ]
         with injector(root, warm=[[*words, "--out", str(folder / "warm")]]) as process:
             words += ["--out", str(root / "run")]
             for older in (False, True):
@@ -74,10 +83,10 @@ MOMENTS = [(name, number) for name in ("merge", "align", "fit") for number in (s
 
 
 @pytest.mark.parametrize(("name", "number"), MOMENTS if ALL else MOMENTS[::3])
-def test_a_signal_at_a_random_moment(name: str, number: int, experts: Path, recipe: Recipe, start: Start) -> None:
+def test_a_signal_at_a_random_moment(name: str, number: int, experts: Path, merged: Path, start: Start) -> None:
     """In a process of its own: also while libraries are being imported."""
     with memory_folder() as folder:
-        merged, place = write(recipe, out=folder / "merged").out, folder / "place"
+        place = folder / "place"
         place.mkdir()
         words = [*commands(experts, merged)[name], "--out", str(place / "out")]
         for draw in range(3 if ALL else 1):

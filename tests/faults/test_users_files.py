@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -11,29 +12,21 @@ import pytest
 from click.testing import CliRunner
 from tests.aligning import contents
 from tests.faults.injection import What, injector, memory_folder
-from tests.faults.tiny import TASKS, commands
+from tests.faults.tiny import TASKS, commands, data_words
 from tests.report.making import small_run, write_run
 
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError
 from orthomerge.files.run_state import RunState
 from orthomerge.models.saved import verify_folder
-from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Recipe
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
 MINE, TASK = "years of work", next(iter(TASKS))
 
 
-@pytest.fixture
-def merged(experts: Path, tmp_path: Path) -> Path:
-    recipe = Recipe({task: str(experts / task) for task in TASKS}, base=str(experts / "base"), method="average")
-    return write(recipe, out=tmp_path / "merged").out
-
-
 def evaluation(merged: Path, experts: Path, out: Path) -> list[str]:
-    data = [word for task in TASKS for word in ("--data", f"{task}={experts / task}.csv")]
-    return ["evaluate", str(merged), *data, "--device", "cpu", "--protocol", "current", "--out", str(out)]
+    options = ["--device", "cpu", "--protocol", "current", "--out", str(out)]
+    return ["evaluate", str(merged), *data_words(experts), *options]
 
 
 def refused(words: list[str]) -> str:
@@ -70,6 +63,7 @@ def test_what_a_user_put_there_stays(command: str, place: str, experts: Path, me
 
 
 def test_nothing_is_written_into_a_model(experts: Path, merged: Path, tmp_path: Path) -> None:
+    merged = shutil.copytree(merged, tmp_path / "merged")
     run = write_run(tmp_path / "run", small_run())
     for words in (evaluation(merged, experts, merged), ["report", str(run), "--out", str(merged / "x.html")]):
         assert "is a model that orthomerge wrote (it has orthomerge.json)" in refused(words)

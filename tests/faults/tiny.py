@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from orthomerge.models.load import quiet
+from orthomerge.runs.recipe import Recipe
 
 TASKS = {"two": 2, "three": 3}
 _WORDS = ("a", "good", "bad", "film", "very", "not", "it", "was")
@@ -49,11 +50,21 @@ def write_experts(folder: Path, *, width: int = 8, rows: int = 16, shard: str = 
     return folder
 
 
+def recipe_for(folder: Path, method: str = "average", **options: Any) -> Recipe:
+    """A merge of the experts of a folder."""
+    return Recipe({task: str(folder / task) for task in TASKS}, base=str(folder / "base"), method=method, **options)
+
+
+def data_words(folder: Path) -> list[str]:
+    """The option `--data` of every task."""
+    return [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
+
+
 def commands(folder: Path, merged: Path, *, seed: int = 0) -> dict[str, list[str]]:
     """A merge, an align and a fitted merge, without `--out`; those of another seed give other bytes."""
     places = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
     experts = [f"{task}={folder / task}" for task in TASKS]
-    data = [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
+    data = data_words(folder)
     base, quick = ["--base", str(folder / "base")], ["--device", "cpu", "--limit", "8", "--quiet"]
     steps = ["--set", "steps=2", "--set", "look=1", "--set", "batch=4"]
     plain = ["--method", "task_arithmetic", "--set", f"scale={0.5 + seed}", "--set", f"seed={seed}"]

@@ -14,13 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.faults.tiny import TASKS
+from tests.faults.tiny import TASKS, recipe_for
 
 from orthomerge.api.align import align
 from orthomerge.merging.methods import METHODS
 from orthomerge.models.encoding import Encoding
 from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Fit
 
 _STEPS = {"steps": 3, "look": 1, "batch": 4}
@@ -50,8 +49,7 @@ def _told(document: Any) -> Any:
 
 def outputs(folder: Path, place: Path) -> Iterator[tuple[str, Path]]:
     """Every method that needs no data, two aligners, two fits."""
-    experts: Any = {task: str(folder / task) for task in TASKS}
-    plain = Recipe(experts, base=str(folder / "base"), seed=3)
+    plain = recipe_for(folder, seed=3)
     for name in METHODS:
         recipe = replace(plain, method=name, parameters=_OPTIONS.get(name, {}))
         yield name, write(recipe, out=place / name).out

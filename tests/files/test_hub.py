@@ -45,25 +45,8 @@ def test_hub_ids(text: str) -> None:
     "text",
     [
         *("", "name", "a/b/c", "/org/name", "./org/name", "../name", "~/name", "org/", "/name", "org//name"),
-        *(
-            "org/-name",
-            "org/name-",
-            "org/.name",
-            "org/name.",
-            "org/na--me",
-            "org/na..me",
-            "org/na me",
-            "org/näme",
-        ),
-        *(
-            "org/name@",
-            "org/name@../x",
-            "org/name@a//b",
-            "org/name@-x",
-            "org/name@x/",
-            "org/name@a@b",
-            "org/name\n",
-        ),
+        *("org/-name", "org/name-", "org/.name", "org/name.", "org/na--me", "org/na..me", "org/na me", "org/näme"),
+        *("org/name@", "org/name@../x", "org/name@a//b", "org/name@-x", "org/name@x/", "org/name@a@b", "org/name\n"),
         *("org/model.safetensors", "org/weights.BIN", "org/recipe.yaml", "org/x.pt@main", "org/x.git"),
         *("C:\\org\\name", "https://huggingface.co/org/name", "org/" + "x" * 97),
     ],
@@ -131,8 +114,7 @@ def test_a_tag_leads_to_its_own_commit(offline: Path) -> None:
 def test_files_that_we_never_fetch_may_be_missing_offline(offline: Path) -> None:
     lay(offline, MODEL)
     list_tree(
-        offline,
-        [*MODEL, "tf_model.h5", "flax_model.msgpack", "pytorch_model.bin", "onnx/model.onnx", "README.md"],
+        offline, [*MODEL, "tf_model.h5", "flax_model.msgpack", "pytorch_model.bin", "onnx/model.onnx", "README.md"]
     )
     assert fetch(NAME)[1] == COMMIT
 
@@ -149,11 +131,7 @@ def test_offline_and_not_in_the_cache(offline: Path) -> None:
 
 @pytest.mark.parametrize("missing", ["model-00002-of-00002.safetensors", "tokenizer.json"])
 def test_offline_and_part_of_it_missing(missing: str, offline: Path) -> None:
-    files = {
-        "config.json": b"{}",
-        "model-00001-of-00002.safetensors": b"1",
-        "model.safetensors.index.json": b"{}",
-    }
+    files = {"config.json": b"{}", "model-00001-of-00002.safetensors": b"1", "model.safetensors.index.json": b"{}"}
     lay(offline, files)
     list_tree(offline, [*files, missing])
     with pytest.raises(CheckpointError, match="or not all of it, and HF_HUB_OFFLINE forbids fetching it"):
@@ -275,10 +253,7 @@ def held(folder: Path) -> set[str]:
             ["model.safetensors"],
             ["pytorch_model.bin", "tf_model.h5", "flax_model.msgpack", "model.onnx", "sub/model.safetensors"],
         ),
-        (
-            ["model-00001-of-00001.safetensors", "model.safetensors.index.json"],
-            ["consolidated.safetensors", "x.pt"],
-        ),
+        (["model-00001-of-00001.safetensors", "model.safetensors.index.json"], ["consolidated.safetensors", "x.pt"]),
         (["adapter_model.safetensors", "adapter_config.json"], ["adapter_model.bin", "README.md"]),
         (["odd.safetensors"], ["pytorch_model.bin"]),
         (["pytorch_model.bin"], ["training_args.bin", "optimizer.pt", "rng_state_0.pth", "other.pt"]),
@@ -286,13 +261,7 @@ def held(folder: Path) -> set[str]:
     ],
 )
 def test_what_is_fetched(wanted: list[str], unwanted: list[str], hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = [
-        "config.json",
-        "tokenizer_config.json",
-        "vocab.txt",
-        "spiece.model",
-        "preprocessor_config.json",
-    ]
+    documents = ["config.json", "tokenizer_config.json", "vocab.txt", "spiece.model", "preprocessor_config.json"]
     hub.files = {name: name.encode() for name in (*documents, *wanted, *unwanted)}
     folder, commit = fetch(NAME)
     assert commit == COMMIT
@@ -340,15 +309,9 @@ def test_no_network(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (
-            (404, "RepoNotFound"),
-            r"'some-org/some.model' is no path that exists, and .* does not exist or is private",
-        ),
+        ((404, "RepoNotFound"), r"'some-org/some.model' is no path that exists, and .* does not exist or is private"),
         ((401, ""), r"does not exist or is private: check the spelling, or log in with `hf auth login`"),
-        (
-            (403, "GatedRepo"),
-            r"'some-org/some.model' is gated: accept its terms at http.*/some-org/some.model, then",
-        ),
+        ((403, "GatedRepo"), r"'some-org/some.model' is gated: accept its terms at http.*/some-org/some.model, then"),
         ((404, "RevisionNotFound"), r"'some-org/some.model' has no revision 'v9': http.*/tree/main lists"),
         ((500, ""), r"cannot fetch 'some-org/some.model@v9' .*500"),
     ],

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError
-from orthomerge.files.lora import Adapter, AdapterSource, read_adapter
+from orthomerge.files.lora import Adapter, read_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +102,7 @@ def check(
     adapter: Adapter, base: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float = 1e-5
 ) -> None:
     """Our delta of every tensor equals peft's, and comes out bit for bit the same in runs of odd length."""
-    source = AdapterSource(adapter, {f"x.{name}": name for name in expected})
+    source = adapter.under({f"x.{name}": name for name in expected})
     moved = 0
     for name, wanted in expected.items():
         flat = base[name].float().reshape(-1)
@@ -118,8 +118,8 @@ def check(
                 for start in range(0, flat.numel(), length)
             ]
             assert torch.equal(torch.cat(runs), whole)
-    assert moved == len(adapter.names)
-    assert set(adapter.names) <= set(expected)
+    assert moved == len(adapter.specs)
+    assert set(adapter.specs) <= set(expected)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
@@ -131,34 +131,20 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "biases of adapted layers": (bert, {"target_modules": ["query"], "bias": "lora_only", "r": 2}),
     "all biases, and a head": (bert, {"task_type": "SEQ_CLS", "target_modules": ["query"], "bias": "all"}),
     "embedding": (Small, {"target_modules": ["table"], "r": 3, "lora_alpha": 2}),
-    "embedding saved too": (
-        bert,
-        {"target_modules": ["word_embeddings", "key"], "save_embedding_layers": True},
-    ),
+    "embedding saved too": (bert, {"target_modules": ["word_embeddings", "key"], "save_embedding_layers": True}),
     "untouched embedding saved": (bert, {"target_modules": ["key"], "save_embedding_layers": True}),
     "conv1d of transformers": (Small, {"target_modules": ["wide"], "fan_in_fan_out": True, "r": 4}),
-    "convolutions": (
-        Small,
-        {"target_modules": ["conv1", "conv2", "conv3", "point"], "r": 3, "fan_in_fan_out": True},
-    ),
+    "convolutions": (Small, {"target_modules": ["conv1", "conv2", "conv3", "point"], "r": 3, "fan_in_fan_out": True}),
     "mica": (Small, {"target_modules": ["first"], "init_lora_weights": "mica", "r": 2}),
     "gaussian": (Small, {"target_modules": ["first"], "init_lora_weights": "Gaussian", "r": 2}),
-    "only some layers": (
-        bert,
-        {"target_modules": ["query"], "layers_to_transform": [1], "layers_pattern": "layer"},
-    ),
+    "only some layers": (bert, {"target_modules": ["query"], "layers_to_transform": [1], "layers_pattern": "layer"}),
     "patterns": (
         bert,
         {
             "target_modules": ["query", "key", "value", "dense"],
             "r": 4,
             "lora_alpha": 6,
-            "rank_pattern": {
-                "query": 2,
-                r"layer\.1\.attention\.self\.key": 3,
-                "^dense": 7,
-                r"bert\.pooler\.dense": 5,
-            },
+            "rank_pattern": {"query": 2, r"layer\.1\.attention\.self\.key": 3, "^dense": 7, r"bert\.pooler\.dense": 5},
             "alpha_pattern": {r"0\.attention\.self\.(query|value)": 1.5, "ery": 99, r".*output\.dense": 11},
         },
     ),
@@ -185,7 +171,7 @@ def test_deltas_are_those_of_peft(case: str, tmp_path: Path) -> None:
     assert untouched <= set(adapter.replaced)
     pruned = {name: entry for name, entry in adapter.replaced.items() if name not in untouched}
     # a head or bias that peft lists but that did not move is still counted, so all of them were moved
-    check(Adapter(tmp_path, adapter.config, adapter.factors, pruned), base, expected)
+    check(Adapter(tmp_path, adapter.config, adapter.products, pruned), base, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -194,20 +180,15 @@ def test_any_float_dtype_is_multiplied_in_float32(dtype: torch.dtype, tmp_path: 
     rewrite(tmp_path, lambda tensors: {key: tensor.to(dtype) for key, tensor in tensors.items()})
     tensors = load_file(tmp_path / "adapter_model.safetensors")
     a, b = (tensors[f"{PREFIX}inner.first.lora_{side}.weight"].double() for side in "AB")
-    factors = read_adapter(tmp_path).factors["inner.first.weight"]
+    factors = read_adapter(tmp_path).products["inner.first.weight"]
     delta = factors.delta(0, 42).reshape(7, 6)
     assert delta.dtype == torch.float32
     torch.testing.assert_close(delta, (4 / 3 * b @ a).float(), atol=1e-6, rtol=1e-6)
 
 
 def test_by_hand(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {"m.lora_A.weight": [[1.0, 2.0, 3.0]], "m.lora_B.weight": [[1.0], [10.0]]},
-        r=1,
-        lora_alpha=2,
-    )
-    factors = read_adapter(tmp_path).factors["m.weight"]
+    write(tmp_path, {"m.lora_A.weight": [[1.0, 2.0, 3.0]], "m.lora_B.weight": [[1.0], [10.0]]}, r=1, lora_alpha=2)
+    factors = read_adapter(tmp_path).products["m.weight"]
     assert (factors.kind, factors.shape, factors.rank, factors.kernel, factors.scaling) == (
         "linear",
         (2, 3),
@@ -224,16 +205,11 @@ def test_a_long_product_has_the_same_bits_in_any_run_and_with_any_threads(tmp_pa
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(8, 771, generator=generator), torch.randn(397, 8, generator=generator)
     table_a, table_b = torch.randn(8, 3001, generator=generator), torch.randn(65, 8, generator=generator)
-    tensors = {
-        "m.lora_A.weight": a,
-        "m.lora_B.weight": b,
-        "t.lora_embedding_A": table_a,
-        "t.lora_embedding_B": table_b,
-    }
+    tensors = {"m.lora_A.weight": a, "m.lora_B.weight": b, "t.lora_embedding_A": table_a, "t.lora_embedding_B": table_b}
     write(tmp_path, tensors, r=8, lora_alpha=8)
     adapter = read_adapter(tmp_path)
     for name, wanted in {"m.weight": b @ a, "t.weight": (table_b @ table_a).T}.items():
-        factors = adapter.factors[name]
+        factors = adapter.products[name]
         count = prod(factors.shape)
         whole = factors.delta(0, count)
         torch.testing.assert_close(whole.reshape(factors.shape), wanted, atol=1e-5, rtol=1e-5)
@@ -253,7 +229,7 @@ def test_kinds_and_shapes(tmp_path: Path) -> None:
     model = Small()
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     adapt(model, tmp_path, target_modules=["table", "wide", "conv2", "conv3"], r=2)
-    factors = read_adapter(tmp_path).factors
+    factors = read_adapter(tmp_path).products
     assert {name: factor.kind for name, factor in factors.items()} == {
         "table.weight": "embedding",
         "wide.weight": "linear",
@@ -280,7 +256,7 @@ def test_source_through_a_task_vector(tmp_path: Path) -> None:
     model = bert()
     base = copy.deepcopy(dict(model.state_dict()))
     expected = adapt(model, tmp_path, task_type="SEQ_CLS", target_modules=["query"], bias="lora_only")
-    source = AdapterSource(read_adapter(tmp_path), {name: name for name in base})
+    source = read_adapter(tmp_path)
     vector = TaskVector(InMemory(base), ((1.0, source),))
     for name in base:
         if not base[name].is_floating_point():
@@ -293,7 +269,7 @@ def test_source_through_a_task_vector(tmp_path: Path) -> None:
 
 def test_a_name_that_the_base_does_not_map_is_untouched(tmp_path: Path) -> None:
     write(tmp_path, {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}, r=1)
-    source = AdapterSource(read_adapter(tmp_path), {"other": "elsewhere.weight"})
+    source = read_adapter(tmp_path).under({"other": "elsewhere.weight"})
     for key in ("other", "unknown"):
         assert source.shape(key) is None
         assert source.delta(key, 0, 2, base=torch.ones(2)).tolist() == [0, 0]
@@ -306,7 +282,7 @@ def test_pickled_weights_are_read_and_safetensors_win(tmp_path: Path) -> None:
     assert not (tmp_path / "adapter_model.safetensors").exists()
     check(read_adapter(tmp_path), base, expected)
     write(tmp_path, {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}, r=1)
-    assert read_adapter(tmp_path).names == ("m.weight",)
+    assert list(read_adapter(tmp_path).specs) == ["m.weight"]
 
 
 def test_pickled_views_are_walked(tmp_path: Path) -> None:
@@ -314,7 +290,7 @@ def test_pickled_views_are_walked(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").unlink()
     a, b = torch.arange(10.0).reshape(5, 2).T, torch.arange(6.0).reshape(2, 3).T  # neither is contiguous
     torch.save({f"{PREFIX}m.lora_embedding_A": a, f"{PREFIX}m.lora_embedding_B": b}, tmp_path / "adapter_model.bin")
-    factors = read_adapter(tmp_path).factors["m.weight"]
+    factors = read_adapter(tmp_path).products["m.weight"]
     assert torch.equal(factors.delta(0, 15).reshape(5, 3), (b @ a).T)
     assert torch.equal(factors.delta(4, 11), (b @ a).T.reshape(-1)[4:11])
 
@@ -331,8 +307,8 @@ def test_names_of_adapters_left_in_the_keys(tmp_path: Path) -> None:
     }
     write(tmp_path, tensors, r=1, lora_alpha=1, task_type="SEQ_CLS", bias="lora_only")
     adapter = read_adapter(tmp_path)
-    assert set(adapter.names) == {"m.weight", "t.weight", "classifier.weight", "m.bias"}
-    assert adapter.factors["t.weight"].delta(0, 2).tolist() == [5, 10]
+    assert set(adapter.specs) == {"m.weight", "t.weight", "classifier.weight", "m.bias"}
+    assert adapter.products["t.weight"].delta(0, 2).tolist() == [5, 10]
     assert adapter.replaced["classifier.weight"].read(0, 1).tolist() == [7]
     assert adapter.replaced["m.bias"].read(0, 1).tolist() == [9]
 
@@ -360,7 +336,7 @@ def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
     }
     assert set(adapter.stored) == {PREFIX + name for name in tensors}
     assert [file.path.name for file in adapter.files] == ["adapter_config.json", "adapter_model.safetensors"]
-    source = AdapterSource(adapter, {"x": "m.weight", "y": "score.weight", "z": "elsewhere"})
+    source = adapter.under({"x": "m.weight", "y": "score.weight", "z": "elsewhere"})
     assert source.origin("x") == source.origin("y") == str(tmp_path / "adapter_model.safetensors")
     assert source.origin("z") == str(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
@@ -368,15 +344,13 @@ def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
         adapter.files[0].check_unchanged()
 
 
-def test_renamed(tmp_path: Path) -> None:
+def test_under_other_names(tmp_path: Path) -> None:
     write(tmp_path, {**PAIR, "score.weight": [[2.0]], "score.bias": [1.0]}, r=1, task_type="SEQ_CLS")
     adapter = read_adapter(tmp_path)
-    other = adapter.renamed({"m.weight": "n.weight", "score.weight": "head.weight", "absent": "a"})
-    assert set(other.names) == {"n.weight", "head.weight", "score.bias"}
-    assert other.factors["n.weight"] is adapter.factors["m.weight"]
+    other = adapter.under({"n.weight": "m.weight", "head.weight": "score.weight", "a": "absent"})
+    assert set(other.specs) == {"n.weight", "head.weight"}
+    assert other.products["n.weight"] is adapter.products["m.weight"]
     assert other.files == adapter.files
-    with pytest.raises(IncompatibleError, match="two tensors of the adapter would get the same name"):
-        adapter.renamed({"m.weight": "score.weight"})
 
 
 # Refusals.
@@ -442,10 +416,7 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
         ({"megatron_config": {"a": 1}}, "megatron_config is not supported"),
         ({"velora_config": {"scale": 1}}, r"option velora_config=\{'scale': 1\} is not known to be harmless"),
         ({"new_thing": "x" * 200}, r"option new_thing='x{79} is not known to be harmless"),
-        (
-            {"init_lora_weights": "pissa_niter_4"},
-            "init_lora_weights='pissa_niter_4' changes the base .*save it again",
-        ),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4' changes the base .*save it again"),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights='OLoRA' changes the base"),
         ({"init_lora_weights": "corda"}, "'corda' changes the base"),
         ({"init_lora_weights": "loftq"}, "'loftq' changes the base"),
@@ -459,15 +430,13 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
         ({"rank_pattern": [1]}, r"rank_pattern must map names to numbers, got \[1\]"),
         ({"alpha_pattern": {"m": math.inf}}, r"alpha_pattern\['m'\] must be a finite number, got inf"),
         ({"alpha_pattern": {"(": 1}}, r"'\(' in alpha_pattern is no pattern"),
+        ({"rank_pattern": {"(a+)+x": 2}}, r"'\(a\+\)\+x' in rank_pattern could take for ever to match"),
         ({"use_rslora": "yes"}, "use_rslora must be true or false, got 'yes'"),
         ({"fan_in_fan_out": 2}, "fan_in_fan_out must be true or false, got 2"),
         ({"bias": "some"}, "bias must be 'none', 'all' or 'lora_only', got 'some'"),
         ({"modules_to_save": "classifier"}, "modules_to_save must be a list of names, got 'classifier'"),
         ({"r": 2}, "'base_model.model.m.lora_A.weight' has rank 1, but adapter_config.json says 2 for 'm'"),
-        (
-            {"rank_pattern": {"m": 3}},
-            "has rank 1, but adapter_config.json says 3 for 'm'.*correct r or rank_pattern",
-        ),
+        ({"rank_pattern": {"m": 3}}, "has rank 1, but adapter_config.json says 3 for 'm'.*correct r or rank_pattern"),
     ],
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -477,48 +446,21 @@ def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_pat
 
 
 def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
-    nothing = {
-        "use_dora": False,
-        "new_flag": False,
-        "new_list": [],
-        "new_text": "",
-        "new_table": {},
-        "new": None,
-    }
+    nothing = {"use_dora": False, "new_flag": False, "new_list": [], "new_text": "", "new_table": {}, "new": None}
     known = {"qalora_group_size": 16, "megatron_core": "megatron.core", "eva_config": {"rho": 2.0}}
     write(tmp_path, PAIR, r=1, **nothing, **known)
-    assert read_adapter(tmp_path).names == ("m.weight",)
+    assert list(read_adapter(tmp_path).specs) == ["m.weight"]
 
 
 @pytest.mark.parametrize(
     ("tensors", "options", "message"),
     [
         ({}, {}, "there are no LoRA factors in it"),
-        (
-            {"m.lora_A.weight": [[1.0]]},
-            {},
-            "'base_model.model.m.lora_A.weight' comes without its factor B; fetch",
-        ),
-        (
-            {"t.lora_embedding_B": [[1.0]]},
-            {},
-            "'base_model.model.t.lora_embedding_B' comes without its factor A",
-        ),
-        (
-            {**PAIR, "m.lora_B.bias": [1.0]},
-            {},
-            "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor",
-        ),
-        (
-            {**PAIR, "m.lora_magnitude_vector": [1.0]},
-            {},
-            "'base_model.model.m.lora_magnitude_vector' is neither",
-        ),
-        (
-            {**PAIR, "n.weight": [[1.0]]},
-            {},
-            "'base_model.model.n.weight' is neither .*name it in modules_to_save",
-        ),
+        ({"m.lora_A.weight": [[1.0]]}, {}, "'base_model.model.m.lora_A.weight' comes without its factor B; fetch"),
+        ({"t.lora_embedding_B": [[1.0]]}, {}, "'base_model.model.t.lora_embedding_B' comes without its factor A"),
+        ({**PAIR, "m.lora_B.bias": [1.0]}, {}, "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor"),
+        ({**PAIR, "m.lora_magnitude_vector": [1.0]}, {}, "'base_model.model.m.lora_magnitude_vector' is neither"),
+        ({**PAIR, "n.weight": [[1.0]]}, {}, "'base_model.model.n.weight' is neither .*name it in modules_to_save"),
         ({**PAIR, "m.bias": [1.0]}, {}, "'base_model.model.m.bias' is neither"),
         ({**PAIR, "n.bias": [1.0]}, {"bias": "lora_only"}, "'base_model.model.n.bias' is neither"),
         ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "belong to different adapters; save each in a folder"),
@@ -537,22 +479,10 @@ def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
             {"r": 4},
             "ranks differ: .*grouped convolutions are not supported",
         ),
-        (
-            {"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]},
-            {},
-            "no LoRA factors; .*gather them before",
-        ),
+        ({"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]}, {}, "no LoRA factors; .*gather them before"),
         ({"m.lora_A.weight": torch.ones(1, 0), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
-        (
-            {"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]},
-            {},
-            "which are no LoRA factors",
-        ),
-        (
-            {"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]},
-            {},
-            "must be floating point, got I64 \\(quantised",
-        ),
+        ({"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
+        ({"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]}, {}, "must be floating point, got I64 \\(quantised"),
         ({"t.lora_embedding_A": [[1]], "t.lora_embedding_B": [[1.0]]}, {}, "must be floating point, got I64"),
         (
             {**PAIR, "head.weight": [[1]]},
@@ -570,20 +500,12 @@ def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
             "are one tensor but differ",
         ),
         (
-            {
-                "t.lora_embedding_A": [[1.0]],
-                "t.lora_embedding_B": [[1.0]],
-                "t.base_layer.weight": [[1.0, 2.0]],
-            },
+            {"t.lora_embedding_A": [[1.0]], "t.lora_embedding_B": [[1.0]], "t.base_layer.weight": [[1.0, 2.0]]},
             {},
             r"'base_model.model.t.base_layer.weight' is \(1, 2\), but its factors make \(1, 1\)",
         ),
         (
-            {
-                **PAIR,
-                "m.base_layer.out_proj.lora_A.weight": [[1.0]],
-                "m.base_layer.out_proj.lora_B.weight": [[1.0]],
-            },
+            {**PAIR, "m.base_layer.out_proj.lora_A.weight": [[1.0]], "m.base_layer.out_proj.lora_B.weight": [[1.0]]},
             {},
             r"'m' \(nn.MultiheadAttention\) is not supported; merge it into the full model",
         ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
@@ -16,7 +15,7 @@ from blake3 import blake3
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files import paths
-from orthomerge.files.hashing import algorithm_of, new_hash
+from orthomerge.files.hashing import Hasher, algorithm_of
 from orthomerge.files.paths import RawFile
 
 SIZE = 700_000  # more than two gaps of the hash
@@ -236,22 +235,9 @@ def test_a_file_names_itself(path: Path) -> None:
     assert GAP == paths._GAP
 
 
-def test_without_blake3_it_is_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"weights")
-    monkeypatch.setattr("orthomerge.files.hashing.find_spec", lambda name: None)
-    assert RawFile(path).digest() == "sha256:" + sha256(b"weights").hexdigest()
-
-
 def test_a_digest_names_its_algorithm() -> None:
     assert algorithm_of("blake3:00") == "blake3"
     with pytest.raises(CheckpointError, match="no digest of the form"):
         algorithm_of("00")
     with pytest.raises(CheckpointError, match="unknown hash 'md5'"):
-        new_hash("md5")
-
-
-def test_a_file_hashed_with_blake3_needs_blake3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "blake3", None)
-    with pytest.raises(CheckpointError, match="pip install blake3"):
-        new_hash("blake3")
+        Hasher("md5")

@@ -6,7 +6,6 @@ import copyreg
 import io
 import os
 import pickle
-import random
 import struct
 import subprocess
 import sys
@@ -26,7 +25,8 @@ from torch import nn
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files import pickles, state_dicts, unpickler
-from orthomerge.files.pickles import PickledTensors, read_pickle
+from orthomerge.files.checkpoint import Checkpoint
+from orthomerge.files.pickles import read_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def save(value: object, path: Path, *, legacy: bool = False, protocol: int = 2) 
     return path
 
 
-def check(found: PickledTensors, expected: Mapping[str, torch.Tensor]) -> None:
+def check(found: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:
     """Names in order, dtypes, shapes and values must be those of `expected`."""
     assert list(found.entries) == [name for name in expected if name not in found.aliases]
     assert set(expected) == {*found.entries, *found.aliases}
@@ -156,7 +156,6 @@ class Slots:
 def test_plain_state_dict(tmp_path: Path, legacy: bool, protocol: int) -> None:
     found = read_pickle(save(weights(), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
     check(found, weights())
-    assert found.wrapper == "state dict"
     assert found.aliases == {}
 
 
@@ -248,40 +247,34 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrap", "wrapper"),
+    "wrap",
     [
-        (lambda w: {"state_dict": w, "epoch": 3}, "state dict under 'state_dict'"),
-        (lambda w: {"model_state_dict": w, "optimizer_state_dict": {"a": w}}, "state dict under 'model_state_dict'"),
-        (lambda w: {"model": w, "ema": {"x": normal(2)}}, "state dict under 'model'"),
-        (lambda w: {"module": w, "lr_schedulers": [1], "scaler": {"s": normal(1)}}, "state dict under 'module'"),
-        (lambda w: {"net": w, "rng_state": torch.zeros(3)}, "state dict under 'net'"),
-        (lambda w: {"whatever": w, "note": "text", 3: normal(2)}, "state dict under 'whatever'"),
-        (lambda w: {"model": w, "state_dict": w, "x": w}, "state dict under 'state_dict'"),
-        (lambda w: {"model": w, "loss": torch.tensor(0.5)}, "state dict under 'model'"),
-        (lambda w: {"outer": {"model": w, "opt": {"m": normal(1)}}}, "state dict under 'outer.model'"),
-        (lambda w: {"weights": w, "adam": {"state": {0: {"m": normal(1)}, "y": w}, "param_groups": []}}, "'weights'"),
-        (lambda w: OrderedDict(w, step=3, name="x", nothing=None), "state dict"),
-        (Odd, "state dict"),
-        (lambda w: defaultdict(list, w), "state dict"),
-        (lambda w: {**w, "a._extra_state": {"scale": normal(1)}}, "state dict"),
-        (
-            lambda w: {"state_dict": w, "hyper": [Counter("aab"), {1, 2}, frozenset("x"), b"b", bytearray(b"c")]},
-            "state",
-        ),
-        (lambda w: {"state_dict": w, "np": [np.float32(1.5), np.arange(3), np.dtype("int8")]}, "state dict under"),
-        (lambda w: {"state_dict": w, "x": [torch.Size([1]), torch.device("cpu"), torch.float16, slice(2)]}, "state"),
-        (lambda w: {"state_dict": w, "args": [types.SimpleNamespace(a=1), 1j, Slots(), (1, (2, 3)), 1 << 90]}, "state"),
-        (lambda w: {"state_dict": w, (1, 2): "tuple key", None: 1, 2.5: 2}, "state dict under"),
+        lambda w: {"state_dict": w, "epoch": 3},
+        lambda w: {"model_state_dict": w, "optimizer_state_dict": {"a": w}},
+        lambda w: {"model": w, "ema": {"x": normal(2)}},
+        lambda w: {"module": w, "lr_schedulers": [1], "scaler": {"s": normal(1)}},
+        lambda w: {"net": w, "rng_state": torch.zeros(3)},
+        lambda w: {"whatever": w, "note": "text", 3: normal(2)},
+        lambda w: {"model": w, "state_dict": w, "x": w},
+        lambda w: {"model": w, "loss": torch.tensor(0.5)},
+        lambda w: {"outer": {"model": w, "opt": {"m": normal(1)}}},
+        lambda w: {"weights": w, "adam": {"state": {0: {"m": normal(1)}, "y": w}, "param_groups": []}},
+        lambda w: OrderedDict(w, step=3, name="x", nothing=None),
+        Odd,
+        lambda w: defaultdict(list, w),
+        lambda w: {**w, "a._extra_state": {"scale": normal(1)}},
+        lambda w: {"state_dict": w, "hyper": [Counter("aab"), {1, 2}, frozenset("x"), b"b", bytearray(b"c")]},
+        lambda w: {"state_dict": w, "np": [np.float32(1.5), np.arange(3), np.dtype("int8")]},
+        lambda w: {"state_dict": w, "x": [torch.Size([1]), torch.device("cpu"), torch.float16, slice(2)]},
+        lambda w: {"state_dict": w, "args": [types.SimpleNamespace(a=1), 1j, Slots(), (1, (2, 3)), 1 << 90]},
+        lambda w: {"state_dict": w, (1, 2): "tuple key", None: 1, 2.5: 2},
     ],
 )
 @pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_wrapped_state_dicts(
-    tmp_path: Path, wrap: Callable[[Any], Any], wrapper: str, legacy: bool, protocol: int
-) -> None:
+def test_wrapped_state_dicts(tmp_path: Path, wrap: Callable[[Any], Any], legacy: bool, protocol: int) -> None:
     found = read_pickle(save(wrap(weights()), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
     check(found, weights())
-    assert wrapper in found.wrapper
 
 
 @pytest.mark.parametrize(
@@ -329,8 +322,6 @@ def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool
     check(found, net.state_dict())
     assert found.aliases == {"tied.weight": "head.weight"}
     assert not any("passing" in name for name in found.entries)
-    assert found.wrapper.startswith("whole module ")
-    assert found.wrapper.endswith(".Net under 'model'" if wrapped else "test_pickles.Net")
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
@@ -341,7 +332,6 @@ def test_whole_transformers_model(tmp_path: Path, legacy: bool) -> None:
     model = BertForSequenceClassification(config)
     found = read_pickle(save(model, tmp_path / "m.pt", legacy=legacy))
     check(found, model.state_dict())
-    assert found.wrapper == "whole module transformers.models.bert.modeling_bert.BertForSequenceClassification"
 
 
 def test_module_made_by_old_means(tmp_path: Path) -> None:
@@ -350,7 +340,6 @@ def test_module_made_by_old_means(tmp_path: Path) -> None:
     state = {"_parameters": OrderedDict(w=parameter), "_buffers": OrderedDict(), "_modules": OrderedDict()}
     module = Call(copyreg._reconstructor, nn.Linear, object, None, state=state)  # type: ignore[attr-defined]
     found = read_pickle(forge(tmp_path / "m.pt", module))
-    assert found.wrapper == "whole module torch.nn.modules.linear.Linear"
     check(found, {"w": torch.arange(4.0)})
 
 
@@ -707,11 +696,6 @@ def test_tar(tmp_path: Path) -> None:
         read_pickle(tmp_path / "m.pt")
 
 
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot open"):
-        read_pickle(tmp_path / "m.pt")
-
-
 def test_older_stream_by_hand(tmp_path: Path) -> None:
     path, state, tail = tmp_path / "m.pt", {"w": tensor()}, struct.pack("<q4f", 4, 0, 1, 2, 3)
     check(read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=tail)), {"w": torch.arange(4.0)})
@@ -747,45 +731,3 @@ def test_cut_anywhere(tmp_path: Path, legacy: bool) -> None:
             read_pickle(path)
     path.write_bytes(whole)
     check(read_pickle(path), weights())
-
-
-def mutated(data: bytes, dice: random.Random) -> bytes:
-    out = bytearray(data)
-    for _ in range(dice.randint(1, 4)):
-        at = dice.randrange(len(out))
-        match dice.randrange(4):
-            case 0:
-                out[at] ^= 1 << dice.randrange(8)
-            case 1:
-                out[at] = dice.randrange(256)
-            case 2:
-                del out[at : at + dice.randint(1, 4)]
-            case _:
-                out[at:at] = dice.randbytes(dice.randint(1, 4))
-    return bytes(out)
-
-
-@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle", "module"])
-def test_damaged_anywhere(tmp_path: Path, kind: str) -> None:
-    """Seeded damage: a typed error or success, and what succeeds can be read."""
-    state: object = Net() if kind == "module" else {"state_dict": weights(), "t": normal(3, 2).T, "n": np.arange(3)}
-    original = save(state, tmp_path / "m.pt", legacy=kind == "legacy")
-    with zipfile.ZipFile(original) if kind != "legacy" else io.BytesIO() as archive:
-        members = {n: archive.read(n) for n in archive.namelist()} if isinstance(archive, zipfile.ZipFile) else {}
-    pickled = next((content for name, content in members.items() if name.endswith("/data.pkl")), b"")
-    storages = {f"archive/{n.split('/', 1)[1]}": content for n, content in members.items() if "/data/" in n}
-    path, dice, messages = tmp_path / "damaged.pt", random.Random(kind), list[str]()
-    for _ in range(250):
-        if kind in ("pickle", "module"):  # aim at the pickle, which is a small part of the file
-            forge(path, mutated(pickled, dice), extra=storages)
-        else:
-            path.write_bytes(mutated(original.read_bytes(), dice))
-        try:
-            found = read_pickle(path)
-        except CheckpointError as error:
-            messages.append(str(error))
-        else:
-            for entry in found.entries.values():
-                assert entry.read(0, entry.spec.numel).numel() == entry.spec.numel
-    assert 50 < len(messages) < 250
-    assert all(str(path) in message for message in messages)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import OutputError
-from orthomerge.files.replacing import clear_abandoned, os_errors, replace_file, replacing
+from orthomerge.files.replacing import clear_partials, os_errors, replace_file, replacing
 
 TOKEN = "0123456789abcdef"
 
@@ -54,8 +54,7 @@ def test_what_a_killed_writer_left_goes_and_what_another_writes_stays(tmp_path: 
         fcntl.flock(file, fcntl.LOCK_SH)
         replace_file(path, b"new")
         assert (left.exists(), busy.exists()) == (False, True)
-    clear_abandoned(busy)
-    clear_abandoned(tmp_path / "never there")
+    clear_partials(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -76,7 +75,7 @@ def test_a_file_taken_for_left_before_it_was_locked(tmp_path: Path, monkeypatch:
         original(file, mode)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with replacing(tmp_path / "file", ".file") as file:
+    with replacing(tmp_path / "file") as file:
         file.write(b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
     assert len(taken) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.core.rows import made
+from orthomerge.core.rows import instance_of
 from orthomerge.fitting.lm_cocktail import LmCocktail
 from orthomerge.merging.methods import FITTED
 from orthomerge.testing.settings import make_setting
@@ -64,7 +64,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "options", "message"), REFUSED)
 def test_options_that_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message.replace("|", r"\|")):
-        made(FITTED[name], options, what="method")
+        instance_of(FITTED[name], options, what="method")
 
 
 def test_an_expert_whose_losses_are_no_numbers() -> None:

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import tempfile
 import time
@@ -113,69 +112,72 @@ def cases(target: Target, originals: dict[str, bytes], seeds: range) -> Iterator
         yield seed, file, mutate(originals[file], file, draw, everything)
 
 
+def _read_one(target: Target, folder: Path) -> tuple[str, str | None]:
+    """Judge a folder within the limit on time."""
+    faulthandler.dump_traceback_later(3 * PATIENCE, exit=True, file=_NOWHERE)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        return judge(target, folder)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+
+
 def _work(target: Target, seeds: range, seconds: float, folder: Path, progress: Path) -> dict[str, Any]:
     """In the child: all cases of a range, or as many as there is time for."""
     target.make(folder)
     originals = {file: (folder / file).read_bytes() for file in target.files}
-    kind, complaint = judge(target, folder)
-    assert (kind, complaint) == ("read", None), (target.name, kind, complaint)
+    assert judge(target, folder) == ("read", None), (target.name, judge(target, folder))
     counts: Counter[str] = Counter()
     findings = []
     until = time.monotonic() + seconds
-    at = os.open(progress, os.O_WRONLY | os.O_CREAT)
     with _limits(target.memory):
         for seed, file, data in cases(target, originals, seeds):
             if data == originals[file]:
                 counts["same"] += 1
                 continue
-            os.pwrite(at, seed.to_bytes(8, "little"), 0)
+            progress.write_text(str(seed))
             (folder / file).write_bytes(data)
-            faulthandler.dump_traceback_later(3 * PATIENCE, exit=True, file=_NOWHERE)
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-            kind, complaint = judge(target, folder)
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            kind, complaint = _read_one(target, folder)
             counts[kind] += 1
             if complaint is not None:
                 findings.append([seed, file, complaint])
             (folder / file).write_bytes(originals[file])
             if time.monotonic() > until or len(findings) > 200:
                 break
-    faulthandler.cancel_dump_traceback_later()
-    os.close(at)
     return {"counts": counts, "findings": findings}
 
 
-def _in_child(target: Target, seeds: range, seconds: float) -> tuple[Counter[str], list[Finding], float]:
-    """Run `_work` in a fork; a child that dies is a finding at the seed where it was."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    started = time.monotonic()
-    try:
-        (folder / "world").mkdir()
+def _in_child(work: Callable[[Path], Any]) -> tuple[Any, int, str]:
+    """What `work(folder)` gives in a fork, its exit code if it died, and the seed that it had come to."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        folder = Path(name)
         child = os.fork()
         if child == 0:
             code = _OURS
             try:
-                done = _work(target, seeds, seconds, folder / "world", folder / "progress")
-                (folder / "result.json").write_text(json.dumps(done))
+                (folder / "world").mkdir()
+                (folder / "result.json").write_text(json.dumps(work(folder)))
                 code = 0
             except BaseException:  # noqa: BLE001 - the parent must hear of it
                 (folder / "traceback").write_text(traceback.format_exc())
             finally:
                 os._exit(code)
-        _, status = os.waitpid(child, 0)
-        if (folder / "result.json").exists():
-            done = json.loads((folder / "result.json").read_text())
-            found = [Finding(target.name, *each) for each in done["findings"]]
-            return Counter(done["counts"]), found, time.monotonic() - started
-        code = os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == _OURS:
-            raise RuntimeError(f"the fuzzer itself failed on {target.name}: {(folder / 'traceback').read_text()}")
-        seed = int.from_bytes((folder / "progress").read_bytes(), "little")
-        what = f"the process died or hung (exit code {code})"
-        counts = Counter(refused=seed - seeds.start)
-        return counts, [Finding(target.name, seed, "?", what)], time.monotonic() - started
-    finally:
-        shutil.rmtree(folder)
+            raise RuntimeError(f"the fuzzer itself failed: {(folder / 'traceback').read_text()}")
+        result = json.loads((folder / "result.json").read_text()) if not code else None
+        seed = (folder / "progress").read_text() if (folder / "progress").exists() else ""
+        return result, code, seed
+
+
+def _fuzz_range(target: Target, seeds: range, seconds: float) -> tuple[Counter[str], list[Finding]]:
+    """A child that dies is a finding at the seed where it was."""
+    done, code, seed = _in_child(lambda folder: _work(target, seeds, seconds, folder / "world", folder / "progress"))
+    if done is not None:
+        return Counter(done["counts"]), [Finding(target.name, *each) for each in done["findings"]]
+    died = Finding(target.name, int(seed), "?", f"the process died or hung (exit code {code})")
+    return Counter(refused=died.seed - seeds.start), [died]
 
 
 def fuzz(
@@ -196,9 +198,10 @@ def fuzz(
         counts: Counter[str] = Counter()
         spent, time_left = 0.0, seconds * target.share / whole
         while seeds:
-            found_counts, found, took = _in_child(target, seeds, time_left - spent)
-            counts += found_counts
-            spent += took
+            started = time.monotonic()
+            more, found = _fuzz_range(target, seeds, time_left - spent)
+            counts += more
+            spent += time.monotonic() - started
             outcome.findings += [_with_data(each) for each in found]
             died = [each for each in found if each.file == "?"]
             seeds = range(died[0].seed + 1, seeds.stop) if died and spent < time_left else range(0)
@@ -219,20 +222,12 @@ def _with_data(found: Finding) -> Finding:
 
 def replay(target: Target, file: str, data: bytes) -> str | None:
     """What is wrong with one input, in a process of its own; None if nothing is."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        target.make(folder)
-        (folder / file).write_bytes(data)
-        child = os.fork()
-        if child == 0:
-            with _limits(target.memory):
-                faulthandler.dump_traceback_later(3 * PATIENCE, exit=True, file=_NOWHERE)
-                signal.setitimer(signal.ITIMER_REAL, PATIENCE)
-                complaint = judge(target, folder)[1]
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            (folder / "complaint").write_text(complaint or "")
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            return f"the process died or hung (exit code {os.waitstatus_to_exitcode(status)})"
-        return (folder / "complaint").read_text() or None
+
+    def work(folder: Path) -> str | None:
+        target.make(folder / "world")
+        (folder / "world" / file).write_bytes(data)
+        with _limits(target.memory):
+            return _read_one(target, folder / "world")[1]
+
+    complaint, code, _ = _in_child(work)
+    return f"the process died or hung (exit code {code})" if code else complaint

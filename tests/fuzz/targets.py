@@ -117,7 +117,7 @@ def _read_adapter(folder: Path) -> dict[str, Any]:
     opened = open_expert(folder)
     assert isinstance(opened, Adapter)
     found = {}
-    for name, factors in opened.factors.items():
+    for name, factors in opened.products.items():
         count = int(np.prod(factors.shape)) if np.prod(factors.shape) < _MOST else 0
         found[name] = (factors.scaling, factors.shape, factors.transposed, factors.delta(0, count) if count else None)
     return found

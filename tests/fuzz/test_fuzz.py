@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.engine import CORPUS, fuzz, replay, target_named
 from tests.fuzz.targets import TARGETS
 
-COUNT = 12_000  # in all; more by `make fuzz`
+COUNT = 6_000  # in all; more by `make fuzz`
 KEPT = sorted(CORPUS.glob("*.json"))
 
 
@@ -20,7 +20,7 @@ def test_mutations_are_refused_or_read_alike(target: str, capsys: pytest.Capture
     with capsys.disabled():
         print(f"\nfuzz {target}: {outcome.total} mutations, {dict(outcome.counts[target])}", end=" ")
     assert [(each.seed, each.file, each.what) for each in outcome.findings] == []
-    assert outcome.total > 100
+    assert outcome.total > 50
 
 
 @pytest.mark.parametrize("note", KEPT, ids=[path.stem for path in KEPT])

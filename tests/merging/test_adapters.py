@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from orthomerge.files.lora import AdapterSource, read_adapter
+from orthomerge.files.lora import read_adapter
 from orthomerge.merging.dare import keep_mask
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import make_method
@@ -68,8 +68,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 @pytest.fixture
 def vectors(adapted: tuple[Any, Path]) -> TaskVectors:
     base = InMemory({f"{name}.weight": torch.zeros(shape) for name, shape in LAYERS.items()})
-    names = {key: key for key in base.keys()}
-    sources = {task: AdapterSource(read_adapter(adapted[1] / task), names) for task in TASKS}
+    sources = {task: read_adapter(adapted[1] / task) for task in TASKS}
     return TaskVectors({task: TaskVector(base, ((1.0, source),)) for task, source in sources.items()})
 
 

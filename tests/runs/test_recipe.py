@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.sizes import parse_size
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.runs.recipe import Recipe, load_recipe_mapping, load_yaml, parse_value, read_recipe
 

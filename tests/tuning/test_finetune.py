@@ -145,9 +145,9 @@ def test_an_adapter_is_read_and_merges_into_what_was_trained(
     pooling = "mean" if kind == "words" else "cls"
     metrics = tune(task, tmp_path / "lora", mode="lora", pooling=pooling, **MODES["lora"])
     adapter = read_adapter(tmp_path / "lora")
-    assert len(adapter.factors) == 2 * 4
+    assert len(adapter.products) == 2 * 4
     assert set(adapter.replaced) == {"classifier.weight", "classifier.bias"}
-    for factors in adapter.factors.values():
+    for factors in adapter.products.values():
         assert factors.rank == 16
         assert factors.delta(0, 32 * 32).abs().max() > 0
     # Without `check_base`: the random weights of this base are small beside what was learnt.

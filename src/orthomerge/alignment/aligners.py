@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from orthomerge.core.rows import find_row, made, maker_of, with_plugins
+from orthomerge.core.rows import find_row, instance_of, maker_of, with_plugins
 from orthomerge.core.schema import schema
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def aligner_class(row: Row) -> type:
 
 def make_aligner(name: str, options: Mapping[str, Any] | None = None) -> Aligner:
     """An aligner with its options, strictly checked."""
-    return cast("Aligner", made(find_aligner(name), options or {}, what="aligner"))
+    return cast("Aligner", instance_of(find_aligner(name), options or {}, what="aligner"))
 
 
 def chosen_aligner(name: str, options: Mapping[str, Any], *, seed: int) -> Aligner:

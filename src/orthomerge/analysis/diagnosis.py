@@ -7,15 +7,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
+from orthomerge.analysis.figures import Figure
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
 from orthomerge.evaluation.records import read_document, write_text
 
 FILE = "diagnosis.json"
-_KINDS: Mapping[str, type[Any]] = {"lines": Lines, "heat": Heat, "bars": Bars, "points": Points}
+_KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Figure)}
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
-"""Checks of numbers that users give."""
+"""Checks of numbers and sizes that users give."""
 
 from __future__ import annotations
 
 import math
+import re
 
 from orthomerge.core.errors import RecipeError
+
+_MOST_SIZE = 1 << 62
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 def at_least_one(**counts: int | None) -> None:
@@ -26,3 +30,15 @@ def not_negative(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 <= number < math.inf:
             raise RecipeError(f"{name!r} must be a number of at least 0, got {number}")
+
+
+def parse_size(size: str | int) -> int:
+    """Bytes from `5GB`, `100MiB` or a plain number."""
+    text = str(size) if isinstance(size, str) or abs(size) < _MOST_SIZE else "a very large number"
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = match.group(2).upper() if match else "?"
+    count = float(match.group(1)) * _UNITS.get(unit, 0) if match else 0
+    if not 1 <= count < _MOST_SIZE:
+        known = ", ".join(filter(None, _UNITS))
+        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {text!r:.60}; known units: {known}")
+    return int(count)

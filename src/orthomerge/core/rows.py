@@ -51,6 +51,6 @@ def maker_of(row: Named) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(import_module(module), name))
 
 
-def made(row: Named, options: Mapping[str, Any], *, what: str) -> Any:
+def instance_of(row: Named, options: Mapping[str, Any], *, what: str) -> Any:
     """An instance with its options, strictly checked."""
     return build(maker_of(row), options, where=f"{what} {row.name}")

@@ -1,4 +1,4 @@
-"""One table, and how it is shown: plain text, Markdown, LaTeX, CSV, HTML and JSON.
+"""One table, and how it is shown: plain text, Markdown, LaTeX and HTML; and CSV of plain values.
 
 Texts may come from any file and are never markup: each form passes them through `plain` and escapes what it must.
 """
@@ -14,7 +14,7 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Value = str | int | float | None
 
@@ -134,10 +134,6 @@ class Table:
         ]
         return "\n".join(lines) + "\n"
 
-    def csv(self) -> str:
-        """Header and rows, without title and note; numbers are not rounded."""
-        return csv_text(self.names, ([_value(cell) for cell in row] for row in self.rows))
-
     def html(self) -> str:
         """A `table` element whose first cells are headers of their rows; numbers have the class `n`."""
         kinds = [_html_class(column) for column in self.columns]
@@ -151,9 +147,10 @@ class Table:
         caption = f"<caption>{_html_escape(self.title)}</caption>"
         return f"<table>\n{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(body)}</tbody>\n</table>"
 
-    def json_rows(self) -> list[dict[str, Any]]:
-        """A mapping from names of columns to values per row."""
-        return [dict(zip(self.names, map(_value, row), strict=True)) for row in self.rows]
+    def json_rows(self) -> list[dict[str, Value]]:
+        """A mapping from names of columns to values per row; an empty text is nothing."""
+        rows = ([cell.text or None if cell.value is None else cell.value for cell in row] for row in self.rows)
+        return [dict(zip(self.names, row, strict=True)) for row in rows]
 
     def _wrapped(self, texts: Sequence[str], widths: Sequence[int]) -> list[str]:
         """The lines of one row."""
@@ -225,11 +222,6 @@ def _cell(value: Cell | Value) -> Cell:
     if isinstance(value, Cell):
         return value
     return Cell("" if value is None else str(value), None if isinstance(value, str) else value)
-
-
-def _value(cell: Cell) -> Value:
-    """For programs: an empty text is nothing."""
-    return cell.text or None if cell.value is None else cell.value
 
 
 def _html_class(column: Column) -> str:

@@ -7,21 +7,18 @@ hub marks labels that are not public, has none. Pictures are decoded here when t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import count
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
+from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.images import decode
-from orthomerge.data.raw import BadRowError, Key, Problems, Raw, by_split, check_key, check_text
+from orthomerge.data.raw import Key, Problems, Raw, by_split
+from orthomerge.data.rows import Rows
+from orthomerge.data.tables import Columns, Parts, add_rows, close
 from orthomerge.data.task import Lazy, Split
 from orthomerge.files.hub import is_hub_id
-
-if TYPE_CHECKING:
-    from orthomerge.data.tables import Columns
-
 
 _UNKNOWN = -1
 
@@ -40,10 +37,7 @@ def is_dataset_id(text: str) -> bool:
 def read_saved(folder: Path, columns: Columns) -> Raw:
     """What `save_to_disk` wrote."""
     library = _library(str(folder))
-    try:
-        data = library.load_from_disk(str(folder))
-    except Exception as error:  # arrow's errors, those of the file system, and its own
-        raise CheckpointError(f"cannot load the dataset {folder}: {_summary(error)}") from error
+    data = _loaded(library.load_from_disk, str(folder), f"{folder}")
     return _raw(library, data, str(folder), columns)
 
 
@@ -51,14 +45,17 @@ def read_hub(reference: str, columns: Columns) -> Raw:
     """A dataset of the hub, or of the cache if that is all there is."""
     library = _library(f"{reference!r}, which is no path that exists and must be a hub id,")
     name, config, revision = _parsed(reference)
-    try:
-        data = library.load_dataset(name, name=config, revision=revision)
-    except Exception as error:  # as many kinds as there are ways for a hub to be out of reach
-        raise CheckpointError(
-            f"cannot load the dataset {reference!r}: {_summary(error)}; it is no path that exists: check the spelling, "
-            "the network and, if it is gated, `hf auth login`"
-        ) from error
+    advice = "it is no path that exists: check the spelling, the network and, if it is gated, `hf auth login`"
+    data = _loaded(library.load_dataset, name, f"{reference!r}", advice, name=config, revision=revision)
     return _raw(library, data, reference, columns)
+
+
+def _loaded(load: Callable[..., Any], source: str, what: str, advice: str = "save it again", **options: Any) -> Any:
+    try:
+        return load(source, **options)
+    except Exception as error:  # arrow's errors, those of the file system, and all ways for a hub to be out of reach
+        line = (str(error).strip().splitlines() or [""])[0]
+        raise CheckpointError(f"cannot load the dataset {what}: {type(error).__name__}: {line}; {advice}") from error
 
 
 def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
@@ -66,50 +63,46 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
     splits = by_split(map(str, datasets), where)
     if not splits:
         raise CheckpointError(f"{where} has no split called train, val or test, got {some(datasets)}")
-    raw = Raw(where, "text")
+    raw, parts = Raw(where, "text"), Parts()
+    pictures: dict[Split, Lazy] = {}
     for split, word in splits.items():
-        _add(raw, library, datasets[word].with_format(None), split, columns)
+        dataset, problems = datasets[word].with_format(None), Problems(f"{where} ({split})")
+        columns = _with_pictures(columns, dataset.features, library)
+        columns.check(problems.where, tuple(dataset.features))
+        labels = list(dataset[columns.label])
+        hidden = split != "train" and all(label == _UNKNOWN for label in labels)
+        if isinstance(dataset.features[columns.text], library.Image):
+            raw.modality = "image"
+            pictures[split] = _pictures(library, dataset, columns.text, str(problems.where))
+        inputs = map(str, range(len(labels))) if split in pictures else dataset[columns.text]
+        rows = (
+            (f"row {number}", {columns.text: text, columns.label: label})
+            for number, (text, label) in enumerate(zip(inputs, labels, strict=True), 1)
+        )
+        feature = dataset.features[columns.label]
+        names: dict[Key, str] = {}
+        if isinstance(feature, library.ClassLabel):
+            names.update(enumerate(feature.names or ()))
+        present = (columns.text,) if hidden else (columns.text, columns.label)
+        add_rows(
+            raw,
+            parts,
+            Rows(present, rows, names),
+            problems,
+            replace(columns, labelled=not hidden, split=None),
+            fixed=split,
+            usual=split,
+        )
+    close(raw, parts)
+    for split, inputs in pictures.items():
+        raw.parts[split] = replace(raw.parts[split], inputs=inputs)
     return raw
 
 
-def _add(raw: Raw, library: Any, dataset: Any, split: Split, columns: Columns) -> None:
-    origin, features = f"{raw.where} ({split})", dataset.features
+def _with_pictures(columns: Columns, features: Mapping[str, Any], library: Any) -> Columns:
+    """The columns, with the only column of pictures as inputs where there is no column of texts."""
     pictures = [name for name, feature in features.items() if isinstance(feature, library.Image)]
-    column = pictures[0] if columns.text not in features and len(pictures) == 1 else columns.text
-    if not len(dataset):
-        raise CheckpointError(f"{origin} is empty")
-    for option, name in (("text", column), ("label", columns.label)):
-        if name not in features:
-            raise RecipeError(f"{origin} has no column {name!r}; {nearest(name, features)}; say which with `{option}`")
-    if isinstance(features[columns.label], library.ClassLabel):
-        raw.names.update(enumerate(features[columns.label].names or ()))
-    labels: list[Key] = list(dataset[columns.label])
-    hidden = split != "train" and all(label == _UNKNOWN for label in labels)
-    keys = None if hidden else labels
-    _check(origin, keys or (), partial(_check_key, column=columns.label))
-    if column in pictures:
-        raw.modality = "image"
-        inputs: Sequence[Any] = _pictures(library, dataset, column, origin)
-    else:
-        inputs = list(dataset[column])
-        _check(origin, inputs, partial(check_text, column=column, keep_empty=columns.keep_empty))
-    raw.add(split, inputs, keys, (f"{origin} row {number}" for number in count(1)))
-
-
-def _check(origin: str, values: Iterable[Any], check: Callable[[Any], object]) -> None:
-    problems = Problems(origin)
-    for number, value in enumerate(values, 1):
-        try:
-            check(value)
-        except BadRowError as error:
-            problems.add(f"row {number} {error}")
-    problems.check()
-
-
-def _check_key(value: object, column: str) -> None:
-    if value == _UNKNOWN:
-        raise BadRowError(f"has no label as {column!r} but {_UNKNOWN}")
-    check_key(value, column)
+    return replace(columns, text=pictures[0]) if columns.text not in features and len(pictures) == 1 else columns
 
 
 def _pictures(library: Any, dataset: Any, column: str, origin: str) -> Lazy:
@@ -137,8 +130,3 @@ def _library(what: str) -> Any:
         return importlib.import_module("datasets")
     except ImportError as error:
         raise RecipeError(f"reading {what} needs Hugging Face's datasets: pip install datasets") from error
-
-
-def _summary(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"

@@ -1,20 +1,27 @@
-"""Pictures: decoding one with a limit on what it may unpack to, and folders of them, split/class/*.png or class/*.png.
+"""Pictures: one by one, in folders by class (split/class/*.png or class/*.png), and as arrays in one .npz.
 
 A picture is a uint8 array [H, W] or [H, W, 3], turned as its camera says (EXIF), as `datasets` does; transparency is
-dropped. Those in folders are decoded when they are used.
+dropped. Those in folders are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val,
+y_val], label_names; pickles inside are refused. What a file may unpack to is limited.
 """
 
 from __future__ import annotations
 
+import re
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orthomerge.core.errors import CheckpointError, RecipeError, some
-from orthomerge.data.raw import Raw, by_split, split_named
+from orthomerge.core.errors import CheckpointError, some
+from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.task import Lazy, Split
+from orthomerge.files.paths import RawFile
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,22 +31,23 @@ if TYPE_CHECKING:
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # others run programs, or nobody uses them
 _MOST_PIXELS = 1 << 26
-_MOST_BYTES = 1 << 28  # of one file
+_MOST_BYTES = 1 << 28  # of one picture's file
+_MOST_ARRAYS = 16 << 30  # bytes, unpacked: more does not fit in memory anyway
 _GREY = ("1", "L", "LA")
-_LITTER = ("thumbs.db", "desktop.ini")  # what file managers leave behind; hidden files are theirs, too
+_LITTER = ("thumbs.db", "desktop.ini")
+_NAME = re.compile(r"[xy]_.+")
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def decode(source: Path | bytes, *, where: str) -> Pixels:
     """The pixels of a picture; `where` names it in messages."""
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise RecipeError("reading pictures needs Pillow: pip install 'orthomerge[models]'") from error
+    from PIL import Image, ImageOps
+
     try:
         # From memory: a length in a file makes Pillow ask for so many bytes at once, four gigabytes if need be.
-        data = source if isinstance(source, bytes) else _read(source)
+        data = source if isinstance(source, bytes) else _bytes(source)
         with Image.open(BytesIO(data), formats=_FORMATS) as picture:
-            _check_size(picture, where)
+            _check_pixels(picture, where)
             return pixels(ImageOps.exif_transpose(picture), where)
     except CheckpointError:
         raise
@@ -47,7 +55,7 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
         raise CheckpointError(f"{where} cannot be decoded ({error}); it is damaged, or no picture") from error
 
 
-def _check_size(picture: Image, where: str) -> None:
+def _check_pixels(picture: Image, where: str) -> None:
     width, height = picture.size
     if width * height > _MOST_PIXELS:
         raise CheckpointError(
@@ -64,6 +72,13 @@ def pixels(picture: Image, where: str) -> Pixels:
     return np.asarray(picture.convert("L" if picture.mode in _GREY else "RGB"))
 
 
+def _bytes(path: Path) -> bytes:
+    file = RawFile(path)
+    if file.size > _MOST_BYTES:
+        raise CheckpointError(f"{path} has {file.size} bytes; more than {_MOST_BYTES} is refused: make it smaller")
+    return file.bytes(0, file.size)
+
+
 def read_folder(folder: Path) -> Raw:
     """A folder of pictures; the names of its folders are the classes. Files beside the folders are ignored."""
     names = [path.name for path in _folders(folder)]
@@ -72,36 +87,103 @@ def read_folder(folder: Path) -> Raw:
         splits = {split: folder / name for split, name in by_split(names, folder).items()}
     raw = Raw(str(folder), "image")
     for split, path in splits.items():
-        homes = _folders(path)
-        files = [picture for home in homes for picture in _pictures(home)]
+        classes = _folders(path)
+        files = [picture for each in classes for picture in _pictures(each)]
         if not files:
             raise CheckpointError(f"the {split} split {path} is empty: there must be a folder of pictures per class")
-        raw.add(split, Lazy(files, _load), [file.parent.name for file in files], (str(file.parent) for file in files))
-        raw.names |= {home.name: home.name for home in homes}
+        inputs = Lazy(files, lambda file: decode(file, where=str(file)))
+        raw.add(split, inputs, [file.parent.name for file in files], (str(file.parent) for file in files))
+        raw.names |= {each.name: each.name for each in classes}
     return raw
 
 
-def _read(path: Path) -> bytes:
-    if (size := path.stat().st_size) > _MOST_BYTES:
-        raise CheckpointError(f"{path} has {size} bytes; more than {_MOST_BYTES} is refused: make it smaller")
-    return path.read_bytes()
-
-
-def _load(path: Path) -> object:
-    return decode(path, where=str(path))
+def _entries(folder: Path) -> list[Path]:
+    """What lies in a folder, without files of file managers: hidden ones, and two more."""
+    names = sorted(path.name for path in folder.iterdir())
+    return [folder / name for name in names if not name.startswith(".") and name.casefold() not in _LITTER]
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [path for path in _entries(folder) if path.is_dir()]
 
 
-def _pictures(home: Path) -> list[Path]:
-    entries = sorted(path for path in home.iterdir() if not path.name.startswith("."))
-    entries = [path for path in entries if path.name.casefold() not in _LITTER]
-    strange = [path.name for path in entries if path.is_dir() or path.suffix.casefold() not in _SUFFIXES]
-    if strange:
+def _pictures(folder: Path) -> list[Path]:
+    entries = _entries(folder)
+    odd = [path.name for path in entries if path.is_dir() or path.suffix.casefold() not in _SUFFIXES]
+    if odd:
         raise CheckpointError(
-            f"{home} must hold the pictures of one class, got {some(strange)}; splits are called train, val and test, "
+            f"{folder} must hold the pictures of one class, got {some(odd)}; splits are called train, val and test, "
             "and hold a folder for every class"
         )
     return entries
+
+
+def read_arrays(path: Path) -> Raw:
+    """An .npz file: images uint8 [N, H, W] or [N, H, W, 3], labels as ids [N]."""
+    try:
+        with zipfile.ZipFile(path) as packed:
+            _check_size(path, sum(entry.file_size for entry in packed.infolist()))
+        with np.load(path, allow_pickle=False) as archive:
+            return _read(path, archive.files, archive.__getitem__)
+    except CheckpointError:
+        raise
+    except Exception as error:  # zip, zlib, header and memory each fail in their own way
+        raise CheckpointError(f"{path} cannot be read as .npz ({error}); it is damaged, or holds pickles") from error
+
+
+def _check_size(path: Path, size: int) -> None:
+    """Refuse what does not fit into the memory that is free, where the system says how much that is."""
+    most = _MOST_ARRAYS
+    with suppress(OSError, ValueError, IndexError):
+        free = re.findall(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)[0]
+        most = min(most, 1024 * int(free))
+    if size > most:
+        raise CheckpointError(
+            f"{path} unpacks to {size} bytes, but at most {most} are read on this machine; give a smaller file, or "
+            "pictures in folders"
+        )
+
+
+def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
+    raw = Raw(str(path), "image")
+    if "label_names" in files:
+        names = load("label_names")
+        if names.ndim != 1 or names.dtype.kind != "U" or not len(names):
+            raise CheckpointError(f"{path}: label_names must be texts, got {names.dtype} {list(names.shape)}")
+        raw.names = {place: str(name) for place, name in enumerate(names)}
+    arrays = [file for file in files if _NAME.fullmatch(file)]
+    for file in arrays:
+        if split_named(file[2:]) is None:
+            raise CheckpointError(f"{path}: array {file!r} must be of split train, val or test")
+    inputs, labels = (by_split((file[2:] for file in arrays if file[0] == kind), f"{path}: {kind}_") for kind in "xy")
+    for split in {**inputs, **labels}:
+        if split not in inputs or (split == "train" and split not in labels):
+            lacking = "x" if split not in inputs else "y"
+            raise CheckpointError(f"{path}: the {split} split needs x_{split} and y_{split}, but {lacking} is missing")
+        images = _images(path, f"x_{inputs[split]}", load(f"x_{inputs[split]}"))
+        name = f"y_{labels.get(split)}"
+        keys = _keys(path, name, load(name), len(images)) if split in labels else None
+        raw.add(split, images, keys, (f"{path}: {name}[{number}]" for number in count()))
+    if not raw.parts:
+        raise CheckpointError(f"{path} must hold x_train, y_train, x_test and y_test, got {', '.join(files)}")
+    return raw
+
+
+def _images(path: Path, name: str, values: Array) -> list[Array]:
+    grey = values.ndim == 4 and values.shape[3] == 1
+    if values.dtype != np.uint8 or not (values.ndim == 3 or (values.ndim == 4 and (grey or values.shape[3] == 3))):
+        raise CheckpointError(
+            f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], got {values.dtype} {list(values.shape)}"
+        )
+    if not len(values):
+        raise CheckpointError(f"{path}: {name} is empty; give at least one image")
+    return list(values[..., 0] if grey else values)
+
+
+def _keys(path: Path, name: str, values: Array, count: int) -> list[Key]:
+    if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) != count:
+        raise CheckpointError(
+            f"{path}: {name} must hold {count} whole numbers, got {values.dtype} {list(values.shape)}"
+        )
+    keys: list[Key] = values.tolist()
+    return keys

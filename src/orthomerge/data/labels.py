@@ -83,24 +83,24 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
     if len(texts) < len(keys):
         number = next(key for key in keys if not isinstance(key, str))
         raise CheckpointError(
-            f"{raw.where} must have either ids or names as labels, got {min(texts)!r} ({_first(raw, min(texts))}) "
-            f"and {number!r} ({_first(raw, number)})"
+            f"{raw.where} must have either ids or names as labels, got {min(texts)!r} ({raw.place(min(texts))}) "
+            f"and {number!r} ({raw.place(number)})"
         )
     return sorted(keys, key=str)
 
 
 def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> dict[Key, int]:
     places = dict(zip(by_name, _places(tuple(by_name), wanted), strict=True))
-    if None not in places.values():
-        return {key: place for name, key in by_name.items() if (place := places[name]) is not None}
-    positions = {key for key in by_name.values() if not raw.names and _is_place(key, len(wanted))}
+    matched = {by_name[name]: place for name, place in places.items() if place is not None}
+    if len(matched) == len(by_name):
+        return matched
+    positions = {key: int(key) for key in by_name.values() if not raw.names and _is_place(key, len(wanted))}
     if len(positions) == len(by_name):
-        return {key: int(key) for key in positions}
-    unknown = [name for name in by_name if places[name] is None]
-    strange = next((name for name in unknown if by_name[name] not in positions), unknown[0])
+        return positions
+    unknown = [name for name, key in by_name.items() if key not in matched]
+    odd = next((name for name in unknown if by_name[name] not in positions), unknown[0])
     raise CheckpointError(
-        f"{_first(raw, by_name[strange])}: label {strange!r} is not one of the {len(wanted)} labels; "
-        f"{nearest(strange, wanted)}"
+        f"{raw.place(by_name[odd])}: label {odd!r} is not one of the {len(wanted)} labels; {nearest(odd, wanted)}"
     )
 
 
@@ -110,7 +110,7 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
         return
     numbers = [int(key) for key in keys]
     if numbers[0] < 0:
-        raise CheckpointError(f"{_first(raw, keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
+        raise CheckpointError(f"{raw.place(keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
     missing = next((place for place, number in enumerate(numbers, int(numbers[0] == 1)) if place != number), None)
     if missing is not None:
         raise CheckpointError(
@@ -135,7 +135,3 @@ def _loosely(name: str) -> str:
 
 def _is_place(key: Key, count: int) -> bool:
     return _NUMBER.fullmatch(str(key)) is not None and 0 <= int(key) < count
-
-
-def _first(raw: Raw, key: Key) -> str:
-    return raw.first.get(key, raw.where)

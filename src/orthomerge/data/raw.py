@@ -57,6 +57,10 @@ class Raw:
     names: dict[Key, str] = field(default_factory=dict)
     first: dict[Key, str] = field(default_factory=dict)
 
+    def place(self, key: Key) -> str:
+        """Where a label occurs first."""
+        return self.first.get(key, self.where)
+
     def add(self, split: Split, inputs: Sequence[Any], keys: Sequence[Key] | None, places: Iterable[str]) -> None:
         """Add a split; `places` says where the label of each input is written."""
         self.parts[split] = Part(inputs, keys)

@@ -1,4 +1,4 @@
-"""Reading a task, whatever it is stored as: look at the source and call the reader of its format."""
+"""A user's data as tasks: whatever it is stored as, with labels in the order of the heads."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
-from orthomerge.data.arrays import read_arrays
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
-from orthomerge.data.images import read_folder
+from orthomerge.data.images import read_arrays, read_folder
 from orthomerge.data.labels import match_labels, resolve
-from orthomerge.data.raw import Key, Part, Raw, by_split, split_named
+from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.sampling import share, stratified
-from orthomerge.data.tables import Columns, read_files, read_one, split_files
+from orthomerge.data.tables import Columns, read_tables, split_files
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000
 _WAY_OUT = (
-    f"a task is a table ({', '.join(KINDS)}, each also .gz) or one per split (train.csv, val.csv, test.csv), an .npz, "
-    "folders of pictures (split/class/*.png), or a dataset of Hugging Face"
+    f"a task is a table ({', '.join(KINDS)}, all but parquet also .gz) or one per split (train.csv, val.csv, "
+    "test.csv), an .npz, folders of pictures (split/class/*.png), or a dataset of Hugging Face"
 )
 
 
@@ -57,10 +56,15 @@ def read_task(
         names = unlabelled
     else:
         names, places = resolve(raw, labels)
-    splits = {which: _examples(part, which, places) for which, part in raw.parts.items()}
+    splits: dict[Split, Examples] = {}
+    for which, part in raw.parts.items():
+        rows = None if part.keys is None else np.array([places[key] for key in part.keys], dtype=np.int64)
+        splits[which] = Examples(part.inputs, rows, which)
     train = splits.get("train")
     if train is not None and train.labels is not None:
-        _check_classes(train.labels, names, raw)
+        sizes = np.bincount(train.labels, minlength=len(names))
+        if empty := [each for each, size in zip(names, sizes, strict=True) if not size]:
+            raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
         if "val" not in splits and validation:
             splits |= split_off(train, train.labels, validation)
     order: tuple[Split, ...] = ("train", "val", "test")
@@ -108,50 +112,34 @@ def names_dataset(source: str) -> bool:
 
 def _read(source: Source, columns: Columns) -> Raw:
     if isinstance(source, Mapping):
-        return _read_mapping(source, columns)
+        splits = by_split(source, "files must be given for train, val and test, each once", error=RecipeError)
+        if not source or len(splits) < len(source):
+            raise RecipeError(f"files must be given for train, val and test, each once, got {some(source) or 'none'}")
+        files = [(Path(source[word]).expanduser(), split) for split, word in splits.items()]
+        return read_tables(files, columns, where=str(files[0][0].parent))
     path = Path(source).expanduser()
     if path.is_dir():
         return _read_directory(path, columns)
+    kind = kind_of(path)[1]
     if path.is_file():
-        kind = kind_of(path)[1]
         if kind == ".npz":
             return read_arrays(path)
         if kind in KINDS:
-            return read_one(path, columns)
+            return read_tables([(path, None)], columns, where=str(path))
         raise CheckpointError(f"{path} is of no kind that can be read; {_WAY_OUT}")
     if isinstance(source, str) and names_dataset(source):
         return read_hub(source, columns)
     raise CheckpointError(f"{path} does not exist; {_WAY_OUT}")
 
 
-def _read_mapping(source: Mapping[str, str | Path], columns: Columns) -> Raw:
-    splits = by_split(source, "files must be given for train, val and test, each once", error=RecipeError)
-    if not source or len(splits) < len(source):
-        raise RecipeError(f"files must be given for train, val and test, each once, got {some(source) or 'none'}")
-    files = {split: [Path(source[word]).expanduser()] for split, word in splits.items()}
-    return read_files(files, columns, where=str(next(iter(files.values()))[0].parent))
-
-
 def _read_directory(folder: Path, columns: Columns) -> Raw:
     if is_saved(folder):
         return read_saved(folder, columns)
     if files := split_files(folder):
-        return read_files(files, columns, where=str(folder))
+        return read_tables(files, columns, where=str(folder))
     if any(path.is_dir() for path in folder.iterdir()):
         return read_folder(folder)
     raise CheckpointError(f"{folder} holds nothing that can be read; {_WAY_OUT}")
-
-
-def _examples(part: Part, split: Split, places: Mapping[Key, int]) -> Examples:
-    labels = None if part.keys is None else np.array([places[key] for key in part.keys], dtype=np.int64)
-    return Examples(part.inputs, labels, split)
-
-
-def _check_classes(labels: Labels, names: tuple[str, ...], raw: Raw) -> None:
-    sizes = np.bincount(labels, minlength=len(names))
-    empty = [name for name, size in zip(names, sizes, strict=True) if not size]
-    if empty:
-        raise CheckpointError(f"{raw.where}: the train split has no examples of {some(empty)}")
 
 
 def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:

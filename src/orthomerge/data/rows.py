@@ -1,4 +1,4 @@
-"""Rows of table files, gzipped or not, one by one and with bounds: JSON lines, csv, tsv and parquet.
+"""Rows of table files, one by one and with bounds: JSON lines, csv and tsv, gzipped or not, and parquet.
 
 A .tsv has no quoting, as those of GLUE: a quotation mark in a text is a quotation mark. A .csv has.
 """
@@ -25,7 +25,6 @@ from orthomerge.files.documents import parse_json
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 _LONGEST_LINE = 16 << 20
 _MOST_BYTES = 16 << 30  # unpacked: more does not fit in memory anyway
-_MOST_PARQUET = 4 << 30  # a gzipped parquet file must be unpacked whole before it can be read
 _BATCH = 4096  # rows of parquet
 _BOM = b"\xef\xbb\xbf"
 
@@ -54,15 +53,17 @@ def open_rows(path: Path, problems: Problems, *, wanted: tuple[str, ...], label:
         return _json_rows(path, problems)
     if kind in (".csv", ".tsv"):
         return _delimited_rows(path, problems, tabs=kind == ".tsv")
-    if kind == ".parquet":
+    if kind == ".parquet" and not _is_packed(path):
         return _parquet_rows(path, wanted, label)
-    raise CheckpointError(f"{path} is no table: its name must end in {', '.join(KINDS)}, and .gz if it is gzipped")
+    raise CheckpointError(
+        f"{path} is no table: its name must end in {', '.join(KINDS)}, and .gz if it is gzipped (parquet must not be)"
+    )
 
 
 def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
     """The fields of every line of a csv or tsv file that is not empty, with the line's number."""
-    texts = _texts(path)
-    reader: Any = csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(texts, strict=True)
+    lines = (_text(path, number, line) for number, line in _lines(path))
+    reader: Any = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines, strict=True)
     try:
         for record in reader:
             if record:
@@ -112,18 +113,11 @@ def _json_rows(path: Path, problems: Problems) -> Rows:
 def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
     """Rows through pyarrow, a few thousand at a time. Label names that `datasets` stored are used."""
     try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise RecipeError(f"reading {path} needs pyarrow: pip install pyarrow") from error
-    source: Any = path
-    if _is_packed(path):
-        with _opened(path) as packed:
-            data = packed.read(_MOST_PARQUET + 1)
-        if len(data) > _MOST_PARQUET:
-            raise CheckpointError(f"{path} unpacks to more than {_MOST_PARQUET} bytes; unpack it first")
-        source = arrow.BufferReader(data)
     with _parquet_errors(path):
-        file = parquet.ParquetFile(source)
+        file = parquet.ParquetFile(path)
         schema = file.schema_arrow
     columns = tuple(schema.names)
 
@@ -156,12 +150,11 @@ def _label_names(metadata: bytes | None, label: str) -> dict[Key, str]:
     return {place: str(name) for place, name in enumerate(names)} if isinstance(names, list) else {}
 
 
-def _texts(path: Path) -> Iterator[str]:
-    for number, line in _lines(path):
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path} line {number} is not UTF-8; convert the file") from error
+def _text(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} line {number} is not UTF-8; convert the file") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

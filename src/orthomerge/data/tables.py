@@ -6,14 +6,13 @@ A row is a text, a label (id or name), and where there are any a split and, as `
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
 from orthomerge.data.raw import BadRowError, Key, Part, Problems, Raw, check_key, check_text, shown, split_named
-from orthomerge.data.rows import KINDS, kind_of, open_rows
+from orthomerge.data.rows import KINDS, Rows, kind_of, open_rows
 from orthomerge.data.task import Split
 
 _NAME = "label_name"
@@ -31,114 +30,113 @@ class Columns:
     keep_empty: bool = False
     labelled: bool = True
 
-
-def read_one(path: Path, columns: Columns) -> Raw:
-    """A single file: with a column of splits, or all of the split that the file is called, or else train."""
-    reader = _Reader(columns, Raw(str(path), "text"))
-    reader.read(path, fixed=None, otherwise=split_named(kind_of(path)[0]) or "train")
-    return reader.raw
-
-
-def read_files(files: Mapping[Split, Sequence[Path]], columns: Columns, *, where: str) -> Raw:
-    """The files of every split, in order."""
-    reader = _Reader(columns, Raw(where, "text"))
-    for split, paths in files.items():
-        for path in paths:
-            reader.read(path, fixed=split, otherwise=split)
-    return reader.raw
+    def check(self, where: object, present: tuple[str, ...]) -> None:
+        """Refuse a table that lacks a column."""
+        required = {"text": self.text}
+        if self.labelled:
+            required["label"] = self.label
+        if self.split not in (None, _USUAL_SPLIT):
+            required["split"] = str(self.split)
+        for option, column in required.items():
+            if column not in present:
+                raise RecipeError(
+                    f"{where} has no column {column!r}; {nearest(column, present)}; say which with `{option}`"
+                )
 
 
-def split_files(folder: Path) -> dict[Split, list[Path]]:
+Parts = dict[Split, tuple[list[str], list[Key | None]]]  # texts and labels
+
+
+def read_tables(files: Iterable[tuple[Path, Split | None]], columns: Columns, *, where: str) -> Raw:
+    """Files in order, each with the split that its rows may not contradict.
+
+    Without one, rows that name no split are of the one that the file is called after, else of train.
+    """
+    raw, parts = Raw(where, "text"), Parts()
+    for path, split in files:
+        problems = Problems(path)
+        wanted = tuple(filter(None, (columns.text, columns.label, _NAME, columns.split)))
+        table = open_rows(path, problems, wanted=wanted, label=columns.label)
+        add_rows(raw, parts, table, problems, columns, fixed=split, usual=split_named(kind_of(path)[0]) or "train")
+    close(raw, parts)
+    return raw
+
+
+def split_files(folder: Path) -> list[tuple[Path, Split]]:
     """The tables in a folder that are called after splits, `train.csv` or `train-00000-of-00002.parquet`."""
-    files: dict[Split, list[Path]] = {}
-    shards: dict[Split, list[tuple[int, int]]] = {}
+    files: dict[Split, list[tuple[Path, int, int]]] = {}
     for path in sorted(folder.iterdir()):
         stem, kind = kind_of(path)
         shard = _SHARD.fullmatch(stem)
         split = split_named(shard[1] if shard else stem)
         if kind in KINDS and split and path.is_file():
-            files.setdefault(split, []).append(path)
-            shards.setdefault(split, []).extend([(int(shard[2]), int(shard[3]))] if shard else [])
-    for split, paths in files.items():
-        whole = shards[split] == [(place, len(paths)) for place in range(len(paths))]
-        if (shards[split] or len(paths) > 1) and not whole:
+            files.setdefault(split, []).append((path, int(shard[2]), int(shard[3])) if shard else (path, 0, 1))
+    for split, shards in files.items():
+        if [each[1:] for each in shards] != [(place, len(shards)) for place in range(len(shards))]:
             raise CheckpointError(
                 f"{folder}: the {split} split must be one file, or all shards of one, got "
-                f"{some(path.name for path in paths)}"
+                f"{some(path.name for path, *_ in shards)}"
             )
-    return files
+    return [(path, split) for split, shards in files.items() for path, *_ in shards]
 
 
-@dataclass
-class _Reader:
-    """Adds the rows of one file after another to `raw`."""
+def add_rows(
+    raw: Raw, parts: Parts, table: Rows, problems: Problems, columns: Columns, *, fixed: Split | None, usual: Split
+) -> None:
+    """Add the rows of a table to `parts`, and what it says of its labels to `raw`.
 
-    columns: Columns
-    raw: Raw
-    texts: dict[Split, list[str]] = field(default_factory=dict)
-    keys: dict[Split, list[Key]] = field(default_factory=dict)
-    unlabelled: set[Split] = field(default_factory=set)
-
-    def read(self, path: Path, *, fixed: Split | None, otherwise: Split) -> None:
-        """Read a file. `fixed`: the split that its rows may not contradict; `otherwise`: of rows that name none."""
-        asked, problems = self.columns, Problems(path)
-        wanted = tuple(filter(None, (asked.text, asked.label, _NAME, asked.split)))
-        table = open_rows(path, problems, wanted=wanted, label=asked.label)
-        if table.columns:
-            self._check_columns(path, table.columns)
+    `fixed`: the split that rows may not contradict. `usual`: the split of rows that name none.
+    """
+    where = problems.where
+    if table.columns:
+        columns.check(where, table.columns)
+    try:
+        for label, name in table.names.items():
+            _add_name(raw, label, name)
+    except BadRowError as error:
+        raise CheckpointError(f"{where} {error}") from error
+    labelled = columns.labelled or columns.label in table.columns
+    place = ""
+    for place, row in table.rows:
         try:
-            for label, name in table.names.items():
-                self._name(label, name)
+            split = fixed or usual
+            if columns.split in table.columns:
+                split = _split(row.get(str(columns.split)), fixed)
+            text = check_text(row.get(columns.text), columns.text, keep_empty=columns.keep_empty)
+            key = check_key(row.get(columns.label), columns.label) if labelled else None
+            if key is not None and _NAME in table.columns:
+                _add_name(raw, key, row.get(_NAME))
         except BadRowError as error:
-            raise CheckpointError(f"{path} {error}") from error
-        labelled = asked.labelled or asked.label in table.columns
-        rows = 0
-        for place, row in table.rows:
-            rows += 1
-            try:
-                split = self._split(row, fixed) if asked.split in table.columns else otherwise
-                text = check_text(row.get(asked.text), asked.text, keep_empty=asked.keep_empty)
-                key = check_key(row.get(asked.label), asked.label) if labelled else None
-                if key is not None and _NAME in table.columns:
-                    self._name(key, row.get(_NAME))
-            except BadRowError as error:
-                problems.add(f"{place} {error}")
-                continue
-            self.texts.setdefault(split, []).append(text)
-            if key is None:
-                self.unlabelled.add(split)
-            else:
-                self.raw.first.setdefault(key, f"{path} {place}")
-                self.keys.setdefault(split, []).append(key)
-        problems.check()
-        if not rows:
-            raise CheckpointError(f"{path} is empty: it has no rows; fetch it again, or give another file")
-        for split, texts in self.texts.items():
-            self.raw.parts[split] = Part(texts, None if split in self.unlabelled else self.keys[split])
+            problems.add(f"{place} {error}")
+            continue
+        texts, keys = parts.setdefault(split, ([], []))
+        texts.append(text)
+        keys.append(key)
+        if key is not None:
+            raw.first.setdefault(key, f"{where} {place}")
+    problems.check()
+    if not place:
+        raise CheckpointError(f"{where} is empty: it has no rows; fetch it again, or give another file")
 
-    def _check_columns(self, path: Path, columns: tuple[str, ...]) -> None:
-        required = {"text": self.columns.text}
-        if self.columns.labelled:
-            required["label"] = self.columns.label
-        if self.columns.split not in (None, _USUAL_SPLIT):
-            required["split"] = str(self.columns.split)
-        for option, column in required.items():
-            if column not in columns:
-                raise RecipeError(
-                    f"{path} has no column {column!r}; {nearest(column, columns)}; say which with `{option}`"
-                )
 
-    def _split(self, row: Mapping[str, Any], fixed: Split | None) -> Split:
-        word = row.get(self.columns.split or "")
-        split = split_named(word) if isinstance(word, str) else None
-        if split is None:
-            raise BadRowError(f"has split {shown(word)}, which must be train, val or test")
-        if fixed and split != fixed:
-            raise BadRowError(f"says split {shown(word)} in the file of {fixed}")
-        return split
+def close(raw: Raw, parts: Parts) -> None:
+    """Put rows into `raw`; a split of which some rows have no label has none."""
+    for split, (texts, keys) in parts.items():
+        labels = [key for key in keys if key is not None]
+        raw.parts[split] = Part(texts, labels if len(labels) == len(keys) else None)
 
-    def _name(self, key: Key, name: object) -> None:
-        if not isinstance(name, str) or not name:
-            raise BadRowError(f"has no name as {_NAME!r} but {shown(name)}")
-        if self.raw.names.setdefault(key, name) != name:
-            raise BadRowError(f"calls label {key!r} {name!r}, which was {self.raw.names[key]!r} before")
+
+def _split(word: object, fixed: Split | None) -> Split:
+    split = split_named(word) if isinstance(word, str) else None
+    if split is None:
+        raise BadRowError(f"has split {shown(word)}, which must be train, val or test")
+    if fixed and split != fixed:
+        raise BadRowError(f"says split {shown(word)} in the file of {fixed}")
+    return split
+
+
+def _add_name(raw: Raw, key: Key, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise BadRowError(f"has no name as {_NAME!r} but {shown(name)}")
+    if raw.names.setdefault(key, name) != name:
+        raise BadRowError(f"calls label {key!r} {name!r}, which was {raw.names[key]!r} before")

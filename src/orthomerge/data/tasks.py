@@ -1,4 +1,4 @@
-"""A user's data as tasks, with labels in the order of the heads; inputs given as objects."""
+"""A user's data as tasks, with labels in the order of the heads; inputs that are given as objects."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_inputs, read_task
 from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.task import Examples, Modality, Split, Task
-
-Labels = Mapping[str, tuple[str, ...]]
 
 
 def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Mapping[str, Any]:
@@ -43,7 +41,13 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
 
 
 def unlabelled_tasks(
-    data: Mapping[str, Any], labels: Labels, modality: str, *, split: Split, limit: int | None = None, seed: int = 0
+    data: Mapping[str, Any],
+    labels: Mapping[str, tuple[str, ...]],
+    modality: str,
+    *,
+    split: Split,
+    limit: int | None = None,
+    seed: int = 0,
 ) -> dict[str, Task]:
     """The inputs of one split by task, without labels; a source may also be a list of inputs.
 
@@ -52,15 +56,22 @@ def unlabelled_tasks(
     _check_names(data, labels)
     tasks = {}
     for name, source in data.items():
-        task = _task_of(name, source, labels[name], modality, split) if isinstance(source, list) else source
+        task = source
+        if isinstance(source, list):
+            inputs = Examples([as_input(item, modality) for item in source], None, split)
+            task = Task(name, labels[name], cast("Modality", modality), {split: inputs})
         tasks[name] = read_inputs(task, name=name, labels=labels[name], split=split, limit=limit, seed=seed)
-    _check_modality(tasks, modality)
-    return tasks
+    return _of_modality(tasks, modality)
 
 
-def _task_of(name: str, inputs: list[Any], labels: tuple[str, ...], modality: str, split: Split) -> Task:
-    items = [as_input(item, modality) for item in inputs]
-    return Task(name, labels, cast("Modality", modality), {split: Examples(items, None, split)})
+def labelled_tasks(data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str) -> dict[str, Task]:
+    """All splits by task, labels in the order of the heads."""
+    _check_names(data, labels)
+    tasks = {}
+    for name, source in data.items():
+        task = source if isinstance(source, Task) else read_task(source)
+        tasks[name] = match_labels(replace(task, name=name), labels[name])
+    return _of_modality(tasks, modality)
 
 
 def as_input(value: Any, modality: str) -> Any:
@@ -81,18 +92,7 @@ def as_input(value: Any, modality: str) -> Any:
     return array
 
 
-def labelled_tasks(data: Mapping[str, Any], labels: Labels, modality: str) -> dict[str, Task]:
-    """All splits by task, labels in the order of the heads."""
-    _check_names(data, labels)
-    tasks = {
-        name: match_labels(replace(source if isinstance(source, Task) else read_task(source), name=name), labels[name])
-        for name, source in data.items()
-    }
-    _check_modality(tasks, modality)
-    return tasks
-
-
-def _check_names(data: Mapping[str, Any], labels: Labels) -> None:
+def _check_names(data: Mapping[str, Any], labels: Mapping[str, object]) -> None:
     if not data:
         raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
     for task in data:
@@ -100,10 +100,11 @@ def _check_names(data: Mapping[str, Any], labels: Labels) -> None:
             raise RecipeError(f"there is data of {task!r}, but no task of that name; {nearest(task, labels)}")
 
 
-def _check_modality(tasks: Mapping[str, Task], modality: str) -> None:
+def _of_modality(tasks: dict[str, Task], modality: str) -> dict[str, Task]:
     for name, task in tasks.items():
         if task.modality != modality:
             raise IncompatibleError(
                 f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
                 "give the data that its expert was trained on"
             )
+    return tasks

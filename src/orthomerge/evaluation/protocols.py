@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import find_row, made, maker_of, with_plugins
+from orthomerge.core.rows import find_row, instance_of, maker_of, with_plugins
 from orthomerge.data.task import Access, Split
 from orthomerge.evaluation.evidence import Builder, Evidence, Need
 from orthomerge.evaluation.records import Way, option_texts
@@ -100,7 +100,7 @@ def find_protocol(name: str) -> Row:
 def make_protocol(name: str, options: Mapping[str, Any] | None = None) -> Builder:
     """A protocol from its name and options; an aligner becomes one."""
     options = options or {}
-    builder = made(find_protocol(name), options, what="protocol")
+    builder = instance_of(find_protocol(name), options, what="protocol")
     if not hasattr(builder, "fit"):
         return cast("Builder", builder)
     if "seed" in options:

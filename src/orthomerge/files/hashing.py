@@ -1,4 +1,4 @@
-"""The hash that identifies files: BLAKE3 where it is installed, SHA-256 otherwise; a digest says which it is.
+"""The hash that identifies files: BLAKE3, and SHA-256 to check what earlier versions wrote; a digest says which it is.
 
 A merge hashes every byte that it reads and writes. BLAKE3 is as strong as SHA-256 and several times as fast, which
 would otherwise be most of what a merge costs.
@@ -7,48 +7,42 @@ would otherwise be most of what a merge costs.
 from __future__ import annotations
 
 import hashlib
-from importlib.util import find_spec
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any
+
+from blake3 import blake3
 
 from orthomerge.core.errors import CheckpointError
 
-
-class Hash(Protocol):
-    """What hashlib's objects and blake3's have in common."""
-
-    def update(self, data: bytes | memoryview, /) -> object: ...
-
-    def hexdigest(self) -> str: ...
+_ALGORITHMS: Mapping[str, Any] = {"blake3": blake3, "sha256": hashlib.sha256}
 
 
-def preferred() -> str:
-    """The algorithm for new digests."""
-    return "blake3" if find_spec("blake3") else "sha256"
+class Hasher:
+    """A running hash; its digest looks like `blake3:1f2e...`."""
 
+    def __init__(self, algorithm: str | None = None) -> None:
+        self._algorithm = algorithm or "blake3"
+        if self._algorithm not in _ALGORITHMS:
+            names = " and ".join(_ALGORITHMS)
+            raise CheckpointError(f"unknown hash {algorithm!r}; this version knows {names}: update orthomerge")
+        self._hash = _ALGORITHMS[self._algorithm]()
 
-def new_hash(algorithm: str) -> Hash:
-    """A hash to feed; `algorithm` is `blake3` or `sha256`."""
-    if algorithm == "sha256":
-        return hashlib.sha256()
-    if algorithm != "blake3":
-        raise CheckpointError(f"unknown hash {algorithm!r}; this version knows blake3 and sha256: update orthomerge")
-    try:
-        from blake3 import blake3
-    except ImportError as error:
-        raise CheckpointError("these files were hashed with BLAKE3; pip install blake3 to check them") from error
-    hash_: Hash = blake3()
-    return hash_
+    def update(self, data: bytes | memoryview) -> None:
+        self._hash.update(data)
+
+    def digest(self) -> str:
+        return f"{self._algorithm}:{self._hash.hexdigest()}"
 
 
 def is_digest_of(data: bytes, expected: str) -> bool:
     """Whether bytes have a digest."""
-    hash_ = new_hash(algorithm_of(expected))
-    hash_.update(data)
-    return expected.partition(":")[2] == hash_.hexdigest()
+    hasher = Hasher(algorithm_of(expected))
+    hasher.update(data)
+    return hasher.digest() == expected
 
 
 def algorithm_of(digest: str) -> str:
-    """The algorithm of a digest such as `blake3:1f2e...`."""
+    """The algorithm of a digest."""
     algorithm, colon, _ = digest.partition(":")
     if not colon:
         raise CheckpointError(f"{digest[:20]!r} is no digest of the form ALGORITHM:HEX; the manifest is damaged")

@@ -13,11 +13,12 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError
+from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
 from orthomerge.files.links import contained
 from orthomerge.files.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
 from orthomerge.files.paths import MemoryFile, RawFile
+from orthomerge.files.pickles import read_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,10 +33,8 @@ _BLOCK = 1 << 18  # elements of a product made at a time: they stay in the cache
 
 # Older versions of peft save these heads without naming them in `modules_to_save`.
 _HEADS: Mapping[str, tuple[str, ...]] = {
-    "SEQ_CLS": ("classifier", "score"),
-    "TOKEN_CLS": ("classifier", "score"),
-    "QUESTION_ANS": ("qa_outputs",),
-}
+    "SEQ_CLS": ("classifier", "score"), "TOKEN_CLS": ("classifier", "score"), "QUESTION_ANS": ("qa_outputs",),
+}  # fmt: skip
 _FACTOR = re.compile(
     r"(?P<module>.+)\.(?:lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight"
     r"|lora_embedding_(?P<table>[AB])(?:\.(?P<owner>[^.]+))?)"
@@ -116,7 +115,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder. Names are those of the model that was adapted, without peft's prefix.
+    """An adapter folder, and a term of a task vector. Names are those of the model that was adapted.
 
     `replaced` are tensors stored whole (heads, trained biases, embeddings). A name may have both: the whole
     tensor then takes the base's place and the product comes on top.
@@ -124,7 +123,7 @@ class Adapter:
 
     path: Path
     config: Mapping[str, Any]
-    factors: Mapping[str, Factors]
+    products: Mapping[str, Factors]
     replaced: Mapping[str, Entry]
     stored: Mapping[str, Entry] = field(default_factory=dict)  # every tensor of the file by its name there
     files: tuple[RawFile | MemoryFile, ...] = ()  # the config is one of them: it scales every product
@@ -133,44 +132,25 @@ class Adapter:
     in_memory: ClassVar[bool] = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Every tensor that the adapter changes."""
-        return tuple(dict.fromkeys((*self.factors, *self.replaced)))
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of a tensor that the adapter changes; None where it does not."""
-        if name in self.factors:
-            return self.factors[name].shape
-        return self.replaced[name].spec.shape if name in self.replaced else None
-
-    @property
     def specs(self) -> dict[str, Spec]:
         """Shape of every tensor that the adapter changes, and the dtype that it is stored in."""
-        products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.factors.items()}
+        products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.products.items()}
         return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}
 
-    def renamed(self, names: Mapping[str, str]) -> Adapter:
-        """The same adapter under other names, from old to new; a name that is not listed stays."""
-        new = {name: names.get(name, name) for name in self.names}
-        if len(set(new.values())) < len(new):
-            raise IncompatibleError(f"{self.path}: two tensors of the adapter would get the same name; check the base")
-        factors = {new[name]: factors for name, factors in self.factors.items()}
-        return replace(self, factors=factors, replaced={new[name]: entry for name, entry in self.replaced.items()})
-
-
-@dataclass(frozen=True)
-class AdapterSource:
-    """An adapter as the source of a task vector; `names` leads from the base's names to the adapter's."""
-
-    adapter: Adapter
-    names: Mapping[str, str]
+    def under(self, names: Mapping[str, str]) -> Adapter:
+        """The same adapter under other names, from new to old; what is not listed is left out."""
+        products = {new: self.products[old] for new, old in names.items() if old in self.products}
+        replaced = {new: self.replaced[old] for new, old in names.items() if old in self.replaced}
+        return replace(self, products=products, replaced=replaced)
 
     def shape(self, key: str) -> tuple[int, ...] | None:
-        return self.adapter.shape(self.names[key]) if key in self.names else None
+        """Shape of a tensor that the adapter changes; None where it does not."""
+        if key in self.products:
+            return self.products[key].shape
+        return self.replaced[key].spec.shape if key in self.replaced else None
 
     def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
-        name = self.names.get(key, "")
-        factors, replaced = self.adapter.factors.get(name), self.adapter.replaced.get(name)
+        factors, replaced = self.products.get(key), self.replaced.get(key)
         if replaced is None:
             return base.new_zeros(base.shape) if factors is None else factors.delta(start, stop)
         whole = replaced.read(start, stop).float() - base
@@ -178,18 +158,16 @@ class AdapterSource:
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two factors of a matrix; None where the adapter stores the tensor whole."""
-        name = self.names.get(key, "")
-        factors = self.adapter.factors.get(name)
-        if factors is None or name in self.adapter.replaced or factors.kind == "conv":
+        factors = self.products.get(key)
+        if factors is None or key in self.replaced or factors.kind == "conv":
             return None
         return factors.pair()
 
     def origin(self, key: str) -> str:
         """The file that the delta comes from, for messages."""
-        name = self.names.get(key, "")
-        factors = self.adapter.factors.get(name)
-        entry = factors.b if factors is not None else self.adapter.replaced.get(name)
-        return str(self.adapter.path if entry is None else entry.file.path)
+        factors = self.products.get(key)
+        entry = factors.b if factors is not None else self.replaced.get(key)
+        return str(self.path if entry is None else entry.file.path)
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -198,24 +176,14 @@ def read_adapter(folder: Path) -> Adapter:
     file = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
     if file is None:
         raise CheckpointError(f"{folder} holds an adapter without {' or '.join(_WEIGHTS)}; fetch it again")
-    stored = _read_entries(contained(file, folder))
+    checkpoint = read_weights(contained(file, folder))
+    stored = {name: checkpoint.entry(name) for name in (*checkpoint, *checkpoint.aliases)}
     reader = _Reader(file, config)
     for key, entry in stored.items():
         reader.take(key, entry)
     factors = reader.factors()
     weights = next(iter(stored.values())).file
     return Adapter(folder, config, factors, reader.replaced(factors), stored, (document, weights))
-
-
-def _read_entries(file: Path) -> Mapping[str, Entry]:
-    if file.suffix == ".safetensors":
-        from orthomerge.files.safetensors import read_safetensors
-
-        return read_safetensors(file)
-    from orthomerge.files.pickles import read_pickle
-
-    tensors = read_pickle(file)
-    return {**tensors.entries, **{alias: tensors.entries[name] for alias, name in tensors.aliases.items()}}
 
 
 class _Reader:

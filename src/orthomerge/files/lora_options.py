@@ -37,10 +37,7 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
     "target_parameters": ("LoRA on bare parameters is laid out differently", MERGE),
     "trainable_token_indices": ("single rows of the embedding were trained", MERGE),
     "layer_replication": ("the adapted model has more layers than the base", RETRAIN),
-    "alora_invocation_tokens": (
-        "activated LoRA acts on some tokens only and is no change of weights",
-        RETRAIN,
-    ),
+    "alora_invocation_tokens": ("activated LoRA acts on some tokens only and is no change of weights", RETRAIN),
     "arrow_config": ("Arrow routes between adapters by input and is no change of weights", RETRAIN),
     "megatron_config": ("Megatron's parallel layers are not supported", RETRAIN),
 }

@@ -6,22 +6,20 @@ and pickles lie side by side, safetensors win.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained
+from orthomerge.files.links import contained, is_plain_name
 from orthomerge.files.lora import Adapter, read_adapter
-from orthomerge.files.safetensors import read_safetensors
+from orthomerge.files.pickles import ENDINGS, read_weights
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-# In the order of preference.
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_WHOLE = ("model.safetensors", "pytorch_model.bin")  # in the order of preference
 _SAVES = "index and shards are of different saves: fetch it again, all of it"
-_SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 
 def locate(reference: str | Path) -> tuple[Path, str | None]:
@@ -58,7 +56,7 @@ def open_expert(reference: str | Path) -> Checkpoint | Adapter:
     opened: Checkpoint | Adapter
     try:
         if not path.is_dir():
-            opened = _open_file(path)
+            opened = read_weights(path)
         elif (path / "adapter_config.json").exists():
             opened = read_adapter(path)
         else:
@@ -68,44 +66,36 @@ def open_expert(reference: str | Path) -> Checkpoint | Adapter:
     return replace(opened, revision=revision, reference=str(reference))
 
 
-def _open_file(path: Path) -> Checkpoint:
-    if path.suffix == ".safetensors":
-        return Checkpoint(path, read_safetensors(path))
-    if path.suffix in _PICKLES:
-        from orthomerge.files.pickles import read_pickle
-
-        tensors = read_pickle(path)
-        return Checkpoint(path, tensors.entries, aliases=tensors.aliases)
-    raise CheckpointError(
-        f"{path} is not a checkpoint: give a folder, or a file that ends in .safetensors, {', '.join(_PICKLES)}"
-    )
-
-
 def _open_folder(folder: Path) -> Checkpoint:
     config = read_json(contained(folder / "config.json", folder)) if (folder / "config.json").exists() else None
-    _refuse_quantised(config, folder)
-    for whole, index in zip(_WHOLE, _SHARDED, strict=True):
-        if _present(folder / whole) and _present(folder / index):
+    if quantised := (config or {}).get("quantization_config"):
+        how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+        raise CheckpointError(
+            f"{folder} is quantised ({how}); merge the original float weights and quantise the result"
+        )
+    return replace(_open_weights(folder), path=folder, config=config)
+
+
+def _open_weights(folder: Path) -> Checkpoint:
+    for name in _WHOLE:
+        whole, index = folder / name, folder / f"{name}.index.json"
+        # A link to nowhere is an error when it is opened, not a reason to look elsewhere.
+        present = [path for path in (whole, index) if os.path.lexists(path)]
+        if len(present) == 2:
             raise CheckpointError(
-                f"{folder} holds both {whole} and {index}: one of them is left over from an earlier save; remove it"
+                f"{folder} holds both {name} and {index.name}: one of them is left over from an earlier save; remove it"
             )
-        if _present(folder / whole):
-            return replace(_open_file(contained(folder / whole, folder)), path=folder, config=config)
-        if _present(folder / index):
-            return replace(_open_shards(contained(folder / index, folder)), path=folder, config=config)
-    others = [path for path in sorted(folder.iterdir()) if path.suffix in (".safetensors", *_PICKLES)]
+        if present:
+            path = contained(present[0], folder)
+            return read_weights(path) if path == whole else _open_shards(path)
+    others = [path for path in sorted(folder.iterdir()) if path.suffix in ENDINGS]
     if len(others) == 1:
-        return replace(_open_file(contained(others[0], folder)), path=folder, config=config)
+        return read_weights(contained(others[0], folder))
     what = f"several weight files ({some(path.name for path in others)})" if others else "no weights"
     raise CheckpointError(
         f"{folder} holds {what}: expected {' or '.join(_WHOLE)}, or one of them in shards with its index; "
         "name the file itself if it has another name"
     )
-
-
-def _present(path: Path) -> bool:
-    """Whether there is such a name; a link to nowhere is an error when it is opened, not a reason to look elsewhere."""
-    return path.exists() or path.is_symlink()
 
 
 def _open_shards(index: Path) -> Checkpoint:
@@ -124,8 +114,8 @@ def _open_shards(index: Path) -> Checkpoint:
             "apart; do not trust this file"
         )
     for shard in shards:
-        opened = _open_file(_shard_path(index, shard, suffix))
-        held = set(opened.entries) | set(opened.aliases)
+        opened = read_weights(_shard_path(index, shard, suffix))
+        held = {*opened.entries, *opened.aliases}
         listed = {name for name, file in names.items() if file == shard}
         if listed - held:
             raise CheckpointError(
@@ -143,8 +133,7 @@ def _open_shards(index: Path) -> Checkpoint:
 
 def _shard_path(index: Path, shard: str, suffix: str) -> Path:
     """A shard is a plain file of the index's own folder and format; anything else is an attack or an accident."""
-    pure = PurePosixPath(shard)
-    if pure.name != shard or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
+    if not is_plain_name(shard) or "/" in shard:
         raise CheckpointError(f"{index} points outside its own folder, to {shard!r}; do not trust this file")
     if not shard.endswith(suffix):
         raise CheckpointError(f"{index} points to {shard!r}, which is not a {suffix} file; do not trust this file")
@@ -163,13 +152,4 @@ def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Pat
         raise CheckpointError(
             f"{index} says the shards hold {total} bytes, but they hold {held}; a shard is of another save: "
             "fetch it again"
-        )
-
-
-def _refuse_quantised(config: dict[str, Any] | None, folder: Path) -> None:
-    quantised = (config or {}).get("quantization_config")
-    if quantised:
-        how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
-        raise CheckpointError(
-            f"{folder} is quantised ({how}); merge the original float weights and quantise the result"
         )

@@ -14,7 +14,6 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, OutputError
 from orthomerge.files.documents import read_json
-from orthomerge.files.replacing import sync
 
 FORMAT = 1
 MANIFEST = "orthomerge.json"  # of a merged, aligned or fitted model
@@ -25,7 +24,7 @@ SUITE = "orthomerge-suite.json"  # of a base in a suite's folder
 REPORT = "orthomerge-report.json"
 WORKING = ".orthomerge-working"  # of a folder that is being filled
 STATE = ".orthomerge-state"  # of the state of an unfinished run
-_OUTPUTS = (MANIFEST, EXPORT, EXPERT, SUITE)
+_MODELS = (MANIFEST, EXPORT, EXPERT, SUITE)
 
 
 def names_in(folder: Path) -> Iterator[str]:
@@ -60,9 +59,10 @@ def listed_files(path: Path) -> Mapping[str, Any] | None:
 
 def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] = ()) -> str | None:
     """Why a folder may not be replaced, in words that go on after its name; None if it may."""
-    if folder.is_symlink() or not folder.is_dir() or not os.path.lexists(folder / marker):
-        if not folder.is_symlink() and folder.is_dir() and next(names_in(folder), None) is None:
-            return None
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    if is_folder and next(names_in(folder), None) is None:
+        return None
+    if not is_folder or not os.path.lexists(folder / marker):
         return f"was not written by orthomerge (it has no {marker})"
     listed = listed_files(folder / marker)
     if listed is None:
@@ -75,11 +75,9 @@ def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] 
 
 def write_marker(folder: Path, marker: str, **about: Any) -> dict[str, Any]:
     """Write the marker of a folder that is otherwise complete, with the names of all its files; what is in it."""
-    names = sorted(name for name in names_in(folder) if name != marker)
-    document = {"format": FORMAT, **about, "files": names}
-    path = folder / marker
-    path.write_bytes((json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
-    sync(path)
+    document = {"format": FORMAT, **about, "files": sorted(name for name in names_in(folder) if name != marker)}
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    (folder / marker).write_bytes(text.encode(errors="backslashreplace"))
     return document
 
 
@@ -87,6 +85,6 @@ def check_no_output(folder: Path) -> None:
     """Refuse a folder that is a model of ours, or lies in one: with another file in it, it would not verify."""
     folder = Path(os.path.abspath(folder))
     for each in (folder, *folder.parents):
-        for marker in _OUTPUTS:
+        for marker in _MODELS:
             if listed_files(each / marker) is not None:
                 raise OutputError(f"{each} is a model that orthomerge wrote (it has {marker}); write to another place")

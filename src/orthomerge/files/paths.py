@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files.hashing import new_hash, preferred
+from orthomerge.files.hashing import Hasher
 
 if TYPE_CHECKING:
     import torch
@@ -40,12 +40,10 @@ class RawFile:
         if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(f"{path} is not a regular file; weights are read from plain files only")
         self.size = status.st_size
-        self._stamp = (status.st_size, status.st_mtime_ns, status.st_ino)
+        self._stamp = _stamp(status)
         self._lock = threading.Lock()
-        self._algorithm = algorithm or preferred()
-        self._hash = new_hash(self._algorithm)
-        self._hashed = 0
-        self._digest: str | None = None
+        self._hasher = Hasher(algorithm)
+        self._hashed = 0  # bytes from the start
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -73,26 +71,21 @@ class RawFile:
         view = buffer.numpy().data
         self._fill(view, offset)
         with self._lock:
-            if offset <= self._hashed + _GAP and self._hashed < offset + length and self._digest is None:
+            if offset - _GAP <= self._hashed < offset + length:
                 if offset > self._hashed:
-                    self._hash.update(self.bytes(self._hashed, offset - self._hashed))
-                    self._hashed = offset
-                self._hash.update(view[self._hashed - offset :])
-                self._hashed = offset + length
+                    self._hash(memoryview(self.bytes(self._hashed, offset - self._hashed)))
+                self._hash(view[self._hashed - offset :])
         return buffer
 
     def digest(self) -> str:
-        """Hash of the whole file, `blake3:...` or `sha256:...`; reads only what no earlier read covered in order."""
+        """Hash of the whole file; reads only what no earlier read covered in order."""
         with self._lock:
-            if self._digest is None:
-                buffer = bytearray(_STEP)
-                while self._hashed < self.size:
-                    view = memoryview(buffer)[: min(_STEP, self.size - self._hashed)]
-                    self._fill(view, self._hashed)
-                    self._hash.update(view)
-                    self._hashed += len(view)
-                self._digest = f"{self._algorithm}:{self._hash.hexdigest()}"
-        return self._digest
+            buffer = bytearray(_STEP)
+            while self._hashed < self.size:
+                view = memoryview(buffer)[: min(_STEP, self.size - self._hashed)]
+                self._fill(view, self._hashed)
+                self._hash(view)
+        return self._hasher.digest()
 
     def check_unchanged(self) -> None:
         """Refuse a file that was replaced or rewritten since it was opened."""
@@ -100,8 +93,12 @@ class RawFile:
             status = self.path.stat()
         except OSError as error:
             raise CheckpointError(f"{self.path} vanished while it was read; run the command again") from error
-        if (status.st_size, status.st_mtime_ns, status.st_ino) != self._stamp:
+        if _stamp(status) != self._stamp:
             raise CheckpointError(f"{self.path} changed while it was read; run the command again")
+
+    def _hash(self, view: memoryview) -> None:
+        self._hasher.update(view)
+        self._hashed += len(view)
 
     def _fill(self, view: memoryview, offset: int) -> None:
         done = 0
@@ -119,6 +116,10 @@ class RawFile:
                     "the file was cut short: fetch it again"
                 )
             done += count
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 class MemoryFile:
@@ -142,22 +143,18 @@ class MemoryFile:
         """A run of bytes within one tensor, as a fresh tensor of uint8."""
         import torch
 
-        start = max((start for start in self._tensors if start <= offset), default=0)
         if not length:
             return torch.empty(0, dtype=torch.uint8)
+        start = max(start for start in self._tensors if start <= offset)
         data = self._tensors[start].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         return data[offset - start : offset - start + length].clone()
 
-    def bytes(self, offset: int, length: int) -> bytes:
-        return bytes(self.read(offset, length).tolist())
-
     def digest(self) -> str:
         """Hash of all tensors in order."""
-        algorithm = preferred()
-        hash_ = new_hash(algorithm)
+        hasher = Hasher()
         for start, tensor in self._tensors.items():
-            hash_.update(self.read(start, tensor.numel() * tensor.element_size()).numpy().data)
-        return f"{algorithm}:{hash_.hexdigest()}"
+            hasher.update(self.read(start, tensor.numel() * tensor.element_size()).numpy().data)
+        return hasher.digest()
 
     def check_unchanged(self) -> None:
         """Refuse a model that was trained or edited since it was opened."""

@@ -1,6 +1,6 @@
 """Reading files of `torch.save` (.bin, .pt, .pth) without torch and without running anything in them.
 
-Both containers are read: the zip archive that torch writes since 1.6 (`data.pkl` and one member a storage)
+Both containers are read: the zip archive that torch writes since 1.6 (`data.pkl` and one member per storage)
 and the older stream (pickles, then the storages one after another). Only names and shapes are read; a tensor
 becomes a run of bytes in the file.
 """
@@ -10,73 +10,50 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
 from pickle import UnpicklingError
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from orthomerge.core.errors import CheckpointError, some
-from orthomerge.files.checkpoint import DTYPES, Entry, Spec
+from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec
 from orthomerge.files.paths import RawFile
-from orthomerge.files.safetensors import check_name
+from orthomerge.files.safetensors import are_counts, check_name, read_safetensors
 from orthomerge.files.state_dicts import find_weights
 from orthomerge.files.unpickler import MOST_BYTES, Machine, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from orthomerge.files.stand_ins import Storage, Tensor
+    from orthomerge.files.stand_ins import Tensor
 
-    Place = Callable[[str], tuple[int, int] | None]  # key of a storage -> its offset and length in the file
+Place = Callable[[str], "tuple[int, int] | None"]  # key of a storage -> its offset and length in the file
 
-
+ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
 _MOST_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
 _MOST_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (stride 0)
-_MOST_AXES: Final = 64
 _LOCAL = struct.Struct("<4s2xHH16xHH")  # signature, flags, method, length of name, length of extra
-_DAMAGE = (
-    UnpicklingError,
-    zipfile.BadZipFile,
-    struct.error,
-    ArithmeticError,  # with OverflowError
-    AttributeError,
-    DeprecationWarning,  # an odd escape in text, where warnings are errors
-    EOFError,
-    LookupError,  # KeyError, IndexError
-    MemoryError,
-    NotImplementedError,  # a zip of a later version
-    OSError,
-    RecursionError,
-    TypeError,
-    ValueError,  # with UnicodeDecodeError
-)
 
 
-@dataclass(frozen=True)
-class PickledTensors:
-    """Tensors of a file, unread; `aliases` are second names of the same bytes; `wrapper` is what was found."""
-
-    entries: dict[str, Entry]
-    aliases: dict[str, str]
-    wrapper: str
+def read_weights(path: Path) -> Checkpoint:
+    """Every tensor of a safetensors file or a pickle, by name, unread."""
+    if path.suffix not in ENDINGS:
+        raise CheckpointError(f"{path} is not a checkpoint: give a folder, or a file that ends in {', '.join(ENDINGS)}")
+    return Checkpoint(path, read_safetensors(path)) if path.suffix == ".safetensors" else read_pickle(path)
 
 
-def read_pickle(path: Path) -> PickledTensors:
+def read_pickle(path: Path) -> Checkpoint:
     """Every tensor of a torch file by name, unread, in the order of its state dict."""
     file = RawFile(path)
     try:
         head = _head(file)
-        if head.startswith(b"PK"):
-            root, place = _read_zip(file)
-        else:
-            with Stream(file, MOST_BYTES) as stream:
-                root, place = _read_stream(file, stream, head)
-        wrapper, tensors = find_weights(path, root)
-        return _collect(file, tensors, place, wrapper)
-    except _DAMAGE as error:
+        root, place = _read_zip(file) if head.startswith(b"PK") else _read_stream(file, head)
+        return _collect(file, find_weights(path, root), place)
+    except CheckpointError:
+        raise
+    except Exception as error:  # the bytes are anybody's: whatever the parsers stumble over is damage
         has_reason = isinstance(error, UnpicklingError | zipfile.BadZipFile)
         why = ascii(str(error))[1:-1][:200] if has_reason else type(error).__name__
         raise CheckpointError(
@@ -171,52 +148,51 @@ def _locate(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
     return begin, info.file_size
 
 
-def _read_stream(file: RawFile, stream: IO[bytes], head: bytes) -> tuple[object, Place]:
+def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
     """What the pickle in the older stream built, and where the storages after it lie."""
-    machine = Machine(file.path, stream)
-    try:
-        magic = machine.load()
-    except _DAMAGE as error:
-        if head.startswith(b"\x80"):
+    with Stream(file, MOST_BYTES) as stream:
+        machine = Machine(file.path, stream)
+        try:
+            magic = machine.load()
+        except CheckpointError:
             raise
-        raise CheckpointError(
-            f"{file.path} is not a file of torch.save (it begins with {head[:8]!r}); fetch the weights again"
-        ) from error
-    if magic != _MAGIC:
-        raise CheckpointError(
-            f"{file.path} is a plain pickle, not a file of torch.save; save it again with torch.save or as safetensors"
-        )
-    if (protocol := machine.load()) != _PROTOCOL:
-        raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, not {protocol!r:.20}; fetch it again")
-    machine_info = machine.load()
-    if not isinstance(machine_info, dict) or machine_info.get("little_endian") is not True:
-        raise CheckpointError(
-            f"{file.path} was not written on a little-endian machine; "
-            "load it with torch on a common machine and save it again"
-        )
-    root, keys = machine.load(), machine.load()
+        except Exception as error:
+            if head.startswith(b"\x80"):
+                raise
+            raise CheckpointError(
+                f"{file.path} is not a file of torch.save (it begins with {head[:8]!r}); fetch the weights again"
+            ) from error
+        if magic != _MAGIC:
+            raise CheckpointError(
+                f"{file.path} is a plain pickle, not a file of torch.save; save it again with torch.save or as "
+                "safetensors"
+            )
+        if (protocol := machine.load()) != _PROTOCOL:
+            raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, not {protocol!r:.20}; fetch it again")
+        machine_info = machine.load()
+        if not isinstance(machine_info, dict) or machine_info.get("little_endian") is not True:
+            raise CheckpointError(
+                f"{file.path} was not written on a little-endian machine; "
+                "load it with torch on a common machine and save it again"
+            )
+        root, keys = machine.load(), machine.load()
+        at = stream.tell()
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in machine.storages for key in keys):
         raise UnpicklingError("the list of storages does not fit the tensors")
-    places = _follow(file, stream.tell(), [machine.storages[key] for key in keys])
+    places: dict[str, tuple[int, int]] = {}
+    for key in keys:  # storages follow each other, each after its count of elements
+        length = int.from_bytes(file.bytes(at, 8), "little", signed=True) * machine.storages[key].width
+        if not 0 <= length <= file.size - at - 8:
+            raise CheckpointError(
+                f"{file.path} was cut short: storage {key!r} at byte {at} should hold {length} bytes, "
+                f"but the file ends at {file.size}; fetch it again"
+            )
+        places[key] = (at + 8, length)
+        at += 8 + length
     return root, places.get
 
 
-def _follow(file: RawFile, at: int, storages: list[Storage]) -> dict[str, tuple[int, int]]:
-    """Where storages lie that follow each other, each after its count of elements."""
-    places: dict[str, tuple[int, int]] = {}
-    for storage in storages:
-        length = int.from_bytes(file.bytes(at, 8), "little", signed=True) * storage.width
-        if not 0 <= length <= file.size - at - 8:
-            raise CheckpointError(
-                f"{file.path} was cut short: storage {storage.key!r} at byte {at} should hold {length} bytes, "
-                f"but the file ends at {file.size}; fetch it again"
-            )
-        places[storage.key] = (at + 8, length)
-        at += 8 + length
-    return places
-
-
-def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place, wrapper: str) -> PickledTensors:
+def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place) -> Checkpoint:
     """Tensors as entries; those that are the same bytes in the same shape are one entry with several names."""
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
@@ -229,7 +205,7 @@ def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place, wrapper: s
             entries[name] = entry
         else:
             aliases[name] = first[key]
-    return PickledTensors(entries, aliases, wrapper)
+    return Checkpoint(file.path, entries, aliases=aliases)
 
 
 def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
@@ -240,7 +216,7 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
             "load it where it was made, convert it (dequantize, to_dense, real) and save it again"
         )
     offset, shape, strides, storage = tensor.offset, tensor.shape, tensor.strides, tensor.storage
-    if not _whole(shape) or not _whole(strides) or not _whole([offset]) or len(shape) != len(strides):
+    if not are_counts(shape) or not are_counts(strides) or not are_counts([offset]) or len(shape) != len(strides):
         raise CheckpointError(f"{where} has a shape, stride or offset that is not whole numbers from 0 on; {again}")
     run = place(storage.key)
     if run is None:
@@ -265,14 +241,8 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
     return Entry(file, begin + offset * width, spec, _strides(spec.shape, tuple(strides)))
 
 
-def _whole(values: Any) -> bool:
-    if not isinstance(values, list | tuple) or len(values) > _MOST_AXES:
-        return False
-    return all(type(value) is int and 0 <= value < 1 << 62 for value in values)
-
-
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
     """Strides in one form (those of axes of length 1 mean nothing), or None when contiguous."""
-    dense = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    dense = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
     same = tuple(d if n == 1 else s for n, s, d in zip(shape, strides, dense, strict=True))
-    return None if same == tuple(dense) else same
+    return None if same == dense else same

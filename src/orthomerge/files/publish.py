@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
@@ -29,8 +30,8 @@ from typing import Any
 
 from orthomerge.core.errors import OutputError, some
 from orthomerge.files.ownership import LOCAL, MANIFEST, STATE, WORKING, why_not_ours
-from orthomerge.files.removal import remove_file, remove_working
-from orthomerge.files.replacing import sync as _sync
+from orthomerge.files.removal import remove_abandoned, remove_folder
+from orthomerge.files.replacing import sync
 
 _SPARE = 16 << 20  # room for headers, configs and the card
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
@@ -56,37 +57,27 @@ def publish(
     out, inputs, unlisted_but_ours = _absolute(out), tuple(inputs), tuple(unlisted_but_ours)
     check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted_but_ours=unlisted_but_ours)
     check()
-    lock = _Lock(out)
-    try:
-        try:
-            above = _make_folder(out.parent)
-            check_room(out.parent, need)
-            lock.take()
-        except OSError as error:
-            raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
+    with _locked(out, need) as above:
         try:
             _clear(out)
             check()  # another run may have finished meanwhile
             new = _make_working(out)
             yield new
             for path in (new, *new.rglob("*")):
-                _sync(path)
+                sync(path)
             check()
             _commit(new, out, partial(why_not_ours, marker=marker, unlisted_but_ours=unlisted_but_ours))
             with suppress(OSError):
-                remove_working(new.parent, proof=WORKING)
+                remove_folder(new.parent, proof=WORKING)
         except BaseException as error:
             with suppress(OSError):
                 _clear(out)
-            if not isinstance(error, OSError):
-                raise
-            lock.release()
-            raise OutputError(f"cannot write {out}: {error.strerror or error}; {_left(out)}") from error
-    finally:
-        lock.release()
+            if isinstance(error, OSError):
+                raise OutputError(f"cannot write {out}: {error.strerror or error}; {_left(out)}") from error
+            raise
     try:
         for folder in above:
-            _sync(folder)
+            sync(folder)
     except OSError as error:
         raise OutputError(
             f"{out} is complete, but {folder} could not be synced ({error.strerror}); "
@@ -140,15 +131,13 @@ def check_room(folder: Path, need: int) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """A small file, on disk when this returns."""
+    """Write a new file into a folder of `publish`, which will sync it."""
     with path.open("xb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_json(path: Path, document: Any) -> None:
-    """A JSON file, on disk when this returns."""
+    """Write a new JSON file."""
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     write_bytes(path, text.encode(errors="backslashreplace"))  # half a surrogate pair, as JSON can hold one
 
@@ -168,71 +157,62 @@ def _beside(out: Path, kind: str) -> Path:
 
 def _left(out: Path) -> str:
     """What a failed run leaves beside its target: usually nothing, or the state of a long fit."""
-    folders = [*_working_folders(out), *(path.parent for path in out.parent.glob(f"*/{STATE}"))]
-    names = some(sorted(path.name for path in folders if path.name.startswith(f".{out.name}.")))
-    if not names:
+    states = out.parent.glob(f".{glob.escape(out.name)}.*/{STATE}")
+    folders = [*_working_folders(out), *(path.parent for path in states)]
+    if not folders:
         return "nothing was left behind"
+    names = some(sorted(path.name for path in folders))
     return f"{names} was left beside it: the same command goes on from it, or clears it away"
 
 
-def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and its parents; return those that must be synced for its name to be on disk."""
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return [folder, *(each.parent for each in new)]
+@contextmanager
+def _locked(out: Path, need: int) -> Iterator[list[Path]]:
+    """Make the folder of a target and keep other runs away from it; yield the folders that must be synced at last.
 
-
-class _Lock:
-    """An exclusive lock on a target: an empty file, for one that is not empty belongs to somebody else.
-
-    Whenever the run is interrupted, `release` leaves no file of ours.
+    The lock is an empty file beside the target. Nothing of it is left, whenever the run is interrupted.
     """
-
-    def __init__(self, out: Path) -> None:
-        self._out = out
-        self._path = _beside(out, "lock")
-        self._handle = -1
-
-    def take(self) -> None:
-        for _ in range(3):
-            self._open(os.O_CREAT)
-            try:
-                if self._holds():
-                    if self._is_ours():
-                        return
-                    raise OutputError(f"{self._path} is not a lock of orthomerge; move it away")
-            except BlockingIOError as error:
-                raise OutputError(f"another run is writing to the same output, {self._out}; wait for it") from error
-            self._close()  # the other run finished in between, and removed its lock
-        raise OutputError(f"cannot lock {self._path}; is another run busy there?")
-
-    def release(self) -> None:
-        with suppress(OSError):
-            if self._handle < 0:  # the run may have been interrupted between making the file and storing its handle
-                self._open(0)
-            if self._holds() and self._is_ours():
-                remove_file(self._path)
-        self._close()
-
-    def _open(self, flags: int) -> None:
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
-
-    def _holds(self) -> bool:
-        """Lock the file that was opened; False if it is not the one that has the name any more."""
-        fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock, handle = _beside(out, "lock"), -1
+    if _is_foreign(lock):
+        raise OutputError(f"{lock} is not a lock of orthomerge; move it away")
+    try:
         try:
-            return self._path.stat().st_ino == os.fstat(self._handle).st_ino
-        except FileNotFoundError:
-            return False
+            new = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
+            out.parent.mkdir(parents=True, exist_ok=True)
+            check_room(out.parent, need)
+            handle = _take(lock)
+        except BlockingIOError as error:
+            raise OutputError(f"another run is writing to the same output, {out}; wait for it") from error
+        except OSError as error:
+            raise OutputError(f"cannot write to {out.parent}: {error.strerror}") from error
+        yield [out.parent, *(folder.parent for folder in new)]
+    finally:
+        if handle >= 0:
+            os.close(handle)
+        remove_abandoned(lock)
 
-    def _is_ours(self) -> bool:
-        status = os.fstat(self._handle)
-        return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
-    def _close(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+def _is_foreign(lock: Path) -> bool:
+    """Whether somebody else has put something in the place of a lock."""
+    try:
+        status = lock.lstat()
+    except OSError:
+        return False
+    return not stat.S_ISREG(status.st_mode) or status.st_size > 0
+
+
+def _take(lock: Path) -> int:
+    """Open a file and lock it; its descriptor."""
+    for _ in range(3):
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink:
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # the other run finished in between, and removed its lock
+    raise OutputError(f"cannot lock {lock}; is another run busy there?")
 
 
 def _working_folders(out: Path) -> list[Path]:
@@ -259,7 +239,7 @@ def _clear(out: Path) -> None:
         old = working / "old"
         if (working / WORKING).is_file() and old.is_dir() and not os.path.lexists(out):
             old.rename(out)
-        remove_working(working, proof=WORKING)  # one without a marker only if it is empty
+        remove_folder(working, proof=WORKING)
 
 
 def _commit(new: Path, out: Path, why_not: Callable[[Path], str | None]) -> None:
@@ -267,20 +247,18 @@ def _commit(new: Path, out: Path, why_not: Callable[[Path], str | None]) -> None
     if not os.path.lexists(out):
         new.rename(out)
         return
-    exchanged = _exchange(new, out)
-    aside = new if exchanged else new.with_name("old")
-    if not exchanged:
-        out.rename(aside)
+    old = new if _exchange(new, out) else out.rename(new.with_name("old"))
     try:
-        reason = why_not(aside)  # somebody may have put a file there since the last look
+        reason = why_not(old)  # somebody may have put a file there since the last look
     except OSError as error:
         reason = f"cannot be looked into ({error.strerror})"
-    if reason is not None:
-        if exchanged:
-            _exchange(new, out)
-        raise OutputError(f"{out} {reason}, so it is not replaced; move it away, or choose another place")
-    if not exchanged:
-        new.rename(out)  # should it fail, `_clear` brings the old one back
+    if reason is None:
+        if old != new:
+            new.rename(out)  # should it fail, `_clear` brings the old one back
+        return
+    if old == new:
+        _exchange(new, out)
+    raise OutputError(f"{out} {reason}, so it is not replaced; move it away, or choose another place")
 
 
 def _exchange(one: Path, other: Path) -> bool:

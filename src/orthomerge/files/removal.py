@@ -1,14 +1,19 @@
 """The only module that removes files and folders; a test looks for others.
 
-A folder is removed only with a proof that this program wrote it: a marker of ours in it or in a folder above it.
+What is removed is proved to be ours: a folder by a marker in it, a file by a list of ours, a file that is being written
+by its name and the lock that its writer held.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+
+from orthomerge.files.links import is_plain_name
 
 
 def remove_file(path: Path) -> None:
@@ -22,47 +27,45 @@ def remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def remove_tree(folder: Path, *, proof: str) -> None:
-    """Remove a folder with all that is in it. `proof`: a file of ours that is in it, or in a folder above it."""
-    if not any(_is_plain_file(each / proof) for each in (folder, *folder.parents)):
-        raise AssertionError(f"neither {folder} nor a folder above it has a {proof}, so it is not removed")
-    shutil.rmtree(folder)
+def remove_folder(folder: Path, *, proof: str) -> None:
+    """Remove a folder with all that is in it, its marker `proof` last; one without the marker only if it is empty.
 
-
-def remove_working(folder: Path, *, proof: str) -> None:
-    """Remove a working folder, its marker `proof` last; whatever cannot be removed stays, with the marker."""
-    if _is_plain_file(folder / proof):
+    Whatever cannot be removed stays, with the marker.
+    """
+    marker = folder / proof
+    if marker.is_file() and not marker.is_symlink():
         for path in list(folder.iterdir()):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path.name != proof:
+            elif path != marker:
                 with suppress(OSError):
-                    path.unlink()
-        if [path.name for path in folder.iterdir()] == [proof]:
-            (folder / proof).unlink()
+                    remove_file(path)
+        if list(folder.iterdir()) == [marker]:
+            remove_file(marker)
     remove_empty(folder)
 
 
 def remove_listed(folder: Path, names: Iterable[str]) -> None:
     """Remove files below a folder, and the folders that this leaves empty.
 
-    A name that is not plain or relative, or that leads through a link, is left alone.
+    A name that is not plain, or that leads through a link, is left alone.
     """
-    names = [name for name in names if _is_below(folder, name)]
-    for name in names:
-        if not (folder / name).is_dir() or (folder / name).is_symlink():
-            remove_file(folder / name)
-    parents = {folder / parent for name in names for parent in PurePosixPath(name).parents if parent.parts}
-    for parent in sorted(parents, key=lambda path: -len(path.parts)):
-        remove_empty(parent)
+    for name in filter(is_plain_name, names):
+        parents = [folder / parent for parent in PurePosixPath(name).parents if parent.parts]
+        if not any(parent.is_symlink() for parent in parents):
+            if not (folder / name).is_dir() or (folder / name).is_symlink():
+                remove_file(folder / name)
+            for parent in parents:
+                remove_empty(parent)
 
 
-def _is_below(folder: Path, name: str) -> bool:
-    pure = PurePosixPath(name)
-    if pure.is_absolute() or not pure.parts or ".." in pure.parts or "\0" in name:
-        return False
-    return not any((folder / parent).is_symlink() for parent in pure.parents if parent.parts)
-
-
-def _is_plain_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+def remove_abandoned(path: Path) -> None:
+    """Remove a file that its writer has left; one that somebody holds a lock of stays."""
+    with suppress(OSError):  # gone meanwhile, or not to be removed
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink:  # otherwise the name is that of another file by now
+                remove_file(path)
+        finally:
+            os.close(handle)

@@ -1,7 +1,7 @@
 """Replacing a single file in one step: what is read there is the old file or the new one, whole and on disk.
 
-The new one is written beside it under a name of its own, and locked for as long as somebody writes it; so whoever comes
-later can tell what a killed writer left from what another one is still busy with.
+The new one is written beside it as `.NAME.TOKEN.partial`, locked for as long as somebody writes it; so the next writer
+can tell what a killed one left from what another one is still busy with.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from orthomerge.core.errors import OutputError
-from orthomerge.files.removal import remove_file
+from orthomerge.files.removal import remove_abandoned, remove_file
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
@@ -24,53 +24,41 @@ _NUMBER = re.compile(r"\(os error (\d+)\)")
 def replace_file(path: Path, data: bytes) -> None:
     """Write a small file, or leave the one that is there as it is; an error names the file."""
     try:
-        clear_partials(path.parent, f".{path.name}")
-        with replacing(path, f".{path.name}") as file:
+        with replacing(path) as file:
             file.write(data)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; make room, or write elsewhere") from error
 
 
 @contextmanager
-def replacing(path: Path, stem: str) -> Iterator[BinaryIO]:
-    """A file to fill, STEM.TOKEN.partial beside `path`; on leaving without an exception it takes its place."""
-    tried: list[Path] = []  # known before they exist, so that none is left whenever a signal comes
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill; on leaving without an exception it takes the place of `path`. What killed writers left goes."""
+    clear_partials(path.parent, path.name)
+    names: list[Path] = []  # on the list before the file exists, so that none is left whenever a signal comes
     try:
-        file = _open(path.parent, stem, tried)
-        with file:
+        with _open(path, names) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            tried[-1].replace(path)
+            names[-1].replace(path)
         sync(path.parent)
     except BaseException:
-        for partial in tried:
+        for partial in names:
             with suppress(OSError):
                 remove_file(partial)
         raise
 
 
-def clear_partials(folder: Path, stem: str) -> None:
-    """Remove what killed writers left of a file: STEM.TOKEN.partial, with a token as `replacing` makes it."""
-    pattern = re.compile(re.escape(stem) + r"\.[0-9a-f]{16}\.partial")
-    for left in [path for path in folder.iterdir() if pattern.fullmatch(path.name)]:
-        clear_abandoned(left)
-
-
-def clear_abandoned(partial: Path) -> None:
-    """Remove a file that nobody writes any more; one that somebody does is left alone."""
-    with suppress(OSError):  # gone meanwhile, or not to be removed
-        handle = os.open(partial, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_file(partial)
-        finally:
-            os.close(handle)
+def clear_partials(folder: Path, name: str = "") -> None:
+    """Remove what killed writers left in a folder, of every file or of the one with this name."""
+    partial = re.compile(rf"\.{re.escape(name) if name else '.+'}\.[0-9a-f]{{16}}\.partial")
+    for path in [path for path in folder.iterdir() if partial.fullmatch(path.name)]:
+        remove_abandoned(path)
 
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Faults of the disk as what they are: libraries in Rust (safetensors) tell them in their own errors' text."""
+    """Raise faults of the disk as OSError: libraries in Rust (safetensors) put their number into other errors' text."""
     try:
         yield
     except Exception as error:
@@ -89,12 +77,12 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _open(folder: Path, stem: str, tried: list[Path]) -> BinaryIO:
-    """A new file, locked. Somebody may find it before it is, and take it for left: then another is made."""
+def _open(path: Path, names: list[Path]) -> BinaryIO:
+    """A new file, locked. Another process may remove it before that, as abandoned: then another one is made."""
     while True:
-        tried.append(folder / f"{stem}.{secrets.token_hex(8)}.partial")
-        file = tried[-1].open("xb")
-        with suppress(OSError):  # a file system without locks: then nobody takes it for left
+        names.append(path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial"))
+        file = names[-1].open("xb")
+        with suppress(OSError):  # a file system without locks: then nobody takes it for abandoned
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if os.fstat(file.fileno()).st_nlink:
             return file

@@ -19,14 +19,15 @@ import torch
 
 from orthomerge.core.errors import OutputError
 from orthomerge.files.ownership import STATE, names_in
-from orthomerge.files.removal import remove_tree, remove_working
-from orthomerge.files.replacing import clear_partials, replacing
+from orthomerge.files.removal import remove_folder, remove_listed
+from orthomerge.files.replacing import replacing
 
 # What torch raises for a file that was cut short, or that another program wrote.
 _UNREADABLE = (
     AttributeError, EOFError, ImportError, LookupError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError,
     struct.error,
 )  # fmt: skip
+_FILE = "state.pt"
 
 
 def state_folder(out: Path, what: str) -> Path:
@@ -50,38 +51,36 @@ class RunState:
 
     def write(self, state: dict[str, Any]) -> None:
         """Replace the state on disk in one step."""
+        path = self.folder / self.part / _FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check()
             (self.folder / STATE).touch()
-            self._file.parent.mkdir(exist_ok=True)
-            clear_partials(self._file.parent, ".state")
-            with replacing(self._file, ".state") as file:
+            path.parent.mkdir(exist_ok=True)
+            with replacing(path) as file:
                 torch.save({"fingerprint": self.fingerprint, **state}, file)
-        except (OSError, RuntimeError) as error:  # torch may make the one of the other
+        except (OSError, RuntimeError) as error:  # torch may turn the one into the other
             why = getattr(error, "strerror", None) or error
             raise OutputError(f"cannot keep the state of the run in {self.folder}: {why}; make room there") from error
 
     def read(self) -> dict[str, Any] | None:
         """The state, if there is one of this run."""
         self._check()
-        if not self._is_ours() or not self._file.is_file():
+        if not self._is_ours():
             return None
         try:
-            state = torch.load(self._file, map_location="cpu", weights_only=True)
+            state = torch.load(self.folder / self.part / _FILE, map_location="cpu", weights_only=True)
         except _UNREADABLE:
             return None
         return state if isinstance(state, dict) and state.get("fingerprint") == self.fingerprint else None
 
     def remove(self) -> None:
         """Remove the state: the run is complete, or must start from its beginning."""
-        if not self._is_ours():
-            return
         with suppress(OSError):
-            if self.part:
-                remove_tree(self._file.parent, proof=STATE)
-            else:
-                remove_working(self.folder, proof=STATE)
+            if self._is_ours() and self.part:
+                remove_listed(self.folder, [f"{self.part}/{_FILE}"])
+            elif self._is_ours():
+                remove_folder(self.folder, proof=STATE)
 
     def _check(self) -> None:
         """Refuse a folder with other files."""
@@ -91,7 +90,3 @@ class RunState:
     def _is_ours(self) -> bool:
         marker = self.folder / STATE
         return marker.is_file() and not marker.is_symlink() and not self.folder.is_symlink()
-
-    @property
-    def _file(self) -> Path:
-        return self.folder / self.part / "state.pt"

@@ -29,23 +29,19 @@ def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, E
     file = RawFile(path, algorithm=algorithm)
     header, start = _header(file)
     header.pop("__metadata__", None)
-    spans: list[tuple[int, int, str]] = []
-    entries: dict[str, Entry] = {}
+    spans: list[tuple[int, int, str, Spec]] = []
     for name, fields in header.items():
         check_name(name, path)
         spec, begin, end = _tensor(fields, name, path)
-        spans.append((begin, end, name))
-        entries[name] = Entry(file, start + begin, spec)
-    spans.sort()
+        spans.append((begin, end, name, spec))
+    spans.sort(key=lambda span: span[:3])
     _check_cover(spans, file.size - start, path)
-    return {name: entries[name] for _, _, name in spans}
+    return {name: Entry(file, start + begin, spec) for begin, _, name, spec in spans}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The free-form strings of a file's header."""
-    header, _ = _header(RawFile(path))
-    metadata = header.get("__metadata__", {})
-    return dict(metadata)
+    return dict(_header(RawFile(path))[0].get("__metadata__", {}))
 
 
 def encode_header(specs: dict[str, Spec], metadata: dict[str, str]) -> bytes:
@@ -71,6 +67,13 @@ def check_name(name: str, path: Path) -> None:
         )
 
 
+def are_counts(values: Any) -> bool:
+    """Whether values can be a shape or offsets: a few whole numbers from 0 on."""
+    if not isinstance(values, list | tuple) or len(values) > _MOST_AXES:
+        return False
+    return all(type(value) is int and 0 <= value < 2**62 for value in values)
+
+
 def _header(file: RawFile) -> tuple[dict[str, Any], int]:
     path = file.path
     if file.size < _LENGTH:
@@ -78,13 +81,9 @@ def _header(file: RawFile) -> tuple[dict[str, Any], int]:
     first = file.bytes(0, _LENGTH)
     length = int.from_bytes(first, "little")
     if length > min(_MOST_HEADER, file.size - _LENGTH):
-        what = (
-            "is a Git LFS pointer, not the weights: run `git lfs pull`"
-            if first == b"version "
-            else (
-                f"is not a safetensors file, or was cut short: its header would be {length} bytes long; fetch it again"
-            )
-        )
+        what = f"is not a safetensors file, or was cut short: its header would be {length} bytes long; fetch it again"
+        if first == b"version ":
+            what = "is a Git LFS pointer, not the weights: run `git lfs pull`"
         raise CheckpointError(f"{path} {what}")
     header = parse_json(file.bytes(_LENGTH, length), f"the header of {path}")
     metadata = header.get("__metadata__", {})
@@ -105,8 +104,8 @@ def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
             f"{where} has dtype {dtype!r:.80}, which is not supported (known: {', '.join(DTYPES)}); "
             "quantised weights must be converted to float first"
         )
-    believable = _counts(shape) and len(shape) <= _MOST_AXES and prod(max(count, 1) for count in shape) < 2**60
-    if not believable or not _counts(offsets) or len(offsets) != 2:
+    believable = are_counts(shape) and prod(max(count, 1) for count in shape) < 2**60
+    if not believable or not are_counts(offsets) or len(offsets) != 2:
         raise CheckpointError(
             f"{where} has shape {shape!r:.80} at bytes {offsets!r:.80}; the file is damaged: fetch it again"
         )
@@ -120,14 +119,10 @@ def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
     return spec, begin, end
 
 
-def _counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**62 for value in values)
-
-
-def _check_cover(spans: list[tuple[int, int, str]], size: int, path: Path) -> None:
+def _check_cover(spans: list[tuple[int, int, str, Spec]], size: int, path: Path) -> None:
     """Tensors must lie back to back and fill the file, so that no byte is read twice or not at all."""
     position = 0
-    for begin, end, name in spans:
+    for begin, end, name, _ in spans:
         if begin != position:
             what = "overlaps another tensor" if begin < position else f"leaves {begin - position} bytes unaccounted for"
             raise CheckpointError(f"{path}: tensor {name!r} {what}; the file is damaged: fetch it again")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import CheckpointError, OutputError
 from orthomerge.files.checkpoint import Spec
-from orthomerge.files.hashing import new_hash, preferred
+from orthomerge.files.hashing import Hasher
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import write_json
 from orthomerge.files.safetensors import encode_header, read_safetensors
@@ -60,11 +60,12 @@ def write_shards(
     Shards of a stock model, whose stem is the default, get their index; others are found by whoever names them.
     """
     shards = plan_shards(specs, most)
-    stream = _views(blocks)
-    written = [
-        _write_shard(folder / _shard_name(number, len(shards), stem), shard, stream, progress)
-        for number, shard in enumerate(shards, 1)
-    ]
+    # A tensor without elements has no bytes, and whether a block comes for it does not matter.
+    stream = ((name, view) for name, block in blocks if len(view := _bytes(block)))
+    written = []
+    for number, shard in enumerate(shards, 1):
+        name = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{number:05}-of-{len(shards):05}.safetensors"
+        written.append(_write_shard(folder / name, shard, stream, progress))
     if (key := next(stream, (None,))[0]) is not None:
         raise AssertionError(f"a block of {key!r} came after the last tensor")
     if len(written) > 1 and stem == _STEM:
@@ -73,62 +74,49 @@ def write_shards(
     return written
 
 
-def _shard_name(number: int, count: int, stem: str) -> str:
-    """The file of shard `number`, from 1 on, of `count`."""
-    return f"{stem}.safetensors" if count == 1 else f"{stem}-{number:05}-of-{count:05}.safetensors"
-
-
 def write_index(path: Path, places: Mapping[str, str], total: int) -> None:
     """Tensor name -> file; `total`: bytes of all tensors."""
     write_json(path, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
 
 
-def _views(blocks: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, memoryview]]:
-    """Blocks as bytes; a tensor without elements has none, and whether a block comes for it does not matter."""
-    return ((name, view) for name, block in blocks if len(view := _bytes(block)))
-
-
 def _write_shard(
-    path: Path,
-    specs: dict[str, Spec],
-    stream: Iterator[tuple[str, memoryview]],
-    progress: Callable[[int], None],
+    path: Path, specs: dict[str, Spec], stream: Iterator[tuple[str, memoryview]], progress: Callable[[int], None]
 ) -> Written:
-    algorithm = preferred()
-    running = new_hash(algorithm)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    hasher = Hasher()
+    with path.open("xb", buffering=0) as file:
+
+        def write(view: memoryview) -> None:
+            hasher.update(view)
+            while view:
+                view = view[file.write(view) :]
+
         header = encode_header(specs, METADATA)
-        _write(handle, memoryview(header), running.update)
-        size = len(header)
+        write(memoryview(header))
         for name, spec in specs.items():
             left = spec.nbytes
             while left:
                 key, view = next(stream, (None, memoryview(b"")))
                 if key != name or len(view) > left:
                     raise AssertionError(f"a block of {key!r} came where {left} bytes of {name!r} were due")
-                _write(handle, view, running.update)
+                write(view)
                 left -= len(view)
                 progress(len(view))
-            size += spec.nbytes
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    digest = f"{algorithm}:{running.hexdigest()}"
-    _verify(path, specs, size, digest)
-    return Written(path.name, size, digest, tuple(specs))
+        os.fsync(file.fileno())
+    size = len(header) + sum(spec.nbytes for spec in specs.values())
+    _verify(path, specs, size, hasher.digest())
+    return Written(path.name, size, hasher.digest(), tuple(specs))
 
 
 def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
     """Read a shard back: what lies on disk must be what was meant."""
     fault = OutputError(f"{path} does not read back as it was written; the disk or the memory is faulty")
     try:
-        held = {name: entry.spec for name, entry in read_safetensors(path).items()}
+        same = {name: entry.spec for name, entry in read_safetensors(path).items()} == specs
         file = RawFile(path)
-        sound = held == specs and file.size == size and file.digest() == digest
+        same = same and file.size == size and file.digest() == digest
     except CheckpointError as error:
         raise fault from error
-    if not sound:
+    if not same:
         raise fault
 
 
@@ -136,9 +124,3 @@ def _bytes(block: torch.Tensor) -> memoryview:
     import torch
 
     return block.contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def _write(handle: int, view: memoryview, hashed: Callable[[memoryview], object]) -> None:
-    hashed(view)
-    while view:
-        view = view[os.write(handle, view) :]

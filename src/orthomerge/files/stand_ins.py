@@ -21,28 +21,14 @@ _MOST_NESTING: Final = 32  # rebuilds inside rebuilds
 
 # Storage class -> our dtype; those of `_OTHER` (bytes per element) are stepped over, but not returned.
 _STORAGES: Mapping[str, str] = {
-    "DoubleStorage": "F64",
-    "FloatStorage": "F32",
-    "HalfStorage": "F16",
-    "BFloat16Storage": "BF16",
-    "LongStorage": "I64",
-    "IntStorage": "I32",
-    "ShortStorage": "I16",
-    "CharStorage": "I8",
-    "ByteStorage": "U8",
-    "BoolStorage": "BOOL",
-    "UntypedStorage": "U8",
-    "_UntypedStorage": "U8",
-}
+    "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
+    "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
+    "BoolStorage": "BOOL", "UntypedStorage": "U8", "_UntypedStorage": "U8",
+}  # fmt: skip
 _OTHER: Mapping[str, int] = {
-    "ComplexFloatStorage": 8,
-    "ComplexDoubleStorage": 16,
-    "QInt8Storage": 1,
-    "QUInt8Storage": 1,
-    "QInt32Storage": 4,
-    "QUInt4x2Storage": 1,
-    "QUInt2x4Storage": 1,
-}
+    "ComplexFloatStorage": 8, "ComplexDoubleStorage": 16, "QInt8Storage": 1, "QUInt8Storage": 1, "QInt32Storage": 4,
+    "QUInt4x2Storage": 1, "QUInt2x4Storage": 1,
+}  # fmt: skip
 _TORCH_DTYPES = {f"torch.{name}": dtype for dtype, (_, name) in DTYPES.items() if dtype != "C64"}
 
 # What no file of weights has a reason to name. Nothing would be run anyway: this is to warn the user.
@@ -153,20 +139,21 @@ def _tensor_v2(storage: object, *args: Any) -> Tensor:
         raise UnpicklingError("a tensor is made of something that is not a storage")
     if storage.kind not in _STORAGES:
         return Tensor(refused=f"torch.{storage.kind}")
-    return _dense(storage, _STORAGES[storage.kind], place=args[:3], metadata=args[5:])
+    return _dense(storage, _STORAGES[storage.kind], *args[:3], metadata=args[5:])
 
 
 def _tensor_v3(storage: object, *args: Any) -> Tensor:
     dtype = args[5].path if isinstance(args[5], Global) else "a tensor without dtype"
     if not isinstance(storage, Storage) or dtype not in _TORCH_DTYPES:
         return Tensor(refused=dtype)
-    return _dense(storage, _TORCH_DTYPES[dtype], place=args[:3], metadata=args[6:])
+    return _dense(storage, _TORCH_DTYPES[dtype], *args[:3], metadata=args[6:])
 
 
-def _dense(storage: Storage, dtype: str, *, place: tuple[object, ...], metadata: tuple[object, ...]) -> Tensor:
+def _dense(
+    storage: Storage, dtype: str, offset: object, shape: object, strides: object, *, metadata: tuple[object, ...]
+) -> Tensor:
     if any(metadata):
         return Tensor(refused="a view that is negated or conjugated when read")
-    offset, shape, strides = place
     return Tensor(storage, dtype, offset, shape, strides)
 
 
@@ -186,14 +173,6 @@ def _members(items: object = ()) -> object:
     return items if isinstance(items, list | tuple) else []
 
 
-def _first(value: object, *_: object) -> object:
-    return value
-
-
-def _new(cls: object, *_: object) -> Object:
-    return Object(cls)
-
-
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _FROM_TYPE = re.compile(r"torch\._?tensor\._rebuild_from_type(_v2)?")
 _MAKERS: Mapping[str, Callable[..., object]] = {
@@ -203,14 +182,14 @@ _MAKERS: Mapping[str, Callable[..., object]] = {
     "builtins.dict": _mapping,
     "builtins.set": _members,
     "builtins.frozenset": _members,
-    "copyreg._reconstructor": _new,
-    "copyreg.__newobj__": _new,
-    "copyreg.__newobj_ex__": _new,
+    "copyreg._reconstructor": lambda cls, *_: Object(cls),
+    "copyreg.__newobj__": lambda cls, *_: Object(cls),
+    "copyreg.__newobj_ex__": lambda cls, *_: Object(cls),
     "torch.Size": _members,
     "torch._utils._rebuild_tensor": _tensor_v2,
     "torch._utils._rebuild_tensor_v2": _tensor_v2,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
-    "torch.nn.parameter.Parameter": _first,
+    "torch._utils._rebuild_parameter": lambda tensor, *_: tensor,
+    "torch._utils._rebuild_parameter_with_state": lambda tensor, *_: tensor,
+    "torch.nn.parameter.Parameter": lambda tensor, *_: tensor,
 }

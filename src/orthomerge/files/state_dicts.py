@@ -18,17 +18,9 @@ if TYPE_CHECKING:
 
 
 _PREFERRED = ("state_dict", "model_state_dict", "model", "module")
-_KNOWN = (
-    *_PREFERRED,
-    "net",
-    "network",
-    "ema",
-    "model_ema",
-    "ema_model",
-    "ema_state_dict",
-    "weights",
-    "params",
-)
+_USUAL = (
+    *_PREFERRED, "net", "network", "ema", "model_ema", "ema_model", "ema_state_dict", "weights", "params",
+)  # fmt: skip
 _TRAINING = re.compile(
     r"(.*_)?(opt|optim|optimi[sz]ers?|(lr_?)?sched(uler)?s?|(grad_?)?scaler|amp|rng|callbacks?|loops?)(_.*)?",
     re.IGNORECASE,
@@ -36,18 +28,18 @@ _TRAINING = re.compile(
 _MOST_LEVELS: Final = 8  # wrappers around the state dict
 _MOST_MODULES: Final = 1_000_000
 _MOST_PREFIX: Final = 4_096
+_NOTHING: dict[object, object] = {}
 
 
-def find_weights(path: Path, root: object) -> tuple[str, dict[str, Tensor]]:
-    """What was tensors, in words, and the tensors by name in the order of the state dict."""
-    value, under = root, ""
+def find_weights(path: Path, root: object) -> dict[str, Tensor]:
+    """The tensors by name, in the order of the state dict."""
+    value = root
     for _ in range(_MOST_LEVELS):
-        where = f" under {under!r}" if under else ""
         if _parts(value) is not None:
             tensors = _flatten(path, value)
             if not tensors:
                 raise CheckpointError(f"{path} holds a whole module ({_words(value)}) without any weights")
-            return f"whole module {_words(value)}{where}", tensors
+            return tensors
         mapping = _mapping(value)
         key = _inner(path, mapping)
         if key is None:
@@ -57,8 +49,8 @@ def find_weights(path: Path, root: object) -> tuple[str, dict[str, Tensor]]:
                     f"{path} must hold a state dict or a module, but holds {_words(value)} with no tensors "
                     "by name; save it again with torch.save(model.state_dict(), ...)"
                 )
-            return f"state dict{where}", tensors
-        value, under = mapping[key], f"{under}.{key}" if under else key
+            return tensors
+        value = mapping[key]
     raise CheckpointError(
         f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; "
         "save them again with torch.save(model.state_dict(), ...)"
@@ -68,11 +60,12 @@ def find_weights(path: Path, root: object) -> tuple[str, dict[str, Tensor]]:
 def _inner(path: Path, mapping: dict[object, object]) -> str | None:
     """The name under which the state dict lies, or None if it is this mapping itself."""
     memo: dict[int, bool] = {}
-    inner = [str(key) for key, item in mapping.items() if _counts(key) and _holds(item, memo)]
-    if any(isinstance(item, Tensor) for key, item in mapping.items() if _counts(key)):
+    items = {key: item for key, item in mapping.items() if isinstance(key, str) and not _TRAINING.fullmatch(key)}
+    inner = [key for key, item in items.items() if _holds(item, memo)]
+    if any(isinstance(item, Tensor) for item in items.values()):
         # Tensors beside a wrapped state dict are a loss or a step; a module may keep extra state of its own.
-        odd = [key for key in inner if key not in _KNOWN and not key.endswith("_extra_state")]
-        inner = [key for key in inner if key in _KNOWN]
+        odd = [key for key in inner if key not in _USUAL and not key.endswith("_extra_state")]
+        inner = [key for key in inner if key in _USUAL]
         if odd and not inner:
             raise CheckpointError(
                 f"{path} holds tensors by name and, beside them, mappings of more tensors ({some(odd)}); "
@@ -89,10 +82,6 @@ def _inner(path: Path, mapping: dict[object, object]) -> str | None:
     )
 
 
-def _counts(key: object) -> bool:
-    return isinstance(key, str) and not _TRAINING.fullmatch(key)
-
-
 def _holds(value: object, memo: dict[int, bool]) -> bool:
     """Whether there are weights anywhere in a mapping or module, leaving the training state aside."""
     if _parts(value) is not None:
@@ -103,7 +92,7 @@ def _holds(value: object, memo: dict[int, bool]) -> bool:
     if id(mapping) not in memo:
         memo[id(mapping)] = False  # a mapping inside itself adds nothing
         memo[id(mapping)] = any(
-            isinstance(item, Tensor) or (_counts(key) and _holds(item, memo))
+            isinstance(item, Tensor) or (not _TRAINING.fullmatch(key) and _holds(item, memo))
             for key, item in mapping.items()
             if isinstance(key, str)
         )
@@ -116,14 +105,11 @@ def _mapping(value: object) -> dict[object, object]:
     return items if isinstance(items, dict) else _NOTHING
 
 
-_NOTHING: dict[object, object] = {}
-
-
 def _parts(value: object) -> dict[object, object] | None:
     """The attributes of a module; None if it is not one."""
     state = value.state if isinstance(value, Object) else None
-    if isinstance(state, dict) and isinstance(state.get("_parameters"), dict):
-        return state if isinstance(state.get("_modules"), dict) else None
+    if isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in ("_parameters", "_modules")):
+        return state
     return None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.core.memory import free_memory
+from orthomerge.core.device import free_memory
 from orthomerge.core.seeds import derive
 from orthomerge.models.prepared import Batch, Part, Pool
 

@@ -19,8 +19,8 @@ import torch
 
 from orthomerge.core.adam import rate_share
 from orthomerge.core.checks import at_least_one, positive
+from orthomerge.core.device import enough_memory
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.core.memory import enough_memory
 from orthomerge.fitting.inputs import Order, encoded, features_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
-from orthomerge.files.lora import Adapter, AdapterSource
+from orthomerge.files.lora import Adapter
 from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
 from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
@@ -132,10 +132,10 @@ def task_vectors(
     return TaskVectors({"vector": evaluate(vector, vectors)} if vector is not None else vectors)
 
 
-def _delta(source: Source, merged: list[str]) -> Difference | AdapterSource:
+def _delta(source: Source, merged: list[str]) -> Difference | Adapter:
     names = source.split.names
     if isinstance(source.checkpoint, Adapter):
-        return AdapterSource(source.checkpoint, names)
+        return source.checkpoint.under(names)
     tensors = FileTensors({key: (source.checkpoint, name) for key, name in names.items()})
     return Difference(tensors, frozenset(key for key in merged if key not in names))
 

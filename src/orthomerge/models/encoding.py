@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.core.checks import at_least_one
-from orthomerge.core.device import device_of
-from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError, nearest
+from orthomerge.core.device import device_of, enough_memory
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
 from orthomerge.data.task import Examples
 from orthomerge.data.tasks import as_input
 from orthomerge.models.features import FeatureCache, Features
@@ -132,8 +132,8 @@ def extract(
     # In inference mode autocast would cast the weights anew for each batch.
     mode = torch.inference_mode if how.precision == "float32" else torch.no_grad
     values = torch.empty(0, 0)
-    # Autocast around the whole pass, so that weights are cast once and not for each batch.
-    with _autocast(device, how.precision), _evaluating(encoder, device):
+    narrow = torch.autocast(device.type, getattr(torch, how.precision), enabled=how.precision != "float32")
+    with narrow, _evaluating(encoder, device):  # around the whole pass, so that weights are cast once
         processed = batches(examples, processor, how.batch, order=order)
         for rows, inputs in zip(torch.split(torch.tensor(order), how.batch), processed, strict=True):
             with mode():
@@ -167,20 +167,14 @@ def _forward(
     task: str,
 ) -> torch.Tensor:
     """The features of one batch, on the device."""
-    import torch
-
     if "input_ids" in inputs and "attention_mask" not in inputs:
         raise RecipeError(
             f"a batch of {task!r} has 'input_ids' without 'attention_mask', so padding would count as text; let the "
             "tokenizer return the mask"
         )
-    try:
+    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+    with enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
         return family.features(encoder, {name: tensor.to(device) for name, tensor in inputs.items()}, pooling)
-    except torch.OutOfMemoryError as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
-        raise OrthomergeError(
-            f"{device} ran out of memory on inputs of {task!r} ({shapes}); give a smaller batch"
-        ) from error
 
 
 def _check_finite(values: torch.Tensor, task: str, precision: Precision) -> None:
@@ -207,10 +201,3 @@ def _evaluating(encoder: object, device: torch.device) -> Iterator[None]:
         torch.clear_autocast_cache()  # of weights cast without gradient, should the caller train on under autocast
         for module, training in modes:
             module.training = training
-
-
-def _autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    import torch
-
-    enabled = precision != "float32"
-    return torch.autocast(device.type, dtype=getattr(torch, precision) if enabled else None, enabled=enabled)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import Spec
-from orthomerge.files.replacing import clear_abandoned, replacing
+from orthomerge.files.replacing import clear_partials, replacing
 from orthomerge.files.safetensors import encode_header, read_metadata, read_safetensors
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 
 VARIABLE = "ORTHOMERGE_CACHE"
-_PARTIAL = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.partial")
 
 
 @dataclass(frozen=True)
@@ -129,16 +127,14 @@ class FeatureCache:
                 f"cannot keep features in {self.folder}: {error.strerror}; set {VARIABLE} to a folder that can be "
                 "written to"
             ) from error
-        for path in self.folder.iterdir():
-            if _PARTIAL.fullmatch(path.name):
-                clear_abandoned(path)
+        clear_partials(self.folder)
 
     def _write(self, path: Path, key: Mapping[str, Any], values: torch.Tensor) -> None:
         written = {"orthomerge": VERSION, "written": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
         metadata = {"features": json.dumps({**key, **written}, sort_keys=True), "seal": _seal(path, values)}
         header = encode_header({"values": Spec(tuple(values.shape), "F32")}, metadata)
         try:
-            with replacing(path, f".{path.stem}") as file:
+            with replacing(path) as file:
                 file.write(header)
                 file.write(values.numpy().data)
         except OSError as error:

@@ -112,10 +112,10 @@ def manifest_family(manifest: Mapping[str, Any], folder: Path) -> Family:
     return family
 
 
-def _check_known(folder: Path, what: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
+def _check_known(folder: Path, what: str, name: str, names: Collection[str]) -> None:
+    if name not in names:
         raise CheckpointError(
-            f"{folder / MANIFEST}: this version does not know the {what}, {name!r:.80}; {nearest(name, known)}; update "
+            f"{folder / MANIFEST}: this version does not know the {what}, {name!r:.80}; {nearest(name, names)}; update "
             "orthomerge, or fetch the folder again"
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
-from orthomerge.files.lora import Adapter, AdapterSource
+from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import open_checkpoint, open_expert
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for, generic
@@ -137,7 +137,7 @@ class Opened:
             return FileTensors(base)
         checkpoint, names = parts.sources[task].checkpoint, parts.sources[task].split.names
         if isinstance(checkpoint, Adapter):
-            return AdaptedTensors(FileTensors(base), AdapterSource(checkpoint, names))
+            return AdaptedTensors(FileTensors(base), checkpoint.under(names))
         return FileTensors({**base, **{key: (checkpoint, name) for key, name in names.items()}})
 
 

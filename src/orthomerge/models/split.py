@@ -126,8 +126,8 @@ def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint
     if isinstance(source, Checkpoint):
         return family.adapted(source)
     # Adapters name modules, which transformers 5 renamed without renaming what it saves: use the saved names.
-    entries = {**{name: factors.b for name, factors in source.factors.items()}, **source.replaced}
-    return source.renamed(dict(zip(entries, family.adapted(Checkpoint(source.path, entries)), strict=True)))
+    entries = {**{name: factors.b for name, factors in source.products.items()}, **source.replaced}
+    return source.under(dict(zip(family.adapted(Checkpoint(source.path, entries)), entries, strict=True)))
 
 
 def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:

@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.sizes import parse_size
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES, Spec, is_float, torch_dtype
 from orthomerge.files.ownership import EXPORT, write_marker

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
-from orthomerge.files.hashing import new_hash, preferred
+from orthomerge.files.hashing import Hasher
 from orthomerge.files.safetensors import encode_header
 from orthomerge.files.shards import METADATA
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.files.lora import AdapterSource
+    from orthomerge.files.lora import Adapter
 
 
 _RUN = 1 << 20  # elements per block
@@ -80,7 +80,7 @@ class AdaptedTensors:
     """A base with an adapter on top, in the base's dtypes."""
 
     base: FileTensors
-    adapter: AdapterSource
+    adapter: Adapter
 
     @property
     def specs(self) -> Mapping[str, Spec]:
@@ -117,9 +117,8 @@ class ContentHash:
     """The hash of a safetensors file with given tensors, computed from blocks whether or not it is ever written."""
 
     def __init__(self, specs: Mapping[str, Spec], prefix: str, *, algorithm: str | None = None) -> None:
-        self._algorithm = algorithm or preferred()
-        self._hash = new_hash(self._algorithm)
-        self._hash.update(encode_header({prefix + key: spec for key, spec in specs.items()}, METADATA))
+        self._hasher = Hasher(algorithm)
+        self._hasher.update(encode_header({prefix + key: spec for key, spec in specs.items()}, METADATA))
 
     def update(self, block: torch.Tensor) -> None:
         """Feed the next run of elements."""
@@ -127,10 +126,10 @@ class ContentHash:
 
         view = block.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
         if len(view):
-            self._hash.update(view)
+            self._hasher.update(view)
 
     def digest(self) -> str:
-        return f"{self._algorithm}:{self._hash.hexdigest()}"
+        return self._hasher.digest()
 
 
 def content_digest(tensors: Tensors, prefix: str) -> str:

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.sizes import parse_size
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES
 from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
@@ -61,10 +61,8 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     family = model.family
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
-    with closing(_stream(model, most)) as blocks:
+    with closing(_stream(model)) as blocks:
         written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=ENCODER)
-    if len(written) == 1:
-        model.encoder.content = written[0].digest
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = main_dtype(specs.values())
@@ -103,17 +101,14 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     return manifest
 
 
-def _stream(model: ModelData, most: int) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """The encoder's blocks; what is written as several files is hashed as the one that it could be."""
-    specs, prefix = model.weights.specs, model.family.prefix
-    sharded = sum(spec.nbytes for spec in specs.values()) > most and model.encoder.content is None
-    content = ContentHash(specs, prefix) if sharded else None
+def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]:
+    """The encoder's blocks, hashed as the one file that they could be."""
+    prefix = model.family.prefix
+    content = ContentHash(model.weights.specs, prefix)
     for key, block in model.weights.blocks():
-        if content is not None:
-            content.update(block)
+        content.update(block)
         yield prefix + key, block
-    if content is not None:
-        model.encoder.content = content.digest()
+    model.encoder.content = content.digest()
 
 
 def _check_name(task: str, model: ModelData) -> None:

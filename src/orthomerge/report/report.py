@@ -20,7 +20,7 @@ from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.files.documents import read_json
 from orthomerge.files.ownership import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.files.publish import check_target, publish
-from orthomerge.files.replacing import clear_partials, replacing
+from orthomerge.files.replacing import replacing
 from orthomerge.report.drawing import draw
 from orthomerge.report.figure_data import figure_csv
 from orthomerge.report.material import Material, read_material
@@ -110,8 +110,7 @@ def _write(out: Path, files: Path, *, text: str, plates: Sequence[Plate], tables
     """Page and folder are written in full before either is replaced; then the folder is, and the page right after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        clear_partials(out.parent, f".{out.name}")
-        with replacing(out, f".{out.name}") as page_file:
+        with replacing(out) as page_file:
             page_file.write(encoded(text))
             page_file.flush()
             os.fsync(page_file.fileno())

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import yaml
 
+from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
-from orthomerge.core.sizes import parse_size
 from orthomerge.merging.methods import find_method
 from orthomerge.models.opening import Expert, Opening, check_task_names
 from orthomerge.runs.sections import Align, Diagnose, Evaluate, Fit, Report, Sweep

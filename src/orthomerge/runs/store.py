@@ -34,7 +34,7 @@ from orthomerge.files.links import leaves
 from orthomerge.files.ownership import names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import publish, write_json
-from orthomerge.files.removal import remove_tree
+from orthomerge.files.removal import remove_folder
 from orthomerge.models.features import VARIABLE, FeatureCache
 from orthomerge.runs.machine import peak_memory
 
@@ -105,7 +105,7 @@ class Store:
         with suppress(Timeout), self._lease(entry.key, None):
             place = self._place(entry.key)
             if self._read(entry.key) == entry and {*names_in(place)} <= {*entry.files, ENTRY}:
-                remove_tree(place, proof=ENTRY)
+                remove_folder(place, proof=ENTRY)
 
     def _place(self, key: str) -> Path:
         if not _KEY.fullmatch(key):

@@ -13,7 +13,7 @@ from orthomerge.data.reading import read_task
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.ownership import EXPERT, SUITE, write_marker
 from orthomerge.files.publish import publish
-from orthomerge.files.removal import remove_empty, remove_tree
+from orthomerge.files.removal import remove_empty, remove_folder
 from orthomerge.models.load import quiet
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.suites.suite import Say, Suite
@@ -104,9 +104,9 @@ def pretrained_vit(suite: Suite, shape: Mapping[str, Any], settings: Tuning, *, 
     with quiet():
         model = ViTModel.from_pretrained(next(iter(trained.values())), add_pooling_layer=False)
     _save(model, suite.base)
-    remove_tree(start, proof=SUITE)
+    remove_folder(start, proof=SUITE)
     for expert in trained.values():
-        remove_tree(expert, proof=EXPERT)
+        remove_folder(expert, proof=EXPERT)
     remove_empty(joint)
 
 

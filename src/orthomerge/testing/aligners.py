@@ -12,7 +12,7 @@ import torch
 
 from orthomerge.alignment.aligners import Aligner, Alignment, Row
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.core.rows import made
+from orthomerge.core.rows import instance_of
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 from orthomerge.testing.rows import check_row, same
@@ -45,7 +45,7 @@ class _Case:
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Align; what comes out must be finite and have the head's labels."""
-        aligner: Aligner = made(self.row, self.options, what="aligner")
+        aligner: Aligner = instance_of(self.row, self.options, what="aligner")
         alignment = aligner.fit(pair, head)
         self.require(alignment.classifier.labels == head.labels, "the labels must be those of the head")
         finite = all(tensor.isfinite().all() for tensor in tensors_of(alignment).values())
@@ -131,7 +131,7 @@ def _bad_features_are_refused(case: _Case) -> None:
         "merged features that are not finite": pair_of(spoilt, random(12, _D)),
         "expert features that are not finite": pair_of(random(12, _D), spoilt),
     }
-    aligner: Aligner = made(case.row, case.options, what="aligner")
+    aligner: Aligner = instance_of(case.row, case.options, what="aligner")
     for what, pair in cases.items():
         try:
             aligner.fit(pair, head)

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 import torch
 
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.core.rows import made
+from orthomerge.core.rows import instance_of
 from orthomerge.evaluation.evidence import Builder, Evidence, Need
 from orthomerge.evaluation.protocols import Aligned, Row
 from orthomerge.models.features import Features
@@ -30,7 +30,7 @@ def check_protocol(row: Row, options: Mapping[str, Any] | None = None) -> None:
 
     check_row(row, require, what="protocol")
     require(row.needs <= set(get_args(Need)), f"'needs' must be among {', '.join(get_args(Need))}")
-    builder = made(row, options or {}, what="protocol")
+    builder = instance_of(row, options or {}, what="protocol")
     protocol = cast("Builder", Aligned(builder) if hasattr(builder, "fit") else builder)
     for kind in HEADS:
         evidence = _evidence(row.needs, kind)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import Named, made, maker_of
+from orthomerge.core.rows import Named, instance_of, maker_of
 
 
 class Titled(Named, Protocol):
@@ -27,7 +27,7 @@ def check_row(row: Titled, require: Callable[[object, str], None], *, what: str)
     require(row.name and row.title and row.reference, "name, title and reference must not be empty")
     require(getdoc(maker_of(row)), "its class or function must have a docstring")
     try:
-        made(row, {"scael": 1.0}, what=what)
+        instance_of(row, {"scael": 1.0}, what=what)
     except RecipeError as error:
         require("unknown option 'scael'" in str(error), f"an unknown option must be named, got: {error}")
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.core.sizes import parse_size
+from orthomerge.core.checks import parse_size
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES, Spec
 from orthomerge.files.opening import open_checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from tests.models.making import build
 
 from orthomerge.data.task import Examples, Modality
-from orthomerge.models.load import quiet
 from orthomerge.models.processing import PixelProcessor
 
 
@@ -25,7 +26,7 @@ class Words:
     longest: int = 38
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        rows = [[1, *(2 + int(hashlib.md5(word.encode()).hexdigest(), 16) % 90 for word in text.split())]
+        rows = [[1, *(2 + int(hashlib.md5(word.encode()).hexdigest(), 16) % 50 for word in text.split())]
                 [: self.longest] for text in inputs]  # fmt: skip
         ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
         for place, row in enumerate(rows):
@@ -51,30 +52,14 @@ def pixels() -> PixelProcessor:
     return PixelProcessor(8)
 
 
-@pytest.fixture(scope="session")
-def bert() -> torch.nn.Module:
-    with quiet():
-        from transformers import BertConfig, BertModel
-
-        torch.manual_seed(0)
-        sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-        found: torch.nn.Module = BertModel(
-            BertConfig(**sizes, intermediate_size=64, vocab_size=99, max_position_embeddings=40)
-        )
-    return found
+@pytest.fixture
+def bert() -> Any:
+    return copy.deepcopy(build("BertModel", "bert"))
 
 
-@pytest.fixture(scope="session")
-def vit() -> torch.nn.Module:
-    with quiet():
-        from transformers import ViTConfig, ViTModel
-
-        torch.manual_seed(0)
-        sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-        found: torch.nn.Module = ViTModel(
-            ViTConfig(**sizes, intermediate_size=64, image_size=8, patch_size=2), add_pooling_layer=False
-        )
-    return found
+@pytest.fixture
+def vit() -> Any:
+    return copy.deepcopy(build("ViTModel", "vit"))
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_is_removed(cache: FeatureCache) -> None:
     cache.folder.mkdir()
-    left, busy = (cache.folder / f".{'a' * 64}.{digit * 16}.partial" for digit in "01")
+    left, busy = (cache.folder / f".{'a' * 64}.safetensors.{digit * 16}.partial" for digit in "01")
     left.touch()
     with busy.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # as a writer does for as long as it lives

@@ -21,7 +21,7 @@ from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate
 from orthomerge.evaluation.evidence import Builder, Evidence, Need
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.protocols import PROTOCOLS, Aligned, EvaluationProtocol, make_protocol
+from orthomerge.evaluation.protocols import EvaluationProtocol, make_protocol
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Classifier, head_of
 from orthomerge.models.model import Model
@@ -149,10 +149,6 @@ CASES = [
 ]
 
 
-def test_every_protocol_has_a_case() -> None:
-    assert {case.name for case in CASES} == set(PROTOCOLS)
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"aligner-{case.aligner}" if case.aligner else case.name)
 @pytest.mark.parametrize("access", ACCESS)
 def test_contract(toy: Toy, case: EvaluationProtocol, access: Any) -> None:
@@ -214,16 +210,6 @@ def test_the_expert_s_head_is_what_is_aligned(toy: Toy) -> None:
         for name in (None, "ridge")
     )
     assert aligned > unaligned + 0.1
-
-
-def test_a_name_is_a_protocol_or_an_aligner() -> None:
-    ridge = EvaluationProtocol(aligner="ridge")
-    assert EvaluationProtocol.of("knn") == EvaluationProtocol("knn")
-    assert EvaluationProtocol.of("ridge") == ridge
-    assert EvaluationProtocol.of("aligned-c").aligner is None
-    assert EvaluationProtocol.of(replace(ridge, shots=3)).shots == 3
-    assert isinstance(replace(ridge, options={"strength": 0.1}).builder(), Aligned)
-    assert isinstance(EvaluationProtocol("aligned-c").builder(), Aligned)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""A run folder holds what was measured, and can be read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analysis.making import Toy
+from tests.evaluation.making import CURRENT, PROTOCOLS, average, encoded, experts, total, with_wrong_labels
+
+from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
+from orthomerge.core.version import VERSION
+from orthomerge.evaluation.evaluate import score
+from orthomerge.evaluation.protocols import EvaluationProtocol
+from orthomerge.evaluation.records import Record
+from orthomerge.evaluation.scores import Scores, compare_run, read_predictions, read_run
+from orthomerge.evaluation.tables import TITLES
+
+
+@pytest.fixture(scope="module")
+def scores(toy: Toy) -> Scores:
+    # Transductive comes first here, but never in a table.
+    return score([experts(toy), average(toy)], PROTOCOLS[::-1], encoded(toy), suite="toy")
+
+
+@pytest.fixture(scope="module")
+def out(scores: Scores, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scores.write(tmp_path_factory.mktemp("run") / "deep" / "run")
+
+
+def test_scores_read_back_are_those_that_were_written(scores: Scores, out: Path) -> None:
+    assert read_run(out) == scores
+    assert repr(scores) == f"Scores({len(scores.records)} records of expert, average)"
+    assert not list(out.glob(".*"))
+    assert len({record.predictions for record in scores.records}) == len(scores.records)
+    for record in scores.records:
+        assert (record.versions["orthomerge"], record.suite) == (VERSION, "toy")
+        answers, kept = read_predictions(out, record), scores.predictions[record.predictions or ""]
+        assert np.array_equal(answers.predicted, kept.predicted)
+        assert record.value == answers.hits.sum() / answers.scored.sum()
+
+
+def test_one_table_for_each_access_class(out: Path) -> None:
+    text = (out / "table.md").read_text()
+    titles = [line[4:] for line in text.splitlines() if line.startswith("### ")]
+    assert titles[:3] == list(TITLES.values())
+    assert titles[3:]
+    assert all(title.startswith("Against ") for title in titles[3:])
+    tables = dict(zip(TITLES, text.split("### ")[1:4], strict=True))
+    for row in ("| average | aligned-c, epochs=2, 50% |", "| mean | 95 % | sd | worst | seeds |"):
+        assert row in tables["inductive"]
+    assert "| average | knn, 3/class |" in tables["transductive"]
+    assert "current" not in tables["inductive"] + tables["transductive"]
+    for table in tables.values():
+        assert "| method | protocol | bright | where | mean | 95 % |" in table
+
+
+def test_comparisons_are_those_of_the_folder(scores: Scores, out: Path) -> None:
+    assert scores.comparisons == compare_run(out)
+    # The experts and the average were scored under the same seven protocols; joint is the average's alone.
+    assert len(scores.comparisons) == len(PROTOCOLS)
+    pairs = {frozenset((item.method, item.reference)) for item in scores.comparisons}
+    assert pairs == {frozenset(("expert", "average"))}
+    current = next(item for item in scores.comparisons if item.way.protocol == "current")
+    assert (current.method, current.reference) == ("average", "expert")
+    average_mean, expert_mean = (
+        np.mean([r.value for r in scores.records if (r.method, r.protocol) == (method, "current")])
+        for method in ("average", "expert")
+    )
+    assert current.difference.estimate == pytest.approx(average_mean - expert_mean)
+
+
+def test_tables_hold_no_markup_from_manifests_or_notes(scores: Scores) -> None:
+    """The method's name comes from a manifest, and a note repeats what a file says."""
+    records: list[Record] = [replace(record, method="<b>*x*|\x1b[2J") for record in scores.records]
+    text = Scores(records, [], ["see [this](http://x) <img>\n# not a title"]).markdown()
+    assert not [part for part in ("<b>", "<img>", "\x1b", "[this]") if part in text]
+    assert r"| &lt;b&gt;\*x\*\|\\x1b\[2J |" in text
+    assert text.endswith(r"- see \[this\](http://x) &lt;img&gt; # not a title")
+
+
+def test_the_reference_and_the_margin(toy: Toy) -> None:
+    subjects, tasks = [experts(toy), average(toy)], encoded(toy)
+    (item,) = score(subjects, [CURRENT], tasks, against="average", margin=0.9).comparisons
+    assert (item.method, item.reference, item.equivalence.margin) == ("expert", "average", 0.9)
+    with pytest.raises(RecipeError, match=r"there is no model 'averag' to compare with; did you mean 'average'\?"):
+        score(subjects, [CURRENT], tasks, against="averag")
+    with pytest.raises(RecipeError, match="'margin' must be positive, got 0"):
+        score(subjects, [CURRENT], tasks, margin=0)
+
+
+def test_names_of_predictions_and_a_run_that_is_replaced_whole(toy: Toy, scores: Scores, tmp_path: Path) -> None:
+    plain = EvaluationProtocol("aligned-c", {"epochs": 1})
+    protocols = [plain, replace(plain, options={"epochs": 9}), replace(plain, support="val")]
+    subjects = [average(toy, name=name) for name in ("a very long name " * 20, "a/b", "a_b")]
+    many = score(subjects, protocols, encoded(toy))
+    scores.write(tmp_path)
+    many.write(tmp_path)
+    names = {record.predictions for record in many.records}
+    assert len(names) == len(many.records) == 3 * 2 * 4  # with joint
+    assert len(list((tmp_path / "predictions").iterdir())) == len(names)
+    assert read_run(tmp_path) == many
+    assert compare_run(tmp_path)  # which checks every file against its record
+
+
+def test_one_model_has_no_comparison_and_notes_are_kept(toy: Toy, tmp_path: Path) -> None:
+    tasks = encoded(toy, tasks=with_wrong_labels(toy, "where", "val"))
+    score([total(toy)], [CURRENT], tasks).write(tmp_path / "run")
+    back, table = read_run(tmp_path / "run"), (tmp_path / "run" / "table.md").read_text()
+    (note,) = back.notes
+    assert "it may have been trained on the test inputs" in note
+    assert table.endswith(f"### Notes\n\n- {note}\n")
+    assert back.comparisons == []
+    assert "Against" not in table
+
+
+def test_damaged_notes_and_a_folder_that_cannot_be(scores: Scores, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot read .*notes.json: No such file.*; evaluate again"):
+        read_run(tmp_path)
+    for text, message in (("[", "is not JSON"), ("{}", "must be a list of strings"), ("[1]", "a list of strings")):
+        (tmp_path / "notes.json").write_text(text)
+        with pytest.raises(CheckpointError, match=message):
+            read_run(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"cannot write the run to .*file.*give another folder"):
+        scores.write(tmp_path / "file")
