@@ -155,17 +155,11 @@ def test_which_of_two_encoders_is_taken() -> None:
     assert sorted(expert(both).prefixes) == ["student.bert.", "teacher.bert."]
 
 
-def test_wrong_shapes_are_left_for_others_to_refuse() -> None:
-    split = expert(under("bert.", change={WORDS: Spec((11, 4), "F32")}))
-    assert (split.prefixes, split.names[WORDS]) == (("bert.",), f"bert.{WORDS}")
-
-
-def test_missing_tensors() -> None:
-    split = expert(under("module.bert.", change={QUERY: None, POOLER: None}))
+def test_missing_tensors_and_wrong_shapes_are_for_others_to_refuse() -> None:
+    split = expert(under("module.bert.", change={QUERY: None, POOLER: None, WORDS: Spec((11, 4), "F32")}))
     assert (set(split.names), split.prefixes) == ({WORDS, NORM}, ("module.bert.",))
     nothing = expert(specs("conv.weight", "fc.weight"))
     assert (nothing.names, nothing.unknown, nothing.prefixes) == ({}, ("conv.weight", "fc.weight"), ("bert.",))
-    assert expert({}).names == {}
     wrong = expert(under("bert."), prefix="nowhere.")
     assert (wrong.names, wrong.prefixes) == ({}, ("nowhere.",))
 
@@ -192,9 +186,7 @@ def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
     assert split.left_out == {f"bert.{POOLER}": "optional, and not in the base"}
     split = split_expert(under("bert."), BERT, reference, pooling="pooler")
     assert split.unknown == (f"bert.{POOLER}",)
-
-
-def test_a_reference_of_optional_tensors_only() -> None:
+    # And a base of optional tensors only.
     split = split_expert(specs("bert.pooler.dense.weight"), BERT, {POOLER: ENCODER[POOLER]}, pooling="cls")
     assert (split.prefixes, split.names) == (("bert.",), {POOLER: f"bert.{POOLER}"})
 
