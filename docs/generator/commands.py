@@ -11,16 +11,10 @@ from docs.generator.options import table
 
 
 def command_tree(app: click.Group) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its words; groups are walked."""
-
-    def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-        if hasattr(command, "commands"):
-            for name, inner in command.commands.items():
-                yield from walk(inner, (*words, name))
-        else:
-            yield words, command
-
-    yield from walk(app, ())
+    """Every command with its words."""
+    context = click.Context(app)
+    for name in app.commands:
+        yield (name,), app.get_command(context, name)
 
 
 def help_of(command: Any, words: tuple[str, ...]) -> str:

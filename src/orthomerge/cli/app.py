@@ -14,36 +14,23 @@ import sys
 import threading
 import time
 import traceback
+from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
 import click
 
-from orthomerge.cli.align import align
-from orthomerge.cli.analogy import analogy
-from orthomerge.cli.diagnose import diagnose
-from orthomerge.cli.evaluate import evaluate
-from orthomerge.cli.export import export
-from orthomerge.cli.finetune import finetune
-from orthomerge.cli.inspect import inspect
-from orthomerge.cli.list import list as list_
-from orthomerge.cli.merge import merge
-from orthomerge.cli.negate import negate
-from orthomerge.cli.push import push
-from orthomerge.cli.report import report
-from orthomerge.cli.reproduce import reproduce
-from orthomerge.cli.run import run as run_
 from orthomerge.core.errors import OrthomergeError
 from orthomerge.core.version import VERSION
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 3.0  # seconds after a signal in which no other one counts
 
-_GROUPS = {
-    "Make": (merge,),
-    "Use": (export, push),
-    "Judge": (evaluate, diagnose, inspect),
-    "Research": (finetune, align, negate, analogy, run_, report, reproduce, list_),
+_GROUPS = {  # names of commands; each is a module of this package
+    "Make": ("merge",),
+    "Use": ("export", "push"),
+    "Judge": ("evaluate", "diagnose", "inspect"),
+    "Research": ("finetune", "align", "negate", "analogy", "run", "report", "reproduce", "list"),
 }
 _RENAMED = {
     "--expert": "an argument EXPERT or NAME=EXPERT",
@@ -70,16 +57,22 @@ Exit codes: 0 done, 2 arguments, 3 checkpoint, 4 inputs do not fit together,
 
 
 class _App(click.Group):
-    """The first screen: examples, and the commands in groups."""
+    """The first screen: examples, and the commands in groups; a command is imported when it is used."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands:
+            return None
+        command: click.Command = getattr(import_module(f"orthomerge.cli.{cmd_name}"), cmd_name)
+        return command
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, examples, commands and notes."""
         formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS]")
         self.format_help_text(ctx, formatter)
         formatter.write(_EXAMPLES)
-        for title, commands in _GROUPS.items():
+        for title, names in _GROUPS.items():
             formatter.write(f"\n{title}:\n")
-            for each in commands:
+            for each in filter(None, (self.get_command(ctx, name) for name in names)):
                 formatter.write(f"  {each.name:<10} {each.get_short_help_str(70).rstrip('.')}\n")
         with formatter.section("Options"):
             rows = (parameter.get_help_record(ctx) for parameter in self.get_params(ctx))
@@ -89,7 +82,7 @@ class _App(click.Group):
 
 app = _App(
     "orthomerge",
-    commands=[each for commands in _GROUPS.values() for each in commands],
+    commands=[click.Command(name) for names in _GROUPS.values() for name in names],  # which are not imported yet
     help="Merge fine-tuned classifiers into one encoder with all their labels.",
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[],

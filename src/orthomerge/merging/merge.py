@@ -10,7 +10,7 @@ from orthomerge.core.errors import OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
 from orthomerge.merging.kinship import check_kinship
 from orthomerge.merging.merged import MergedTensors, check_tied, task_vectors
-from orthomerge.merging.methods import make_method, methods, name_of, options_of
+from orthomerge.merging.methods import known_method, make_method, methods, name_of, options_of
 from orthomerge.models.model_data import Origin
 from orthomerge.models.problems import Problem, check_problems
 from orthomerge.models.writing import plain
@@ -77,7 +77,7 @@ def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: s
 
 def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Iterator[Problem]:
     """What keeps a method from merging experts that fit together."""
-    row = methods().get(method)
+    row = known_method(method)
     if row is None:  # an object of a class that is not in the table
         return
     if row.base and not experts.has_base:

@@ -148,15 +148,23 @@ FITTED = _table(
 )
 
 
+_BUILT_IN = {**METHODS, **FITTED}
+
+
 @cache
 def methods() -> Mapping[str, Row]:
     """Our rows, then those of installed plug-ins."""
-    return with_plugins({**METHODS, **FITTED}, Row, group="orthomerge.methods")
+    return with_plugins(_BUILT_IN, Row, group="orthomerge.methods")
 
 
 def find_method(name: str) -> Row:
     """The row of a method; an unknown name offers the nearest."""
-    return find_row(methods(), name, what="method")
+    return known_method(name) or find_row(methods(), name, what="method")
+
+
+def known_method(name: str) -> Row | None:
+    """The row of a method, None where no table has it. Plug-ins, which take time to find, come last."""
+    return _BUILT_IN.get(name) or methods().get(name)
 
 
 def make_method(name: str, options: Options, *, tasks: tuple[str, ...], seed: int = 0) -> Any:
