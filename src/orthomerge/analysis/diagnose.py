@@ -13,11 +13,10 @@ from typing import TypeVar
 import torch
 
 from orthomerge.alignment.aligners import find_aligner
-from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail, fitting_split, limited
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.families import accuracy_figure, family_figures, mean_accuracy
+from orthomerge.analysis.families import TaskComparison, accuracy_figure, compare_task, family_figures, mean_accuracy
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.analysis.geometry import geometry_figures
 from orthomerge.analysis.layers import layer_figures
