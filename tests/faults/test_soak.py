@@ -22,7 +22,7 @@ assert not wrong and len(weights) == len(records) == 1, wrong
 """
 
 
-def test_twenty_merges_two_kills_of_runs_and_six_jobs_at_once(tmp_path: Path) -> None:
+def test_merges_in_a_row_and_jobs_at_once(tmp_path: Path) -> None:
     """In a process of its own, which may fork before any thread has started."""
     folders = [tmp_path / "soak", tmp_path / "load", tmp_path / "runs"]
     for folder in folders:
