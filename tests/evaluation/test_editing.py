@@ -62,7 +62,7 @@ class Pairs:
 
 def span_by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
-    skeleton = Skeleton(Scaled(), {"weight": "weight"}, {"weight": Spec((2,), "F32")})
+    skeleton = Skeleton(Scaled(), {"weight": "weight"}, generic(""), {}, {"weight": Spec((2,), "F32")})
     tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
     return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]), processor=cast("Any", None))
 
