@@ -1,4 +1,4 @@
-"""Experts as models, opened and compared; and those of a saved model, opened again without being told how."""
+"""Experts as models, opened and compared; and those of a saved model, opened again from its record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Experts(Opened):
-    """A base and source models; where there are problems, only `problems` and `notes` can be asked for."""
+    """A base and source models; where there are problems, only `problems` and `notes` can be used."""
 
     @cached_property
     def base(self) -> Model:
