@@ -48,7 +48,7 @@ class Experts(Opened):
 
 def open_experts(opening: Opening, live: Mapping[str, Live] | None = None) -> Experts:
     """Open everything, split it, and compare it. `live`: models in memory by task name, the base under ""."""
-    return Experts.of(opening, live or {})
+    return Experts(opening, live)
 
 
 def reopen_experts(
