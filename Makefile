@@ -118,7 +118,7 @@ docs: $(STAMP)  ## build the documentation into site/ (half a minute); open site
 crash: $(STAMP)  ## fail, kill and interrupt at every call that changes a file (an hour on 2 cores)
 	CRASH_POINTS=all OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load tests/faults/test_crash_points.py tests/faults/test_signals.py
 
-soak: $(STAMP)  ## 500 merges in a row with random kills, then 64 jobs at once (minutes)
+soak: $(STAMP)  ## 500 merges in a row with random kills, a run and a sweep killed ten times, 64 jobs at once (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py
 
 UV := .venv-uv/bin/uv

@@ -1,7 +1,8 @@
-"""Many merges in a row, some of them killed, and many jobs at once: nothing leaks, and every output is whole.
+"""Many merges in a row, runs and sweeps that are killed, and many jobs at once: nothing leaks, every output is whole.
 
 A process that has everything loaded makes merges one after another, in itself (files, descriptors and memory are
-counted there) and in forks of it that are killed at random moments. Then jobs run side by side in processes of a pool.
+counted there) and in forks of it that are killed at random moments. A run and a sweep are killed at ten moments each
+and go on. Then jobs run side by side in processes of a pool.
 """
 
 from __future__ import annotations
@@ -87,6 +88,69 @@ def soak(folder: Path, count: int, *, seed: int = 0, say: Callable[[str], None] 
     return Soaked(count, killed, time.perf_counter() - started, resident, descriptors, left, wrong)
 
 
+_RUN = """\
+base: {models}/base
+experts: {{two: {models}/two, three: {models}/three}}
+evaluate: {{data: {{two: {models}/two.csv, three: {models}/three.csv}}, protocols: [current, knn], device: cpu}}
+report: false
+"""
+# One recipe for a run, one for a sweep.
+RECIPES = {
+    "run": _RUN + "diagnose: false\nmethod: ties\nalign: {{data: {{two: {models}/two.csv}}, aligner: ridge}}\n",
+    "sweep": _RUN + "sweep: {{methods: [average, ties], scales: [0.5], aligners: [none, ridge], keep: true}}\n",
+}
+
+
+def soak_runs(folder: Path, kills: int, *, seed: int = 0) -> tuple[int, list[str]]:
+    """A run and a sweep, each killed at `kills` random moments: how often a child was killed, and what is wrong.
+
+    After each kill the same command goes on. Whatever was finished before must stay as it is, and in the end the
+    results must be those of a run that nobody killed.
+    """
+    from tests.faults.tiny import write_experts
+
+    from orthomerge.runs.run import run
+
+    os.environ["ORTHOMERGE_CACHE"] = str(folder / "cache")
+    models, draw, killed, wrong = write_experts(folder / "models"), random.Random(seed), 0, list[str]()
+    for kind, text in RECIPES.items():
+        recipe, place = folder / f"{kind}.yaml", folder / kind
+        recipe.write_text(text.format(models=models))
+        run(recipe, out=folder / f"{kind}-warm")  # what is imported late takes longest
+        begun = time.perf_counter()
+        run(recipe, out=folder / f"{kind}-alone", force=True)
+        usual, whole = time.perf_counter() - begun, _results(folder / f"{kind}-alone")
+        left = kills
+        while left:
+            moments = [draw.random() * usual for _ in range(min(left, 3))]  # in one run, which gets shorter each time
+            for moment in moments:
+                before = _finished(place)
+                killed += _killed(lambda: run(recipe, out=place), moment)  # noqa: B023
+                wrong += [f"{kind}: {name} was computed again" for name in before - _finished(place)]
+                left -= 1
+            before = _finished(place)
+            run(recipe, out=place)
+            wrong += [f"{kind}: {name} was computed again" for name in before - _finished(place)]
+            results = _results(place)
+            wrong += [
+                f"{kind}: {name} differs" for name in whole.keys() | results if whole.get(name) != results.get(name)
+            ]
+            shutil.rmtree(place)
+    return killed, wrong
+
+
+def _finished(run: Path) -> set[tuple[str, int, int]]:
+    """The results in a store, each with the time and the place on disk of its last file."""
+    entries = [(path.parent.name, path.stat()) for path in run.glob(".store/*/entry.json")]
+    return {(key, status.st_mtime_ns, status.st_ino) for key, status in entries}
+
+
+def _results(run: Path) -> dict[str, bytes]:
+    """Weights and scores of a run."""
+    paths = [path for kind in ("*.safetensors", "records.jsonl") for path in run.rglob(kind)]
+    return {str(path.relative_to(run)): path.read_bytes() for path in paths if ".store" not in path.parts}
+
+
 def _killed(work: Callable[[], object], after: float) -> int:
     """Do it in a child and kill that; 1 if it was killed, 0 if it was faster."""
     child = os.fork()
@@ -165,6 +229,7 @@ def main() -> None:
     """Soak, then load, then write benchmarks/results/soak.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--merges", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=10, help="of a run and of a sweep, each")
     parser.add_argument("--jobs", type=int, default=64)
     parser.add_argument("--processes", type=int, default=64, help="at once")
     given = parser.parse_args()
@@ -173,6 +238,8 @@ def main() -> None:
         (folder := Path(place, "soak")).mkdir()
         found = soak(folder, given.merges)
         shutil.rmtree(folder)
+        (folder := Path(place, "runs")).mkdir()
+        stopped, broken = soak_runs(folder, given.kills)
         (folder := Path(place, "load")).mkdir()
         wrong, weights, records, seconds = load(folder, given.jobs, processes=given.processes)
     half = found.resident[len(found.resident) // 2] / 2**20
@@ -184,6 +251,8 @@ def main() -> None:
         ["memory, at half and at the end", f"{half:.1f}, {found.resident[-1] / 2**20:.1f} MiB", ""],
         ["growth a merge over the second half", f"{found.growth / 1024:.2f} kB", "below 4 kB"],
         ["seconds", f"{found.seconds:.0f}", ""],
+        ["kills of a run and a sweep that hit", f"{stopped} of {2 * given.kills}", ""],
+        ["results computed twice, or other than of a whole run", str(len(broken)), "0"],
         ["jobs side by side, half merges and half evaluations", f"{given.jobs} in {given.processes} processes", ""],
         ["of them wrong", str(len(wrong)), "0"],
         ["different weights among the merges", str(len(weights)), "1"],
@@ -191,9 +260,9 @@ def main() -> None:
         ["seconds", f"{seconds:.0f}", ""],
     ]  # fmt: skip
     sections = {"# Soak and load": about + "\n" + _TEXT.rstrip(), "## Found": table(["what", "found", "wanted"], rows)}
-    print(write_result("soak", sections), *found.wrong[:5], *wrong[:5], sep="\n")
+    print(write_result("soak", sections), *found.wrong[:5], *broken[:5], *wrong[:5], sep="\n")
     steady = found.descriptors[0] == found.descriptors[-1] and found.growth < 4096
-    if found.wrong or found.left or wrong or len(weights) != 1 or len(records) != 1 or not steady:
+    if found.wrong or found.left or broken or wrong or len(weights) != 1 or len(records) != 1 or not steady:
         raise SystemExit("not all is well: see the table")
 
 

@@ -42,60 +42,21 @@ def merge(
     progress: Progress = SILENT,
 ) -> Model:
     """Merge or fit; nothing is written but `state`, from which a long fit that was killed continues."""
+    method, options = merge.method, dict[str, Any](dtype=merge.dtype, seed=merge.seed)
     if merge.fit is None:
-        return merge_opened(
-            experts,
-            merge.method,
-            merge.parameters,
-            dtype=merge.dtype,
-            seed=merge.seed,
-            device=merge.device,
-            vector=merge.vector,
-        )
+        return merge_opened(experts, method, merge.parameters, device=merge.device, vector=merge.vector, **options)
     from orthomerge.fitting.fit import fit
 
-    return fit(
-        experts,
-        merge.method,
-        merge.fit.data,
-        merge.parameters,
-        dtype=merge.dtype,
-        seed=merge.seed,
-        device=merge.fit.device,
-        split=merge.fit.split,
-        limit=merge.fit.limit,
-        precision=merge.fit.precision,
-        state=state if merge.fit.resume else None,
-        save_every=merge.fit.save_every,
-        encoding=encoding,
-        progress=progress,
-    )
+    options |= {name: value for name, value in vars(merge.fit).items() if name not in ("data", "resume")}
+    options |= {"state": state if merge.fit.resume else None, "encoding": encoding, "progress": progress}
+    return fit(experts, method, merge.fit.data, merge.parameters, **options)
 
 
-def align(
-    model: Model,
-    experts: Experts,
-    section: Align,
-    *,
-    seed: int,
-    encoding: Encoding | None = None,
-    progress: Progress = SILENT,
-) -> Model:
-    """The model with its heads aligned as a section `align` says."""
+def align(model: Model, experts: Experts, recipe: Recipe, section: Align, **how: Any) -> Model:
+    """The model with its heads aligned as a section `align` says. `how`: encoding and progress."""
     from orthomerge.alignment.align import align_model  # most merges need no aligner, and importing them takes time
 
-    return align_model(
-        model,
-        section.data,
-        aligner=section.aligner,
-        options=section.options,
-        experts=experts,
-        split=section.split,
-        limit=section.limit,
-        seed=seed,
-        encoding=encoding,
-        progress=progress,
-    )
+    return align_model(model, experts=experts, seed=recipe.seed, **vars(section), **how)
 
 
 def write(
@@ -121,7 +82,7 @@ def write(
     state = state_folder(target, "fitting")
     model = merge(experts, recipe.merge, state=state, encoding=encoding, progress=progress)
     if recipe.align is not None:
-        model = align(model, experts, recipe.align, seed=recipe.seed, encoding=encoding, progress=progress)
+        model = align(model, experts, recipe, recipe.align, encoding=encoding, progress=progress)
     manifest = write_weights(model, target, recipe, force=force, inputs=inputs, progress=progress)
     clear_state(state)
     return Written(target, manifest, model)

@@ -6,6 +6,7 @@ The file is flat. Its parts are what functions take: `opening` and `merge` are w
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -128,11 +129,10 @@ class Recipe:
         return Recipe(**_anchored(vars(self), Path.cwd()))
 
     def text(self) -> str:
-        """The recipe as the YAML that it could have been; options at their defaults are left out."""
+        """The recipe as JSON, which is YAML; options at their defaults are left out, and what is only in memory."""
         usual = Recipe(experts={"task": "path"})
         own = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
-        text: str = yaml.safe_dump(_plain({"experts": self.experts, **own}), sort_keys=False, allow_unicode=True)
-        return text
+        return json.dumps({"experts": self.experts, **own}, default=_plain, indent=2, ensure_ascii=False)
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -256,13 +256,7 @@ def _changed(section: Any, name: str, change: Callable[[Any], Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As plain data; of what is in memory only, the type."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, str | int | float | bool | None):
-        return value
-    if is_dataclass(value) and type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
-        return {name: _plain(part) for name, part in vars(value).items() if part is not None}
-    return f"a {type(value).__name__} in memory"
+    """A section or an expert as a mapping; of what is in memory only, the type."""
+    if type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
+        return {name: part for name, part in vars(value).items() if part is not None}
+    return dict(value) if isinstance(value, Mapping) else f"a {type(value).__name__} in memory"

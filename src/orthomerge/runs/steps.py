@@ -69,7 +69,7 @@ def make_merge(place: Path, work: Work, *, key: str) -> None:
 def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> None:
     """Align the heads of the merge."""
     recipe, model = work.recipe, work.model(work.folder(merged))
-    model = align(model, work.experts, section, seed=recipe.seed, progress=work.progress)
+    model = align(model, work.experts, recipe, section, progress=work.progress)
     write_weights(model, place / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
 
 

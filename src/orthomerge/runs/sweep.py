@@ -139,9 +139,8 @@ def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str,
     models, encoded = dict[str, Model](), _encoded_by_split(work.encoded, splits)
     with _noting(failures, *cells):
         models = _models_of(work, variant, place if keep else None)
-    for (task, model), (protocol, cell), split in product(
-        models.items(), list(zip(protocols, cells, strict=True)), splits
-    ):
+    scored = list(zip(protocols, cells, strict=True))
+    for (task, model), (protocol, cell), split in product(models.items(), scored, splits):
         with _noting(failures, replace(cell, place=f"{task}/{split}")):
             subject = _subject(variant, {task: model})
             records[split] += _records(place, subject, [protocol], encoded[split], split=split)
@@ -149,7 +148,7 @@ def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str,
         with _noting(failures):  # all labels in one space
             joint = _records(place, _subject(variant, models), [], encoded["test"])
             records["test"] += [replace(record, seed=variant.first) for record in joint]
-            facts = {} if variant.name == "base" else _facts(work, next(iter(models.values())))
+            facts = {} if variant.name == "base" else _facts(next(iter(models.values())))
     result = Result(tuple(records["test"]), tuple(records["val"]), tuple(failures), facts)
     (place / RESULT).write_text(json.dumps(asdict(result), ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -198,17 +197,11 @@ def _records(
     return [item.record for item in scored]
 
 
-def _facts(work: Work, model: Model) -> dict[str, Any]:
+def _facts(model: Model) -> dict[str, Any]:
     """What the report says of a merge."""
-    facts, base = model.origin.facts, work.experts.base
-    origin = replace(base.origin, experts=work.experts)
-    return {
-        "method": facts["method"],
-        "inputs": record_of(base.with_heads({}, origin))["inputs"],
-        "heads": {task: {"labels": list(labels)} for task, labels in model.labels.items()},
-        "family": model.family.name,
-        **{name: facts[name] for name in ("fit", "seed") if name in facts},
-    }
+    facts = {name: value for name, value in model.origin.facts.items() if name in ("method", "fit", "seed")}
+    heads = {task: {"labels": list(labels)} for task, labels in model.labels.items()}
+    return {**facts, "inputs": record_of(model)["inputs"], "heads": heads, "family": model.family.name}
 
 
 def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[str, EncodedTasks]:
@@ -238,7 +231,12 @@ def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
     comparisons = compare_run(place, against=against, margin=section.margin / 100)
     taught = any(map(teaches, protocols_for(work.recipe, Variant("base"))))
     encoded = work.encoded if section.references or taught else replace(work.encoded, teachers={})
-    notes = [*contamination_notes(encoded), *_notes(swept, failed=len(failed))]
+    notes = contamination_notes(encoded)
+    where = "sweep.md has those that validation chose" if any(item.chosen for item in swept.best) else "see sweep.md"
+    count = f"{len(swept.rows)} ways to merge and score share the same test inputs, so the best row of a table"
+    notes.append(f"{count} is the best in hindsight; {where}")
+    if failed:
+        notes.append(f"{len(failed)} of them failed on some task and are left out; see sweep.md")
     write_derived(place, Scores(records, comparisons, notes))
     references = {
         line.method: line.mean
@@ -248,10 +246,3 @@ def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
     csv = sweep_csv(swept.rows, swept.best, list(section.data))
     (place / "sweep.csv").write_bytes(csv.encode())
     (place / "sweep.md").write_bytes(sweep_markdown(swept.rows, swept.best, swept.failures, references).encode())
-
-
-def _notes(swept: Swept, *, failed: int) -> list[str]:
-    where = "sweep.md has those that validation chose" if any(item.chosen for item in swept.best) else "see sweep.md"
-    count = f"{len(swept.rows)} ways to merge and score share the same test inputs, so the best row of a table"
-    notes = [f"{count} is the best in hindsight; {where}"]
-    return notes + ([f"{failed} of them failed on some task and are left out; see sweep.md"] if failed else [])
