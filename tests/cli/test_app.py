@@ -1,4 +1,4 @@
-"""The command line: what it prints, and with which code it exits."""
+"""The command line as a whole: public names, merges and what is written of them, refusals and exit codes."""
 
 from __future__ import annotations
 
@@ -8,146 +8,207 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests.calling import call, refused
 
 import orthomerge
-from orthomerge.cli.app import app
-from orthomerge.core.errors import OrthomergeError
+from orthomerge.alignment.aligners import ALIGNERS
+from orthomerge.cli.progress import shown
+from orthomerge.core.progress import Watch
+from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
-
-HEAVY = ("torch", "transformers", "numpy", "yaml", "huggingface_hub", "safetensors", "rich.progress")
-
-
-def call(*arguments: str, code: int = 0) -> str:
-    """Run a command in this process; our errors surface as they do for `main`."""
-    result = CliRunner().invoke(app, list(arguments))
-    if isinstance(result.exception, OrthomergeError):
-        assert result.exception.exit_code == code
-        return str(result.exception)
-    assert result.exit_code == code, result.output
-    return result.output
+from orthomerge.models.families import FAMILIES
+from orthomerge.suites.table import SUITES
 
 
-def options(berts: Path, *, out: Path | None = None, names: tuple[str, ...] = ("two", "three")) -> list[str]:
-    given = ["--base", str(berts / "base"), *(str(berts / name) for name in names)]
-    return given + (["--out", str(out)] if out else [])
+def start(*words: object) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own."""
+    command = [sys.executable, "-m", "orthomerge", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = f"""
-import sys
-from orthomerge.cli.app import app
-try:
-    app(["--help"])
-except SystemExit as done:
-    assert done.code == 0
-print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Merge fine-tuned classifiers" in done.stdout
-    assert done.stderr.strip() == "[]"
+def words_for(berts: Path, *names: str) -> list[object]:
+    return ["merge", *(berts / name for name in names or ("two", "three")), "--base", berts / "base"]
 
 
 def test_the_public_names_are_those_listed() -> None:
     for name in orthomerge.__all__:
         assert getattr(orthomerge, name) is not None
     assert dir(orthomerge) == sorted(orthomerge.__all__)
+    verbs = "merge open load align evaluate diagnose negate analogy finetune export push inspect report run list"
+    assert set(verbs.split()) <= set(orthomerge.__all__)
     with pytest.raises(AttributeError, match="no attribute 'mergge'"):
         orthomerge.mergge  # noqa: B018
 
 
-def test_merge_verify_export(berts: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    text = call("merge", *options(berts, out=out), "--method", "ties", "--set", "density=0.5", "--set", "scale=0.8")
+def test_merge_inspect_export(berts: Path, tmp_path: Path) -> None:
+    out, words = tmp_path / "out", words_for(berts)
+    text = call(*words, "--out", out, "--method", "ties", "--set", "density=0.5", "--set", "scale=0.8").stdout
     assert "heads: two (2), three (3)" in text
     assert json.loads((out / "orthomerge.json").read_text())["method"]["parameters"] == {"density": 0.5, "scale": 0.8}
-    assert "as it was written" in call("inspect", str(out), "--verify")
-    assert "as it was written" in call("inspect", str(out), "--verify")
-    described = json.loads(call("inspect", str(out), "--json"))
+    assert "as it was written" in call("inspect", out, "--verify").stdout
+    described = json.loads(call("inspect", out, "--json").stdout)
     assert (described["problems"], described["tasks"]["two"]["stock_class"]) == ([], "BertForSequenceClassification")
-    assert "--verify reads every file" in call("inspect", str(out), "--verify", "--headers", code=2)
-    assert "wrote" in call("export", str(out), "--task", "two", "--out", str(tmp_path / "two"))
+    assert "--verify reads every file" in refused("inspect", out, "--verify", "--headers", code=2)
+    assert json.loads(call("export", out, "--task", "two", "-o", tmp_path / "two", "--json").stdout)["task"] == "two"
     assert (tmp_path / "two/config.json").exists()
-    message = call("export", str(out), "--task", "tow", "--out", str(tmp_path / "x"), code=2)
-    assert "did you mean 'two'" in message
+    assert "did you mean 'two'" in refused("export", out, "--task", "tow", "--out", tmp_path / "x", code=2)
+    assert "has one head" in refused("export", out, "--all-heads", "--out", tmp_path / "x", code=2)
     (out / "README.md").write_text("another")
-    assert "README.md has 7 bytes" in call("inspect", str(out), "--verify", code=5)
+    assert "README.md has 7 bytes" in refused("inspect", out, "--verify", code=5)
+
+
+def test_experts_are_called_after_their_folders_or_as_named(berts: Path, tmp_path: Path) -> None:
+    words = ["merge", f"tone={berts / 'two'}", berts / "three", "--base", berts / "base", "--method", "average"]
+    assert "heads: tone (2), three (3)" in call(*words, "--out", tmp_path / "out").stdout
+    assert "two experts are called 'three'" in refused(*words, f"three={berts / 'two'}", code=2)
 
 
 def test_a_recipe_and_the_command_line_which_wins(berts: Path, tmp_path: Path) -> None:
     (tmp_path / "two").symlink_to(berts / "two")
-    (tmp_path / "recipe.yaml").write_text(
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
         f"base: {berts / 'base'}\nexperts:\n  two: two\n  three: {{path: {berts / 'three'}, labels: [x, y, z]}}\n"
         "method: task_arithmetic\nparameters:\n  scale: {two: 0.5, three: 0.1}\nout: merged\n"
     )
-    call("merge", str(tmp_path / "recipe.yaml"))
+    call("merge", recipe)
     manifest = json.loads((tmp_path / "merged/orthomerge.json").read_text())
     assert manifest["method"]["parameters"] == {"scale": [0.5, 0.1]}
     assert manifest["heads"]["three"]["labels"] == ["x", "y", "z"]
-    document = json.loads(call("merge", str(tmp_path / "recipe.yaml"), "--method", "average", "--force", "--json"))
+    document = json.loads(call("merge", recipe, tmp_path / "other", "--method", "average", "--json").stdout)
+    assert document["out"] == str(tmp_path / "other")
     assert document["manifest"]["method"] == {"name": "average", "parameters": {"weights": None}}
+    assert "named twice" in refused("merge", recipe, "a", "--out", "b", code=2)
+    assert "at most one output folder, got a, b" in refused("merge", recipe, "a", "b", code=2)
 
 
-def test_plan_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> None:
-    given = [*options(berts, out=tmp_path), f"gone={tmp_path / 'gone'}", "--method", "tise", "--json"]
-    document = json.loads(call("merge", *given, "--dry-run", code=2))
-    assert not document["ok"]
-    where = [problem["where"] for problem in document["problems"]]
-    assert where == ["method", "expert 'gone'", "out"]
+def test_data_may_be_a_folder(berts: Path, tables: Path, tmp_path: Path) -> None:
+    words = [*words_for(berts), "--method", "regmean", "--device", "cpu", "--limit", 8, "--quiet"]
+    call(*words, "--data", tables, "--out", tmp_path / "folder")
+    call(*words, *(f"--data={name}={tables / name}.csv" for name in ("two", "three")), "--out", tmp_path / "paths")
+    first, second = (tmp_path / name / "encoder.safetensors" for name in ("folder", "paths"))
+    assert first.read_bytes() == second.read_bytes()
+    assert "has no file or folder called after a task" in refused(*words, "--data", tmp_path, code=3)
+    assert "is not a folder" in refused(*words, "--data", "nowhere", code=3)
+    (tmp_path / "two.csv").touch()
+    (tmp_path / "two").mkdir()
+    assert "are both called after 'two'" in refused(*words, "--data", tmp_path, code=2)
+
+
+def test_a_dry_run_lists_all_problems_at_once(berts: Path, tmp_path: Path) -> None:
+    words = [*words_for(berts), "--dry-run"]
+    more = [f"gone={tmp_path / 'gone'}", "--method", "tise", "--out", tmp_path, "--json"]
+    document = json.loads(call(*words, *more, code=2).stdout)
+    assert [problem["where"] for problem in document["problems"]] == ["method", "expert 'gone'", "out"]
     assert all(problem["fix"] for problem in document["problems"])
-    shown = call("merge", *options(berts, out=tmp_path / "out"), "--method", "ties", "--dry-run")
-    assert "no problems" in shown
+    assert "what to do" in call(*words, *more[:-1], code=2).stdout
+    shown = call(*words, "--method", "ties", "--out", tmp_path / "out").stdout
     assert "39 tensors merged" in shown
+    assert "no problems" in shown
     assert not (tmp_path / "out").exists()
+    exists = json.loads(call(*words, "--method", "average", "--out", tmp_path, "--json", code=5).stdout)
+    assert "exists already" in exists["problems"][0]["what"]
 
 
-def test_plan_says_that_the_output_exists(berts: Path, tmp_path: Path) -> None:
-    printed = call("merge", *options(berts, out=tmp_path), "--method", "average", "--json", "--dry-run", code=5)
-    assert "exists already" in json.loads(printed)["problems"][0]["what"]
-
-
-def test_inspect(berts: Path) -> None:
-    document = json.loads(call("inspect", str(berts / "three"), "--json"))
-    assert document["family"] == "bert"
+def test_inspect_a_checkpoint(berts: Path) -> None:
+    document = json.loads(call("inspect", berts / "three", "--json").stdout)
+    assert (document["family"], document["non_finite"]) == ("bert", {})
     assert document["head"] == {"classifier.bias": [3], "classifier.weight": [3, 32]}
     assert document["labels"] == ["three-0", "three-1", "three-2"]
-    assert document["non_finite"] == {}
     assert len(document["files"]["model.safetensors"]["sha256"]) == 64
-    assert "sha256" not in call("inspect", str(berts / "three"), "--headers")
-
-
-def test_methods() -> None:
-    documents = json.loads(call("list", "methods", "--json"))
-    assert [document["method"] for document in documents] == [*METHODS, *FITTED]
-    assert [document["method"] for document in documents if document["note"]] == list(FITTED)
-    shown = call("list", "methods", "ties")
-    assert "density = 0.2" in shown
-    assert "did you mean 'ties'" in call("list", "methods", "tiess", code=2)
+    assert "sha256" not in call("inspect", berts / "three", "--headers").stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("kind", "column", "names", "one"),
     [
-        (["merge"], 2, "nothing to merge"),
-        (["merge", "six="], 2, "must be written EXPERT or NAME=EXPERT"),
-        (["merge", "a=b", "--set", "x"], 2, "expected --set KEY=VALUE"),
-        (["merge", "a=b", "--set", "x=["], 2, "cannot read the value"),
-        (["merge", "nowhere.yaml"], 2, "cannot read the recipe nowhere.yaml"),
-        (["inspect", "/nowhere", "--verify"], 3, "is not an orthomerge output"),
-        (["inspect", "/no where"], 3, "does not exist"),
+        ("methods", "method", [*METHODS, *FITTED], "density = 0.2"),
+        ("aligners", "aligner", ALIGNERS, "strength = auto"),
+        ("protocols", "protocol", PROTOCOLS, "smallest mean distance"),
+        ("families", "family", FAMILIES, "model types = bert"),
+        ("suites", "suite", SUITES, "tasks = digit, parity"),
     ],
 )
-def test_mistakes_are_answered_with_a_message(arguments: list[str], code: int, message: str) -> None:
-    assert message in call(*arguments, code=code)
+def test_list(kind: str, column: str, names: object, one: str) -> None:
+    rows = json.loads(call("list", kind, "--json").stdout)
+    assert [row[column] for row in rows] == list(names)  # type: ignore[call-overload]
+    assert all(row["title"] for row in rows)
+    entry = {"methods": "ties", "aligners": "ridge", "protocols": "knn", "families": "bert", "suites": "digits"}[kind]
+    assert one.lower() in call("list", kind, entry).stdout.lower()
+    assert f"did you mean {entry!r}" in refused("list", kind, f"{entry}s", code=2)
 
 
-def test_main_prints_the_message_alone(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "orthomerge.cli.app", "inspect", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert done.stderr.startswith("orthomerge: ")
-    assert "Traceback" not in done.stderr
+def test_what_entries_are_marked_as() -> None:
+    marks = {row["method"]: row["note"] for row in json.loads(call("list", "methods", "--json").stdout)}
+    assert [name for name, note in marks.items() if note == "needs inputs"] == list(FITTED)
+    marks = {row["aligner"]: row["note"] for row in json.loads(call("list", "aligners", "--json").stdout)}
+    assert {name for name, note in marks.items() if note} == {"surgery", "probsurgery"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("merge", 2, "nothing to merge: give a recipe, or experts and their base, for example: orthomerge merge"),
+        ("merge base tone topic --out m", 2, "Then type: orthomerge merge tone topic --base base --out OUT"),
+        ("merge six=", 2, "must be written EXPERT or NAME=EXPERT, got 'six='"),
+        ("merge a=b --set x", 2, "expected --set KEY=VALUE, got 'x'"),
+        ("merge a=b --set x=[", 2, "cannot read the value"),
+        ("merge a=b --dtype float61", 2, "--dtype must be keep | float32"),
+        ("merge nowhere.yaml", 2, "cannot read the recipe nowhere.yaml"),
+        ("merge a=b --method ties --data a=x", 2, "'ties' looks at no inputs: --data is for fitted methods"),
+        ("merge a=b --method ties --limit 3", 2, "--limit is for a method that is fitted to inputs"),
+        ("inspect /nowhere --verify", 3, "is not an orthomerge output"),
+        ("inspect /nowhere", 3, "does not exist"),
+        ("list method", 2, "KIND must be methods | aligners"),
+        ("negate a b --target a --data x --grid 0.1,x", 2, "'0.1,x' is not a list of numbers"),
+    ],
+)
+def test_refusals(words: str, code: int, message: str) -> None:
+    assert message in refused(*words.split(), code=code)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ("mrge", 2, "No such command 'mrge'. Did you mean 'merge'?\nTry: orthomerge -h"),
+        ("merge --methd ties", 2, "'--method'"),
+        ("merge --expert a=b", 2, "--expert is an argument EXPERT or NAME=EXPERT now\nTry: orthomerge merge -h"),
+        ("plan a", 2, "plan is merge --dry-run now"),
+        ("align", 2, "Missing argument 'MODEL'"),
+        ("inspect /nowhere", 3, "/nowhere"),
+    ],
+)
+def test_a_message_alone_and_an_exit_code(words: str, code: int, message: str) -> None:
+    ended = start(*words.split())
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr.startswith("orthomerge: ")
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_traceback_for_who_asks_for_it() -> None:
+    ended = start("inspect", "/nowhere", "-v")
+    assert ended.returncode == 3
+    assert "Traceback" in ended.stderr
+    assert start("-V").stdout == f"orthomerge {orthomerge.__version__}\n"
+    assert "Usage: orthomerge COMMAND" in start().stderr
+
+
+def test_progress_on_a_terminal_and_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(report: Watch) -> str:
+        report.begin("merge", place=1, count=2)
+        report.stage("merging", 10_000_000)
+        report.advance(10_000_000)
+        report.end("merge", place=1, count=2, seconds=1.25, found=False)
+        report.end("evaluate", place=2, count=2, seconds=0, found=True)
+        return capsys.readouterr().err
+
+    with shown(quiet=False) as report:
+        lines = work(report).splitlines()
+    assert lines[:3] == ["[1/2] merge", "[1/2] merge: merging 10 MB", "[1/2] merge: done in 1.2 s"]
+    with shown(quiet=True) as report:
+        assert work(report) == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with shown(quiet=False) as report:
+        assert "[2/2] evaluate: found, unchanged" in work(report)

@@ -15,15 +15,9 @@ from tests.aligning import contents, write_tables
 from tests.calling import call, refused
 from tests.runs.making import PLAIN, lay_out
 
-from orthomerge.cli.progress import watched
 from orthomerge.models.saved import verify_folder
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "run-cache"))
 
 
 def test_the_example(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,18 +75,3 @@ def test_mistakes(berts: Path, tmp_path: Path) -> None:
     recipe.write_text(PLAIN + "out: base\n")
     message = refused("run", recipe, "--out", tmp_path / "run", "--quiet", code=5)
     assert message.startswith("the output")
-
-
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with watched(quiet=False) as watch:
-        assert watch is not None
-        watch.begin("merge", place=1, count=2)
-        watch.stage("merging", 10)
-        watch.advance(10)
-        watch.end("merge", place=1, count=2, seconds=1.25, found=False)
-        watch.begin("evaluate", place=2, count=2)
-        watch.end("evaluate", place=2, count=2, seconds=0, found=True)
-    shown = capsys.readouterr().err
-    assert "[1/2] merge: done in 1.2 s" in shown
-    assert "[2/2] evaluate: found, unchanged" in shown

@@ -40,15 +40,15 @@ def make(**data: object) -> Outer:
 
 
 def test_everything_at_once() -> None:
-    made = make(
+    outer = make(
         scale=2, steps=4, quick=True, kind="mean", names=["a", "b"], weights={"a": 1, "b": 0.5}, numbers={"x": 1},
         inner={"size": 1}, either={"size": 2, "name": "n"}, scales=[1, 2.5], anything=[object],
     )  # fmt: skip
-    assert made == Outer(
+    assert outer == Outer(
         "p", 2.0, 4, True, "mean", ("a", "b"), {"a": 1.0, "b": 0.5}, {"x": 1}, Inner(1), Inner(2, "n"), (1.0, 2.5),
         [object],
     )  # fmt: skip
-    assert (type(made.scale), type(made.weights["a"]), made.derived) == (float, float, 7)
+    assert (type(outer.scale), type(outer.weights["a"]), outer.derived) == (float, float, 7)
 
 
 def test_defaults_and_ready_made_parts() -> None:

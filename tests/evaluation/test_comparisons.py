@@ -130,7 +130,7 @@ def test_the_reference_can_be_named(tmp_path: Path) -> None:
     # Where it was not scored, the best is the reference.
     assert [(item.method, item.reference) for item in found] == [("high", "low"), ("level", "low"), ("high", "level")]
     assert found[0].better == ("a", "b")
-    with pytest.raises(RecipeError, match=r"has no method 'hihg' to compare with; did you mean 'high'\?"):
+    with pytest.raises(RecipeError, match=r"no records of 'hihg' to compare with; did you mean 'high'\?"):
         compare_run(tmp_path, against="hihg")
 
 

@@ -62,13 +62,14 @@ class Pairs:
 
 def span_by_hand(origin: Sequence[float], *directions: Sequence[float]) -> Span:
     """A span of models of two weights."""
-    skeleton = Skeleton(Scaled(), {"weight": "weight"}, {"weight": Spec((2,), "F32")})
+    skeleton = Skeleton(Scaled(), {"weight": "weight"}, generic(""), {}, {"weight": Spec((2,), "F32")})
     tensors = [{"weight": torch.tensor(values, dtype=torch.float32)} for values in (origin, *directions)]
     return Span(skeleton, generic(""), tensors[0], tuple(tensors[1:]), processor=cast("Any", None))
 
 
-def pairs_of(*tasks: Task) -> EncodedTasks:
-    return EncodedTasks({task.name: task for task in tasks}, how=Encoding(None, "cpu", processor=Pairs()))
+def pairs_of(*tasks: Task, said: Said | None = None) -> EncodedTasks:
+    how = Encoding(None, "cpu", processor=Pairs())
+    return EncodedTasks({task.name: task for task in tasks}, how=how, progress=said or Said())
 
 
 def task_of(name: str, splits: Mapping[Split, tuple[Sequence[Sequence[float]], Sequence[int]]]) -> Task:
@@ -100,16 +101,23 @@ LINE = ((1, 1), (-1, -0.5))
 
 
 def negated(
-    span: Span, *tasks: Task, grid: Sequence[float] = (0.2, 0.4, 0.6, 0.8), heads: Any = HEADS, **more: Any
+    span: Span,
+    *tasks: Task,
+    grid: Sequence[float] = (0.2, 0.4, 0.6, 0.8),
+    heads: Any = HEADS,
+    said: Said | None = None,
+    **more: Any,
 ) -> Negation:
-    return search_negation(span, heads, pairs_of(*(tasks or (TARGET, CONTROL))), target="target", grid=grid, **more)
+    return search_negation(
+        span, heads, pairs_of(*(tasks or (TARGET, CONTROL)), said=said), target="target", grid=grid, **more
+    )
 
 
 def test_negation_by_hand() -> None:
     # Weights (1 - s, 1 - s / 2). At 0.4 the target's 0.6, 0.7 and 0.8 fall to 0.48 and less, below the head's 0.5, and
     # of the control's twenty only the 0.6 does: 95 %. At 0.6 its 0.65 falls too.
     said = Said()
-    found = negated(span_by_hand(*LINE), progress=said, title="minus target")
+    found = negated(span_by_hand(*LINE), said=said, title="minus target")
     assert found.curve == (
         NegationPoint(0.0, 8 / 8, 20 / 20),
         NegationPoint(0.2, 7 / 8, 20 / 20),
@@ -247,15 +255,17 @@ FOURTH = task_of(
 )
 
 
-def solved(task: Task = FOURTH, grid: Sequence[float] = (0.25, 0.75, 1.0), **more: Any) -> Analogy:
+def solved(
+    task: Task = FOURTH, grid: Sequence[float] = (0.25, 0.75, 1.0), said: Said | None = None, **more: Any
+) -> Analogy:
     """Weights (scale, shift)."""
     plane = span_by_hand((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
-    return search_analogy(plane, threshold(1, 1), pairs_of(task), task="d", grid=grid, **more)
+    return search_analogy(plane, threshold(1, 1), pairs_of(task, said=said), task="d", grid=grid, **more)
 
 
 def test_analogy_by_hand_with_one_coefficient() -> None:
     said = Said()
-    found = solved(progress=said, title="a:b::c")
+    found = solved(said=said, title="a:b::c")
     # One half is right on either side of 0.5, so the base is as good as anything.
     assert found.curve == tuple(AnalogyPoint(scale, scale, 0.5) for scale in (0.0, 0.25, 0.75, 1.0))
     assert found.best == AnalogyPoint(0.0, 0.0, 0.5)

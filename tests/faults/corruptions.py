@@ -181,24 +181,24 @@ def join(path: Path, header: bytes, data: bytes) -> None:
 
 @damaging
 def header(world: World, /, edit: Callable[[dict[str, Any]], object], *, name: str = "two/model.safetensors") -> None:
-    found, data = parts_of(world.folder / name)
-    edit(found)
-    join(world.folder / name, json.dumps(found).encode(), data)
+    fields, data = parts_of(world.folder / name)
+    edit(fields)
+    join(world.folder / name, json.dumps(fields).encode(), data)
 
 
 def entry(**fields: Any) -> Damage:
     """Other fields for one tensor."""
-    return header(lambda found: found[f"bert.{QUERY}"].update(fields))
+    return header(lambda state: state[f"bert.{QUERY}"].update(fields))
 
 
 def renamed(name: str) -> Damage:
-    return header(lambda found: found.update({name: found.pop(f"bert.{QUERY}")}))
+    return header(lambda state: state.update({name: state.pop(f"bert.{QUERY}")}))
 
 
 def named_twice(world: World) -> None:
-    found, data = parts_of(world.weights("two"))
-    again = json.dumps({f"bert.{QUERY}": found[f"bert.{QUERY}"]})[1:]
-    join(world.weights("two"), json.dumps(found)[:-1].encode() + b"," + again.encode(), data)
+    fields, data = parts_of(world.weights("two"))
+    again = json.dumps({f"bert.{QUERY}": fields[f"bert.{QUERY}"]})[1:]
+    join(world.weights("two"), json.dumps(fields)[:-1].encode() + b"," + again.encode(), data)
 
 
 # Indexes
@@ -241,9 +241,9 @@ def repacked(world: World, /, change: Callable[[str], str] = str, *, method: int
     path = as_pickle(world)
     with zipfile.ZipFile(path) as old:
         members = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(path, "w", method) as made:
+    with zipfile.ZipFile(path, "w", method) as new:
         for name, data in members.items():
-            made.writestr(change(name), data)
+            new.writestr(change(name), data)
 
 
 # Adapters
@@ -301,10 +301,10 @@ def configured(world: World, /, name: str = "two", **changes: Any) -> None:
 def shuffled(world: World, /, name: str) -> None:
     """Every matrix with its rows in another order: same shapes, same statistics, another model."""
 
-    def mix(found: Tensors) -> None:
-        for key, value in found.items():
+    def mix(state: Tensors) -> None:
+        for key, value in state.items():
             if value.ndim == 2 and not key.startswith("classifier."):
-                found[key] = value[torch.randperm(len(value), generator=torch.Generator().manual_seed(7))]
+                state[key] = value[torch.randperm(len(value), generator=torch.Generator().manual_seed(7))]
 
     world.change(name, mix)
 
@@ -315,9 +315,9 @@ def base_of_the_base(world: World) -> None:
     generator = torch.Generator().manual_seed(3)
     way = {key: 0.008 * torch.randn(value.shape, generator=generator) for key, value in base.items()}
 
-    def move(found: Tensors) -> None:
+    def move(state: Tensors) -> None:
         for key, value in base.items():
-            found[f"bert.{key}"] = value + way[key] + 0.1 * (found[f"bert.{key}"] - value)
+            state[f"bert.{key}"] = value + way[key] + 0.1 * (state[f"bert.{key}"] - value)
 
     for name in world.experts:
         world.change(name, move)
@@ -326,33 +326,33 @@ def base_of_the_base(world: World) -> None:
 def without_training(world: World) -> None:
     """The expert `two` with the encoder of the base."""
     base = load_file(world.weights("base"))
-    world.change("two", lambda found: found.update({f"bert.{key}": value for key, value in base.items()}))
+    world.change("two", lambda state: state.update({f"bert.{key}": value for key, value in base.items()}))
 
 
 def twin(world: World) -> None:
     """The expert `three` with the encoder of `two`."""
     other = {key: v for key, v in load_file(world.weights("two")).items() if not key.startswith("classifier.")}
-    world.change("three", lambda found: found.update(other))
+    world.change("three", lambda state: state.update(other))
 
 
-def fewer_layers(found: Tensors) -> None:
-    for key in [key for key in found if "layer.1." in key]:
-        del found[key]
+def fewer_layers(state: Tensors) -> None:
+    for key in [key for key in state if "layer.1." in key]:
+        del state[key]
 
 
-def more_layers(found: Tensors) -> None:
-    for key in [key for key in found if "layer.1." in key]:
-        found[key.replace("layer.1.", "layer.2.")] = found[key] + 0
+def more_layers(state: Tensors) -> None:
+    for key in [key for key in state if "layer.1." in key]:
+        state[key.replace("layer.1.", "layer.2.")] = state[key] + 0
 
 
-def wider(found: Tensors) -> None:
-    for key, value in found.items():
-        found[key] = torch.cat((value, value), -1) if key.endswith("output.dense.weight") else value
+def wider(state: Tensors) -> None:
+    for key, value in state.items():
+        state[key] = torch.cat((value, value), -1) if key.endswith("output.dense.weight") else value
 
 
-def more_words(found: Tensors) -> None:
+def more_words(state: Tensors) -> None:
     key = "bert.embeddings.word_embeddings.weight"
-    found[key] = torch.cat((found[key], torch.zeros(3, 32)))
+    state[key] = torch.cat((state[key], torch.zeros(3, 32)))
 
 
 def other_words(world: World) -> None:
@@ -361,66 +361,66 @@ def other_words(world: World) -> None:
 
 
 def in_dtype(dtype: torch.dtype) -> Callable[[Tensors], object]:
-    return lambda found: found.update({key: value.to(dtype) for key, value in found.items()})
+    return lambda state: state.update({key: value.to(dtype) for key, value in state.items()})
 
 
-def quantised(found: Tensors) -> None:
-    found[f"bert.{QUERY}"] = (found[f"bert.{QUERY}"] * 1000).round().to(torch.int8)
+def quantised(state: Tensors) -> None:
+    state[f"bert.{QUERY}"] = (state[f"bert.{QUERY}"] * 1000).round().to(torch.int8)
 
 
-def packed_query(found: Tensors) -> None:
+def packed_query(state: Tensors) -> None:
     """A weight under the name and in the dtype that quantisers give it."""
-    found[f"bert.{QUERY}".replace("weight", "qweight")] = found.pop(f"bert.{QUERY}").to(torch.int32)
+    state[f"bert.{QUERY}".replace("weight", "qweight")] = state.pop(f"bert.{QUERY}").to(torch.int32)
 
 
 def prefixed(prefix: str) -> Callable[[Tensors], object]:
-    def edit(found: Tensors) -> None:
-        for key in list(found):
-            found[prefix + key] = found.pop(key)
+    def edit(state: Tensors) -> None:
+        for key in list(state):
+            state[prefix + key] = state.pop(key)
 
     return edit
 
 
-def numbered(found: Tensors) -> None:
+def numbered(state: Tensors) -> None:
     """Names that say nothing."""
-    for number, key in enumerate(list(found)):
-        found[f"x{number}"] = found.pop(key)
+    for number, key in enumerate(list(state)):
+        state[f"x{number}"] = state.pop(key)
 
 
 @damaging
 def head(world: World, /, **parts: torch.Tensor | None) -> None:
-    def edit(found: Tensors) -> None:
+    def edit(state: Tensors) -> None:
         for part, value in parts.items():
-            found.pop(f"classifier.{part}")
+            state.pop(f"classifier.{part}")
             if value is not None:
-                found[f"classifier.{part}"] = value
+                state[f"classifier.{part}"] = value
 
     world.change("two", edit)
 
 
 def without_heads(world: World) -> None:
     for name in world.experts:
-        world.change(name, lambda found: [found.pop(f"classifier.{part}") for part in ("weight", "bias")])
+        world.change(name, lambda state: [state.pop(f"classifier.{part}") for part in ("weight", "bias")])
 
 
 def one_head(world: World) -> None:
     """The experts `two` and `three` with the same head."""
     head = {key: value for key, value in load_file(world.weights("two")).items() if key.startswith("classifier.")}
-    world.change("three", lambda found: found.update(head))
+    world.change("three", lambda state: state.update(head))
     world.configure("three", id2label={"0": "two-0", "1": "two-1"})
 
 
 @damaging
 def position_ids(world: World, /, *, base: torch.Tensor, two: torch.Tensor) -> None:
     """An integer buffer in the base and in one expert."""
-    world.change("base", lambda found: found.update({"embeddings.position_ids": base}))
-    world.change("two", lambda found: found.update({"bert.embeddings.position_ids": two}))
+    world.change("base", lambda state: state.update({"embeddings.position_ids": base}))
+    world.change("two", lambda state: state.update({"bert.embeddings.position_ids": two}))
 
 
 def without_poolers(world: World) -> None:
     """NaN in what only the base has."""
     for name in world.experts:
-        world.change(name, lambda found: [found.pop(key) for key in list(found) if "pooler" in key])
+        world.change(name, lambda state: [state.pop(key) for key in list(state) if "pooler" in key])
     spoil("base", "pooler.dense.weight", float("nan"))(world)
 
 
@@ -443,7 +443,7 @@ def batch_norm(world: World) -> None:
 def overflowing(world: World) -> None:
     for name in ("base", *world.experts):
         key = QUERY if name == "base" else f"bert.{QUERY}"
-        world.change(name, lambda found, key=key: found[key].mul_(1e6))  # type: ignore[misc]
+        world.change(name, lambda state, key=key: state[key].mul_(1e6))  # type: ignore[misc]
 
 
 # Commands

@@ -67,9 +67,9 @@ class Injector:
         line = self._process.stdout.readline()
         if not line:
             raise AssertionError("the process that forks has ended; run it by hand to see why")
-        found = json.loads(line)
-        calls = tuple((kind, path) for kind, _, path in (line.partition(" ") for line in found["calls"]))
-        return Ran(found["code"], found["err"], calls, tuple(found["open"]))
+        reply = json.loads(line)
+        calls = tuple((kind, path) for kind, _, path in (line.partition(" ") for line in reply["calls"]))
+        return Ran(reply["code"], reply["err"], calls, tuple(reply["open"]))
 
 
 @contextmanager
@@ -145,12 +145,12 @@ def _serve(side: Path, root: str, library: str, warm: list[list[str]], settings:
         if not child:
             _child(faults, job, side)
         code = _wait(child)
-        found = {name: _read(side / name) for name in ("calls", "err", "open")}
+        texts = {name: _read(side / name) for name in ("calls", "err", "open")}
         reply = {
             "code": code,
-            "err": found["err"],
-            "calls": found["calls"].splitlines(),
-            "open": found["open"].splitlines(),
+            "err": texts["err"],
+            "calls": texts["calls"].splitlines(),
+            "open": texts["open"].splitlines(),
         }
         sys.__stdout__.write(json.dumps(reply) + "\n")  # type: ignore[union-attr]
         sys.__stdout__.flush()  # type: ignore[union-attr]
@@ -197,13 +197,13 @@ def _command(words: list[str]) -> int:
 
 
 def _descriptors() -> set[str]:
-    found = set()
+    names = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are all
         try:
-            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")  # noqa: PTH115
+            names.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")  # noqa: PTH115
         except OSError:  # the one that listed the folder
             continue
-    return found
+    return names
 
 
 def _wait(child: int) -> int:

@@ -73,10 +73,10 @@ class Stand:
         """A run in which nothing happens; it must be right."""
         self.reset(scenario)
         ran = self.run(replace(scenario, what="count"))
-        assert (ran.code, self.found() == self.new, self.left()) == (0, True, []), ran.err
+        assert (ran.code, self.output() == self.new, self.left()) == (0, True, []), ran.err
         return ran
 
-    def found(self) -> dict[str, bytes] | None:
+    def output(self) -> dict[str, bytes] | None:
         return outcome(self.out) if os.path.lexists(self.out) else None
 
     def left(self) -> list[str]:
@@ -94,7 +94,7 @@ class Stand:
 
     def broken(self, scenario: Scenario, before: dict[str, bytes] | None) -> Iterator[str]:
         """The output must be absent, old or complete; with two renames, the old one may stand aside after a kill."""
-        now = self.found()
+        now = self.output()
         if now == self.new:
             yield from verify_folder(self.out)
         elif now != before:
@@ -105,11 +105,11 @@ class Stand:
 
     def again(self, scenario: Scenario) -> Iterator[str]:
         """The same command once more: it makes the output, unless that is there, and clears up."""
-        done = self.found() == self.new
+        done = self.output() == self.new
         ran = self.run(replace(scenario, what="count"))
         if ran.code and not (done and ran.code == 5 and "exists already" in ran.err):
             yield f"the same command again: {ran.code} {ran.err}"
-        if self.found() != self.new:
+        if self.output() != self.new:
             yield "the same command again gives other bytes"
         if not ran.code and (left := self.left()):
             yield f"the same command again did not clear up: {left}"

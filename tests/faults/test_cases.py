@@ -118,18 +118,18 @@ def run(words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 def state(folder: Path) -> dict[str, Any]:
     """Every path below a folder with what it holds."""
-    found: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         kind = path.lstat().st_mode
         size = path.stat().st_size if path.is_file() else 0
         content = path.read_bytes() if path.is_file() and not path.is_symlink() and size < 1 << 22 else size
-        found[str(path.relative_to(folder))] = (kind, content)
-    return found
+        paths[str(path.relative_to(folder))] = (kind, content)
+    return paths
 
 
 def rows(kind: type[Refused | Sound]) -> Any:
-    found = [row for row in ROWS if isinstance(row, kind)]
-    return [pytest.param(row, id=f"{row.number:02}-{row.name}".replace(" ", "-")) for row in found]
+    chosen = [row for row in ROWS if isinstance(row, kind)]
+    return [pytest.param(row, id=f"{row.number:02}-{row.name}".replace(" ", "-")) for row in chosen]
 
 
 @pytest.mark.parametrize("row", rows(Refused))
@@ -194,12 +194,12 @@ SEVERAL = ("17 evil zip", "25 a stranger", "66 expert")
 
 def test_some_of_them_from_outside(sound: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in processes of their own: exit code, a message, no traceback."""
-    found = {f"{row.number:02} {row.name}": row for row in ROWS if isinstance(row, Refused)}
+    by_name = {f"{row.number:02} {row.name}": row for row in ROWS if isinstance(row, Refused)}
     running = []
     for name in SEVERAL:
         world = World(shutil.copytree(sound, tmp_path / name.replace(" ", "-") / "world"), monkeypatch)
-        found[name].damage(world)
-        running.append((found[name], world, start(words_for(world, found[name]))))
+        by_name[name].damage(world)
+        running.append((by_name[name], world, start(words_for(world, by_name[name]))))
     for row, world, process in running:
         _, message = process.communicate(timeout=120)
         assert process.returncode == row.error.exit_code, message

@@ -34,8 +34,8 @@ SCENARIOS = (
 
 @pytest.fixture(scope="module")
 def stands(experts: Path, merged: Path) -> Iterator[dict[str, Stand]]:
-    with stands_for(experts, merged) as found:
-        yield found
+    with stands_for(experts, merged) as stands:
+        yield stands
 
 
 def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) -> list[int]:
@@ -52,18 +52,18 @@ def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) ->
     return sorted({*firsts[:: len(firsts) // MOST[name] + 1], *last})
 
 
-def told(stand: Stand, kind: str, ran: Ran) -> Iterator[str]:
+def failed(stand: Stand, kind: str, ran: Ran) -> Iterator[str]:
     """What is wrong with how a run ended in which a call of a kind failed."""
-    made, left = stand.found() == stand.new, stand.left()
+    complete, left = stand.output() == stand.new, stand.left()
     if ran.open:
         yield f"left open: {ran.open}"
     if "Traceback" in ran.err or "Exception ignored" in ran.err:
         yield ran.err
-    if ran.code == 0 and not made:
+    if ran.code == 0 and not complete:
         yield "it says that all is well, but the output is not the new one"
     if ran.code and (ran.code != 5 or not ran.err.startswith("orthomerge: ")):
         yield f"exit code {ran.code}: {ran.err}"
-    if ran.code and made != ("is complete, but" in ran.err):
+    if ran.code and complete != ("is complete, but" in ran.err):
         yield f"the message does not say which output is there: {ran.err}"
     if [name for name in left if name not in STATE] and kind not in REMOVING:
         yield f"left behind: {left}"
@@ -73,7 +73,7 @@ def told(stand: Stand, kind: str, ran: Ran) -> Iterator[str]:
 
 def interrupted(stand: Stand, number: int, ran: Ran) -> Iterator[str]:
     """What is wrong with how a run ended that was sent a signal; one that was done already may end well."""
-    if ran.code != 128 + number and (ran.code or stand.found() != stand.new):
+    if ran.code != 128 + number and (ran.code or stand.output() != stand.new):
         yield f"exit code {ran.code}: {ran.err}"
     if ran.code and not ran.err.startswith("orthomerge: interrupted; nothing half-written was left behind"):
         yield f"it says: {ran.err}"
@@ -94,10 +94,10 @@ def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str, seen: set[tupl
     if scenario.what == "signal":
         yield from interrupted(stand, number, ran)
     elif scenario.what != "torn":
-        yield from told(stand, kind, ran)
+        yield from failed(stand, kind, ran)
     elif ran.code not in (-9, 0):
         yield f"it was not killed: {ran.code} {ran.err}"
-    met = (str(stand.found() == before), *stand.traces())
+    met = (str(stand.output() == before), *stand.traces())
     if met not in seen or (ALL and stand.name == "merge"):
         yield from stand.again(scenario)
     seen.add(met)
@@ -112,8 +112,8 @@ def test_every_call(name: str, stands: dict[str, Stand]) -> None:
         taken = points(stand.name, calls, scenario)
         for k in taken:
             kind, path = calls[k - 1]
-            found = wrong_at(stand, scenario, k, kind, seen)
-            wrong += [f"{scenario} at call {k} ({kind} {path}): {each}" for each in found]
+            faults = wrong_at(stand, scenario, k, kind, seen)
+            wrong += [f"{scenario} at call {k} ({kind} {path}): {each}" for each in faults]
         print(
             f"{stand.name}: {scenario}: {len(taken)} of {len(calls)} calls, {len(seen)} kinds of leftovers", flush=True
         )

@@ -56,16 +56,16 @@ def test_two_worlds(tmp_path: Path) -> None:
 def test_the_same_again_in_one_process(experts: Path, tmp_path: Path) -> None:
     """Nothing is carried over from one run to the next: no generator, no cache, no thread count."""
     recipe = recipe_for(experts, "dare", seed=5)
-    found = [contents(write(recipe, out=tmp_path / name).out) for name in ("a", "b")]
-    assert found[0] == found[1]
+    outputs = [contents(write(recipe, out=tmp_path / name).out) for name in ("a", "b")]
+    assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("given", ["0", "many", ""])
-def test_threads_of_a_fit(experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+@pytest.mark.parametrize("threads", ["0", "many", ""])
+def test_threads_of_a_fit(experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: str) -> None:
     fit = Fit({task: str(experts / f"{task}.csv") for task in TASKS}, device="cpu")
     recipe = recipe_for(experts, "moma", fit=fit)
-    monkeypatch.setenv(THREADS, given)
+    monkeypatch.setenv(THREADS, threads)
     monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(RecipeError, match=f"ORTHOMERGE_THREADS must be a number of threads, got '{given}'"):
+    with pytest.raises(RecipeError, match=f"ORTHOMERGE_THREADS must be a number of threads, got '{threads}'"):
         write(recipe, out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -19,10 +19,10 @@ def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
     """What a user does with folders of their own, from the plan to the page."""
     data = data_words(folder)
     experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
-    made, quick = commands(folder, merged), ["--device", "cpu", "--out", str(root / "run"), "--points", "0"]
+    by_name, quick = commands(folder, merged), ["--device", "cpu", "--out", str(root / "run"), "--points", "0"]
     return [
-        *([*words, "--out", str(root / name)] for name, words in made.items()),
-        ["merge", *made["merge"][1:-3], "--out", str(root / "plan"), "--dry-run"],
+        *([*words, "--out", str(root / name)] for name, words in by_name.items()),
+        ["merge", *by_name["merge"][1:-3], "--out", str(root / "plan"), "--dry-run"],
         ["inspect", str(folder / "two")],
         ["list", "methods"],
         ["inspect", str(root / "merge"), "--verify"],

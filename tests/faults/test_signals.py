@@ -95,11 +95,11 @@ def test_a_signal_at_a_random_moment(name: str, number: int, experts: Path, merg
             process.send_signal(number)
             process.send_signal(number)  # whoever is impatient presses twice
             _, error = process.communicate(timeout=120)
-            made = (place / "out").exists()
+            complete = (place / "out").exists()
             # The interpreter itself may still be starting, or ending.
-            assert process.returncode in (128 + number, -number, *([0] if made else [])), error
-            assert [path.name for path in place.iterdir()] == (["out"] if made else [])
-            assert not made or not verify_folder(place / "out")
+            assert process.returncode in (128 + number, -number, *([0] if complete else [])), error
+            assert [path.name for path in place.iterdir()] == (["out"] if complete else [])
+            assert not complete or not verify_folder(place / "out")
             if process.returncode == 128 + number:
                 assert "Traceback" not in error
                 assert "interrupted; nothing half-written was left behind" in error
@@ -124,23 +124,23 @@ def test_many_runs_into_one_output(recipe: Recipe, tmp_path: Path, force: bool) 
     out = tmp_path / "place" / "out"
     if force:
         write(recipe, out=out)
-    told: list[str] = []
+    messages: list[str] = []
 
     def run() -> None:
         for _ in range(3):
             try:
                 write(recipe, out=out, force=force)
-                told.append("")
+                messages.append("")
             except OutputError as error:
-                told.append(str(error))
+                messages.append(str(error))
 
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert told.count("") >= 1 if force else told.count("") == 1
-    assert all("another run is writing" in each or "exists already" in each for each in told if each)
+    assert messages.count("") >= 1 if force else messages.count("") == 1
+    assert all("another run is writing" in each or "exists already" in each for each in messages if each)
     assert not verify_folder(out)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 

@@ -104,7 +104,7 @@ def test_a_report_that_is_killed_or_fails(what: What) -> None:
             before, calls = contents(root), process.run(again).calls
             after = contents(root)
             assert after != before
-            rare, last = (15, 10) if ALL else (120, 4)
+            rare, last = (15, 10) if ALL else (240, 3)
             for k in sorted({*range(1, len(calls), rare), *range(len(calls) - last, len(calls) + 1)}):
                 assert process.run(first).code == 0
                 ran, at = process.run(again, what=what, k=k, code=errno.ENOSPC), (k, calls[k - 1])

@@ -447,8 +447,8 @@ def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_pat
 
 def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
     nothing = {"use_dora": False, "new_flag": False, "new_list": [], "new_text": "", "new_table": {}, "new": None}
-    known = {"qalora_group_size": 16, "megatron_core": "megatron.core", "eva_config": {"rho": 2.0}}
-    write(tmp_path, PAIR, r=1, **nothing, **known)
+    harmless = {"qalora_group_size": 16, "megatron_core": "megatron.core", "eva_config": {"rho": 2.0}}
+    write(tmp_path, PAIR, r=1, **nothing, **harmless)
     assert list(read_adapter(tmp_path).specs) == ["m.weight"]
 
 

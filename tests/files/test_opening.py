@@ -48,34 +48,34 @@ def sharded(folder: Path) -> Path:
     return folder
 
 
-def check(found: Checkpoint, expected: dict[str, torch.Tensor] = TENSORS) -> None:
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+def check(checkpoint: Checkpoint, expected: dict[str, torch.Tensor] = TENSORS) -> None:
+    assert set(checkpoint) == set(expected)
+    assert all(torch.equal(checkpoint[name], value) for name, value in expected.items())
 
 
 def test_one_file_of_safetensors(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    found = open_checkpoint(str(tmp_path))
-    check(found)
-    assert (found.path, found.config, found.revision) == (tmp_path, {"model_type": "bert"}, None)
-    assert found.reference == str(tmp_path)
-    assert [file.path.name for file in found.files] == ["model.safetensors"]
+    checkpoint = open_checkpoint(str(tmp_path))
+    check(checkpoint)
+    assert (checkpoint.path, checkpoint.config, checkpoint.revision) == (tmp_path, {"model_type": "bert"}, None)
+    assert checkpoint.reference == str(tmp_path)
+    assert [file.path.name for file in checkpoint.files] == ["model.safetensors"]
 
 
 def test_shards_of_safetensors(tmp_path: Path) -> None:
-    found = open_checkpoint(sharded(tmp_path))
-    check(found)
-    assert (found.path, found.config, found.origin("b.weight")) == (tmp_path, None, tmp_path / TWO)
-    assert [file.path.name for file in found.files] == [ONE, TWO]
+    checkpoint = open_checkpoint(sharded(tmp_path))
+    check(checkpoint)
+    assert (checkpoint.path, checkpoint.config, checkpoint.origin("b.weight")) == (tmp_path, None, tmp_path / TWO)
+    assert [file.path.name for file in checkpoint.files] == [ONE, TWO]
 
 
 def test_one_pickle_and_shards_of_pickles_with_tied_weights(tmp_path: Path) -> None:
     torch.save({**TENSORS, "tied": A}, tmp_path / "pytorch_model.bin")
-    found = open_checkpoint(tmp_path)
-    check(found)
-    assert found.aliases == {"tied": "a.weight"}
-    assert torch.equal(found["tied"], A)
+    checkpoint = open_checkpoint(tmp_path)
+    check(checkpoint)
+    assert checkpoint.aliases == {"tied": "a.weight"}
+    assert torch.equal(checkpoint["tied"], A)
 
     (tmp_path / "shards").mkdir()
     torch.save({"a.weight": A, "tied": A}, tmp_path / "shards" / "pytorch_model-00001-of-00002.bin")
@@ -84,9 +84,9 @@ def test_one_pickle_and_shards_of_pickles_with_tied_weights(tmp_path: Path) -> N
     # torch counts tied weights as often as they are named
     places = {"a.weight": one, "tied": one, "b.weight": two, "c": two}
     write_index(tmp_path / "shards", places, name=PICKLED_INDEX, total=999)
-    found = open_checkpoint(tmp_path / "shards")
-    check(found)
-    assert found.aliases == {"tied": "a.weight"}
+    checkpoint = open_checkpoint(tmp_path / "shards")
+    check(checkpoint)
+    assert checkpoint.aliases == {"tied": "a.weight"}
 
 
 def test_safetensors_win_over_pickles(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_bare_files_of_each_kind(tmp_path: Path, suffix: str) -> None:
         save_file(TENSORS, path)
     else:
         torch.save({"epoch": 3, "state_dict": TENSORS}, path)
-    found = open_checkpoint(str(path))
-    check(found)
-    assert (found.path, found.config, found.reference) == (path, None, str(path))
+    checkpoint = open_checkpoint(str(path))
+    check(checkpoint)
+    assert (checkpoint.path, checkpoint.config, checkpoint.reference) == (path, None, str(path))
     # The same file, alone in a folder, under whatever name.
     check(open_checkpoint(str(tmp_path)))
 
@@ -145,8 +145,12 @@ def test_a_hub_id_is_asked_of_the_hub_only_when_no_such_path_exists(
         save_file(TENSORS, tmp_path / folder / "model.safetensors")
     assert open_checkpoint("org/name").revision is None
     assert asked == []
-    found = open_checkpoint("org/other@main")
-    assert (found.revision, found.reference, found.path) == ("c" * 40, "org/other@main", tmp_path / "snapshot")
+    checkpoint = open_checkpoint("org/other@main")
+    assert (checkpoint.revision, checkpoint.reference, checkpoint.path) == (
+        "c" * 40,
+        "org/other@main",
+        tmp_path / "snapshot",
+    )
     assert asked == ["org/other@main"]
     # What a program names as a path is never taken for a hub id.
     with pytest.raises(CheckpointError, match="out/encoder does not exist"):
@@ -166,9 +170,9 @@ def _adapter(folder: Path) -> Path:
 
 
 def test_an_adapter_is_an_expert_but_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = open_expert(_adapter(tmp_path))
-    assert isinstance(found, Adapter)
-    assert found.reference == str(tmp_path)
+    adapter = open_expert(_adapter(tmp_path))
+    assert isinstance(adapter, Adapter)
+    assert adapter.reference == str(tmp_path)
     with pytest.raises(CheckpointError, match="is a LoRA adapter, not a full model; adapters can be experts, the base"):
         open_checkpoint(tmp_path)
     monkeypatch.setattr(hub, "fetch", lambda reference: (tmp_path, "d" * 40))

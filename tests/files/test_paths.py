@@ -29,8 +29,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def digest(path: Path, algorithm: str = "blake3") -> str:
-    made = blake3(path.read_bytes()) if algorithm == "blake3" else sha256(path.read_bytes())
-    return f"{algorithm}:{made.hexdigest()}"
+    running = blake3(path.read_bytes()) if algorithm == "blake3" else sha256(path.read_bytes())
+    return f"{algorithm}:{running.hexdigest()}"
 
 
 GAP = 1 << 18

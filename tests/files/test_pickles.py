@@ -39,12 +39,12 @@ def save(value: object, path: Path, *, legacy: bool = False, protocol: int = 2) 
     return path
 
 
-def check(found: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:
+def check(checkpoint: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:
     """Names in order, dtypes, shapes and values must be those of `expected`."""
-    assert list(found.entries) == [name for name in expected if name not in found.aliases]
-    assert set(expected) == {*found.entries, *found.aliases}
+    assert list(checkpoint.entries) == [name for name in expected if name not in checkpoint.aliases]
+    assert set(expected) == {*checkpoint.entries, *checkpoint.aliases}
     for name, tensor in expected.items():
-        entry = found.entries[found.aliases.get(name, name)]
+        entry = checkpoint.entries[checkpoint.aliases.get(name, name)]
         value = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
         assert value.dtype == tensor.dtype, name
         assert value.shape == tensor.shape, name
@@ -154,9 +154,9 @@ class Slots:
 @pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_plain_state_dict(tmp_path: Path, legacy: bool, protocol: int) -> None:
-    found = read_pickle(save(weights(), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
-    check(found, weights())
-    assert found.aliases == {}
+    checkpoint = read_pickle(save(weights(), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
+    check(checkpoint, weights())
+    assert checkpoint.aliases == {}
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
@@ -178,9 +178,9 @@ def test_every_dtype(tmp_path: Path, legacy: bool) -> None:
 @pytest.mark.parametrize("legacy", LEGACY)
 def test_float8(tmp_path: Path, legacy: bool) -> None:
     state = {"a": torch.arange(6).to(torch.float8_e4m3fn), "b": torch.arange(6).to(torch.float8_e5m2)[2:5]}
-    found = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
-    assert [entry.spec.dtype for entry in found.entries.values()] == ["F8_E4M3", "F8_E5M2"]
-    for name, entry in found.entries.items():
+    checkpoint = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
+    assert [entry.spec.dtype for entry in checkpoint.entries.values()] == ["F8_E4M3", "F8_E5M2"]
+    for name, entry in checkpoint.entries.items():
         assert torch.equal(entry.read(0, entry.spec.numel).view(torch.uint8), state[name].view(torch.uint8))
 
 
@@ -199,8 +199,8 @@ class Sub(torch.Tensor):
 @pytest.mark.parametrize("legacy", LEGACY)
 def test_tensor_subclass(tmp_path: Path, legacy: bool) -> None:
     held = normal(3).as_subclass(Sub)
-    found = read_pickle(save({"w": held}, tmp_path / "m.pt", legacy=legacy))
-    check(found, {"w": normal(3)})
+    checkpoint = read_pickle(save({"w": held}, tmp_path / "m.pt", legacy=legacy))
+    check(checkpoint, {"w": normal(3)})
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
@@ -216,21 +216,21 @@ def test_views_strides_and_empties(tmp_path: Path, legacy: bool) -> None:
         "channels_last": normal(2, 3, 4, 5).to(memory_format=torch.channels_last),
         "empty": torch.empty(0, 4),
     }
-    found = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
-    check(found, state)
-    assert found.entries["transposed"].strides == (1, 8)
-    assert found.entries["slice"].strides is None
-    assert found.entries["one"].strides is None
-    assert found.aliases == {}
+    checkpoint = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
+    check(checkpoint, state)
+    assert checkpoint.entries["transposed"].strides == (1, 8)
+    assert checkpoint.entries["slice"].strides is None
+    assert checkpoint.entries["one"].strides is None
+    assert checkpoint.aliases == {}
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
 def test_tied_weights_are_aliases(tmp_path: Path, legacy: bool) -> None:
     shared = normal(4, 4)
     state = {"embed": shared, "lm_head": shared, "same_bytes_other_shape": shared.T, "again": shared[:]}
-    found = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
-    assert found.aliases == {"lm_head": "embed", "again": "embed"}
-    check(found, state)
+    checkpoint = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
+    assert checkpoint.aliases == {"lm_head": "embed", "again": "embed"}
+    check(checkpoint, state)
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize("legacy", LEGACY)
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_wrapped_state_dicts(tmp_path: Path, wrap: Callable[[Any], Any], legacy: bool, protocol: int) -> None:
-    found = read_pickle(save(wrap(weights()), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
-    check(found, weights())
+    checkpoint = read_pickle(save(wrap(weights()), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
+    check(checkpoint, weights())
 
 
 @pytest.mark.parametrize(
@@ -318,10 +318,10 @@ def test_too_many_wrappers_and_cycles(tmp_path: Path) -> None:
 def test_whole_module(tmp_path: Path, legacy: bool, protocol: int, wrapped: bool) -> None:
     net = Net()
     path = save({"model": net, "epoch": 1} if wrapped else net, tmp_path / "m.pt", legacy=legacy, protocol=protocol)
-    found = read_pickle(path)
-    check(found, net.state_dict())
-    assert found.aliases == {"tied.weight": "head.weight"}
-    assert not any("passing" in name for name in found.entries)
+    checkpoint = read_pickle(path)
+    check(checkpoint, net.state_dict())
+    assert checkpoint.aliases == {"tied.weight": "head.weight"}
+    assert not any("passing" in name for name in checkpoint.entries)
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
@@ -330,8 +330,8 @@ def test_whole_transformers_model(tmp_path: Path, legacy: bool) -> None:
 
     config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
     model = BertForSequenceClassification(config)
-    found = read_pickle(save(model, tmp_path / "m.pt", legacy=legacy))
-    check(found, model.state_dict())
+    checkpoint = read_pickle(save(model, tmp_path / "m.pt", legacy=legacy))
+    check(checkpoint, model.state_dict())
 
 
 def test_module_made_by_old_means(tmp_path: Path) -> None:
@@ -339,8 +339,8 @@ def test_module_made_by_old_means(tmp_path: Path) -> None:
     parameter = Call(nn.Parameter, tensor(), True, state=(True, None, OrderedDict()))
     state = {"_parameters": OrderedDict(w=parameter), "_buffers": OrderedDict(), "_modules": OrderedDict()}
     module = Call(copyreg._reconstructor, nn.Linear, object, None, state=state)  # type: ignore[attr-defined]
-    found = read_pickle(forge(tmp_path / "m.pt", module))
-    check(found, {"w": torch.arange(4.0)})
+    checkpoint = read_pickle(forge(tmp_path / "m.pt", module))
+    check(checkpoint, {"w": torch.arange(4.0)})
 
 
 def hollow(**children: object) -> Call:
@@ -452,9 +452,9 @@ def test_damaged_tensors(tmp_path: Path, value: Call, match: str) -> None:
 
 def test_forged_archive_is_otherwise_sound(tmp_path: Path) -> None:
     state = {"w": tensor(), "untyped": tensor(Store(torch.UntypedStorage, "0", 16), 1, [2, 2], [1, 2])}
-    found = read_pickle(forge(tmp_path / "m.pt", state, extra={"archive/byteorder": b"little"}))
+    checkpoint = read_pickle(forge(tmp_path / "m.pt", state, extra={"archive/byteorder": b"little"}))
     raw = torch.arange(4.0).view(torch.uint8)
-    check(found, {"w": torch.arange(4.0), "untyped": torch.as_strided(raw, (2, 2), (1, 2), 1)})
+    check(checkpoint, {"w": torch.arange(4.0), "untyped": torch.as_strided(raw, (2, 2), (1, 2), 1)})
 
 
 def test_odd_names(tmp_path: Path) -> None:
@@ -702,8 +702,8 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
     view = Store()
     view.pid = ("storage", torch.FloatStorage, "0", "cpu", 4, ("1", 1, 2))
     part = {"w": tensor(view, 0, (2,), (1,))}
-    found = read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, part, ["0"], tail=tail))
-    check(found, {"w": torch.tensor([1.0, 2.0])})
+    checkpoint = read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, part, ["0"], tail=tail))
+    check(checkpoint, {"w": torch.tensor([1.0, 2.0])})
     for parts, match in [
         ((MAGIC, 1000, INFO, state, ["0"]), "must have protocol 1001, not 1000; fetch it again"),
         ((MAGIC, PROTOCOL, {"little_endian": False}, state, ["0"]), "not written on a little-endian machine"),

@@ -196,7 +196,7 @@ def test_other_markers_of_ownership(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("out", "given"),
+    ("out", "source"),
     [
         ("in", "in"),
         ("in/out", "in"),
@@ -212,7 +212,7 @@ def test_other_markers_of_ownership(tmp_path: Path) -> None:
         ("out", f"{WORK}/new/encoder"),
     ],
 )
-def test_a_target_that_overlaps_an_input(tmp_path: Path, out: str, given: str) -> None:
+def test_a_target_that_overlaps_an_input(tmp_path: Path, out: str, source: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "file").write_text("")
     (tmp_path / "link").symlink_to("in")
@@ -221,7 +221,7 @@ def test_a_target_that_overlaps_an_input(tmp_path: Path, out: str, given: str) -
     for force in (False, True):
         with (
             pytest.raises(OutputError, match=r"the output .* overlaps the input .*; choose another place"),
-            publish(tmp_path / out, force=force, inputs=[tmp_path / given]),
+            publish(tmp_path / out, force=force, inputs=[tmp_path / source]),
         ):
             pass
     assert sorted(tmp_path.rglob("*")) == before
@@ -388,7 +388,7 @@ def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "shown"),
     [
         ("notes.txt", "'notes.txt'"),
         ("heads/topic/thesis.tex", "'heads/topic/thesis.tex'"),
@@ -397,7 +397,7 @@ def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str) -> Non
         ("empty/folder", "'empty/folder/'"),
     ],
 )
-def test_one_file_that_the_manifest_does_not_list_is_a_refusal(tmp_path: Path, name: str, told: str) -> None:
+def test_one_file_that_the_manifest_does_not_list_is_a_refusal(tmp_path: Path, name: str, shown: str) -> None:
     out, far = tmp_path / "out", tmp_path / "far"
     work(out, 1)
     far.mkdir()
@@ -409,7 +409,9 @@ def test_one_file_that_the_manifest_does_not_list_is_a_refusal(tmp_path: Path, n
     else:
         (out / name).write_text("years of work")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputError, match=f"out holds {re.escape(told)}, which orthomerge did not write, so it is not"):
+    with pytest.raises(
+        OutputError, match=f"out holds {re.escape(shown)}, which orthomerge did not write, so it is not"
+    ):
         work(out, 2, force=True)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -585,12 +587,12 @@ def test_an_error_at_any_step_leaves_the_old_or_nothing(in_memory: Path, kind: s
             try:
                 work(out, 2, force=old is not None)
             except OutputError as error:
-                told = str(error)
+                message = str(error)
             else:
-                told = ""
+                message = ""
         # Only where clearing away itself fails, something hidden is left for the next run.
         cleaning = len(passed) >= number and passed[number - 1] in ("unlink", "rmdir")
-        if told and "is complete" not in told:
+        if message and "is complete" not in message:
             assert state(out) == old, (number, passed)
             assert cleaning or beside(out) == [], (number, passed)
         else:
@@ -628,11 +630,11 @@ def crash_everywhere(folder: Path) -> None:
                 os._exit(0)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             assert code in (0, 9), (kind, swap, number, code)
-            found = state(out)
-            assert found in (old, 2) or (not swap and found is None), (kind, swap, number, found)
-            assert code == 9 or (found == 2 and beside(out) == []), (kind, swap, number)
+            now = state(out)
+            assert now in (old, 2) or (not swap and now is None), (kind, swap, number, now)
+            assert code == 9 or (now == 2 and beside(out) == []), (kind, swap, number)
             # The same command again does it, and leaves nothing else.
-            work(out, 2, force=old is not None or found is not None)
+            work(out, 2, force=old is not None or now is not None)
             assert (state(out), beside(out)) == (2, []), (kind, swap, number)
             if code == 0:
                 break
@@ -642,15 +644,15 @@ def crash_everywhere(folder: Path) -> None:
 
 
 def test_a_crash_at_any_step_leaves_the_old_or_nothing_or_all(in_memory: Path) -> None:
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, __file__, str(in_memory)],
         capture_output=True,
         text=True,
         check=False,
         timeout=240,
     )
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.count("force") == 2
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("force") == 2
 
 
 # Small files

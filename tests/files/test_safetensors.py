@@ -61,12 +61,12 @@ EVERYTHING = {
 
 def test_what_the_library_writes_is_read_here(tmp_path: Path) -> None:
     save_file(EVERYTHING, tmp_path / "x.safetensors", metadata={"format": "pt", "ü": "ß"})
-    found = read_safetensors(tmp_path / "x.safetensors")
-    assert set(found) == set(EVERYTHING)
+    entries = read_safetensors(tmp_path / "x.safetensors")
+    assert set(entries) == set(EVERYTHING)
     for name, expected in EVERYTHING.items():
-        assert same(values(found[name]), expected), name
-        assert found[name].spec.shape == tuple(expected.shape)
-    offsets = [entry.offset for entry in found.values()]
+        assert same(values(entries[name]), expected), name
+        assert entries[name].spec.shape == tuple(expected.shape)
+    offsets = [entry.offset for entry in entries.values()]
     assert offsets == sorted(offsets)
 
 
@@ -102,17 +102,17 @@ def test_runs_of_a_tensor(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_a_mapping(tmp_path: Path) -> None:
     path = write(tmp_path / "x.safetensors", {"a": torch.ones(2), "b": torch.zeros(3, 1, dtype=torch.int64)})
-    found = Checkpoint(path, read_safetensors(path), aliases={"c": "a"})
-    assert (list(found), len(found), "c" in found, "d" in found) == (["a", "b"], 2, True, False)
-    assert torch.equal(found["c"], torch.ones(2))
-    assert found["b"].shape == (3, 1)
-    assert found.spec("b") == Spec((3, 1), "I64")
-    assert torch.equal(found.read("a", 1, 2), torch.ones(1))
-    assert (found.origin("c"), found.nbytes, [file.path for file in found.files]) == (path, 32, [path])
+    checkpoint = Checkpoint(path, read_safetensors(path), aliases={"c": "a"})
+    assert (list(checkpoint), len(checkpoint), "c" in checkpoint, "d" in checkpoint) == (["a", "b"], 2, True, False)
+    assert torch.equal(checkpoint["c"], torch.ones(2))
+    assert checkpoint["b"].shape == (3, 1)
+    assert checkpoint.spec("b") == Spec((3, 1), "I64")
+    assert torch.equal(checkpoint.read("a", 1, 2), torch.ones(1))
+    assert (checkpoint.origin("c"), checkpoint.nbytes, [file.path for file in checkpoint.files]) == (path, 32, [path])
     with pytest.raises(KeyError, match="'d'"):
-        found["d"]
+        checkpoint["d"]
     with pytest.raises(CheckpointError, match=r"x.safetensors has no tensor 'bb'; did you mean 'b'\?"):
-        found.spec("bb")
+        checkpoint.spec("bb")
     assert [dtype for dtype in DTYPES if is_float(dtype)] == ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"]
 
 

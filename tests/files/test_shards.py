@@ -83,8 +83,8 @@ def test_shards_and_their_index(tmp_path: Path) -> None:
         held = load_file(tmp_path / shard)
         assert set(held) == {name for name, place in places.items() if place == shard}
         assert all(torch.equal(held[name], tensors[name]) for name in held)
-    found = open_checkpoint(tmp_path)
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    checkpoint = open_checkpoint(tmp_path)
+    assert all(torch.equal(checkpoint[name], tensor) for name, tensor in tensors.items())
 
 
 def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_every_dtype_and_shape_comes_back(tmp_path: Path) -> None:
         for shape in ((2, 3), (), (0,), (0, 2))
     }
     write_shards(tmp_path, specs_of(tensors), tensors.items(), most=50)
-    found = open_checkpoint(tmp_path)
-    assert set(found) == set(tensors)
-    assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
-    assert all(found[name].shape == tensor.shape for name, tensor in tensors.items())
+    written = open_checkpoint(tmp_path)
+    assert set(written) == set(tensors)
+    assert all(written[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(written[name].shape == tensor.shape for name, tensor in tensors.items())
 
 
 def test_blocks_may_be_any_part_of_a_tensor_in_any_layout(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_blocks_may_be_any_part_of_a_tensor_in_any_layout(tmp_path: Path) -> Non
     specs = {"a": Spec((4, 6), "BF16"), "b": Spec((6, 4), "BF16")}
     pieces = [("a", matrix.reshape(-1)[start : start + 5]) for start in range(0, 24, 5)]
     write_shards(tmp_path, specs, [*pieces, ("b", turned)], most=10**6)
-    found = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(found["a"], matrix)
-    assert torch.equal(found["b"], turned)
+    written = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(written["a"], matrix)
+    assert torch.equal(written["b"], turned)
 
 
 @pytest.mark.parametrize("with_blocks", [True, False])
@@ -122,8 +122,8 @@ def test_tensors_without_elements_need_no_block_and_may_have_one(tmp_path: Path,
     }
     blocks = [(name, tensor) for name, tensor in tensors.items() if with_blocks or tensor.numel()]
     write_shards(tmp_path, specs_of(tensors), blocks, most=8)
-    found = open_checkpoint(tmp_path)
-    assert {name: tuple(found[name].shape) for name in found} == {n: tuple(t.shape) for n, t in tensors.items()}
+    written = open_checkpoint(tmp_path)
+    assert {name: tuple(written[name].shape) for name in written} == {n: tuple(t.shape) for n, t in tensors.items()}
 
 
 A, B = torch.ones(2), torch.ones(3)

@@ -15,12 +15,12 @@ from tests.fuzz.engine import CORPUS, Finding, Outcome, fuzz
 from tests.fuzz.targets import TARGETS
 
 
-def save(found: Finding) -> Path:
+def save(finding: Finding) -> Path:
     """Keep an input in the corpus, with a note of what it did."""
-    digest = hashlib.sha256(found.data).hexdigest()[:12]
-    path = CORPUS / f"{found.target.replace(' ', '-')}-{digest}"
-    path.with_suffix(".input").write_bytes(found.data)
-    note = {"target": found.target, "file": found.file, "what": found.what, "seed": found.seed}
+    digest = hashlib.sha256(finding.data).hexdigest()[:12]
+    path = CORPUS / f"{finding.target.replace(' ', '-')}-{digest}"
+    path.with_suffix(".input").write_bytes(finding.data)
+    note = {"target": finding.target, "file": finding.file, "what": finding.what, "seed": finding.seed}
     path.with_suffix(".json").write_text(json.dumps(note, indent=2) + "\n")
     return path
 
@@ -30,17 +30,14 @@ def say(text: str) -> None:
 
 
 def rows(outcome: Outcome) -> list[list[str]]:
-    found = Counter(each.target for each in outcome.findings)
-    made = []
-    for name, counts in outcome.counts.items():
-        total, seconds = sum(counts.values()), outcome.seconds[name]
-        numbers = (total, counts["refused"], counts["read"], counts["same"], found[name])
-        made.append([name, *(f"{number:,}" for number in numbers), f"{seconds:.0f}"])
-    sums = [f"{sum(c[k] for c in outcome.counts.values()):,}" for k in ("refused", "read", "same")]
-    made.append(
-        ["all", f"{outcome.total:,}", *sums, f"{len(outcome.findings):,}", f"{sum(outcome.seconds.values()):.0f}"]
-    )
-    return made
+    defects = Counter(each.target for each in outcome.findings)
+    numbers: dict[str, tuple[int, ...]] = {
+        name: (sum(counts.values()), counts["refused"], counts["read"], counts["same"], defects[name])
+        for name, counts in outcome.counts.items()
+    }
+    seconds = {**outcome.seconds, "all": sum(outcome.seconds.values())}
+    numbers["all"] = tuple(map(sum, zip(*numbers.values(), strict=True)))
+    return [[name, *(f"{number:,}" for number in row), f"{seconds[name]:.0f}"] for name, row in numbers.items()]
 
 
 def main() -> None:
@@ -50,9 +47,9 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--only", choices=[target.name for target in TARGETS])
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/fuzz.md")
-    given = parser.parse_args()
+    options = parser.parse_args()
     started = time.monotonic()
-    outcome = fuzz(given.count, start=given.start, seconds=given.seconds, only=given.only, say=say)
+    outcome = fuzz(options.count, start=options.start, seconds=options.seconds, only=options.only, say=say)
     header = ("format", "mutations", "refused", "read", "unchanged", "defects", "seconds")
     shown = table(header, rows(outcome))
     print(shown)
@@ -64,7 +61,7 @@ def main() -> None:
             kinds[key] = each
     for each in kinds.values():
         print(f"kept {save(each)}")
-    if given.write:
+    if options.write:
         about = (
             f"Mutations of valid files, read by orthomerge: {outcome.total:,} in {time.monotonic() - started:.0f} s."
         )

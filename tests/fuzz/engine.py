@@ -69,8 +69,8 @@ def target_named(name: str) -> Target:
 def judge(target: Target, folder: Path) -> tuple[str, str | None]:
     """Read a folder: `refused` or `read`, and what is wrong with that, if anything."""
     try:
-        found = target.read(folder)
-        return "read", target.check(folder, found)
+        result = target.read(folder)
+        return "read", target.check(folder, result)
     except OrthomergeError as error:
         causes = [error.__cause__, error.__context__]
         if any(isinstance(cause, MemoryError) for cause in causes):
@@ -199,25 +199,25 @@ def fuzz(
         spent, time_left = 0.0, seconds * target.share / whole
         while seeds:
             started = time.monotonic()
-            more, found = _fuzz_range(target, seeds, time_left - spent)
+            more, findings = _fuzz_range(target, seeds, time_left - spent)
             counts += more
             spent += time.monotonic() - started
-            outcome.findings += [_with_data(each) for each in found]
-            died = [each for each in found if each.file == "?"]
+            outcome.findings += [_with_data(each) for each in findings]
+            died = [each for each in findings if each.file == "?"]
             seeds = range(died[0].seed + 1, seeds.stop) if died and spent < time_left else range(0)
         outcome.counts[target.name], outcome.seconds[target.name] = counts, spent
         say(f"{target.name}: {sum(counts.values()):,} mutations in {spent:.0f} s")
     return outcome
 
 
-def _with_data(found: Finding) -> Finding:
+def _with_data(finding: Finding) -> Finding:
     """The same with its file, made again from the seed."""
-    target = target_named(found.target)
+    target = target_named(finding.target)
     with tempfile.TemporaryDirectory() as name:
         target.make(Path(name))
         originals = {file: (Path(name) / file).read_bytes() for file in target.files}
-        ((_, file, data),) = cases(target, originals, range(found.seed, found.seed + 1))
-    return Finding(found.target, found.seed, file, found.what, data)
+        ((_, file, data),) = cases(target, originals, range(finding.seed, finding.seed + 1))
+    return Finding(finding.target, finding.seed, file, finding.what, data)
 
 
 def replay(target: Target, file: str, data: bytes) -> str | None:

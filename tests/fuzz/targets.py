@@ -28,7 +28,7 @@ from orthomerge.models.model import Model
 from orthomerge.models.saved import read_model, verify_folder
 from orthomerge.runs.recipe import Recipe, read_recipe
 
-Found = dict[str, tuple[str, tuple[int, ...], bytes]]
+Content = dict[str, tuple[str, tuple[int, ...], bytes]]
 _MOST = 1 << 26  # bytes of tensors that a reader may be asked for here
 
 
@@ -61,14 +61,14 @@ def _tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def _canonical(tensors: dict[str, torch.Tensor]) -> Found:
+def _canonical(tensors: dict[str, torch.Tensor]) -> Content:
     return {
         name: (str(t.dtype), tuple(t.shape), t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         for name, t in tensors.items()
     }
 
 
-def _read_weights(path: Path) -> Found:
+def _read_weights(path: Path) -> Content:
     opened = open_expert(path)
     assert not isinstance(opened, Adapter)
     if opened.nbytes > _MOST:
@@ -76,12 +76,12 @@ def _read_weights(path: Path) -> Found:
     return _canonical({name: opened[name] for name in (*opened, *opened.aliases)})
 
 
-def _same_as_reference(folder: Path, found: Found) -> str | None:
+def _same_as_reference(folder: Path, result: Content) -> str | None:
     """What we accept, the reference implementation must read alike."""
-    theirs: Found = {}
+    theirs: Content = {}
     for file in sorted(folder.glob("*.safetensors")):
         theirs |= _canonical(load_reference(file.read_bytes()))
-    return None if found == theirs else "the tensors are not those of the reference implementation"
+    return None if result == theirs else "the tensors are not those of the reference implementation"
 
 
 def _make_safetensors(folder: Path) -> None:
@@ -116,17 +116,17 @@ def _make_adapter(folder: Path) -> None:
 def _read_adapter(folder: Path) -> dict[str, Any]:
     opened = open_expert(folder)
     assert isinstance(opened, Adapter)
-    found = {}
+    result = {}
     for name, factors in opened.products.items():
         count = int(np.prod(factors.shape)) if np.prod(factors.shape) < _MOST else 0
-        found[name] = (factors.scaling, factors.shape, factors.transposed, factors.delta(0, count) if count else None)
-    return found
+        result[name] = (factors.scaling, factors.shape, factors.transposed, factors.delta(0, count) if count else None)
+    return result
 
 
-def _check_adapter(folder: Path, found: dict[str, Any]) -> str | None:
+def _check_adapter(folder: Path, result: dict[str, Any]) -> str | None:
     """Deltas are s B A, by the reference implementation's tensors and torch's product."""
     theirs = load_reference((folder / "adapter_model.safetensors").read_bytes())
-    for name, (scaling, shape, transposed, delta) in found.items():
+    for name, (scaling, shape, transposed, delta) in result.items():
         sides = {
             side: [t for key, t in theirs.items() if f"{name.removesuffix('.weight')}.lora_{side}" in key]
             for side in "AB"
@@ -153,7 +153,7 @@ def _make_stream(folder: Path) -> None:
     torch.save(_tensors(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
 
 
-def _same_as_torch(folder: Path, found: Found) -> str | None:
+def _same_as_torch(folder: Path, result: Content) -> str | None:
     """Where torch's own restricted reader reads it as well, the tensors must be the same."""
     try:
         with warnings.catch_warnings():
@@ -163,11 +163,11 @@ def _same_as_torch(folder: Path, found: Found) -> str | None:
         return None
     for key in ("state_dict", "model_state_dict", "model", "module"):
         theirs = theirs[key] if isinstance(theirs, dict) and isinstance(theirs.get(key), dict) else theirs
-    if not isinstance(theirs, dict) or not found:
+    if not isinstance(theirs, dict) or not result:
         return None
-    tensors = {n: t for n, t in theirs.items() if isinstance(t, torch.Tensor) and isinstance(n, str) and n in found}
+    tensors = {n: t for n, t in theirs.items() if isinstance(t, torch.Tensor) and isinstance(n, str) and n in result}
     try:
-        return None if _canonical(tensors) == {n: found[n] for n in tensors} else "the tensors are not those of torch"
+        return None if _canonical(tensors) == {n: result[n] for n in tensors} else "the tensors are not those of torch"
     except (RuntimeError, TypeError):  # kinds of tensors without bytes
         return None
 
@@ -209,8 +209,8 @@ def _read_recipe(folder: Path) -> list[Recipe]:
     return [read_recipe(folder / name) for name in ("mergekit.yaml", "recipe.yaml")]
 
 
-def _check_recipe(folder: Path, found: list[Recipe]) -> str | None:
-    for recipe in found:
+def _check_recipe(folder: Path, result: list[Recipe]) -> str | None:
+    for recipe in result:
         if not recipe.tasks or not isinstance(hash(recipe.method), int):
             return "a recipe without experts"
     return None
@@ -265,8 +265,8 @@ def _read_task_of(name: str) -> Callable[[Path], Any]:
     return read
 
 
-def _check_task(folder: Path, found: Any) -> str | None:
-    task, inputs = found
+def _check_task(folder: Path, result: Any) -> str | None:
+    task, inputs = result
     for split, part in task.splits.items():
         if len(inputs[split]) != len(part) or (part.labels is not None and len(part.labels) != len(part)):
             return f"the {split} split has not as many labels as inputs"
@@ -295,16 +295,16 @@ def _make_output(folder: Path) -> None:
     orthomerge.merge(experts, method="average").save(folder / "out")
 
 
-def _read_output(folder: Path) -> tuple[list[str], Model, Found]:
+def _read_output(folder: Path) -> tuple[list[str], Model, Content]:
     """Verified or not, every byte of it is read; only what was verified becomes a model."""
     problems = verify_folder(folder / "out")
     model = read_model(folder / "out")
     return problems, model, _canonical(dict(model.weights.blocks()))
 
 
-def _check_output(folder: Path, found: tuple[list[str], Model, Found]) -> str | None:
+def _check_output(folder: Path, result: tuple[list[str], Model, Content]) -> str | None:
     """The files are a merge of one expert by average: what is read and verified must be that expert."""
-    _, model, tensors = found
+    _, model, tensors = result
     theirs = _canonical(load_reference((folder / "a.safetensors").read_bytes()))
     if [entry[2] for entry in tensors.values()] != [theirs["body.w"][2]]:
         return "the encoder is not what was written"

@@ -53,8 +53,8 @@ def test_clip_with_heads_from_class_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert", "vit"])
 def test_lora_adapters_are_experts(name: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
-    found = family(name)
-    base = build(found.architecture, name)
+    row = family(name)
+    base = build(row.architecture, name)
     save(base, tmp_path / "base")
     for seed, task in enumerate(("one", "two")):
         torch.manual_seed(seed)
@@ -67,7 +67,7 @@ def test_lora_adapters_are_experts(name: str, tmp_path: Path) -> None:
                     parameter.copy_(0.1 * torch.randn(parameter.shape))
         adapted.save_pretrained(tmp_path / f"{task}-adapter")
         save(adapted.merge_and_unload(), tmp_path / task)
-    batch = batch_for(found, base.config)
+    batch = batch_for(row, base.config)
     logits = []
     for kind in ("-adapter", ""):
         experts = om.open({task: f"{tmp_path / task}{kind}" for task in ("one", "two")}, base=tmp_path / "base")

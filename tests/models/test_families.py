@@ -54,32 +54,32 @@ def split_off(class_name: str, name: str, folder: Path) -> tuple[Encoder, dict[s
 
 @pytest.mark.parametrize(("name", "class_name"), [(name, cls) for name, classes in OTHERS.items() for cls in classes])
 def test_other_stock_models_hold_the_same_encoder(name: str, class_name: str, tmp_path: Path) -> None:
-    found = family(name)
+    row = family(name)
     # Where there is no stock classifier, the encoder itself is the reference.
-    whole, _ = split_off(found.architecture or found.encoder_class, name, tmp_path / "whole")
+    whole, _ = split_off(row.architecture or row.encoder_class, name, tmp_path / "whole")
     other, _ = split_off(class_name, name, tmp_path / "other")
     assert other.tensors.specs
     for key in whole.tensors.specs.keys() ^ other.tensors.specs.keys():
-        assert any(fnmatchcase(key, pattern) for pattern in found.optional), key
+        assert any(fnmatchcase(key, pattern) for pattern in row.optional), key
 
 
 def test_clip_features_are_the_projected_ones(tmp_path: Path) -> None:
-    found, model = family("clip"), build("CLIPModel", "clip")
-    batch = batch_for(found, model.config)
+    row, model = family("clip"), build("CLIPModel", "clip")
+    batch = batch_for(row, model.config)
     encoder, _ = split_off("CLIPModel", "clip", tmp_path)
     with torch.no_grad():
-        features = found.features(encoder.module(), batch, "projection")
+        features = row.features(encoder.module(), batch, "projection")
         torch.testing.assert_close(features, model.get_image_features(**batch).pooler_output)
 
 
 def test_t5_encoder_with_a_linear_head(tmp_path: Path) -> None:
-    found, model = family("t5_encoder"), build("T5ForTokenClassification", "t5_encoder")
-    batch = batch_for(found, model.config)
+    row, model = family("t5_encoder"), build("T5ForTokenClassification", "t5_encoder")
+    batch = batch_for(row, model.config)
     encoder, tensors = split_off("T5ForTokenClassification", "t5_encoder", tmp_path)
     parts = {part: tensors[f"classifier.{part}"] for part in ("weight", "bias")}
     head = Head.of(parts, tuple("abcde"))
     with torch.no_grad():
-        logits = head(found.features(encoder.module(), batch, "mean"))
+        logits = head(row.features(encoder.module(), batch, "mean"))
         # The stock model classifies every token; a linear head and a mean can change places.
         per_token, mask = model(**batch).logits, batch["attention_mask"].unsqueeze(-1)
         torch.testing.assert_close(logits, (per_token * mask).sum(1) / mask.sum(1), atol=1e-5, rtol=1e-5)
@@ -87,27 +87,27 @@ def test_t5_encoder_with_a_linear_head(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if family(name).modality == "text" and name != "t5"])
 def test_text_poolings_by_hand(name: str) -> None:
-    found = family(name)
-    encoder = build(found.encoder_class, name)
-    batch = batch_for(found, encoder.config)
+    row = family(name)
+    encoder = build(row.encoder_class, name)
+    batch = batch_for(row, encoder.config)
     with torch.no_grad():
         hidden = encoder(**batch).last_hidden_state
-        torch.testing.assert_close(found.features(encoder, batch, "cls"), hidden[:, 0])
+        torch.testing.assert_close(row.features(encoder, batch, "cls"), hidden[:, 0])
         lengths = batch["attention_mask"].sum(1)
         expected = torch.stack([row[:length].mean(0) for row, length in zip(hidden, lengths, strict=True)])
-        torch.testing.assert_close(found.features(encoder, batch, "mean"), expected)
+        torch.testing.assert_close(row.features(encoder, batch, "mean"), expected)
 
 
 @pytest.mark.parametrize(("name", "skipped"), [("vit", 1), ("deit", 2), ("dinov2", 1), ("clip_classifier", 1)])
 def test_image_poolings_by_hand(name: str, skipped: int) -> None:
-    found = family(name)
-    encoder = build(found.encoder_class, "clip_vision" if name == "clip_classifier" else name)
-    batch = batch_for(found, encoder.config)
+    row = family(name)
+    encoder = build(row.encoder_class, "clip_vision" if name == "clip_classifier" else name)
+    batch = batch_for(row, encoder.config)
     with torch.no_grad():
         hidden = encoder(**batch).last_hidden_state
         assert hidden.shape[1] == skipped + 4  # four patches
-        torch.testing.assert_close(found.features(encoder, batch, "cls"), hidden[:, 0])
-        torch.testing.assert_close(found.features(encoder, batch, "mean"), hidden[:, skipped:].mean(1))
+        torch.testing.assert_close(row.features(encoder, batch, "cls"), hidden[:, 0])
+        torch.testing.assert_close(row.features(encoder, batch, "mean"), hidden[:, skipped:].mean(1))
 
 
 @pytest.mark.parametrize("name", ["vit", "deit", "dinov2"])
@@ -122,9 +122,9 @@ def test_names_of_a_bare_state_dict_become_those_on_disk(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if family(name).tied])
 def test_tied_names_repeat_an_encoder_tensor(name: str) -> None:
-    found = family(name)
-    state = build(found.encoder_class, name).state_dict()
-    assert all(state[alias].data_ptr() == state[original].data_ptr() for alias, original in found.tied.items())
+    row = family(name)
+    state = build(row.encoder_class, name).state_dict()
+    assert all(state[alias].data_ptr() == state[original].data_ptr() for alias, original in row.tied.items())
 
 
 # The table, and choosing from it

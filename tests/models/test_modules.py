@@ -27,37 +27,29 @@ def bert() -> tuple[dict[str, Any], Tensors]:
     return encoder_config(model.config.to_dict(), family("bert")), dict(model.state_dict())
 
 
-def module(config: dict[str, Any], tensors: Tensors, found: Family | None = None) -> Any:
-    return Encoder(found or family("bert"), config, MemoryTensors(tensors)).module()
+def module(config: dict[str, Any], tensors: Tensors, row: Family | None = None) -> Any:
+    return Encoder(row or family("bert"), config, MemoryTensors(tensors)).module()
 
 
-def test_in_eval_mode_with_these_weights(bert: tuple[dict[str, Any], Tensors]) -> None:
+def test_weights_and_dtype_are_those_of_the_tensors(bert: tuple[dict[str, Any], Tensors]) -> None:
+    """In eval mode; of mixed dtypes, the one that holds all of them."""
     config, tensors = bert
-    found = module(config, tensors)
-    assert not found.training
-    state = found.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in tensors.items())
-
-
-def test_dtype_is_that_of_the_weights_or_holds_all_of_them(bert: tuple[dict[str, Any], Tensors]) -> None:
-    config, tensors = bert
-    for dtype in (torch.float16, torch.bfloat16, torch.float64):
-        found = module({**config, "dtype": "float32"}, {name: tensor.to(dtype) for name, tensor in tensors.items()})
-        assert {parameter.dtype for parameter in found.parameters()} == {dtype}
-    found = module(config, tensors | {"pooler.dense.bias": torch.ones(16, dtype=torch.bfloat16)})
-    assert {parameter.dtype for parameter in found.parameters()} == {torch.float32}
+    built = module(config, tensors)
+    assert not built.training
+    assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in tensors.items())
+    others = (torch.float16, torch.bfloat16, torch.float64)
+    cases = {dtype: {name: tensor.to(dtype) for name, tensor in tensors.items()} for dtype in others}
+    cases[torch.float32] = tensors | {"pooler.dense.bias": torch.ones(16, dtype=torch.bfloat16)}
+    for dtype, weights in cases.items():
+        built = module({**config, "dtype": "float32"}, weights)
+        assert {parameter.dtype for parameter in built.parameters()} == {dtype}
 
 
 GONE = [f"encoder.layer.{layer}.output.dense.{part}" for layer in (0, 1) for part in ("weight", "bias")]
 REFUSED: dict[str, tuple[list[str], Tensors, dict[str, Any], str]] = {
     "missing": (GONE, {}, {}, r"BertModel: it lacks 'encoder.layer.0.output.dense.bias', .* and 1 more"),
     "half a pooler": (["pooler.dense.bias"], {}, {}, r"it lacks 'pooler.dense.bias'"),
-    "another shape": (
-        [],
-        {"pooler.dense.bias": torch.ones(3)},
-        {},
-        r"other shapes to 'pooler.dense.bias \(3,\) instead",
-    ),
+    "another shape": ([], {"pooler.dense.bias": torch.ones(3)}, {}, r"shapes to 'pooler.dense.bias \(3,\) instead"),
     "no place": ([], {"classifier.weight": torch.ones(3, 16)}, {}, r"the model has no place for 'classifier.weight'"),
     "odd config": ([], {}, {"num_attention_heads": 3}, r"transformers cannot build BertModel: .*16"),
     "odd type": ([], {}, {"hidden_size": "wide"}, r"the config does not fit BertConfig|cannot build BertModel"),
@@ -91,20 +83,17 @@ def test_optional_weights_may_be_left_over() -> None:
     model = build("RobertaModel", "roberta", 0)
     tensors = dict(model.state_dict()) | {"embeddings.position_ids": torch.arange(512)[None]}
     assert "pooler.dense.weight" in tensors
-    found = module(encoder_config(model.config.to_dict(), family("roberta")), tensors, family("roberta"))
-    assert not any("pooler" in name for name in found.state_dict())
+    built = module(encoder_config(model.config.to_dict(), family("roberta")), tensors, family("roberta"))
+    assert not any("pooler" in name for name in built.state_dict())
 
 
-def test_bert_without_pooler_is_built_without_one(bert: tuple[dict[str, Any], Tensors]) -> None:
+def test_what_is_built_without_a_pooler_or_not_at_all(bert: tuple[dict[str, Any], Tensors]) -> None:
     config, tensors = bert
-    found = module(config, {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
+    built = module(config, {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
     batch = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
-    assert family("bert").features(found, batch, "cls").shape == (1, 16)
+    assert family("bert").features(built, batch, "cls").shape == (1, 16)
     with pytest.raises(RecipeError, match="this one has none"):
-        family("bert").features(found, batch, "pooler")
-
-
-def test_generic_cannot_be_built() -> None:
+        family("bert").features(built, batch, "pooler")
     with pytest.raises(RecipeError, match=r"'generic' has no class to build; build the module yourself"):
         module({}, {"a": torch.ones(1)}, generic("bert"))
 

@@ -65,11 +65,11 @@ def test_values_come_back_under_stock_names(prefix: str, tmp_path: Path, expecte
         tensors |= {outer + name: torch.ones(3) for name in TEXT}
         tensors |= {f"{outer}transformer.resblocks.0.attn.in_proj_weight": torch.ones(3)}
     save_file(tensors, tmp_path / "tower.safetensors")
-    found = vision_names(open_checkpoint(tmp_path / "tower.safetensors"))
-    assert set(found) == set(expected)
+    adapted = vision_names(open_checkpoint(tmp_path / "tower.safetensors"))
+    assert set(adapted) == set(expected)
     for name, tensor in expected.items():
-        assert found.spec(name).shape == tensor.shape
-        assert torch.equal(found[name], tensor), name
+        assert adapted.spec(name).shape == tensor.shape
+        assert torch.equal(adapted[name], tensor), name
 
 
 def test_other_towers(tmp_path: Path, expected: dict[str, torch.Tensor]) -> None:
@@ -83,5 +83,5 @@ def test_other_towers(tmp_path: Path, expected: dict[str, torch.Tensor]) -> None
         with pytest.raises(CheckpointError, match=re.escape(match)):
             vision_names(open_checkpoint(tmp_path / "t.safetensors"))
     save_file(tensors | {"classification_head.weight": torch.ones(3)}, tmp_path / "t.safetensors")
-    found = vision_names(open_checkpoint(tmp_path / "t.safetensors"))
-    assert set(found) - set(expected) == {"classification_head.weight"}
+    adapted = vision_names(open_checkpoint(tmp_path / "t.safetensors"))
+    assert set(adapted) - set(expected) == {"classification_head.weight"}

@@ -21,16 +21,16 @@ IDS = torch.tensor([[7, 1, 0], [8, 9, 1]])
 def test_mean_by_hand() -> None:
     hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]], [[1.0, 1.0], [2.0, 2.0], [6.0, 0.0]]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    found = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
-    assert found.tolist() == [[2.0, 3.0], [3.0, 1.0]]
+    features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
+    assert features.tolist() == [[2.0, 3.0], [3.0, 1.0]]
 
 
 def test_mean_does_not_overflow_in_half_precision() -> None:
     hidden = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16)
     mask = torch.ones(1, 100, dtype=torch.long)
-    found = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
-    assert found.dtype == torch.float16
-    assert found.item() == 30_000.0
+    features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
+    assert features.dtype == torch.float16
+    assert features.item() == 30_000.0
 
 
 def test_what_poolings_refuse() -> None:
@@ -77,9 +77,9 @@ def test_more_padding_changes_nothing(name: str) -> None:
     """Whatever texts are filled with, the mask leaves it out."""
     family = find_family(name)
     encoder = build(family.encoder_class, name)
-    given = batch_for(family, encoder.config)
-    padded = {name: pad(tensor, (0, 3)) for name, tensor in given.items()}
+    batch = batch_for(family, encoder.config)
+    padded = {name: pad(tensor, (0, 3)) for name, tensor in batch.items()}
     with torch.no_grad():
         for pooling in family.poolings:
-            found, expected = family.features(encoder, padded, pooling), family.features(encoder, given, pooling)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+            features, expected = family.features(encoder, padded, pooling), family.features(encoder, batch, pooling)
+            torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-4)

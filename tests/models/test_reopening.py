@@ -74,6 +74,10 @@ def test_another_expert_is_refused(world: Path, berts: Path) -> None:
         reopen_experts(model, experts={"two": berts / "five"})
     with pytest.raises(IncompatibleError, match=r"the base at .*three is not the one that the model was made from"):
         reopen_experts(model, base=berts / "three")
+    with pytest.raises(RecipeError, match="there is no task 'tow'; did you mean 'two'"):
+        reopen_experts(model, experts={"tow": "x"})
+    with pytest.raises(RecipeError, match="must be a path, a hub id or a live model of transformers, got int"):
+        reopen_experts(model, experts={"two": 3})
     path = world / "models/two/model.safetensors"
     stamp = path.stat()
     data = bytearray(path.read_bytes())
@@ -82,18 +86,6 @@ def test_another_expert_is_refused(world: Path, berts: Path) -> None:
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     with pytest.raises(IncompatibleError, match=r"the expert of 'two' at .*models/two is not the one"):
         reopen_experts(model)
-
-
-@pytest.mark.parametrize(
-    ("experts", "message"),
-    [
-        ({"tow": "x"}, "there is no task 'tow'; did you mean 'two'"),
-        ({"two": 3}, "the expert of 'two' must be a path, a hub id or a live model of transformers, got int"),
-    ],
-)
-def test_names_that_mean_nothing(experts: Any, message: str, world: Path) -> None:
-    with pytest.raises(RecipeError, match=message):
-        reopen_experts(om.load(world / "out"), experts=experts)
 
 
 def test_live_experts_are_found_again_by_content(berts: Path, tmp_path: Path) -> None:
@@ -156,30 +148,29 @@ def test_how_experts_were_read_is_kept(berts: Path, tmp_path: Path) -> None:
         reopen_experts(om.load(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"family": 3}, r"how it was made: 'family' must be text or nothing, got 3"),
-        ({"missing": "zero"}, r"'missing' must be error \| base, got 'zero'"),
-        ({"more": 1}, r"how it was made: unknown option 'more'"),
-    ],
-)
-def test_a_damaged_record(change: dict[str, Any], message: str, world: Path) -> None:
+OPENING: dict[str, dict[str, Any]] = {
+    r"how it was made: 'family' must be text or nothing, got 3": {"family": 3},
+    r"'missing' must be error \| base, got 'zero'": {"missing": "zero"},
+    r"how it was made: unknown option 'more'": {"more": 1},
+}
+LOCALS: list[dict[str, Any]] = [
+    {},
+    {"places": [], "inputs": {}},
+    {"places": {"two": {"relative": "x"}}, "inputs": {}},
+]
+
+
+def test_damaged_records(world: Path) -> None:
     path = world / "out/orthomerge.json"
     manifest = json.loads(path.read_text())
-    manifest["opening"] |= change
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(RecipeError, match=message):
-        reopen_experts(om.load(world / "out"))
-
-
-@pytest.mark.parametrize(
-    "document", [{}, {"places": [], "inputs": {}}, {"places": {"two": {"relative": "x"}}, "inputs": {}}]
-)
-def test_a_damaged_local_file(document: dict[str, Any], world: Path) -> None:
-    (world / "out" / LOCAL).write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match=r"orthomerge\.local\.json is damaged; remove it"):
-        om.load(world / "out")
+    for message, change in OPENING.items():
+        path.write_text(json.dumps({**manifest, "opening": {**manifest["opening"], **change}}))
+        with pytest.raises(RecipeError, match=message):
+            reopen_experts(om.load(world / "out"))
+    for document in LOCALS:
+        (world / "out" / LOCAL).write_text(json.dumps(document))
+        with pytest.raises(CheckpointError, match=r"orthomerge\.local\.json is damaged; remove it"):
+            om.load(world / "out")
 
 
 def test_a_base_is_no_task_of_that_name(berts: Path, tmp_path: Path) -> None:

@@ -31,21 +31,21 @@ def under(
     """A classifier with its encoder under a prefix."""
     inside = {name: spec for name, spec in (ENCODER | (change or {})).items() if spec is not None}
     outer = prefix.removesuffix("bert.") if head is None else head
-    found = {prefix + name: spec for name, spec in inside.items()}
-    return found | {
+    named = {prefix + name: spec for name, spec in inside.items()}
+    return named | {
         f"{outer}classifier.weight": Spec((classes, 4), "F32"),
         f"{outer}classifier.bias": Spec((classes,), "F32"),
     }
 
 
-def expert(given: dict[str, Spec], family: Family = BERT, **options: object) -> Split:
-    return split_expert(given, family, ENCODER, **{"pooling": "pooler", **options})  # type: ignore[arg-type]
+def expert(tensors: dict[str, Spec], family: Family = BERT, **options: object) -> Split:
+    return split_expert(tensors, family, ENCODER, **{"pooling": "pooler", **options})  # type: ignore[arg-type]
 
 
-def accounted(split: Split, given: dict[str, Spec]) -> None:
+def accounted(split: Split, tensors: dict[str, Spec]) -> None:
     """Every name exactly once."""
     placed = [*split.names.values(), *split.head.values(), *split.left_out, *split.unknown]
-    assert sorted(placed) == sorted(given)
+    assert sorted(placed) == sorted(tensors)
 
 
 # The base
@@ -54,16 +54,16 @@ def accounted(split: Split, given: dict[str, Spec]) -> None:
 @pytest.mark.parametrize("outer", ["", "model.", "_orig_mod.module.", "state_dict."])
 @pytest.mark.parametrize("inner", ["", "bert."])
 def test_a_base_is_unwrapped(outer: str, inner: str) -> None:
-    given = {outer + inner + name: spec for name, spec in ENCODER.items()}
-    split = split_base(given, BERT)
+    tensors = {outer + inner + name: spec for name, spec in ENCODER.items()}
+    split = split_base(tensors, BERT)
     assert split.names == {name: outer + inner + name for name in ENCODER}
     assert (split.left_out, split.unknown, split.prefixes) == ({}, (), (outer + inner,))
-    accounted(split, given)
+    accounted(split, tensors)
 
 
 def test_a_base_with_heads_of_its_own() -> None:
-    given = under("module.bert.", classes=2) | specs("module.cls.predictions.bias", "module.strange.weight")
-    split = split_base(given, BERT)
+    tensors = under("module.bert.", classes=2) | specs("module.cls.predictions.bias", "module.strange.weight")
+    split = split_base(tensors, BERT)
     assert split.names == {name: f"module.bert.{name}" for name in ENCODER}
     left_out = {
         "module.classifier.weight": "the base's own head",
@@ -71,18 +71,18 @@ def test_a_base_with_heads_of_its_own() -> None:
         "module.cls.predictions.bias": "not part of the encoder",
     }
     assert (split.left_out, split.unknown) == (left_out, ("module.strange.weight",))
-    accounted(split, given)
+    accounted(split, tensors)
     for pattern in ("module.strange.*", "strange.*", "*strange*"):
-        ignoring = split_base(given, BERT, ignore=(pattern,))
+        ignoring = split_base(tensors, BERT, ignore=(pattern,))
         assert (ignoring.left_out["module.strange.weight"], ignoring.unknown) == ("ignored as asked", ())
 
 
 def test_a_base_with_a_given_prefix() -> None:
-    given = specs("net.body.a", "net.body.b", "net.top.weight")
-    split = split_base(given, generic("net.body"), prefix="net.body.")
+    tensors = specs("net.body.a", "net.body.b", "net.top.weight")
+    split = split_base(tensors, generic("net.body"), prefix="net.body.")
     assert split.names == {"a": "net.body.a", "b": "net.body.b"}
     assert split.unknown == ("net.top.weight",)
-    assert split_base(given, generic("nowhere"), prefix="nowhere.").names == {}
+    assert split_base(tensors, generic("nowhere"), prefix="nowhere.").names == {}
     assert split_base({}, BERT).names == {}
 
 
@@ -101,11 +101,11 @@ TWINS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     ],
 )
 def test_tied_weights_of_a_base_are_kept_once(held: tuple[str, ...], kept: str) -> None:
-    given = specs(*held, "encoder.block.0.weight")
-    split = split_base(given, T5)
+    tensors = specs(*held, "encoder.block.0.weight")
+    split = split_base(tensors, T5)
     assert split.names == {"shared.weight": kept, "encoder.block.0.weight": "encoder.block.0.weight"}
     assert split.left_out == {name: "tied to shared.weight" for name in held if name != kept}
-    accounted(split, given)
+    accounted(split, tensors)
 
 
 # Experts
@@ -113,75 +113,69 @@ def test_tied_weights_of_a_base_are_kept_once(held: tuple[str, ...], kept: str) 
 
 @pytest.mark.parametrize("prefix", ["", "bert.", "module.", "model.bert.", "module.model.bert.", "net.backbone."])
 def test_the_prefix_of_an_expert_is_found(prefix: str) -> None:
-    given = under(prefix)
-    split = expert(given)
+    tensors = under(prefix)
+    split = expert(tensors)
     assert split.names == {name: prefix + name for name in ENCODER}
     assert (split.prefixes, split.unknown, split.left_out) == ((prefix,), (), {})
     outer = prefix.removesuffix("bert.")
     assert split.head == {"weight": f"{outer}classifier.weight", "bias": f"{outer}classifier.bias"}
-    accounted(split, given)
+    accounted(split, tensors)
 
 
 def test_weight_and_bias_of_a_head_come_from_one_place() -> None:
     outside = expert(under("backbone.", head=""))
     assert outside.head == {"weight": "classifier.weight", "bias": "classifier.bias"}
-    given = under("module.bert.") | specs("classifier.bias", "classifier.weight")
-    del given["module.classifier.bias"]
-    split = expert(given)
+    tensors = under("module.bert.") | specs("classifier.bias", "classifier.weight")
+    del tensors["module.classifier.bias"]
+    split = expert(tensors)
     assert split.head == {"weight": "module.classifier.weight"}
     assert split.unknown == ("classifier.bias", "classifier.weight")
 
 
 def test_two_encoders_in_one_checkpoint_are_not_told_apart_by_guessing() -> None:
-    given = under("student.bert.") | under("teacher.bert.")
-    split = expert(given)
+    tensors = under("student.bert.") | under("teacher.bert.")
+    split = expert(tensors)
     assert sorted(split.prefixes) == ["student.bert.", "teacher.bert."]
-    chosen = expert(given, prefix="teacher.bert.")
+    chosen = expert(tensors, prefix="teacher.bert.")
     assert chosen.prefixes == ("teacher.bert.",)
     assert chosen.names[WORDS] == f"teacher.bert.{WORDS}"
     assert chosen.head["weight"] == "teacher.classifier.weight"
     assert set(chosen.unknown) == set(under("student.bert."))
-    assert expert(given, prefix="teacher.bert") == chosen  # the point is understood
+    assert expert(tensors, prefix="teacher.bert") == chosen  # the point is understood
     assert expert(under("") | under("bert.")).prefixes == ("bert.", "")
 
 
 def test_which_of_two_encoders_is_taken() -> None:
     """The one whose shapes fit, or that holds more; nothing else would stop the first from being taken."""
-    given = under("student.bert.", change={WORDS: Spec((10, 2), "F32")}) | under("teacher.bert.")
-    assert expert(given).prefixes == ("teacher.bert.",)
+    tensors = under("student.bert.", change={WORDS: Spec((10, 2), "F32")}) | under("teacher.bert.")
+    assert expert(tensors).prefixes == ("teacher.bert.",)
     more = expert(under("bert.") | specs(f"ema.{WORDS}"))
     assert (more.prefixes, more.unknown) == (("bert.",), (f"ema.{WORDS}",))
     both = under("student.bert.", change={QUERY: None}) | under("teacher.bert.", change={QUERY: None})
     assert sorted(expert(both).prefixes) == ["student.bert.", "teacher.bert."]
 
 
-def test_wrong_shapes_are_left_for_others_to_refuse() -> None:
-    split = expert(under("bert.", change={WORDS: Spec((11, 4), "F32")}))
-    assert (split.prefixes, split.names[WORDS]) == (("bert.",), f"bert.{WORDS}")
-
-
-def test_missing_tensors() -> None:
-    split = expert(under("module.bert.", change={QUERY: None, POOLER: None}))
+def test_missing_tensors_and_wrong_shapes_are_for_others_to_refuse() -> None:
+    split = expert(under("module.bert.", change={QUERY: None, POOLER: None, WORDS: Spec((11, 4), "F32")}))
     assert (set(split.names), split.prefixes) == ({WORDS, NORM}, ("module.bert.",))
     nothing = expert(specs("conv.weight", "fc.weight"))
     assert (nothing.names, nothing.unknown, nothing.prefixes) == ({}, ("conv.weight", "fc.weight"), ("bert.",))
-    assert expert({}).names == {}
     wrong = expert(under("bert."), prefix="nowhere.")
     assert (wrong.names, wrong.prefixes) == ({}, ("nowhere.",))
 
 
 def test_what_an_expert_may_have_beside_its_encoder() -> None:
-    given = under("bert.") | specs(
+    tensors = under("bert.") | specs(
         *("bert.embeddings.position_ids", "cls.predictions.bias", "loss.weight", "optimizer.step", "bert.extra.weight")
     )
-    split = expert(given, ignore=("optimizer.*",))
+    split = expert(tensors, ignore=("optimizer.*",))
     assert split.left_out == {
         "bert.embeddings.position_ids": "optional, and not in the base",
         "cls.predictions.bias": "not part of the encoder",
         "optimizer.step": "ignored as asked",
     }
     assert split.unknown == ("bert.extra.weight", "loss.weight")
-    accounted(split, given)
+    accounted(split, tensors)
 
 
 def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
@@ -192,9 +186,7 @@ def test_the_pooler_is_needed_only_where_features_are_read_through_it() -> None:
     assert split.left_out == {f"bert.{POOLER}": "optional, and not in the base"}
     split = split_expert(under("bert."), BERT, reference, pooling="pooler")
     assert split.unknown == (f"bert.{POOLER}",)
-
-
-def test_a_reference_of_optional_tensors_only() -> None:
+    # And a base of optional tensors only.
     split = split_expert(specs("bert.pooler.dense.weight"), BERT, {POOLER: ENCODER[POOLER]}, pooling="cls")
     assert (split.prefixes, split.names) == (("bert.",), {POOLER: f"bert.{POOLER}"})
 
@@ -203,8 +195,8 @@ def test_a_reference_of_optional_tensors_only() -> None:
 @pytest.mark.parametrize("prefix", ["", "module.transformer."])
 def test_tied_weights_of_an_expert(held: tuple[str, ...], prefix: str) -> None:
     reference = specs("shared.weight", "encoder.block.0.weight")
-    given = {prefix + name: Spec((4, 4), "F32") for name in (*held, "encoder.block.0.weight", "lm_head.weight")}
-    split = split_expert(given, T5, reference, pooling="eos")
+    tensors = {prefix + name: Spec((4, 4), "F32") for name in (*held, "encoder.block.0.weight", "lm_head.weight")}
+    split = split_expert(tensors, T5, reference, pooling="eos")
     kept = "shared.weight" if "shared.weight" in held else held[0]
     assert split.names == {"shared.weight": prefix + kept, "encoder.block.0.weight": f"{prefix}encoder.block.0.weight"}
     tied = {prefix + name: "tied to shared.weight" for name in held if name != kept}
@@ -214,25 +206,25 @@ def test_tied_weights_of_an_expert(held: tuple[str, ...], prefix: str) -> None:
 def test_heads_of_two_layers() -> None:
     layout = ROBERTA.head
     assert layout is not None
-    given = {f"roberta.{name}": spec for name, spec in ENCODER.items()} | specs(*layout.parts().values())
-    split = split_expert(given, ROBERTA, ENCODER, pooling="cls")
+    tensors = {f"roberta.{name}": spec for name, spec in ENCODER.items()} | specs(*layout.parts().values())
+    split = split_expert(tensors, ROBERTA, ENCODER, pooling="cls")
     assert split.head == layout.parts()
     assert split.head["hidden.bias"] == "classifier.dense.bias"
-    accounted(split, given)
+    accounted(split, tensors)
 
 
 def test_a_head_under_another_name() -> None:
-    given = under("module.bert.") | specs("module.fc.weight", "top.weight", "top.bias")
-    split = expert(given, layout=HeadLayout(("fc",)))
+    tensors = under("module.bert.") | specs("module.fc.weight", "top.weight", "top.bias")
+    split = expert(tensors, layout=HeadLayout(("fc",)))
     assert split.head == {"weight": "module.fc.weight"}
     assert split.unknown == ("module.classifier.bias", "module.classifier.weight", "top.bias", "top.weight")
-    assert expert(given, layout=HeadLayout(("top",))).head == {"weight": "top.weight", "bias": "top.bias"}
-    assert expert(given, layout=HeadLayout(("nowhere",))).head == {}
+    assert expert(tensors, layout=HeadLayout(("top",))).head == {"weight": "top.weight", "bias": "top.bias"}
+    assert expert(tensors, layout=HeadLayout(("nowhere",))).head == {}
 
 
 def test_a_family_without_heads() -> None:
-    given = {f"body.{name}": spec for name, spec in ENCODER.items()} | specs("fc.weight", "fc.bias")
-    split = split_expert(given, generic("body"), ENCODER, pooling="output")
+    tensors = {f"body.{name}": spec for name, spec in ENCODER.items()} | specs("fc.weight", "fc.bias")
+    split = split_expert(tensors, generic("body"), ENCODER, pooling="output")
     assert (split.head, split.unknown) == ({}, ("fc.bias", "fc.weight"))
-    split = split_expert(given, generic("body"), ENCODER, pooling="output", layout=HeadLayout(("fc",)))
+    split = split_expert(tensors, generic("body"), ENCODER, pooling="output", layout=HeadLayout(("fc",)))
     assert (split.head, split.unknown) == ({"weight": "fc.weight", "bias": "fc.bias"}, ())

@@ -35,10 +35,10 @@ def tokens(folder: Path, prompts: list[str]) -> Any:
 
 
 def test_the_tokenizer_of_these_tests_by_hand(folder: Path) -> None:
-    found = tokens(folder, ["cat of", "bee"])
+    encoded = tokens(folder, ["cat of", "bee"])
     # start, cat</w>, of</w>, end; start, b, e, e</w>, end
-    assert found["input_ids"][0][found["attention_mask"][0] == 1].tolist() == [58, 56, 54, 59]
-    assert found["input_ids"][1].tolist() == [58, 1, 4, 31, 59]
+    assert encoded["input_ids"][0][encoded["attention_mask"][0] == 1].tolist() == [58, 56, 54, 59]
+    assert encoded["input_ids"][1].tolist() == [58, 1, 4, 31, 59]
 
 
 def test_against_the_text_features_of_clip_by_hand(folder: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_linearised_expert_is_what_it_was_trained_as(
 
 def tangent(bases: Path, folder: Path) -> tuple[Any, Head]:
     found = family("bert")
-    base, tuned = (load_base(place, found, "mean", eager=True).module for place in (bases / "bert", folder))
+    base, tuned = (load_base(place, found, "mean").module for place in (bases / "bert", folder))
     deltas = deltas_between(base, tuned)
     weights = load_file(folder / "model.safetensors")
     head = Head(Linear(weights["classifier.weight"], weights["classifier.bias"]), ("a", "b"))
@@ -298,7 +298,7 @@ def test_clip_with_a_head_from_text(
         return
     assert config["architectures"] == ["CLIPVisionModelWithProjection"]
     assert not any("classifier" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
-    encoder = load_base(tmp_path / "out", family("clip"), "projection", eager=False).module
+    encoder = load_base(tmp_path / "out", family("clip"), "projection").module
     if mode == "frozen_head":
         with torch.no_grad():
             logits = head(encoder(**processors["image"](levels["val"].inputs)).image_embeds)

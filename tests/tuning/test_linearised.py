@@ -25,7 +25,7 @@ Setting = tuple["Family", str, nn.Module, dict[str, torch.Tensor]]
 
 
 def load(bases: Path, name: str, pooling: str = "cls") -> nn.Module:
-    return load_base(bases / name, family(name), pooling, eager=False).module
+    return load_base(bases / name, family(name), pooling).module
 
 
 @pytest.fixture(params=["bert-pooler", "bert-cls", "vit-cls", "clip-projection"])

@@ -89,9 +89,9 @@ def test_at_the_base_it_is_the_base(experts: Experts, batch: dict[str, torch.Ten
 def test_it_is_the_sum_of_the_jvps(experts: Experts, base: Path, batch: dict[str, torch.Tensor]) -> None:
     model, layout = merged(experts, 1.0).linearised(experts.base), family(base.name)
     pooling = layout.default_pooling
-    encoder = load_base(base, layout, pooling, eager=True).module
+    encoder = load_base(base, layout, pooling).module
     paths = [Path(expert.path) for expert in experts.opening.experts.values()]
-    tuned = [load_base(path, layout, pooling, eager=True).module for path in paths]
+    tuned = [load_base(path, layout, pooling).module for path in paths]
     tau = {
         name: sum((other.get_parameter(name) - parameter for other in tuned), torch.zeros_like(parameter)).detach()
         for name, parameter in encoder.named_parameters()

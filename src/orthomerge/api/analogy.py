@@ -44,7 +44,5 @@ def analogy(
     check_vectors(experts, (form.a, form.b, form.c))
     tasks = labelled_tasks({task: data}, {task: experts.heads[form.c].labels}, experts.family.modality)
     teachers = {task: experts.teacher(task)} if task in experts.tasks else {}
-    encoded = EncodedTasks(tasks, teachers, encoding or Encoding())
-    return solve_analogy(
-        experts, form, task, encoded, independent=independent, grid=grid, dtype=dtype, seed=seed, progress=progress
-    )
+    encoded = EncodedTasks(tasks, teachers, encoding or Encoding(), progress=progress)
+    return solve_analogy(experts, form, task, encoded, independent=independent, grid=grid, dtype=dtype, seed=seed)

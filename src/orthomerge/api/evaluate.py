@@ -7,19 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from orthomerge.alignment.aligners import find_aligner
 from orthomerge.api.load import resolve
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.schema import build
 from orthomerge.data.tasks import labelled_tasks, sources_of
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, score, told_apart
-from orthomerge.evaluation.protocols import EvaluationProtocol, find_protocol
+from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
+from orthomerge.runs.protocols import protocols_of
+from orthomerge.runs.recipe import parse_value
+from orthomerge.runs.sections import Scoring
 
 Reference = Literal["base", "expert"]
 One = Model | Subject | str | Path
@@ -126,40 +129,10 @@ def _listed(models: Named) -> list[tuple[str | None, One]]:
     return items
 
 
-def protocols_of(
-    names: Sequence[str],
-    aligners: Sequence[str] = (),
-    *,
-    shots: Sequence[str] = ("all",),
-    seeds: int = 5,
-    access: Sequence[Literal["inductive", "transductive"]] = ("inductive",),
+def read_protocols(
+    names: Sequence[str], aligners: Sequence[str], *, shots: Sequence[str], seeds: int, access: Sequence[str]
 ) -> list[EvaluationProtocol]:
-    """Every protocol and aligner with all numbers of shots and all kinds of access, where it looks at inputs.
-
-    `shots`: numbers per class, shares below 1, or "all", as texts; each number is drawn with `seeds` seeds.
-    """
-    counts = [_shots(text) for text in shots]
-    chosen = [(name, None) for name in names] + [("current", find_aligner(name).name) for name in aligners]
-    protocols = []
-    for name, aligner in chosen:
-        if aligner is None and not find_protocol(name).needs:
-            protocols.append(EvaluationProtocol(name))
-            continue
-        for count in counts:
-            draws = seeds if count is not None else 1
-            protocols += [
-                EvaluationProtocol(name, shots=count, seeds=draws, access=kind, aligner=aligner) for kind in access
-            ]
-    return protocols
-
-
-def _shots(text: str) -> int | float | None:
-    if text == "all":
-        return None
-    try:
-        count = float(text) if "." in text else int(text)
-    except ValueError:
-        count = 0
-    if count <= 0 or (count > 1 and isinstance(count, float)):
-        raise RecipeError(f"--shots must be a whole number per class, a share below 1, or all, got {text!r}")
-    return count
+    """Every protocol and aligner that a command line names, with every number of shots and every access."""
+    more = {"shots": [parse_value(text) for text in shots], "seeds": seeds, "access": list(access)}
+    chosen = [{"protocol": name} for name in names] + [{"aligner": name} for name in aligners]
+    return protocols_of([build(Scoring, {**which, **more}, where="--protocol") for which in chosen], "train")

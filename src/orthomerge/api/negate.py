@@ -55,7 +55,7 @@ def negate(
     sources = {task: data[task] if isinstance(data[task], Task) else read_task(data[task]) for task in tested}
     labels = {task: experts.heads[task].labels if heads == "expert" else sources[task].labels for task in tested}
     tasks = labelled_tasks(sources, labels, experts.family.modality)
-    encoded = EncodedTasks(tasks, how=encoding or Encoding())
+    encoded = EncodedTasks(tasks, how=encoding or Encoding(), progress=progress)
     return negate_task(
         experts,
         target,
@@ -65,5 +65,4 @@ def negate(
         keep=keep,
         dtype=dtype,
         seed=seed,
-        progress=progress,
     )

@@ -100,27 +100,17 @@ def _set(document: dict[str, Any], options: Mapping[str, Any], where: str) -> No
 
 def _fit(document: Mapping[str, Any], fit: Mapping[str, Any]) -> dict[str, Any]:
     """The section `fit` with what the command line says; the device alone where the method looks at no inputs."""
-    if fit and _is_fitted(document):
-        section = document.get("fit") or {}
-        return {"fit": {**section, **fit} if isinstance(section, dict) else section}
-    parameters = document.get("parameters")
-    searched = isinstance(parameters, dict) and parameters.get("scale") == AUTO
-    for key in sorted(set(fit) - ({"data", "device"} if searched else {"device"})):
-        if key == "data":
-            raise RecipeError(
-                f"{document['method']!r} looks at no inputs: --data is for fitted methods and --set scale=auto; "
-                "leave it out"
-            )
-        raise RecipeError(f"--{key} is for a method that is fitted to inputs (--data); leave it out")
-    return {"device": fit["device"]} if "device" in fit else {}
-
-
-def _is_fitted(document: Mapping[str, Any]) -> bool:
-    """Whether inputs on the command line are for a fitted method: it is one, or none is named."""
     from orthomerge.merging.methods import find_method
 
-    parameters = document.get("parameters") or {}
-    if isinstance(parameters, Mapping) and parameters.get("scale") == AUTO:
-        return False
-    method = document.get("method", AUTO)
-    return method == AUTO or find_method(str(method)).fitted
+    parameters, method = document.get("parameters"), str(document.get("method", AUTO))
+    searched = isinstance(parameters, dict) and parameters.get("scale") == AUTO
+    if fit and not searched and (method == AUTO or find_method(method).fitted):
+        section = document.get("fit") or {}
+        return {"fit": {**section, **fit} if isinstance(section, dict) else section}
+    unused = sorted(set(fit) - ({"data", "device"} if searched else {"device"}))
+    if unused == ["data"]:
+        what = f"{method!r} looks at no inputs: --data is for fitted methods and --set scale=auto"
+        raise RecipeError(f"{what}; leave it out")
+    if unused:
+        raise RecipeError(f"--{unused[-1]} is for a method that is fitted to inputs (--data); leave it out")
+    return {"device": fit["device"]} if "device" in fit else {}

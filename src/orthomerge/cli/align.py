@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import click
@@ -58,15 +59,16 @@ def align(given: Input, how: How, output: Output, moved: Moved, compute: Compute
     from orthomerge.api.load import resolve
     from orthomerge.api.request import read_options
     from orthomerge.cli.progress import shown
-    from orthomerge.cli.writing import check_place, existing, write
+    from orthomerge.cli.writing import existing, write
     from orthomerge.data.tasks import sources_of
+    from orthomerge.files.publish import check_target
     from orthomerge.models.encoding import Encoding
 
     options = read_options(how.settings)
     model, _ = resolve(given.model)
     data = sources_of(given.data, model.tasks)
     inputs = existing([given.model, *data.values(), *moved.expert.values(), moved.base])
-    check_place(output.out, force=output.force, inputs=inputs)
+    check_target(Path(output.out), force=output.force, inputs=inputs)
     with shown(quiet=display.silent) as progress:
         aligned = fit_heads(
             given.model,

@@ -9,7 +9,7 @@ import click
 
 from orthomerge.cli.flags import Flag, command
 from orthomerge.cli.options import Base, Compute, Display, Dtype, Experts, Force, Grid
-from orthomerge.cli.printing import print_json, print_tables, print_written, score_cell
+from orthomerge.cli.printing import print_json, print_tables, score_cell
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.table import Table
 
@@ -54,20 +54,18 @@ def analogy(given: Input, how: How, output: Output, compute: Compute, display: D
     C + (B - A), scored with the head of C. An expert of the task itself is the ceiling.
     """
     from orthomerge.api.analogy import analogy as search
-    from orthomerge.api.request import read_request
     from orthomerge.cli.progress import shown
-    from orthomerge.cli.writing import check_place, existing, write
+    from orthomerge.cli.writing import open_request, write_edited
     from orthomerge.evaluation.editing import Form
     from orthomerge.models.encoding import Encoding
-    from orthomerge.models.experts import open_experts
 
-    request = read_request(given.experts, base=given.base, out=output.out, dtype=output.dtype, edit=True)
     form = Form.parse(given.of)
     if len(given.data) > 1:
         raise RecipeError(f"an analogy makes one task, got --data of {len(given.data)}")
     ((task, source),) = given.data.items()
-    check_place(request.out, force=output.force)
-    experts = open_experts(request.opening).check()
+    request, experts = open_request(
+        given.experts, force=output.force, base=given.base, out=output.out, dtype=output.dtype
+    )
     with shown(quiet=display.silent) as progress:
         result = search(
             experts,
@@ -85,23 +83,16 @@ def analogy(given: Input, how: How, output: Output, compute: Compute, display: D
             print_json({**asdict(result.search), "out": None if result.model is None else request.out})
         else:
             _print(result.search, form.a, form.b, form.c)
-        if request.out is None:
-            return
-        if result.model is None:
-            raise RecipeError(
-                f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not written; "
-                "give another --grid, or another analogy"
-            )
-        manifest = write(
+        write_edited(
             result.model,
-            request.out,
+            request,
+            data=[source],
             force=output.force,
-            inputs=existing([source]),
-            max_shard_size=request.max_shard_size,
+            as_json=display.json,
             progress=progress,
+            otherwise=f"nothing of the grid is better for {task!r} than the base itself, so {request.out} was not "
+            "written; give another --grid, or another analogy",
         )
-    if not display.json:
-        print_written(request.out, manifest)
 
 
 def _print(search: Analogy, a: str, b: str, c: str) -> None:

@@ -50,7 +50,7 @@ _EXAMPLES = """
 """
 _NOTES = """
 -h after a command shows its flags. All commands take --json, -q and -v.
-Completion:  eval "$(_ORTHOMERGE_COMPLETE=bash_source orthomerge)"  (or zsh, fish)
+Completion:  eval "$(_ORTHOMERGE_COMPLETE=bash_source orthomerge)"  (zsh, fish)
 Exit codes: 0 done, 2 arguments, 3 checkpoint, 4 inputs do not fit together,
 5 output, 6 NaN or overflow, 130/143 interrupted.
 """

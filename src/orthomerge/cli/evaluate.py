@@ -74,14 +74,14 @@ def evaluate(given: Input, how: How, output: Output, moved: Moved, compute: Comp
 
     Every score says what it has seen: no data, inductive or transductive.
     """
-    from orthomerge.api.evaluate import protocols_of
+    from orthomerge.api.evaluate import read_protocols
     from orthomerge.cli.progress import shown
     from orthomerge.evaluation.scores import check_run
 
     if not output.margin > 0:
         raise RecipeError(f"--margin must be a positive number of points, got {output.margin:g}")
     common: dict[str, Any] = {
-        "protocols": protocols_of(how.protocol, how.aligner, shots=how.shots, seeds=how.seeds, access=how.access),
+        "protocols": read_protocols(how.protocol, how.aligner, shots=how.shots, seeds=how.seeds, access=how.access),
         "against": output.against,
         "margin": output.margin / 100,
     }

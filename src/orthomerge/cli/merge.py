@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
@@ -18,7 +17,6 @@ from orthomerge.cli.printing import print_json, print_progress, print_tables
 from orthomerge.core.table import Table, plain
 
 if TYPE_CHECKING:
-    from orthomerge.models.sources import Parts
     from orthomerge.runs.plan import Plan
     from orthomerge.runs.recipe import Recipe
 
@@ -166,10 +164,11 @@ def _plan(recipe: Recipe, *, as_json: bool) -> None:
     if recipe.parameters.get("scale") == "auto":  # any number plans alike
         recipe = recipe.with_scale(1.0)
     planned = plan(recipe)
+    document = _document(planned)
     if as_json:
-        print_json(_document(planned))
+        print_json(document)
     else:
-        _print_plan(planned)
+        _print_plan(document)
     if planned.problems:
         raise SystemExit(planned.problems[0].error.exit_code)
 
@@ -190,49 +189,33 @@ def _document(planned: Plan) -> dict[str, Any]:
             "heads": {task: list(source.labels) for task, source in parts.sources.items()},
             "bytes": {"read": planned.bytes_to_read, "write": planned.bytes_to_write, "memory": planned.peak_memory},
         }
-        if (fit := planned.recipe.fit) is not None:
-            document["fit"] = {"split": fit.split, "limit": fit.limit, "tasks": list(fit.data)}
-        if (align := planned.recipe.align) is not None:
-            document["align"] = {"aligner": align.aligner, "split": align.split, "tasks": list(align.data)}
+        for name in ("fit", "align"):
+            if (section := getattr(planned.recipe, name)) is not None:
+                document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
     return document
 
 
-def _print_plan(planned: Plan) -> None:
-    if (parts := planned.parts) is not None:
-        _print_parts(planned, parts)
-    for note in planned.experts.notes:
+def _print_plan(document: Mapping[str, Any]) -> None:
+    if "heads" in document:
+        tensors, sizes = document["tensors"], {key: size / 1e6 for key, size in document["bytes"].items()}
+        rows = [(task, str(len(labels)), ", ".join(labels)) for task, labels in document["heads"].items()]
+        print_tables([Table.of("", ("expert", "classes", "labels"), rows, left=3, wrap=("labels",))])
+        click.echo(
+            f"{document['method']} of {len(rows)} {document['family']} experts: {tensors['merged']} tensors merged, "
+            f"{tensors['copied']} copied, {len(document['left_out']['base'])} of the base left out\n"
+            f"read {sizes['read']:,.0f} MB, write {sizes['write']:,.0f} MB, "
+            f"at most {sizes['memory']:,.0f} MB of blocks in memory"
+        )
+    for name in ("fit", "align"):
+        if name in document:
+            section = document[name]
+            most = f", at most {section['limit']} per task" if section["limit"] else ""
+            click.echo(f"{name}: inputs of the {section['split']} split of {', '.join(section['tasks'])}{most}")
+    for note in document["notes"]:
         click.echo(f"note: {plain(note)}")
-    if not planned.problems:
+    if document["ok"]:
         click.echo("no problems")
         return
+    rows = [(str(number), *problem.values()) for number, problem in enumerate(document["problems"], 1)]
     columns = ("where", "problem", "what to do")
-    rows = ((str(number), each.where, each.what, each.fix) for number, each in enumerate(planned.problems, 1))
     print_tables([Table.of("", ("", *columns), rows, left=4, wrap=columns)])
-
-
-def _print_parts(planned: Plan, parts: Parts) -> None:
-    recipe = planned.recipe
-    count = len(parts.sources)
-    click.echo(plain(f"{recipe.method} of {count} {parts.family.title} experts on {parts.base.path}"))
-    rows = []
-    for task, source in parts.sources.items():
-        labels = ", ".join(source.labels[:4]) + (" ..." if len(source.labels) > 4 else "")
-        counts = (len(source.split.names), len(source.split.left_out), len(source.labels))
-        rows.append((task, Path(source.checkpoint.path).name, *counts, labels))
-    columns = ("expert", "from", "tensors", "left out", "classes", "labels")
-    print_tables([Table.of("", columns, rows, left=6, wrap=("from", "labels"))])
-    click.echo(
-        f"encoder: {len(parts.merged)} tensors merged, {len(parts.copied)} copied; "
-        f"{len(parts.base_split.left_out)} of the base left out\n"
-        f"read {planned.bytes_to_read / 1e6:,.0f} MB, write {planned.bytes_to_write / 1e6:,.0f} MB, "
-        f"at most {planned.peak_memory / 1e6:,.0f} MB of blocks in memory"
-    )
-    if (fit := recipe.fit) is not None:
-        click.echo(f"fitted to {_inputs(fit.split, fit.limit)} of {', '.join(fit.data)}")
-    if (align := recipe.align) is not None:
-        inputs = _inputs(align.split, align.limit)
-        click.echo(f"then the heads of {', '.join(align.data)} aligned by {align.aligner} on {inputs}")
-
-
-def _inputs(split: str, limit: int | None) -> str:
-    return f"inputs of the {split} split" + (f", at most {limit} per task" if limit else "")

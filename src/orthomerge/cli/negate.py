@@ -9,8 +9,7 @@ import click
 
 from orthomerge.cli.flags import Flag, command
 from orthomerge.cli.options import Base, Compute, Display, Dtype, Experts, Force, Grid, Labelled
-from orthomerge.cli.printing import print_json, print_tables, print_written, score_cell
-from orthomerge.core.errors import RecipeError
+from orthomerge.cli.printing import print_json, print_tables, score_cell
 from orthomerge.core.table import Table
 
 if TYPE_CHECKING:
@@ -58,16 +57,14 @@ def negate(given: Input, how: How, output: Output, compute: Compute, display: Di
     As far as control tasks allow, beside a random vector of the same length.
     """
     from orthomerge.api.negate import negate as search
-    from orthomerge.api.request import read_request
     from orthomerge.cli.progress import shown
-    from orthomerge.cli.writing import check_place, existing, write
+    from orthomerge.cli.writing import open_request, write_edited
     from orthomerge.data.tasks import sources_of
     from orthomerge.models.encoding import Encoding
-    from orthomerge.models.experts import open_experts
 
-    request = read_request(given.experts, base=given.base, out=output.out, dtype=output.dtype, edit=True)
-    check_place(request.out, force=output.force)
-    experts = open_experts(request.opening).check()
+    request, experts = open_request(
+        given.experts, force=output.force, base=given.base, out=output.out, dtype=output.dtype
+    )
     sources = sources_of(given.data, experts.tasks)
     with shown(quiet=display.silent) as progress:
         result = search(
@@ -88,23 +85,16 @@ def negate(given: Input, how: How, output: Output, compute: Compute, display: Di
             print_json({"heads": how.heads, **searches, "out": request.out if result.model is not None else None})
         else:
             _print(result.search, result.random, how.heads)
-        if request.out is None:
-            return
-        if result.model is None:
-            raise RecipeError(
-                f"no scale of the grid forgets {given.target!r} and keeps {how.keep:.0%} of the control, so "
-                f"{request.out} was not written; give a finer --grid, or a smaller --keep"
-            )
-        manifest = write(
+        write_edited(
             result.model,
-            request.out,
+            request,
+            data=sources.values(),
             force=output.force,
-            inputs=existing(sources.values()),
-            max_shard_size=request.max_shard_size,
+            as_json=display.json,
             progress=progress,
+            otherwise=f"no scale of the grid forgets {given.target!r} and keeps {how.keep:.0%} of the control, so "
+            f"{request.out} was not written; give a finer --grid, or a smaller --keep",
         )
-    if not display.json:
-        print_written(request.out, manifest)
 
 
 def _document(search: Negation) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from shutil import get_terminal_size
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -37,11 +37,6 @@ def print_tables(tables: Iterable[Table]) -> None:
 def print_progress(text: str) -> None:
     """A line on standard error."""
     sys.stderr.write(f"{text}\n")
-
-
-def print_written(out: str, manifest: Mapping[str, Any]) -> None:
-    """Where a model is, and its heads."""
-    click.echo(f"wrote {out}, verified; heads: {', '.join(manifest['heads'])}")
 
 
 def score_cell(score: Score) -> str:

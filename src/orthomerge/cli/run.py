@@ -52,7 +52,7 @@ def run(given: Input, output: Output, display: Display) -> None:
     With a section `sweep`, many merges are made and scored. What is done is kept: the same command goes on after an
     interruption.
     """
-    from orthomerge.cli.progress import watched
+    from orthomerge.cli.progress import shown
     from orthomerge.runs.run import run as carry_out
 
     if given.listed:
@@ -62,7 +62,7 @@ def run(given: Input, output: Output, display: Display) -> None:
     words = [word for flag, value in flags if value is not None for word in (flag, value)]
     line = shlex.join(["orthomerge", "run", given.recipe, *words])
     try:
-        with watched(quiet=display.silent) as watch:
+        with shown(quiet=display.silent) as watch:
             ran = carry_out(given.recipe, out=output.out, on=given.on, force=output.force, watch=watch, command=line)
     except KeyboardInterrupt:
         sys.stderr.write("orthomerge: interrupted; what is done is kept: run the same command to go on\n")

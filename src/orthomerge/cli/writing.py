@@ -7,9 +7,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from orthomerge.core.errors import RecipeError
+
 if TYPE_CHECKING:
     from orthomerge.core.progress import Progress
+    from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
+    from orthomerge.runs.recipe import Recipe
+
+
+def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tuple[Recipe, Experts]:
+    """What a command that merges nothing is given, and its experts; the output is checked before any work."""
+    from orthomerge.api.request import read_request
+    from orthomerge.files.publish import check_target
+    from orthomerge.models.experts import open_experts
+
+    request = read_request(words, edit=True, **options)
+    if request.out is not None:
+        check_target(Path(request.out), force=force)
+    return request, open_experts(request.opening).check()
 
 
 def existing(paths: Iterable[str | None]) -> list[Path]:
@@ -22,32 +40,33 @@ def existing(paths: Iterable[str | None]) -> list[Path]:
     return there
 
 
-def check_place(out: str | None, *, force: bool, inputs: Iterable[Path] = ()) -> None:
-    """Refuse a place that cannot be written to, before any work."""
-    from orthomerge.files.publish import check_target
-
-    if out is not None:
-        check_target(Path(out), force=force, inputs=inputs)
-
-
 def write(
-    model: Model,
-    out: str,
-    *,
-    force: bool,
-    progress: Progress,
-    inputs: Iterable[Path] = (),
-    max_shard_size: str | int = "5GB",
+    model: Model, out: str, *, force: bool, progress: Progress, inputs: Iterable[Path], **options: Any
 ) -> dict[str, Any]:
     """Write a model folder, and return its manifest."""
     from orthomerge.models.writing import write_model
 
     progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
-    return write_model(
-        model,
-        Path(out).expanduser(),
-        force=force,
-        max_shard_size=max_shard_size,
-        inputs=inputs,
-        progress=progress.advance,
-    )
+    place = Path(out).expanduser()
+    return write_model(model, place, force=force, inputs=inputs, progress=progress.advance, **options)
+
+
+def write_edited(
+    model: Model | None,
+    request: Recipe,
+    *,
+    data: Iterable[str],
+    force: bool,
+    as_json: bool,
+    progress: Progress,
+    otherwise: str,
+) -> None:
+    """Write what a search along task vectors chose, if there is a place for it; `otherwise`: why it chose nothing."""
+    if request.out is None:
+        return
+    if model is None:
+        raise RecipeError(otherwise)
+    size = request.max_shard_size
+    manifest = write(model, request.out, force=force, progress=progress, inputs=existing(data), max_shard_size=size)
+    if not as_json:
+        click.echo(f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}")

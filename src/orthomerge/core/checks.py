@@ -39,6 +39,6 @@ def parse_size(size: str | int) -> int:
     unit = match.group(2).upper() if match else "?"
     count = float(match.group(1)) * _UNITS.get(unit, 0) if match else 0
     if not 1 <= count < _MOST_SIZE:
-        known = ", ".join(filter(None, _UNITS))
-        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {text!r:.60}; known units: {known}")
+        units = ", ".join(filter(None, _UNITS))
+        raise RecipeError(f"a size must look like 5GB, 100MiB or 123456, got {text!r:.60}; known units: {units}")
     return int(count)

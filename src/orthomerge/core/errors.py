@@ -51,8 +51,14 @@ def some(items: Iterable[object], *, most: int = 3) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant, or list what is known."""
-    names = sorted(known)
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Suggest the most similar of the valid names, or list them."""
+    names = sorted(valid)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+def summary(error: Exception) -> str:
+    """Class and first line of an error of a library: ``ValueError: no such file``."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]:.200}"

@@ -1,4 +1,4 @@
-"""How far the work is, told to whoever wants to know."""
+"""Progress of long work, reported to an observer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Watch:
         """A result begins, number `place` of `count`."""
 
     def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
-        """A result is there. `found`: it was before."""
+        """A result is complete. `found`: it was in the store before."""
 
     def stage(self, title: str, total: int | None) -> None:
         """A stage of `total` units begins."""
 
     def advance(self, count: int) -> None:
-        """So many more units are done."""
+        """`count` more units are done."""
 
 
 SILENT: Progress = Watch()

@@ -19,7 +19,7 @@ Made = TypeVar("Made")
 
 
 def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
-    """What a dataclass or function makes of a mapping of its options; `where` names the place in messages."""
+    """Call a dataclass or function with options that are strictly checked; `where` names the place in messages."""
     if not isinstance(data, Mapping):
         raise RecipeError(f"{where} must be a mapping of options, got {_shown(data)}")
     options = schema(maker)

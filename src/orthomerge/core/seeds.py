@@ -1,4 +1,4 @@
-"""Seeds derived from one seed, so that no random number depends on a state that would have to be kept."""
+"""Derive seeds from one seed, so that no generator state has to be stored."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def derive(seed: int, *purpose: object) -> int:
-    """The seed for one purpose and place of a run."""
+    """Derive the seed for one purpose and place of a run."""
     digest = hashlib.sha256("\0".join(map(str, (seed, *purpose))).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""One table, and how it is shown: plain text, Markdown, LaTeX and HTML; and CSV of plain values.
+"""A table and its formats: plain text, Markdown, LaTeX and HTML; and CSV of plain values.
 
 Texts may come from any file and are never markup: each form passes them through `plain` and escapes what it must.
 """
@@ -83,12 +83,12 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the columns."""
+        """Names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @property
     def texts(self) -> tuple[tuple[str, ...], ...]:
-        """Of the cells."""
+        """Texts of the cells, by row."""
         return tuple(tuple(cell.text for cell in row) for row in self.rows)
 
     def text(self, width: int = 80) -> str:
@@ -105,7 +105,7 @@ class Table:
         return "\n".join(line for row in lines for line in self._wrapped(row, widths))
 
     def markdown(self) -> str:
-        """With title and note."""
+        """Format as Markdown, with title and note."""
         rule = "|" + "".join("---|" if column.align == "left" else "---:|" for column in self.columns)
         rows = ([cell.shown(markdown_escape, best="**{}**") for cell in row] for row in self.rows)
         head, *body = (f"| {' | '.join(cells)} |" for cells in (map(markdown_escape, self.names), *rows))
@@ -180,18 +180,18 @@ def span(low: float, high: float) -> Cell:
 
 
 def plain(text: str) -> str:
-    """One line in which every letter can be seen; what cannot be printed is written as an escape."""
+    """Return a text as one line; unprintable characters become escapes."""
     line = " ".join(text.split())
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
 
 
 def markdown_escape(text: str) -> str:
-    """So that Markdown shows what is written."""
+    """Escape a text for Markdown."""
     return _MARKDOWN.sub(r"\\\g<0>", html.escape(plain(text), quote=False))
 
 
 def latex_escape(text: str) -> str:
-    """So that TeX prints what is written; a range of numbers gets its dash."""
+    """Escape a text for TeX; a range of numbers gets an en dash."""
     if re.fullmatch(r"\d+\.\d-\d+\.\d", text):
         return text.replace("-", "--")
     if re.fullmatch(r"[+-]\d+(\.\d+)?( to [+-]\d+(\.\d+)?)?", text):
@@ -200,7 +200,7 @@ def latex_escape(text: str) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Iterable[Value]]) -> str:
-    """Numbers as they are, nothing for what is missing; a text that a spreadsheet would compute gets an apostrophe."""
+    """Format rows as CSV: numbers unrounded, missing values empty; texts that look like formulas get an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_csv_cell(column) for column in columns])
@@ -240,6 +240,6 @@ def _html_escape(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Places that a terminal needs."""
+    """Return the width of a text in a terminal."""
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))

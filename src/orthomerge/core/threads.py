@@ -1,4 +1,4 @@
-"""How many threads torch has where sums decide the bytes: one, or as many as $ORTHOMERGE_THREADS says."""
+"""Fix the number of threads of torch where results depend on it: one, or $ORTHOMERGE_THREADS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THREADS = "ORTHOMERGE_THREADS"
 
 @contextmanager
 def fixed_threads() -> Iterator[None]:
-    """The same number inside, whatever the machine has; a GPU does not care.
+    """Set the number of threads inside the block; results on a GPU do not depend on it.
 
     Gradients and sums are shared among threads: with another number of them the last digits are others, and so is what
     comes of them. One thread gives the same bytes on every machine of a kind.

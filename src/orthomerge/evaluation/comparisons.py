@@ -96,21 +96,18 @@ def compare_records(
     *,
     against: str | None = None,
     margin: float = MARGIN,
-    where: str = "the run",
 ) -> list[Comparison]:
     """All comparisons between records; `read` gives the predictions behind one.
 
-    `against`: the reference wherever it was scored; elsewhere it is the best. `where`: for messages.
+    `against`: the reference wherever it was scored; elsewhere it is the best.
     """
     methods = {record.method for record in records}
     if against is not None and against not in methods:
-        raise RecipeError(f"{where} has no method {against!r} to compare with; {nearest(against, methods)}")
+        raise RecipeError(f"there are no records of {against!r} to compare with; {nearest(against, methods)}")
     comparisons: list[Comparison] = []
     for way, rows in _families(records):
         reference = against if against in rows else max(rows, key=lambda name: _rank(rows[name]))
-        hits = {
-            name: _paired_hits(read, row, rows[reference], where) for name, row in rows.items() if name != reference
-        }
+        hits = {name: _paired_hits(read, row, rows[reference]) for name, row in rows.items() if name != reference}
         comparisons += _compared(way, reference, {name: tasks for name, tasks in hits.items() if tasks}, margin)
     return comparisons
 
@@ -172,7 +169,7 @@ def _rank(row: _Row) -> tuple[int, float]:
     return len(row), mean(mean(record.value for record in seeds.values()) for seeds in row.values())
 
 
-def _paired_hits(read: _Read, first: _Row, second: _Row, where: str) -> _Hits:
+def _paired_hits(read: _Read, first: _Row, second: _Row) -> _Hits:
     """Hits of both by task: only the seeds and the inputs that both were scored on under every seed."""
     shared = [task for task in first if task in second]
     kept = [set(first[task]) & set(second[task]) for task in shared]
@@ -183,7 +180,7 @@ def _paired_hits(read: _Read, first: _Row, second: _Row, where: str) -> _Hits:
         truths = [answers.truth for side in pair for answers in side]
         if any(not np.array_equal(truth, truths[0]) for truth in truths):
             names = " and ".join(repr(row[task][seeds[0]].method) for row in (first, second))
-            raise IncompatibleError(f"{where}: {names} were not scored on the same inputs of {task!r}; evaluate again")
+            raise IncompatibleError(f"{names} were not scored on the same inputs of {task!r}; evaluate again")
         scored = np.logical_and.reduce([answers.scored for side in pair for answers in side])
         if scored.any():
             one, other = (np.stack([answers.hits[scored] for answers in side]) for side in pair)
@@ -202,27 +199,26 @@ def _compared(way: Way, reference: str, hits: Mapping[str, _Hits], margin: float
     adjusted, singly = holm({name: overall.p for name, (overall, _) in bootstraps.items()}), holm(tests)
     comparisons = []
     for name, (difference, by_task) in bootstraps.items():
-        tasks = {
-            task: TaskDifference(
-                gap.estimate, gap.low, gap.high, tests[name, task], singly[name, task], hits[name][task][0].shape[1]
-            )
-            for task, gap in by_task.items()
-        }
+        seeds, tasks = 1, {}
+        for task, gap in by_task.items():
+            seeds, inputs = hits[name][task][0].shape
+            p = (tests[name, task], singly[name, task])
+            tasks[task] = TaskDifference(gap.estimate, gap.low, gap.high, *p, inputs)
         equivalence = tost(difference, margin=margin, alpha=_ALPHA)
-        apart = [task for task, gap in tasks.items() if gap.adjusted < _ALPHA]
+        apart = {task: gap.estimate for task, gap in tasks.items() if gap.adjusted < _ALPHA}
         comparisons.append(
             Comparison(
                 name,
                 reference,
                 way,
-                seeds=max(len(one) for one, _ in hits[name].values()),
-                difference=difference,
-                adjusted=adjusted[name],
-                equivalence=equivalence,
+                seeds,
+                difference,
+                adjusted[name],
+                equivalence,
                 comparable=equivalence.comparable,
                 tasks=tasks,
-                better=tuple(task for task in apart if tasks[task].estimate > 0),
-                worse=tuple(task for task in apart if tasks[task].estimate < 0),
+                better=tuple(task for task, estimate in apart.items() if estimate > 0),
+                worse=tuple(task for task, estimate in apart.items() if estimate < 0),
                 verdict=_verdict(difference, adjusted[name], comparable=equivalence.comparable),
             )
         )

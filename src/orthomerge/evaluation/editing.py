@@ -23,7 +23,6 @@ from itertools import product
 from statistics import fmean
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.task import Split
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
@@ -91,7 +90,6 @@ def negate_task(
     keep: float = KEEP,
     dtype: str = "keep",
     seed: int = 0,
-    progress: Progress = SILENT,
 ) -> Negated:
     """Negate the task vector of a target, with all other tasks as control; `probes`: score with probes on the base's
     features instead of the experts' heads.
@@ -102,7 +100,7 @@ def negate_task(
     if probes:
         heads = base_heads(span, encoded, heads)
     search, random = (
-        search_negation(line, heads, encoded, target=target, grid=grid, keep=keep, title=title, progress=progress)
+        search_negation(line, heads, encoded, target=target, grid=grid, keep=keep, title=title)
         for line, title in ((span, f"minus {target}"), (span.random(seed=seed), "random vector"))
     )
     model = arithmetic(experts, {target: -search.scale}, dtype=dtype, seed=seed) if search.scale else None
@@ -130,7 +128,6 @@ def search_negation(
     grid: Sequence[float] = GRID,
     keep: float = KEEP,
     title: str = "negation",
-    progress: Progress = SILENT,
 ) -> Negation:
     """Walk the line theta_0 - lambda tau. The tasks are those of `heads`; all but the target are the control.
 
@@ -155,7 +152,7 @@ def search_negation(
         point = NegationPoint(scale, scores[target].value, fmean(scores[task].value for task in controls))
         curve.append(point)
         text = f"scale {scale:g}: {target} {100 * point.target:.1f}, control {100 * point.control:.1f}"
-        progress.stage(f"{title}: {text}", None)
+        encoded.progress.stage(f"{title}: {text}", None)
     spared = [point for point in curve if point.control >= keep * curve[0].control - _ROUNDING]
     best = min(spared, key=lambda point: (point.target, point.scale)).scale
     return Negation(target, keep, tuple(curve), best, base=scores_at(0.0, "test"), edited=scores_at(best, "test"))
@@ -255,20 +252,11 @@ def solve_analogy(
     grid: Sequence[float] = GRID,
     dtype: str = "keep",
     seed: int = 0,
-    progress: Progress = SILENT,
 ) -> Analogous:
     """Make a model for a task from the analogy of three experts."""
     plane = analogy_plane(experts, form, seed=seed)
-    search = search_analogy(
-        plane,
-        experts.heads[form.c],
-        encoded,
-        task=task,
-        grid=grid,
-        independent=independent,
-        title=str(form),
-        progress=progress,
-    )
+    head = experts.heads[form.c]
+    search = search_analogy(plane, head, encoded, task=task, grid=grid, independent=independent, title=str(form))
     scale, shift = search.best.scale, search.best.shift
     if scale == shift == 0:
         return Analogous(search, None)
@@ -290,7 +278,6 @@ def search_analogy(
     grid: Sequence[float] = GRID,
     independent: bool = False,
     title: str = "analogy",
-    progress: Progress = SILENT,
 ) -> Analogy:
     """Walk the plane of tau_C and tau_B - tau_A along its diagonal, or over a square if the coefficients are
     `independent`.
@@ -304,7 +291,7 @@ def search_analogy(
     for scale, shift in product(grid, grid) if independent else zip(grid, grid, strict=True):
         point = AnalogyPoint(scale, shift, span.score((scale, shift), encoded, task, "val", head).value)
         curve.append(point)
-        progress.stage(f"{title}: scale {scale:g}, shift {shift:g}: {100 * point.accuracy:.1f}", None)
+        encoded.progress.stage(f"{title}: scale {scale:g}, shift {shift:g}: {100 * point.accuracy:.1f}", None)
     best = min(curve, key=lambda point: (-point.accuracy, point.scale + point.shift, point.scale))
     base, auxiliary, unscaled, edited = (
         span.score(pair, encoded, task, "test", head)

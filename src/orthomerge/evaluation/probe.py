@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.evidence import Evidence, Need
@@ -68,19 +69,7 @@ def _fit(
     z: torch.Tensor, targets: torch.Tensor, classes: int, *, l2: float, steps: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """V [classes, d] and c [classes] at the minimum."""
-    theta = z.new_zeros(classes, z.shape[1] + 1)
-    rows = torch.arange(len(z), device=z.device)
-
-    def loss_and_gradient() -> torch.Tensor:
-        V, c = theta[:, :-1], theta[:, -1]
-        log_p = torch.log_softmax(torch.addmm(c, z, V.T), 1)
-        loss = -log_p[rows, targets].mean() + l2 / 2 * V.square().sum()
-        error = log_p.exp_()
-        error[rows, targets] -= 1
-        error /= len(z)
-        theta.grad = torch.cat([error.T @ z + l2 * V, error.sum(0)[:, None]], 1)
-        return loss
-
+    theta = z.new_zeros(classes, z.shape[1] + 1).requires_grad_()
     optimizer = torch.optim.LBFGS(
         [theta],
         max_iter=steps,
@@ -90,6 +79,13 @@ def _fit(
         history_size=20,
         line_search_fn="strong_wolfe",
     )
+
+    def loss_and_gradient() -> torch.Tensor:
+        V, c = theta[:, :-1], theta[:, -1]
+        loss = cross_entropy(torch.addmm(c, z, V.T), targets) + l2 / 2 * V.square().sum()
+        (theta.grad,) = torch.autograd.grad(loss, theta)
+        return loss.detach()
+
     step: Callable[..., object] = optimizer.step  # untyped in torch
     step(loss_and_gradient)
-    return theta[:, :-1].clone(), theta[:, -1].clone()
+    return theta[:, :-1].detach().clone(), theta[:, -1].detach().clone()

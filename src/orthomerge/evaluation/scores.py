@@ -156,7 +156,7 @@ def read_notes(path: Path) -> list[str]:
 def compare_run(folder: Path, *, against: str | None = None, margin: float = MARGIN) -> list[Comparison]:
     """All comparisons of a run folder, from its predictions; see `compare_records`."""
     records, read = read_records(folder / RECORDS), partial(read_predictions, folder)
-    return compare_records(records, read, against=against, margin=margin, where=str(folder))
+    return compare_records(records, read, against=against, margin=margin)
 
 
 def read_predictions(folder: Path, record: Record) -> Predictions:

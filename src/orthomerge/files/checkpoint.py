@@ -43,7 +43,7 @@ DTYPES: Mapping[str, tuple[int, str]] = {
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a dtype holds weights; integers and booleans are buffers."""
+    """Return whether a dtype is floating point (weights); integers and booleans are buffers."""
     return dtype.startswith(("F", "BF"))
 
 
@@ -70,7 +70,7 @@ class Spec:
         return self.numel * DTYPES[self.dtype][0]
 
     def cast(self, dtype: str | None) -> Spec:
-        """The same shape in another dtype, if one is given and this is one of weights."""
+        """Return the same shape in another dtype; buffers, and None, change nothing."""
         return Spec(self.shape, dtype) if dtype and is_float(self.dtype) else self
 
 
@@ -112,7 +112,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Checkpoint(Mapping[str, "torch.Tensor"]):
-    """Tensors by name, read when asked for, with where they came from.
+    """Lazy tensors by name, with their origin.
 
     `aliases` are names of the same bytes as another name (tied weights in a pickle): they can be read like
     any other, but are not listed a second time.
@@ -127,7 +127,7 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
     in_memory: bool = False  # a live model: its path is only a name for messages
 
     def entry(self, key: str) -> Entry:
-        """Where a tensor lies; an unknown name is an error that offers the nearest."""
+        """Return the entry of a tensor; an unknown name is an error that offers the nearest."""
         entry = self.entries.get(self.aliases.get(key, key))
         if entry is None:
             raise CheckpointError(f"{self.path} has no tensor {key!r}; {nearest(key, self.entries)}")

@@ -1,4 +1,4 @@
-"""JSON documents beside the weights (configs, indexes), read with limits and without surprises."""
+"""Read JSON documents beside the weights (configs, indexes), with a limit on size and no duplicate keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_BYTES = 64 << 20
 
 
 def read_json(path: Path, *, most: int = _MOST_BYTES) -> dict[str, Any]:
-    """An object from a JSON file."""
+    """Read an object from a JSON file of at most `most` bytes."""
     try:
         if not path.is_file():
             raise CheckpointError(f"{path} does not exist or is not a plain file")
@@ -28,7 +28,7 @@ def read_json(path: Path, *, most: int = _MOST_BYTES) -> dict[str, Any]:
 
 
 def parse_json(data: bytes, what: str) -> dict[str, Any]:
-    """An object from bytes; a key given twice is an error, for nobody can say which one was meant."""
+    """Parse an object from bytes; a duplicate key is an error, because either value could be meant."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         document = dict(pairs)

@@ -1,4 +1,4 @@
-"""The hash that identifies files: BLAKE3, and SHA-256 to check what earlier versions wrote; a digest says which it is.
+"""Hash files: BLAKE3, or SHA-256 to check files of earlier versions. A digest names its algorithm.
 
 A merge hashes every byte that it reads and writes. BLAKE3 is as strong as SHA-256 and several times as fast, which
 would otherwise be most of what a merge costs.
@@ -35,14 +35,14 @@ class Hasher:
 
 
 def is_digest_of(data: bytes, expected: str) -> bool:
-    """Whether bytes have a digest."""
+    """Return whether bytes have the expected digest."""
     hasher = Hasher(algorithm_of(expected))
     hasher.update(data)
     return hasher.digest() == expected
 
 
 def algorithm_of(digest: str) -> str:
-    """The algorithm of a digest."""
+    """Return the algorithm of a digest."""
     algorithm, colon, _ = digest.partition(":")
     if not colon:
         raise CheckpointError(f"{digest[:20]!r} is no digest of the form ALGORITHM:HEX; the manifest is damaged")

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.core.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError, some, summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -155,8 +155,7 @@ def _explain(error: Exception, reference: str, *, offline: bool) -> str:
             f"{name!r} is no path that exists, and {page} does not exist or is private: check the spelling, "
             "or log in with `hf auth login`"
         )
-    lines = str(error).strip().splitlines() or [""]
     return (
-        f"cannot fetch {reference!r} from {constants.ENDPOINT} ({type(error).__name__}: {lines[0]}): check "
+        f"cannot fetch {reference!r} from {constants.ENDPOINT} ({summary(error)}): check "
         "the network, or set HF_HUB_OFFLINE=1 to use what is in the cache"
     )

@@ -1,4 +1,4 @@
-"""Names and links of files in a folder that somebody else may have made."""
+"""Check names and links of files in a folder from an unknown source."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from orthomerge.files.ownership import MANIFEST
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is that of a file below the folder, written in the one plain way: `topic/config.json`."""
+    """Return whether a name is a normalised relative path without `..`, such as `topic/config.json`."""
     pure = PurePosixPath(name)
     odd = not name.isprintable() or "\\" in name or ".." in pure.parts or pure.is_absolute()
     return not odd and name != "." and pure.as_posix() == name
 
 
 def leaves(path: Path, folder: Path) -> bool:
-    """Whether links lead from a path below a folder to somewhere outside of it.
+    """Return whether a path below a folder leads outside of it through links.
 
-    Two places are no such outside: the hub's cache, where every file below snapshots/COMMIT is a link to a file in
+    Two places do not count as outside: the hub's cache, where every file below snapshots/COMMIT is a link to a file in
     blobs, and the output of ours that the folder is a task of.
     """
     real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
@@ -31,7 +31,7 @@ def leaves(path: Path, folder: Path) -> bool:
 
 
 def contained(path: Path, folder: Path) -> Path:
-    """The same path, refused if it is a link that leaves its folder."""
+    """Return a path, or refuse it if it is a link that leaves its folder."""
     if leaves(path, folder):
         raise CheckpointError(f"{path} is a link that leaves its folder; copy the file there instead, or remove it")
     return path

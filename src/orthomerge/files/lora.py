@@ -1,4 +1,4 @@
-"""PEFT LoRA adapters as experts: two thin factors a layer, multiplied one run of elements at a time.
+"""PEFT LoRA adapters as experts: two thin factors per layer, multiplied one run of elements at a time.
 
 W' = W + s B A with A [r, in], B [out, r] and s = alpha / r (Hu et al. 2022, arXiv 2106.09685), or
 s = alpha / sqrt(r) when rank-stabilised (Kalajdzievski 2023, arXiv 2312.03732). Embeddings and Conv1D keep W
@@ -171,7 +171,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Open an adapter folder, unread; what cannot be accounted for is refused."""
+    """Open an adapter folder without reading its tensors; unknown options and tensors are refused."""
     config, document = read_config(folder)
     file = next((folder / name for name in _WEIGHTS if (folder / name).exists()), None)
     if file is None:

@@ -1,4 +1,4 @@
-"""What `adapter_config.json` may say: options that we act on, that do no harm, and that are refused by name.
+"""Options of `adapter_config.json`: those that are applied, those without effect, and those that are refused.
 
 What each option means is taken from peft 0.21.2. One that is not known to leave W + s B A alone is refused.
 """
@@ -92,7 +92,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
 
 
 class Scale:
-    """A number by module (rank or alpha): a default, and patterns of which the first that matches wins."""
+    """A number per module (rank or alpha): a default, and patterns of which the first match applies."""
 
     def __init__(self, config: Mapping[str, Any], path: Path, *, option: str, table: str, whole: bool) -> None:
         def number(value: Any, name: str) -> float:

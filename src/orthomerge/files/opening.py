@@ -1,4 +1,4 @@
-"""Opening whatever people have: a transformers folder, a bare file, an adapter, a hub id.
+"""Open a checkpoint: a transformers folder, a single file, an adapter or a hub id.
 
 A path that exists never touches the network. Folders are read by the names that transformers gives; when safetensors
 and pickles lie side by side, safetensors win.
@@ -41,7 +41,7 @@ def locate(reference: str | Path) -> tuple[Path, str | None]:
 
 
 def open_checkpoint(reference: str | Path) -> Checkpoint:
-    """Open a full model; an adapter is refused, for it is not one."""
+    """Open a full model; an adapter is refused."""
     opened = open_expert(reference)
     if isinstance(opened, Adapter):
         raise CheckpointError(
@@ -132,7 +132,7 @@ def _open_shards(index: Path) -> Checkpoint:
 
 
 def _shard_path(index: Path, shard: str, suffix: str) -> Path:
-    """A shard is a plain file of the index's own folder and format; anything else is an attack or an accident."""
+    """Return the path of a shard, which must be a plain file in the folder and format of the index."""
     if not is_plain_name(shard) or "/" in shard:
         raise CheckpointError(f"{index} points outside its own folder, to {shard!r}; do not trust this file")
     if not shard.endswith(suffix):

@@ -1,4 +1,4 @@
-"""Which folders are ours: a marker file in them says so, and lists every other file.
+"""Marker files: each identifies a folder that orthomerge wrote and lists every other file in it.
 
 A folder is replaced only if its marker is a JSON object with `format` and `files`, and `files` names every file below
 the folder. A link counts as a name and is never followed.
@@ -28,7 +28,7 @@ _MODELS = (MANIFEST, EXPORT, EXPERT, SUITE)
 
 
 def names_in(folder: Path) -> Iterator[str]:
-    """Every file below a folder, as `a/b.json`; of folders, only the empty ones, as `a/`. No link is followed."""
+    """Yield every file below a folder, as `a/b.json`, and every empty folder, as `a/`. Links are not followed."""
     waiting = [""]
     while waiting:
         start = waiting.pop()
@@ -44,7 +44,7 @@ def names_in(folder: Path) -> Iterator[str]:
 
 
 def listed_files(path: Path) -> Mapping[str, Any] | None:
-    """What a marker lists, by name; None if it is no marker of ours."""
+    """Return what a marker lists, by name; None if the file is not a valid marker."""
     try:
         document = read_json(path) if not path.is_symlink() else {}
     except CheckpointError:
@@ -58,7 +58,7 @@ def listed_files(path: Path) -> Mapping[str, Any] | None:
 
 
 def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] = ()) -> str | None:
-    """Why a folder may not be replaced, in words that go on after its name; None if it may."""
+    """Return why a folder may not be replaced, as the rest of a sentence that begins with its name; None if it may."""
     is_folder = folder.is_dir() and not folder.is_symlink()
     if is_folder and next(names_in(folder), None) is None:
         return None
@@ -74,7 +74,7 @@ def why_not_ours(folder: Path, marker: str, *, unlisted_but_ours: Iterable[str] 
 
 
 def write_marker(folder: Path, marker: str, **about: Any) -> dict[str, Any]:
-    """Write the marker of a folder that is otherwise complete, with the names of all its files; what is in it."""
+    """Write the marker of a folder that is otherwise complete and return its content."""
     document = {"format": FORMAT, **about, "files": sorted(name for name in names_in(folder) if name != marker)}
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     (folder / marker).write_bytes(text.encode(errors="backslashreplace"))
@@ -82,7 +82,7 @@ def write_marker(folder: Path, marker: str, **about: Any) -> dict[str, Any]:
 
 
 def check_no_output(folder: Path) -> None:
-    """Refuse a folder that is a model of ours, or lies in one: with another file in it, it would not verify."""
+    """Refuse a folder that is a model of orthomerge or lies in one, which would not verify with another file."""
     folder = Path(os.path.abspath(folder))
     for each in (folder, *folder.parents):
         for marker in _MODELS:

@@ -1,4 +1,4 @@
-"""Files of weights, read by position and hashed on the way; and tensors in memory, read like such a file.
+"""Files of weights, read by position and hashed while they are read, and tensors in memory with the same interface.
 
 Files are read with `pread` into memory of our own, never mapped: a file that shrinks while it is read gives
 an error and not a crash, and what was read is not counted twice in memory.
@@ -54,7 +54,7 @@ class RawFile:
         return f"RawFile({str(self.path)!r})"
 
     def bytes(self, offset: int, length: int) -> bytes:
-        """A small run of bytes (headers)."""
+        """Read a small run of bytes (headers)."""
         data = bytearray(length)
         self._fill(memoryview(data), offset)
         return bytes(data)
@@ -64,7 +64,7 @@ class RawFile:
         return FileIO(os.dup(self._fd))
 
     def read(self, offset: int, length: int) -> torch.Tensor:
-        """A run of bytes as a fresh tensor of uint8, fed to the hash when it is next in line."""
+        """Read a run of bytes as a new tensor of uint8; the hash is updated if it comes next."""
         import torch
 
         buffer = torch.empty(length, dtype=torch.uint8)
@@ -132,7 +132,7 @@ class MemoryFile:
         self._versions: list[int] = []
 
     def add(self, tensor: torch.Tensor) -> int:
-        """The offset of a tensor's first byte."""
+        """Append a tensor and return the offset of its first byte."""
         start = self.size
         self._tensors[start] = tensor
         self._versions.append(tensor._version)  # noqa: SLF001 - torch counts changes there and nowhere else
@@ -140,7 +140,7 @@ class MemoryFile:
         return start
 
     def read(self, offset: int, length: int) -> torch.Tensor:
-        """A run of bytes within one tensor, as a fresh tensor of uint8."""
+        """Read a run of bytes within one tensor as a new tensor of uint8."""
         import torch
 
         if not length:

@@ -1,4 +1,4 @@
-"""Reading files of `torch.save` (.bin, .pt, .pth) without torch and without running anything in them.
+"""Read files of `torch.save` (.bin, .pt, .pth) without torch and without executing anything in them.
 
 Both containers are read: the zip archive that torch writes since 1.6 (`data.pkl` and one member per storage)
 and the older stream (pickles, then the storages one after another). Only names and shapes are read; a tensor

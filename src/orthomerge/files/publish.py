@@ -1,4 +1,4 @@
-"""Writing a result so that it is there whole, or not there.
+"""Write output folders atomically: a folder appears complete, or not at all.
 
 Everything goes into a working folder beside the target, `.OUT.orthomerge-TOKEN`, which has a marker of ours:
 
@@ -114,7 +114,7 @@ def check_target(
 
 
 def check_room(folder: Path, need: int) -> None:
-    """Refuse to start what the disk cannot hold."""
+    """Refuse to write more than the disk can hold, or into a folder without write permission."""
     try:
         while not folder.exists():
             folder = folder.parent
@@ -156,7 +156,7 @@ def _beside(out: Path, kind: str) -> Path:
 
 
 def _left(out: Path) -> str:
-    """What a failed run leaves beside its target: usually nothing, or the state of a long fit."""
+    """Describe what a failed run left beside its target: usually nothing, or the state of a long fit."""
     states = out.parent.glob(f".{glob.escape(out.name)}.*/{STATE}")
     folders = [*_working_folders(out), *(path.parent for path in states)]
     if not folders:
@@ -167,9 +167,9 @@ def _left(out: Path) -> str:
 
 @contextmanager
 def _locked(out: Path, need: int) -> Iterator[list[Path]]:
-    """Make the folder of a target and keep other runs away from it; yield the folders that must be synced at last.
+    """Make the parent folder of a target and hold a lock on the target; yield the folders to sync at the end.
 
-    The lock is an empty file beside the target. Nothing of it is left, whenever the run is interrupted.
+    The lock is an empty file beside the target. It is removed whenever the run is interrupted.
     """
     lock, handle = _beside(out, "lock"), -1
     if _is_foreign(lock):
@@ -192,7 +192,7 @@ def _locked(out: Path, need: int) -> Iterator[list[Path]]:
 
 
 def _is_foreign(lock: Path) -> bool:
-    """Whether somebody else has put something in the place of a lock."""
+    """Return whether the path of a lock holds something other than an empty file."""
     try:
         status = lock.lstat()
     except OSError:
@@ -201,7 +201,7 @@ def _is_foreign(lock: Path) -> bool:
 
 
 def _take(lock: Path) -> int:
-    """Open a file and lock it; its descriptor."""
+    """Open and lock a file; return its descriptor."""
     for _ in range(3):
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -216,7 +216,7 @@ def _take(lock: Path) -> int:
 
 
 def _working_folders(out: Path) -> list[Path]:
-    """The working folders of runs into a target, recognised by name."""
+    """List the working folders of runs into a target, recognised by name."""
     pattern = re.compile(re.escape(_beside(out, "").name) + "[a-z0-9_]{8}")
     try:
         paths = sorted(path for path in out.parent.iterdir() if pattern.fullmatch(path.name))
@@ -226,7 +226,7 @@ def _working_folders(out: Path) -> list[Path]:
 
 
 def _make_working(out: Path) -> Path:
-    """The folder to fill, in a working folder of its own."""
+    """Make a working folder and return the folder to fill in it."""
     working = Path(tempfile.mkdtemp(prefix=_beside(out, "").name, dir=out.parent))
     (working / WORKING).touch()
     (working / "new").mkdir()
@@ -262,7 +262,7 @@ def _commit(new: Path, out: Path, why_not: Callable[[Path], str | None]) -> None
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders atomically, where kernel and file system can."""
+    """Swap two folders atomically; return False where kernel or file system cannot."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

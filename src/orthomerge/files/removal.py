@@ -1,7 +1,7 @@
-"""The only module that removes files and folders; a test looks for others.
+"""Remove files and folders. No other module does; a test checks that.
 
-What is removed is proved to be ours: a folder by a marker in it, a file by a list of ours, a file that is being written
-by its name and the lock that its writer held.
+Everything that is removed was provably written by orthomerge: a folder by a marker in it, a file by a list, a partial
+file by its name and the lock that its writer held.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def remove_listed(folder: Path, names: Iterable[str]) -> None:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove a file that its writer has left; one that somebody holds a lock of stays."""
+    """Remove a partial file or lock that no process holds locked."""
     with suppress(OSError):  # gone meanwhile, or not to be removed
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:

@@ -1,4 +1,4 @@
-"""Replacing a single file in one step: what is read there is the old file or the new one, whole and on disk.
+"""Replace a single file atomically: readers see the complete old file or the complete new one.
 
 The new one is written beside it as `.NAME.TOKEN.partial`, locked for as long as somebody writes it; so the next writer
 can tell what a killed one left from what another one is still busy with.
@@ -21,18 +21,19 @@ from orthomerge.files.removal import remove_abandoned, remove_file
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file, or leave the one that is there as it is; an error names the file."""
+def replace_file(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file atomically; an error names the file."""
     try:
         with replacing(path) as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; make room, or write elsewhere") from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill; on leaving without an exception it takes the place of `path`. What killed writers left goes."""
+    """Yield a file to fill; if the block ends without an exception, it replaces `path`."""
     clear_partials(path.parent, path.name)
     names: list[Path] = []  # on the list before the file exists, so that none is left whenever a signal comes
     try:
@@ -50,7 +51,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def clear_partials(folder: Path, name: str = "") -> None:
-    """Remove what killed writers left in a folder, of every file or of the one with this name."""
+    """Remove partial files of killed writers in a folder: those of one name, or all."""
     partial = re.compile(rf"\.{re.escape(name) if name else '.+'}\.[0-9a-f]{{16}}\.partial")
     for path in [path for path in folder.iterdir() if partial.fullmatch(path.name)]:
         remove_abandoned(path)
@@ -78,7 +79,7 @@ def sync(path: Path) -> None:
 
 
 def _open(path: Path, names: list[Path]) -> BinaryIO:
-    """A new file, locked. Another process may remove it before that, as abandoned: then another one is made."""
+    """Open a new partial file and lock it, again if another process removed it as abandoned before it was locked."""
     while True:
         names.append(path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial"))
         file = names[-1].open("xb")

@@ -1,4 +1,4 @@
-"""A run folder, in which several commands leave files: a list of ours says which of them we wrote.
+"""Run folders, into which several commands write files: a list names those that orthomerge wrote.
 
 RUN/orthomerge-run.json   `format`, `kind` (evaluation, run or sweep), `files`
 
@@ -25,12 +25,12 @@ _KIND = "evaluation"
 
 
 def ours_in(run: Path) -> set[str]:
-    """The names of the files that we wrote, as far as they are there."""
+    """Return the names on the list whose files exist."""
     return {name for name in _listed(run)[1] if os.path.lexists(run / name)}
 
 
 def check_claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> None:
-    """Refuse to write where somebody else's file is, where a model of ours is, or into a run of another kind."""
+    """Refuse to replace files that are not on the list, and to write into a model or a run of another kind."""
     if os.path.lexists(run) and not run.is_dir():
         raise OutputError(f"cannot write the run to {run}: it is no folder; give another folder")
     check_no_output(run)
@@ -49,7 +49,7 @@ def check_claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> 
 
 
 def claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> None:
-    """Put names on the list, before the files are written."""
+    """Add names to the list; call it before the files are written."""
     names = list(names)
     check_claim(run, names, kind=kind)
     recorded, files = _listed(run)
@@ -61,7 +61,7 @@ def claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> None:
 
 @contextmanager
 def claimed(run: Path, names: Iterable[str]) -> Iterator[None]:
-    """Claim files that are written inside; on a failure those that were not there before are taken away again."""
+    """Claim files that the block writes; if it fails, remove those that did not exist before."""
     before = [path for path in (run, *run.parents) if not path.exists()]
     listed, new = os.path.lexists(run / RUN), [name for name in names if not os.path.lexists(run / name)]
     try:
@@ -78,7 +78,7 @@ def claimed(run: Path, names: Iterable[str]) -> Iterator[None]:
 
 
 def drop(run: Path, names: Iterable[str]) -> None:
-    """Remove files that are on the list, and take them off it; other files of these names stay."""
+    """Remove files that are on the list and their names from it; files that are not on the list stay."""
     kind, files = _listed(run)
     gone = files & set(names)
     if gone:
@@ -87,7 +87,7 @@ def drop(run: Path, names: Iterable[str]) -> None:
 
 
 def _listed(run: Path) -> tuple[str | None, set[str]]:
-    """The kind of a run, None if there is no list yet, and the names."""
+    """Return the kind of a run (None without a list) and the names on the list."""
     path = run / RUN
     if not os.path.lexists(path):
         return None, set()

@@ -1,4 +1,4 @@
-"""Where an unfinished run stands, so that a killed run continues from there to the same result.
+"""State of an unfinished run, from which a killed run continues to the same result.
 
 The state lies in a hidden folder beside the output, under a marker file, and is removed with success; in a folder
 without the marker nothing is read, replaced or removed. Only tensors, numbers and text are stored and read; a file of
@@ -64,7 +64,7 @@ class RunState:
             raise OutputError(f"cannot keep the state of the run in {self.folder}: {why}; make room there") from error
 
     def read(self) -> dict[str, Any] | None:
-        """The state, if there is one of this run."""
+        """Return the state of this run, or None."""
         self._check()
         if not self._is_ours():
             return None

@@ -1,4 +1,4 @@
-"""Reading a safetensors file, checked by ourselves before any byte of it is used.
+"""Read safetensors files; the header is checked strictly before any tensor is used.
 
 The format is eight bytes of header length, a JSON header, and the tensors' bytes. The reference library accepts
 duplicate keys (the last wins) and odd names; a merge must not, so the header is parsed here, strictly.
@@ -58,7 +58,7 @@ def encode_header(specs: dict[str, Spec], metadata: dict[str, str]) -> bytes:
 
 
 def check_name(name: str, path: Path) -> None:
-    """Refuse names of tensors that no framework writes and that can do harm further on."""
+    """Refuse names of tensors that no framework writes and that could be misused as paths."""
     odd = any(part in name for part in ("..", "/", "\\")) or not name.isprintable()
     if not name or len(name) > _MOST_NAME or odd or name == "__metadata__":
         shown = name if len(name) < 80 else name[:80] + "..."

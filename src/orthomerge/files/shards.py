@@ -1,4 +1,4 @@
-"""Streaming safetensors shards: written in order, hashed on the way, synced, read back and compared."""
+"""Stream safetensors shards to disk: in order, hashed while written, synced, read back and compared."""
 
 from __future__ import annotations
 

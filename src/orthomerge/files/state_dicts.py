@@ -1,4 +1,4 @@
-"""Finding the weights in what a pickle built: a state dict, one inside a training checkpoint, a whole module.
+"""Find the weights in the content of a pickle: a state dict, one inside a training checkpoint, a whole module.
 
 Training scripts wrap state dicts in all sorts of ways. One candidate is taken, several are an error unless
 one has the usual name: guessing would merge the wrong weights.

@@ -1,4 +1,4 @@
-"""A pickle machine that calls nothing: it runs the opcodes and leaves records of what they ask for.
+"""Interpret pickles without calling anything: calls become records of what the pickle asks for.
 
 The opcodes are decoded by `pickletools` and acted on here. Python's own unpickler would not do, even with
 its hooks: it sets aside gigabytes for one large memo index, and hashing nested tuples overruns its stack.

@@ -116,7 +116,7 @@ def tangent(
     family: Family, config: Mapping[str, Any], start: Tensors, tensors: Tensors, pooling: str
 ) -> tuple[LinearisedEncoder, Family]:
     """A module that gives the features of a linearised encoder, and a family that takes them as they come."""
-    base = Skeleton.build(family, config, dict(tensors.specs), eager=True)
+    base = Skeleton.build(family, config, dict(tensors.specs))
     base.fill(start)
     tuned = copy.deepcopy(base)
     tuned.fill(tensors)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.skeleton import Skeleton, architecture_of
+from orthomerge.models.skeleton import Skeleton
 from orthomerge.models.tensors import ContentHash, FileTensors, content_digest
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class Encoder:
 
         return tangent(self.family, self.config, self.start, self.tensors, pooling)
 
-    def module(self, *, eager: bool = False) -> torch.nn.Module:
+    def module(self) -> torch.nn.Module:
         """A new module with these weights, in eval mode, on the CPU."""
         if self.start is not None:
             raise RecipeError(
                 "a linearised model is a tangent, which stock classes cannot run; use predict or evaluate"
             )
-        skeleton = Skeleton.build(self.family, self.config, dict(self.tensors.specs), eager=eager)
+        skeleton = Skeleton.build(self.family, self.config, dict(self.tensors.specs))
         skeleton.fill(self.tensors)
         return skeleton.module
 
@@ -99,8 +99,7 @@ def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec
     if len(_kept) - len(free) >= _MOST_KEPT:
         free.append(next(skeleton for skeleton, owner in _kept if owner() is not None))
     _kept[:] = [each for each in _kept if each[0] not in free]
-    architecture = architecture_of(family, config, specs)
-    same = next((skeleton for skeleton in free if skeleton.architecture == architecture), None)
+    same = next((each for each in free if (each.family, each.config, each.specs) == (family, config, specs)), None)
     return same or Skeleton.build(family, config, specs)
 
 

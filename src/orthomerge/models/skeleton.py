@@ -8,7 +8,6 @@ tensors hold their own number is loaded once, and the place of each number is re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -62,20 +61,16 @@ def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent.
-
-    `architecture`: the same for modules that can hold each other's weights.
-    """
+    """A stock encoder. `names`: canonical name -> name in the module's state dict; optional tensors may be absent."""
 
     module: torch.nn.Module
     names: Mapping[str, str]
+    family: Family
+    config: Mapping[str, Any]
     specs: Mapping[str, Spec]
-    architecture: str = ""
 
     @classmethod
-    def build(
-        cls, family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec], *, eager: bool = False
-    ) -> Skeleton:
+    def build(cls, family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
         """The module for tensors of these names and shapes; a weight that has no place, or a place without a weight,
         is an error.
         """
@@ -86,14 +81,12 @@ class Skeleton:
         options = dict(family.encoder_options)
         if "pooler.*" in family.optional and not any(key.startswith("pooler.") for key in specs):
             options["add_pooling_layer"] = False
-        if eager:
-            options["attn_implementation"] = "eager"
         tags = {key: torch.full(spec.shape, float(_FIRST + place)) for place, (key, spec) in enumerate(specs.items())}
         module = _load(family, config, tags, options)
         names = _places(family, module, tags)
         dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
         module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # loses nothing
-        return cls(module.eval(), names, specs, architecture_of(family, config, specs))
+        return cls(module.eval(), names, family, config, specs)
 
     def fill(self, tensors: Tensors, *, content: ContentHash | None = None) -> None:
         """Copy a stream of tensors into the module; `content` is fed what passes by."""
@@ -113,11 +106,6 @@ class Skeleton:
         short = [key for key, spec in self.specs.items() if filled[key] != spec.numel]
         if short:
             raise AssertionError(f"the stream ended before {some(short)} was complete")
-
-
-def architecture_of(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> str:
-    shapes = {key: (spec.shape, spec.dtype) for key, spec in specs.items()}
-    return json.dumps([family.name, config, shapes], sort_keys=True, default=str)
 
 
 def _load(

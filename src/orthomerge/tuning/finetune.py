@@ -205,7 +205,7 @@ class _Training:
         settings = self.settings
         pooling = settings.pooling or family.default_pooling
         linearised = settings.mode in LINEARISED
-        skeleton = load_base(self.base, family, pooling, eager=linearised)
+        skeleton = load_base(self.base, family, pooling)
         encoding: OrdinaryEncoder | LinearisedEncoder
         encoding = (LinearisedEncoder if linearised else OrdinaryEncoder)(family, pooling, skeleton.module)
         encoding.to(run.device)

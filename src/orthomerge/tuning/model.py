@@ -96,7 +96,7 @@ def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
     return find_family("clip_classifier") if name is None and family.name == "clip" and head is None else family
 
 
-def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skeleton:
+def load_base(base: Path, family: Family, pooling: str) -> Skeleton:
     """The encoder of a base in float32; heads of any kind that the base has are left behind."""
     if pooling not in family.poolings:
         raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
@@ -106,7 +106,7 @@ def load_base(base: Path, family: Family, pooling: str, *, eager: bool) -> Skele
     check_problems(base_problems(checkpoint, split))
     tensors = FileTensors({key: (checkpoint, name) for key, name in split.names.items()})
     specs = {key: spec.cast("F32") for key, spec in tensors.specs.items()}
-    skeleton = Skeleton.build(family, encoder_config(checkpoint.config or {}, family), specs, eager=eager)
+    skeleton = Skeleton.build(family, encoder_config(checkpoint.config or {}, family), specs)
     skeleton.fill(tensors)
     return skeleton
 

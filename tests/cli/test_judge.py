@@ -1,0 +1,347 @@
+"""`evaluate`, `align`, `finetune` and suites from the command line, on models that are made in a moment."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.aligning import COUNTS as TABLE_COUNTS
+from tests.aligning import contents
+from tests.calling import call, refused
+from tests.cli.conftest import COUNTS, WORDS
+
+from orthomerge.api.load import load
+from orthomerge.cli.app import app
+from orthomerge.evaluation.records import Record, read_records
+from orthomerge.models.experts import reopen_experts
+from orthomerge.models.saved import verify_folder
+from orthomerge.suites import digits
+from orthomerge.suites.digits import digit_tasks
+from orthomerge.tuning.settings import Tuning
+
+TASKS = ("two", "three")
+
+
+def scoring(tuned: Path, word_tables: Path, run: Path) -> list[object]:
+    words: list[object] = ["evaluate", tuned / "merged", "--data", word_tables, "--out", run, "--device", "cpu"]
+    return [*words, "--batch", 8, "--protocol", "current", "--protocol", "aligned-c", "--shots", 2, "--seeds", 2]
+
+
+def records_of(run: Path) -> list[Record]:
+    return read_records(run / "records.jsonl")
+
+
+def test_evaluate(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
+    run = tmp_path / "deep" / "run"
+    words = scoring(tuned, word_tables, run)
+    assert "no model 'nobody'" in refused(*words, "--against", "nobody", code=2)
+    assert not run.parent.exists()
+    document: dict[str, Any] = json.loads(call(*words, "--json").stdout)
+    records = records_of(run)
+    assert [record["value"] for record in document["records"]] == [record.value for record in records]
+    assert document["comparisons"] == json.loads((run / "comparisons.json").read_text())
+    assert document["notes"] == json.loads((run / "notes.json").read_text())
+    # Two tasks: expert and merged, current and two seeds of aligned-c; and the merged model's joint rows.
+    assert len(records) == 2 * 2 * (1 + 2) + 2
+    assert {record.method for record in records} == {"expert", "task_arithmetic"}
+    assert all(record.examples == COUNTS["test"] for record in records)
+    aligned = [record for record in records if record.protocol == "aligned-c"]
+    assert {(record.access, record.shots, record.seed) for record in aligned} == {
+        ("inductive", 2, 0),
+        ("inductive", 2, 1),
+    }
+    # No encoder is written; and once more, as a table: everything is in the cache, the folder is written again.
+    files = {"orthomerge-run.json", "records.jsonl", "predictions", "comparisons.json", "notes.json", "table.md"}
+    text = " ".join(call(*words).stdout.split())
+    assert {path.name for path in run.iterdir()} == files
+    assert records_of(run) == records
+    for part in ("No inputs used", "aligned-c, 2/class", "Comparable: the difference is less than 1 either way"):
+        assert part in text
+
+
+def test_protocols_references_and_margins(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
+    words = [*scoring(tuned, word_tables, tmp_path / "run"), "--against", "task_arithmetic", "--margin", 30]
+    document = json.loads(call(*words, "--aligner", "ridge", "--access", "transductive", "--json").stdout)
+    assert {(item["method"], item["reference"]) for item in document["comparisons"]} == {("expert", "task_arithmetic")}
+    assert {item["equivalence"]["margin"] for item in document["comparisons"]} == {0.3}
+    aligned = [record for record in records_of(tmp_path / "run") if record.aligner is not None]
+    assert {(record.aligner, record.protocol, record.access) for record in aligned} == {
+        ("ridge", "current", "transductive")
+    }
+    assert len(aligned) == 2 * 2 * 2  # subjects, tasks, seeds
+    assert {record.extra_parameters for record in aligned} == {0}
+
+
+def test_experts_are_where_they_were(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
+    """Nobody names them again; whoever does must name the same ones."""
+    words = ["evaluate", tuned / "merged", "--data", f"mood={word_tables / 'mood.csv'}", "--protocol", "aligned-c"]
+    words += ["--out", tmp_path / "run", "--device", "cpu"]
+    call(*words)
+    records = records_of(tmp_path / "run")
+    assert {record.method for record in records} == {"expert", "task_arithmetic"}
+    call(*words, "--expert", f"mood={tuned / 'mood'}", "--no-references")
+    assert records_of(tmp_path / "run") == [record for record in records if record.method != "expert"]
+    message = refused(*words, "--expert", f"mood={tuned / 'kind'}", code=4)
+    assert "is not the one that the model was made from: its hash differs" in message
+    moved = shutil.copytree(tuned / "merged", tmp_path / "moved")
+    (moved / "orthomerge.local.json").unlink()
+    message = refused("evaluate", moved, *words[2:], code=3)
+    assert "the expert of 'mood' was not found; say where it is: --expert mood=PATH" in message
+
+
+def test_an_expert_that_knows_the_test_inputs(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
+    """Whatever the expert says is made the truth on test, and never on val."""
+    with (word_tables / "mood.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    model = load(tuned / "merged")
+    expert = reopen_experts(model, folder=tuned / "merged").teacher("mood")
+    labels = model.labels["mood"]
+    answers = expert.predict([row["text"] for row in rows], device="cpu")
+    for row, answer in zip(rows, answers, strict=True):
+        place = labels.index(answer["mood"].label)
+        if row["split"] != "train":
+            row["label"] = labels[place if row["split"] == "test" else 1 - place]
+    with (tmp_path / "mood.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ("text", "label", "split"))
+        writer.writeheader()
+        writer.writerows(rows)
+    words = ["evaluate", tuned / "merged", "--data", tmp_path, "--protocol", "current", "--device", "cpu"]
+    words += ["--out", tmp_path / "run"]
+    notes = json.loads(call(*words, "--json").stdout)["notes"]
+    (note,) = (note for note in notes if "scores 100.0 on test but 0.0 on validation data" in note)
+    assert json.loads((tmp_path / "run" / "notes.json").read_text()) == notes
+    assert f"warning: {note}" in call(*words).stdout
+
+
+def test_two_outputs_of_one_method(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
+    experts = [tuned / name for name in WORDS]
+    method = ("--method", "task_arithmetic")
+    call("merge", *experts, "--base", tuned / "mood", *method, "--out", tmp_path / "other", "--quiet")
+    words = scoring(tuned, word_tables, tmp_path / "run")
+    call(*words[:2], tmp_path / "other", *words[2:])
+    names = {record.method for record in records_of(tmp_path / "run")}
+    assert names == {"expert", "task_arithmetic (merged)", "task_arithmetic (other)"}
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        ("--protocol alinged-c", 2, "unknown protocol 'alinged-c'; did you mean 'aligned-c'?"),
+        ("--aligner rige", 2, "unknown aligner 'rige'; did you mean 'ridge'?"),
+        ("--shots many", 2, "'shots' must be"),
+        ("--shots 0", 2, "'shots' must be whole numbers per class, shares below 1, or all, got 0"),
+        ("--shots 99", 2, "fewer than 99 shots"),
+        ("--seeds 0", 2, "'seeds' must be at least 1, got 0"),
+        (
+            "--access inductiv",
+            2,
+            "--access must be inductive | transductive, got 'inductiv'; did you mean 'inductive'?",
+        ),
+        ("--data mood", 2, "expected --data TASK=PATH, got "),
+        ("--expert moon=/nowhere", 2, "no task 'moon'; did you mean 'mood'?"),
+        ("--device warp", 2, "unknown device 'warp'"),
+        ("--margin 0", 2, "--margin must be a positive number of points, got 0"),
+        ("--against task_arithmetics", 2, "there is no model 'task_arithmetics' to compare with; did you mean"),
+    ],
+)
+def test_mistakes_in_evaluate(
+    more: str, code: int, message: str, tuned: Path, word_tables: Path, tmp_path: Path
+) -> None:
+    assert message in refused(*scoring(tuned, word_tables, tmp_path / "run"), *more.split(), code=code)
+
+
+def test_models_and_data_that_do_not_fit(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
+    needed = "give a suite, or folders of merged models and --data TASK=PATH"
+    data = word_tables / "mood.csv"
+    for words, code, message in (
+        ([tuned / "merged"], 2, needed),
+        (["--data", f"mood={data}"], 2, needed),
+        (["--suite", "digist"], 2, "did you mean 'digits'"),
+        ([tuned / "mood", "--data", f"mood={data}"], 3, "is not an orthomerge output"),
+        ([tuned / "merged", "--data", f"moon={data}"], 2, "did you mean 'mood'"),
+        ([tuned / "merged", "--data", f"mood={word_tables / 'kind.csv'}"], 4, "are not those of its expert"),
+    ):
+        assert message in refused("evaluate", *words, "--out", tmp_path / "run", code=code)
+
+
+# Aligned heads
+
+
+def aligning(tables: Path, merged: Path, out: Path) -> list[object]:
+    data = [f"--data={task}={tables / task}.csv" for task in TASKS]
+    return ["align", merged, *data, "--device", "cpu", "--quiet", "--out", out]
+
+
+def test_align(tables: Path, merged_berts: Path, tmp_path: Path) -> None:
+    words = aligning(tables, merged_berts, tmp_path / "to")
+    lines = call(*words, "--aligner", "ridge", "--limit", 30).stdout.splitlines()
+    assert [line.split(";")[0] for line in lines[:2]] == [f"{task}: ridge on 30 inputs of train" for task in TASKS]
+    assert all("strength" in line and line.endswith("nothing added") for line in lines[:2])
+    assert lines[2] == "note: no data of 'five' was given to align it with; its head is as it was merged"
+    assert lines[3] == f"wrote {tmp_path / 'to'}, verified"
+    call("export", tmp_path / "to", "--task", "two", "--out", tmp_path / "two")
+
+
+def test_what_an_aligned_model_has_seen(tables: Path, merged_berts: Path, tmp_path: Path) -> None:
+    call(*aligning(tables, merged_berts, tmp_path / "ridge"), "--aligner", "ridge")
+    words = aligning(tables, merged_berts, tmp_path / "surgery")
+    more = ["--aligner", "surgery", "--set", "rank=2", "--set", "steps=5", "--seed", 7, "--split", "test"]
+    about = json.loads(call(*words, *more, "--json").stdout)["manifest"]["alignment"]
+    assert (about["options"]["rank"], about["options"]["steps"], about["options"]["seed"]) == (2, 5, 7)
+    assert (about["access"], about["tasks"]["two"]["inputs"]) == ("transductive", TABLE_COUNTS["test"])
+    added = about["tasks"]["two"]["extra"]["parameters"]
+    assert added == 2 * 2 * 32
+    assert "parameters added" in call(*words, *more, "--force").stdout
+    assert "no place" in refused("export", tmp_path / "surgery", "--task", "two", "-o", tmp_path / "two", code=2)
+    call(
+        "evaluate", merged_berts, tmp_path / "ridge", tmp_path / "surgery", "--out", tmp_path / "run",
+        "--device", "cpu", "--protocol", "current", "--protocol", "aligned-c", "--shots", 4, "--seeds", 1,
+        "--no-references", *(f"--data={task}={tables / task}.csv" for task in TASKS),
+    )  # fmt: skip
+    seen = {
+        (record.method, record.protocol): (record.access, record.extra_parameters)
+        for record in records_of(tmp_path / "run")
+        if record.task == "two"
+    }
+    assert seen["task_arithmetic", "current"] == ("data-free", 0)
+    assert seen["task_arithmetic + ridge", "current"] == ("inductive", 0)
+    assert seen["task_arithmetic + surgery", "current"] == ("transductive", added)
+    assert seen["task_arithmetic + surgery", "joint"] == ("transductive", 2 * added)
+    # Another head takes the place of all that surgery added, but what was seen was seen.
+    assert seen["task_arithmetic + surgery", "aligned-c"] == ("transductive", 0)
+    assert seen["task_arithmetic + ridge", "aligned-c"] == ("inductive", 0)
+
+
+def test_mistakes_in_align(tables: Path, merged_berts: Path, tmp_path: Path) -> None:
+    for more, message in (
+        ("--data tow=x.csv", "did you mean 'two'"),
+        ("--data two=x.csv", "have the same name"),
+        ("--expert two", "expected --expert TASK=PATH, got 'two'"),
+        ("--aligner ridge --set strenght=1", "did you mean 'strength'"),
+        ("--split dev", "--split must be train | val | test, got 'dev'"),
+    ):
+        assert message in refused(*aligning(tables, merged_berts, tmp_path / "to"), *more.split(), code=2)
+    assert not (tmp_path / "to").exists()
+
+
+def test_merge_of_a_recipe_that_aligns(berts: Path, tables: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.csv").symlink_to(tables / "two.csv")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        f"base: {berts / 'base'}\nexperts: {{two: {berts / 'two'}, three: {berts / 'three'}}}\nmethod: average\n"
+        "align: {aligner: ridge, data: {two: two.csv}}\nout: merged\n"
+    )
+    assert "align: inputs of the train split of two" in call("merge", path, "--dry-run").stdout
+    assert json.loads(call("merge", path, "--dry-run", "--json").stdout)["align"]["tasks"] == ["two"]
+    text = call("merge", path, "--quiet").stdout
+    assert "two: ridge on 60 inputs of train; strength" in text
+    assert "heads: two (2), three (3)" in text
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["merged", "recipe.yaml", "two.csv"]
+    assert verify_folder(tmp_path / "merged") == []
+    data = f"two={tables / 'two.csv'}"
+    assert "no use for the section 'align'" in refused("negate", path, "--target", "two", "--data", data, code=2)
+    path.write_text(path.read_text().replace("two: two.csv", "tow: tow.csv").replace("merged", "other"))
+    document = json.loads(call("merge", path, "--dry-run", "--json", code=2).stdout)
+    assert [problem["where"] for problem in document["problems"]] == ["align: data of 'tow'"] * 2
+    assert "tow.csv does not exist" in refused("merge", path, code=2)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_scale_that_is_chosen(berts: Path, tables: Path, tmp_path: Path) -> None:
+    """On validation data, before heads are aligned."""
+    expert, path = Path(shutil.copytree(berts / "two", tmp_path / "two")), tmp_path / "recipe.yaml"
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(berts / "base" / name, expert)
+    path.write_text(
+        f"base: {berts / 'base'}\nexperts: {{two: {expert}}}\nparameters: {{scale: auto}}\n"
+        f"align: {{aligner: ridge, data: {{two: {tables / 'two.csv'}}}}}\nout: merged\n"
+    )
+    assert "give --data two=PATH" in refused("merge", path, code=2)
+    assert "no problems" in call("merge", path, "--dry-run").stdout
+    data = f"--data=two={tables / 'two.csv'}"
+    result = call("merge", path, data)
+    assert "accuracy on validation data, by scale" in result.stderr
+    manifest = json.loads(contents(tmp_path / "merged")["orthomerge.json"])
+    scale = manifest["method"]["parameters"]["scale"]
+    assert f"{scale:5.2f}" in next(line for line in result.stderr.splitlines() if line.endswith(" <"))
+    assert manifest["alignment"]["aligner"] == "ridge"
+    assert "looks at no inputs" in refused("merge", path, data, "--method", "average", "--force", code=2)
+
+
+# Experts and suites
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        ("--set steps", 2, "expected --set KEY=VALUE, got 'steps'"),
+        ("--set stepps=2", 2, "unknown option 'stepps'; did you mean 'steps'?"),
+        ("--set steps=two", 2, "'steps' must be whole number or nothing, got 'two'"),
+        ("--set mode=ful", 2, "did you mean 'full'?"),
+        ("--data /nowhere.csv", 3, "/nowhere.csv does not exist"),
+        ("--base /nowhere", 3, "does not exist"),
+    ],
+)
+def test_mistakes_in_finetune(
+    more: str, code: int, message: str, berts: Path, word_tables: Path, tmp_path: Path
+) -> None:
+    words = ["finetune", "--base", berts / "base", "--data", word_tables / "mood.csv", "--out", tmp_path / "out"]
+    assert message in refused(*words, "--set", "steps=1", "--set", "device=cpu", *more.split(), code=code)
+    assert not (tmp_path / "out").exists()
+
+
+def test_finetune_says_what_it_wrote_and_replaces_nothing(berts: Path, word_tables: Path, tmp_path: Path) -> None:
+    words = ["finetune", "--base", berts / "base", "--data", word_tables / "mood.csv", "--out", tmp_path / "out"]
+    words += ["--set", "steps=1", "--set", "device=cpu"]
+    result = call(*words)
+    assert result.stdout.startswith(f"wrote {tmp_path / 'out'}: ")
+    assert result.stderr
+    assert "exists" in refused(*words, code=5)
+    call(*words, "--force")
+
+
+def test_suites(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    small = {name: task for name, task in digit_tasks().items() if name in ("parity", "size")}
+    monkeypatch.setattr(digits, "digit_tasks", lambda: dict(small))
+    for name, value in list(vars(digits).items()):
+        if isinstance(value, Tuning):
+            monkeypatch.setattr(digits, name, replace(value, steps=3))
+    folder, run = tmp_path / "suite", tmp_path / "run"
+    document = json.loads(call("reproduce", "build", "digits", "--out", folder, "--json").stdout)
+    counts = {"classes": 3, "train": 1168, "val": 180, "test": 449, "expert": str(folder / "experts" / "size")}
+    assert (document["suite"], document["tasks"]["size"]) == ("digits", counts)
+    assert "449" in call("reproduce", "build", "digits", "--out", folder).stdout
+    words = ["evaluate", "--suite", "digits", "--folder", folder, "--out", run, "--device", "cpu"]
+    words += ["--protocol", "current", "--method", "ties", "--method", "ties:density: 0.5"]
+    assert "No inputs used" in call(*words, "--method", "average").stdout
+    names = {record.method: record.parameters for record in records_of(run)}
+    assert list(names) == ["base", "expert", "mtl", "ties (ties)", "ties (ties-density=0.5)", "average"]
+    assert names["ties (ties-density=0.5)"] == {"density": 0.5}
+
+
+def test_mistakes_are_found_before_a_suite_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def build(**options: Any) -> None:
+        raise AssertionError("it was built")
+
+    monkeypatch.setattr(digits, "build", build)
+    words = ["evaluate", "--suite", "digits", "--folder", tmp_path / "suite", "--out", tmp_path / "run"]
+    two = ["--method", "ties", "--method", "ties: density: 0.5"]
+    for more, message in (
+        (["--method", "tiess"], "did you mean 'ties'"),
+        (["--method", "ties: denssity: 0.5"], "unknown option 'denssity'"),
+        (["--method", "ties:density: ["], "cannot read the value"),
+        (["--method", "average", "--against", "avrage"], "no such method here; did you mean 'average'?"),
+        ([*two, "--against", "ties(ties)"], "did you mean 'ties (ties)'"),
+    ):
+        assert message in refused(*words, *more, code=2)
+    with pytest.raises(AssertionError, match="it was built"):
+        CliRunner().invoke(app, [*map(str, words), *two], catch_exceptions=False)
+    for command in (("list", "suites"), ("reproduce", "build")):
+        assert refused(*command, "vison8", code=2) == "unknown suite 'vison8'; did you mean 'vision8'?"
+    assert "give it with --data" in refused("reproduce", "build", "text8", "--out", tmp_path / "s", code=3)
