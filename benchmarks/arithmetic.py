@@ -36,7 +36,7 @@ from orthomerge.evaluation.editing import (
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.span import Span, arithmetic, span_of
+from orthomerge.evaluation.scale import Span, arithmetic, span_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
