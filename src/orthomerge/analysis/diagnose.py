@@ -7,17 +7,16 @@ inputs is drawn from one seed and listed in the facts. What cannot be measured i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 import torch
 
 from orthomerge.alignment.aligners import find_aligner
-from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail, fitting_split, limited
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.families import accuracy_figure, family_figures, mean_accuracy
+from orthomerge.analysis.families import TaskComparison, accuracy_figure, compare_task, family_figures, mean_accuracy
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.analysis.geometry import geometry_figures
 from orthomerge.analysis.layers import layer_figures
@@ -64,19 +63,11 @@ class _Setting:
     detail: Detail
     left_out: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def tasks(self) -> Mapping[str, Task]:
-        return self.encoded.tasks
-
     def pair(self, task: str, split: Split) -> FeaturePair:
         """Features of one split by the model and by the expert."""
         encoded = self.encoded
         expert = encoded.teacher(task)
         return FeaturePair(encoded.features(self.model, task, split), encoded.features(expert, task, split))
-
-    def stage(self, title: str) -> None:
-        """Report what is done next."""
-        self.encoded.progress.stage(title, None)
 
 
 def diagnose(
@@ -111,31 +102,20 @@ def diagnose(
     conflict, vector_figures = _compare_vectors(setting)
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
     right = _by_name({name: each.hits for name, each in comparisons.items()})
-    readings = _by_name({name: each.readings for name, each in comparisons.items()})
-    case = Case(
-        model.title,
-        detail.aligner,
-        right["expert"],
-        right["merged"],
-        right["aligned"],
-        readings,
-        per_class=min(each.fitted / len(each.head.labels) for each in comparisons.values()),
+    case = replace(
+        _case(setting, comparisons, right),
         base=base,
-        free=not find_aligner(detail.aligner).extra,
-        access=model.origin.access,
         witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
         conflict=conflict,
         scales={} if search is None else search.means,
-        scale=_scale(model),
         commands=commands or {},
-        seed=detail.seed,
     )
     split = next(iter(splits.values()))
     fitted = f"{split} inputs (maps: at most {detail.maps} per task)"
     figures: list[Figure | None] = [
         accuracy_figure(right, base),
         *points,
-        *family_figures(readings, right["expert"], fitted=fitted),
+        *family_figures(case.families, case.expert, fitted=fitted),
         *geometry_figures({name: each.geometry for name, each in comparisons.items()}, fitted=split),
         *layers,
         *vector_figures,
@@ -155,20 +135,38 @@ def diagnose(
     return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
 
 
-def _scale(model: Model) -> float | None:
-    """The scale of a merge by task arithmetic, whose curve over scales it is; other merges have no place on that."""
-    method = model.origin.facts["method"]
+def _case(
+    setting: _Setting, comparisons: Mapping[str, TaskComparison], right: Mapping[str, Mapping[str, Hits]]
+) -> Case:
+    """What a verdict rests on, as far as the comparison of the tasks shows it. `right`: hits by classifier and task."""
+    origin, detail = setting.model.origin, setting.detail
+    method = origin.facts["method"]
+    # The curve over scales is that of task arithmetic; other merges have no place on it.
     scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
-    return float(scale) if isinstance(scale, int | float) else None
+    return Case(
+        setting.model.title,
+        detail.aligner,
+        right["expert"],
+        right["merged"],
+        right["aligned"],
+        _by_name({name: each.readings for name, each in comparisons.items()}),
+        per_class=min(each.fitted / len(each.head.labels) for each in comparisons.values()),
+        free=not find_aligner(detail.aligner).extra,
+        access=origin.access,
+        scale=float(scale) if isinstance(scale, int | float) else None,
+        seed=detail.seed,
+    )
 
 
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
     """CKA layer by layer, if it is wanted and there are enough inputs."""
     if not setting.detail.layers:
         return ()
-    setting.stage("encoding layer by layer")
+    setting.encoded.progress.stage("encoding layer by layer", None)
     encoded = setting.encoded
-    figures = layer_figures(setting.model, encoded.teachers, setting.tasks, detail=setting.detail, how=encoded.how)
+    figures = layer_figures(
+        setting.model, encoded.teachers, setting.encoded.tasks, detail=setting.detail, how=encoded.how
+    )
     if isinstance(figures, str):
         setting.left_out["CKA"] = figures
         return ()
@@ -178,9 +176,9 @@ def _layers(setting: _Setting) -> tuple[Figure, ...]:
 def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
     """Everything that features show, task by task, and t-SNE."""
     comparisons, points, encoded = dict[str, TaskComparison](), list[Points](), setting.encoded
-    for name, task in setting.tasks.items():
+    for name, task in setting.encoded.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
-        setting.stage(f"comparing features of {name}")
+        setting.encoded.progress.stage(f"comparing features of {name}", None)
         head = head_of(encoded.classifier(encoded.teacher(name), name))
         classifier = encoded.classifier(setting.model, name)
         with single_threaded():
@@ -202,9 +200,9 @@ def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskCo
         task,
         test,
         comparison,
-        among=tuple(setting.tasks),
+        among=tuple(setting.encoded.tasks),
         detail=setting.detail,
-        image_bytes=_IMAGES // len(setting.tasks),
+        image_bytes=_IMAGES // len(setting.encoded.tasks),
     )
     if task.modality == "image" and not figure.images:
         setting.left_out[f"pictures of {task.name}"] = "too many or too large to be kept small"
@@ -217,9 +215,9 @@ def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, 
     if not experts.has_base:
         setting.left_out["task vectors"] = "the base was not given"
         return None, ()
-    setting.stage("comparing task vectors")
+    setting.encoded.progress.stage("comparing task vectors", None)
     vectors = task_vectors(experts, order=model.weights.specs)
-    conflict = Conflict.of(TaskVectors({task: vectors.vectors[task] for task in setting.tasks}))
+    conflict = Conflict.of(TaskVectors({task: vectors.vectors[task] for task in setting.encoded.tasks}))
     if "fit" not in model.origin.facts:
         return conflict, conflict.figures()
     masking = start_masking(model.origin.facts, model.tasks, model.weights, vectors)
@@ -233,7 +231,7 @@ def _base(setting: _Setting) -> dict[str, Hits]:
     """Hits of the base with the experts' heads."""
     encoded, right = setting.encoded, {}
     base = setting.experts.base.with_heads(setting.experts.heads)
-    for task in setting.tasks:
+    for task in setting.encoded.tasks:
         kind = head_of(base.head(task)).kind
         right[task] = hits(encoded.predictions(base, task, "test"), encoded.labels(task, "test"), kind).numpy()
         encoded.keep([])

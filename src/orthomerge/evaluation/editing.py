@@ -70,9 +70,8 @@ class Negation:
 
 @dataclass(frozen=True, eq=False)
 class Negated:
-    """The search along the task vector and, beside it, along a random vector of the same length.
-
-    `model`: the base minus the task vector at the chosen scale; None if that is 0.
+    """The searches along the task vector and along a random vector of the same length, and the model at the chosen
+    scale; None if that is 0.
     """
 
     search: Negation
