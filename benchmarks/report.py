@@ -6,6 +6,7 @@ python benchmarks/report.py [--runs N]        (Debian's chromium must be install
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import time
@@ -16,8 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import describe_run, table, write_result
 from tests.browser.chromium import Chromium, find_chromium, running
-from tests.report.making import large_run
+from tests.report.making import comparison, figures, points, record, write_run
 
+from orthomerge.analysis.diagnosis import Diagnosis, Finding
+from orthomerge.analysis.figures import Figure, Points
+from orthomerge.evaluation.records import Record
 from orthomerge.report.report import Written, report
 
 SIZE, SECONDS = 8.0, 2.0  # what issue 6 asks for: megabytes, seconds until the page answers
@@ -31,6 +35,49 @@ PARTS = {
     "s.dispatchEvent(new Event('change'));",
     "toggle the view, first frame": "document.querySelectorAll('#p-views button')[1].click();",
 }
+
+
+def large_run(folder: Path, *, tasks: int = 8, methods: int = 20, inputs: int = 400) -> Path:
+    """8 tasks x 20 methods x 4 protocols, compared, and a diagnosis with points for each task."""
+    draw = random.Random(0)
+    names = [f"task-{number}" for number in range(tasks)]
+    ways: list[dict[str, object]] = [
+        {"protocol": "current", "access": "data-free"},
+        {"protocol": "knn", "access": "inductive", "support": "train", "shots": 5},
+        {"protocol": "aligned-c", "access": "inductive", "support": "train"},
+        {
+            "protocol": "current",
+            "access": "transductive",
+            "support": "test",
+            "aligner": "surgery",
+            "extra_parameters": 4096,
+        },
+    ]
+    records: list[Record] = []
+    comparisons = []
+    for way in ways:
+        rows = []
+        for number in range(methods):
+            kind = "expert" if number == 0 else f"method-{number:02d}"
+            own = [record(task, kind, min(0.97, 0.55 + 0.02 * number + draw.random() / 10), **way) for task in names]  # type: ignore[arg-type]
+            rows.append(own)
+            records += own
+        best = rows[-1][0]
+        comparisons += [comparison(own[0], best, verdict="worse", tasks=names, worse=names[:3]) for own in rows[:-1]]
+    text = " ".join(("it", "was", "neither", "good", "nor", "bad", "and", "nobody", "knew", "why") * 3)
+    drawn: list[Figure] = [*figures(names)]
+    labels = [f"class {number}" for number in range(6)]
+    for number, task in enumerate(names):
+        plain = points(task, count=inputs, classes=labels, seed=number)
+        drawn.append(
+            Points(
+                plain.key, plain.title, plain.caption, task, plain.classes, plain.true, plain.views,
+                texts=tuple(f"{place}: {text}" for place in range(inputs)),
+            )
+        )  # fmt: skip
+    verdict = tuple(Finding(f"Finding {number}", "Something was found out.", {"points": 1.5}) for number in range(5))
+    diagnosis = Diagnosis("method-05", tuple(names), verdict, tuple(drawn), {"seed": 0})
+    return write_run(folder, records, comparisons=comparisons, notes=["a note"], diagnosis=diagnosis)
 
 
 def main() -> None:
@@ -49,7 +96,7 @@ def main() -> None:
         beside = sum(path.stat().st_size for path in done.files.rglob("*") if path.is_file()) / 1e6
         with running(program) as browser:
             times = [_open(browser, done) for _ in range(runs)]
-            version = browser.version()
+            version = browser.name
     rows = [[name, *(f"{1000 * of(one[name] for one in times):.0f}" for of in (median, max))] for name in times[0]]
     size, ready = done.size / 1e6, max(one[READY] for one in times)
     small, soon = ("" if met else "NOT " for met in (size < SIZE, ready < SECONDS))

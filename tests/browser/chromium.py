@@ -1,4 +1,4 @@
-"""A real browser for tests: Debian's Chromium without a window, spoken to over the DevTools protocol."""
+"""A real browser for tests: Debian's Chromium without a window, controlled over the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -19,39 +19,44 @@ PATIENCE = 30.0  # seconds that anything may take
 
 def find_chromium() -> str | None:
     """The browser of this machine, if it has one."""
-    return next((found for name in NAMES if (found := shutil.which(name))), None)
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def wait(done: Callable[[], object], step: float = 0.02) -> None:
+    """Until something is true."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(step)
 
 
 class Chromium:
     """A browser with a profile of its own."""
 
     def __init__(self, port: int) -> None:
-        self.port = port
+        with urlopen(f"http://127.0.0.1:{port}/json/version", timeout=PATIENCE) as answer:
+            about: dict[str, str] = json.load(answer)
+        self.name, self._address = about["Browser"], about["webSocketDebuggerUrl"]
 
     @contextmanager
-    def tab(self, **options: Any) -> Iterator[Tab]:
-        """An empty page; see `Tab.open`."""
+    def tab(
+        self, *, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True, still: bool = False
+    ) -> Iterator[Tab]:
+        """An empty page. `still`: for a reader who does not want things to move."""
         from websockets.sync.client import connect
 
-        version = self._get("version")
-        with connect(version["webSocketDebuggerUrl"], max_size=None, open_timeout=PATIENCE) as socket:
+        with connect(self._address, max_size=None, open_timeout=PATIENCE) as socket:
             tab = Tab(socket)
-            made = tab.browser("Target.createTarget", url="about:blank")["targetId"]
-            tab.session = tab.browser("Target.attachToTarget", targetId=made, flatten=True)["sessionId"]
+            target = tab.send("Target.createTarget", url="about:blank")["targetId"]
+            tab.session = tab.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 tab.send(f"{domain}.enable")
-            tab.prepare(**options)
+            size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+            tab.send("Emulation.setDeviceMetricsOverride", **size)
+            tab.media(dark=dark, still=still)
+            tab.send("Emulation.setScriptExecutionDisabled", value=not script)
             yield tab
-            tab.browser("Target.closeTarget", targetId=made)
-
-    def version(self) -> str:
-        """Name and number."""
-        return str(self._get("version")["Browser"])
-
-    def _get(self, what: str) -> dict[str, Any]:
-        with urlopen(f"http://127.0.0.1:{self.port}/json/{what}", timeout=PATIENCE) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
+            tab.send("Target.closeTarget", targetId=target)
 
 
 class Tab:
@@ -64,20 +69,20 @@ class Tab:
         self._last = 0
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command to this page, and its answer."""
-        return self._send(method, parameters, self.session)
-
-    def browser(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command to the browser."""
-        return self._send(method, parameters, None)
-
-    def prepare(
-        self, *, width: int = 1280, height: int = 900, dark: bool = False, script: bool = True, still: bool = False
-    ) -> None:
-        """What the page will find; `still`: a reader who does not want things to move."""
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.media(dark=dark, still=still)
-        self.send("Emulation.setScriptExecutionDisabled", value=not script)
+        """Send a command, to the page or to the browser (`Target.*`), and return its answer."""
+        self._last += 1
+        message = {"id": self._last, "method": method, "params": parameters}
+        if self.session and not method.startswith("Target."):
+            message["sessionId"] = self.session
+        self.socket.send(json.dumps(message))
+        while True:
+            answer: dict[str, Any] = json.loads(self.socket.recv(timeout=PATIENCE))
+            if answer.get("id") == message["id"]:
+                assert "error" not in answer, (method, answer["error"])
+                result: dict[str, Any] = answer["result"]
+                return result
+            if "method" in answer:
+                self.events.append(answer)
 
     def media(self, *, kind: str = "", dark: bool = False, still: bool = False) -> None:
         features = [
@@ -87,31 +92,24 @@ class Tab:
         self.send("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def open(self, path: Path) -> None:
-        """Load a file and wait until it is there."""
+        """Load a file completely."""
         self.events.clear()
         self.send("Page.navigate", url=path.resolve().as_uri())
-        self.wait(lambda: any(event["method"] == "Page.loadEventFired" for event in self.events))
+        # Each command takes in what was reported meanwhile.
+        wait(lambda: self.send("Target.getTargets") and self.reported("Page.loadEventFired"))
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
-        found = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
-
-    def wait(self, done: Callable[[], object]) -> None:
-        """Until something is so."""
-        end = time.monotonic() + PATIENCE
-        while not done():
-            assert time.monotonic() < end, "the page did not get there"
-            self.browser("Target.getTargets")  # takes in what was reported meanwhile
-            time.sleep(0.02)
+        answer = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def until(self, script: str) -> None:
         """Until an expression is true in the page."""
-        self.wait(lambda: self.run(f"!!({script})"))
+        wait(lambda: self.run(f"!!({script})"))
 
     def box(self, selector: str) -> tuple[float, float]:
-        """Where the middle of an element is, brought into sight."""
+        """Where the middle of an element is, scrolled into view."""
         x, y = self.run(
             f"(async () => {{const e = document.querySelector({json.dumps(selector)}); "
             "e.scrollIntoView({block: 'center', behavior: 'instant'}); "
@@ -134,61 +132,38 @@ class Tab:
         for kind in ("keyDown", "keyUp"):
             self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key)
 
+    def reported(self, method: str) -> list[dict[str, Any]]:
+        """What events of one kind say."""
+        return [event["params"] for event in self.events if event["method"] == method]
+
     def problems(self) -> list[str]:
-        """Everything that the page complained about."""
-        found = []
-        for event in self.events:
-            told = event["params"]
-            if event["method"] == "Runtime.exceptionThrown":
-                found.append(str(told["exceptionDetails"]))
-            elif event["method"] == "Runtime.consoleAPICalled" and told["type"] in ("error", "warning", "assert"):
-                found.append(str(told["args"]))
-            elif event["method"] == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-                found.append(str(told["entry"]))
-        return found
+        """Errors and warnings of the page."""
+        calls = [
+            call for call in self.reported("Runtime.consoleAPICalled") if call["type"] in ("error", "warning", "assert")
+        ]
+        entries = [line["entry"] for line in self.reported("Log.entryAdded")]
+        lines = [entry for entry in entries if entry["level"] in ("error", "warning")]
+        return list(map(str, (*self.reported("Runtime.exceptionThrown"), *calls, *lines)))
 
     def requests(self) -> list[str]:
-        """What was asked for, but for data that is in the page itself."""
-        asked = [
-            event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"
-        ]
-        return [address for address in asked if not address.startswith("data:")]
-
-    def _send(self, method: str, parameters: dict[str, Any], session: str | None) -> dict[str, Any]:
-        self._last += 1
-        number = self._last
-        message = {"id": number, "method": method, "params": parameters}
-        self.socket.send(json.dumps({**message, **({"sessionId": session} if session else {})}))
-        while True:
-            answer = json.loads(self.socket.recv(timeout=PATIENCE))
-            if answer.get("id") == number:
-                assert "error" not in answer, (method, answer["error"])
-                found: dict[str, Any] = answer["result"]
-                return found
-            if "method" in answer:
-                self.events.append(answer)
+        """Addresses that were requested, except data in the page itself."""
+        addresses = [event["request"]["url"] for event in self.reported("Network.requestWillBeSent")]
+        return [address for address in addresses if not address.startswith("data:")]
 
 
 @contextmanager
 def running(program: str) -> Iterator[Chromium]:
-    """A browser that is gone afterwards."""
+    """A browser that is stopped afterwards."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
         flags += ["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]
         command = [program, *flags, f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank"]
         child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        port = Path(profile) / "DevToolsActivePort"
         try:
-            yield Chromium(_port(Path(profile) / "DevToolsActivePort", child))
+            wait(lambda: child.poll() is not None or (port.is_file() and port.read_text().split()), 0.05)
+            assert child.poll() is None, "Chromium ended at once"
+            yield Chromium(int(port.read_text().split()[0]))
         finally:
             child.terminate()
             child.wait(timeout=PATIENCE)
-
-
-def _port(file: Path, child: subprocess.Popen[bytes]) -> int:
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        assert child.poll() is None, "Chromium ended at once"
-        if file.is_file() and (words := file.read_text().split()):
-            return int(words[0])
-        time.sleep(0.05)
-    raise TimeoutError("Chromium did not open its port")

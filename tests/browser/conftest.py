@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.browser.chromium import Chromium, find_chromium, running
-from tests.report.making import ALERT, BREAK_OUT, comparison, figures, points, record, small_run, write_run
+from tests.report.making import ALERT, comparison, figures, hostile_run, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding
 from orthomerge.evaluation.records import RunInfo
@@ -45,13 +44,5 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every text that a run can hold tries to be markup."""
     folder = tmp_path_factory.mktemp("hostile")
-    figure = replace(points(BREAK_OUT, classes=(ALERT, BREAK_OUT)), title=ALERT, caption=BREAK_OUT)
-    views = tuple(replace(view, name=name) for view, name in zip(figure.views, (ALERT, BREAK_OUT, "x"), strict=True))
-    figure = replace(figure, texts=(BREAK_OUT + ALERT,) * len(figure.true), views=views)
-    diagnosis = Diagnosis(ALERT, (ALERT,), (Finding(ALERT, BREAK_OUT, {ALERT: 1.0}),), (figure,), {ALERT: BREAK_OUT})
-    info = RunInfo(ALERT, BREAK_OUT, ALERT, {ALERT: 1.0}, 1, BREAK_OUT, {ALERT: BREAK_OUT}, (ALERT,))
-    records = small_run((ALERT, BREAK_OUT), method=BREAK_OUT)
-    run = write_run(folder / "run", records, notes=[ALERT, BREAK_OUT], diagnosis=diagnosis, info=info)
-    return report(run, folder / "report.html", title=ALERT).page
+    return report(hostile_run(folder / "run"), folder / "report.html", title=ALERT).page

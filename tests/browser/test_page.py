@@ -221,8 +221,7 @@ def test_labels_are_inert(browser: Chromium, hostile_page: Path) -> None:
         assert tab.run("document.querySelectorAll('main img, main script, #tip *').length") == 0
         assert tab.run("document.title") == ALERT
         assert tab.run("document.querySelector('h1').textContent") == ALERT
-        opened = [event for event in tab.events if event["method"] == "Page.javascriptDialogOpening"]
-        assert opened == []
+        assert tab.reported("Page.javascriptDialogOpening") == []
         assert tab.requests() == [hostile_page.resolve().as_uri()]
         assert tab.problems() == []
 

@@ -1,9 +1,10 @@
-"""Links lead somewhere, and code in the documents is code: it compiles, parses, and names what there is."""
+"""Links lead somewhere, code in the documents compiles, parses and names what exists, and no name is left out."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,21 +12,18 @@ import yaml
 from docs.generator.commands import command_tree
 from tests.docs.reading import PAGES, ROOT, anchors, blocks, check_call, commands, find_command, inline, links
 
+from orthomerge.alignment.aligners import ALIGNERS
 from orthomerge.cli.app import app
-from orthomerge.runs.recipe import read_recipe
+from orthomerge.core.schema import schema
+from orthomerge.merging.methods import METHODS
+from orthomerge.models.families import FAMILIES
+from orthomerge.runs.recipe import Recipe, read_recipe
 
-NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-BLOCKS = [(page, number, kind, text) for page in PAGES for number, (kind, text) in enumerate(blocks(page), 1)]
-
-
-def _of(*kinds: str) -> pytest.MarkDecorator:
-    chosen = [block for block in BLOCKS if block[2] in kinds]
-    assert chosen
-    names = [f"{page.relative_to(ROOT)}:{number}" for page, number, _, _ in chosen]
-    return pytest.mark.parametrize(("page", "text"), [(page, text) for page, _, _, text in chosen], ids=names)
+COMMANDS = {path[0] for path, _ in command_tree(app)}
+every_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@every_page
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links(page):
         if re.match(r"[a-z]+:", link):
@@ -34,54 +32,61 @@ def test_links_lead_somewhere(page: Path) -> None:
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.is_relative_to(ROOT), f"{link} leaves the repository"
-        assert target.exists(), f"{link} is not there"
-        if anchor:
-            assert anchor in anchors(target), f"{link}: there is no such heading"
+        assert target.exists(), f"{link} does not exist"
+        assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
 
 
-@_of("python", "py")
-def test_python_compiles(page: Path, text: str) -> None:
-    compile(text, str(page), "exec")
-
-
-@_of("yaml")
-def test_recipes_are_read(page: Path, text: str, tmp_path: Path) -> None:
-    document = yaml.safe_load(text)
-    if isinstance(document, dict) and {"experts", "merge_method"} & set(document):
-        (tmp_path / "recipe.yaml").write_text(text)
-        assert read_recipe(tmp_path / "recipe.yaml").experts
-
-
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_json_parses(page: Path) -> None:
+@every_page
+def test_code_is_sound(page: Path, tmp_path: Path) -> None:
     for kind, text in blocks(page):
-        if kind == "json":
+        if kind in ("python", "py"):
+            compile(text, str(page), "exec")
+        elif kind == "json":
             json.loads(text)
+        elif kind == "yaml":
+            document = yaml.safe_load(text)
+            if isinstance(document, dict) and {"experts", "merge_method"} & set(document):
+                (tmp_path / "recipe.yaml").write_text(text)
+                assert read_recipe(tmp_path / "recipe.yaml").experts
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_commands_are_as_they_are_called(page: Path) -> None:
+@every_page
+def test_commands_are_accepted(page: Path) -> None:
     for words in commands(page):
         if words[0] == "make":
-            _check_target(words[1])
+            check_target(words[1])
         else:
             check_call(words[1:])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_commands_in_running_text_are_there(page: Path) -> None:
-    groups = {path[0] for path, _ in command_tree(app)} | {"COMMAND"}
     for code in inline(page) if page.name != "CHANGELOG.md" else ():  # a changelog names what is gone
         words = code.split()
         if words[0] == "make" and len(words) > 1:
-            _check_target(words[1])
-        if words[0] != "orthomerge" or len(words) < 2 or words[1].startswith(("-", "=")):
+            check_target(words[1])
+        if words[0] != "orthomerge" or len(words) < 2 or words[1].startswith(("-", "=")) or words[1] == "COMMAND":
             continue
-        assert words[1] in groups, code
-        if len(words) > 2 and words[1] != "COMMAND":
+        assert words[1] in COMMANDS, code
+        if len(words) > 2:
             command, rest = find_command(words[1:])
-            known = {sign for one in command.params for sign in (*one.opts, *one.secondary_opts)} | {"--help"}
-            assert {word for word in rest if word.startswith("--")} <= known, code
+            options = {sign for one in command.params for sign in (*one.opts, *one.secondary_opts)} | {"--help"}
+            assert {word for word in rest if word.startswith("--")} <= options, code
+
+
+def check_target(name: str) -> None:
+    assert re.search(rf"(?m)^{re.escape(name)}:", (ROOT / "Makefile").read_text()), f"make {name} does not exist"
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("docs/methods.md", METHODS),
+        ("docs/alignment.md", ALIGNERS),
+        ("docs/checkpoints.md", FAMILIES),
+        ("docs/recipes.md", schema(Recipe)),
+        ("README.md", COMMANDS),
+    ],
+)
+def test_no_name_is_left_out(page: str, names: Iterable[str]) -> None:
+    text = (ROOT / page).read_text()
+    assert [name for name in names if not re.search(rf"\b{re.escape(name)}\b", text)] == []
 
 
 def test_files_that_contributors_open_exist() -> None:
@@ -93,17 +98,8 @@ def test_files_that_contributors_open_exist() -> None:
     ] == []
 
 
-def test_a_wrong_option_would_be_found() -> None:
+def test_mistakes_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="--experts"):
         check_call(["merge", "--experts", "a=b"])
-
-
-def test_anchors_are_those_of_github(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("# A page\n\n## 3. Does `it` do, well? Nearly: yes\n\n```\n# no heading\n```\n")
     assert anchors(tmp_path / "page.md") == {"a-page", "3-does-it-do-well-nearly-yes"}
-
-
-def _check_target(name: str) -> None:
-    assert re.search(rf"(?m)^{re.escape(name)}:", (ROOT / "Makefile").read_text()), (
-        f"make {name}: there is no such target"
-    )

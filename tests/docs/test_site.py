@@ -1,4 +1,4 @@
-"""The site builds without a warning, and asks nothing of the network."""
+"""The site builds without a warning, and makes no request to the network."""
 
 from __future__ import annotations
 
@@ -41,23 +41,13 @@ def test_pages_are_there(site: Path) -> None:
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    attributes = re.compile(
+        r"<(?:script|img|iframe|source)[^>]*\ssrc=\"([^\"]+)\""
+        r"|<link[^>]*rel=\"(?:stylesheet|preload|preconnect|icon)\"[^>]*href=\"([^\"]+)\""
+    )
     for page in site.rglob("*.html"):
-        text = page.read_text()
-        fetched = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"([^\"]+)\"", text)
-        fetched += re.findall(r"<link[^>]*rel=\"(?:stylesheet|preload|preconnect|icon)\"[^>]*href=\"([^\"]+)\"", text)
-        assert fetched
-        assert [one for one in fetched if re.match(r"(?:https?:)?//", one)] == [], page
+        addresses = ["".join(match) for match in attributes.findall(page.read_text())]
+        assert addresses
+        assert [one for one in addresses if re.match(r"(?:https?:)?//", one)] == [], page
     for style in site.rglob("*.css"):
         assert not re.search(r"url\(\s*['\"]?(?:https?:)?//", style.read_text()), style
-
-
-def test_links_between_pages_lead_somewhere(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        for link in re.findall(r"<a[^>]*\shref=\"([^\"]+)\"", page.read_text()):
-            path, _, anchor = link.partition("#")
-            if re.match(r"[a-z]+:", link):
-                continue
-            target = page if not path else (page.parent / path).resolve()
-            assert target.is_file(), f"{page.relative_to(site)}: {link}"
-            if anchor and target.suffix == ".html" and page.name != "search.html":
-                assert f'id="{anchor}"' in target.read_text(), f"{page.relative_to(site)}: {link}"

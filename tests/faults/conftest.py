@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.tiny import recipe_for, write_experts
+from tests.faults.injection import Injector, injector, memory_folder
+from tests.faults.tiny import commands, evaluation, recipe_for, write_experts
 
 from orthomerge.runs.models import write
 
@@ -25,6 +26,19 @@ def experts(once: Callable[..., Path]) -> Path:
 def merged(once: Callable[..., Path], experts: Path) -> Path:
     """The output folder of the average of `experts`."""
     return once("tiny-merged", lambda folder: write(recipe_for(experts), out=folder / "out")) / "out"
+
+
+@pytest.fixture(scope="session")
+def injected(experts: Path, merged: Path) -> Iterator[Injector]:
+    """One process for all tests of calls that fail; every command has run in it once, into `older-NAME` beside root."""
+    with memory_folder() as folder:
+        words = {**commands(experts, merged, seed=1), "evaluate": evaluation(experts, merged)}
+        warm = [[*each, "--out", str(folder / f"older-{name}")] for name, each in words.items()]
+        warm.append(["report", str(folder / "older-evaluate"), "--out", str(folder / "older.html")])
+        # A fit keeps its state at every look.
+        with injector(folder / "root", warm=warm, settings={"orthomerge.fitting.fit:_BETWEEN": 0.0}) as process:
+            assert process.run(["inspect", str(experts / "two")]).code == 0  # it has loaded everything when it answers
+            yield process
 
 
 @pytest.fixture

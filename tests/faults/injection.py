@@ -50,6 +50,12 @@ class Injector:
         self._process = process
         self._warm = warm
 
+    def reset(self) -> Path:
+        """Empty the folder below which calls are counted, but for one of temporary files."""
+        shutil.rmtree(self.root)
+        (self.root / "tmp").mkdir(parents=True)
+        return self.root
+
     def warm_calls(self) -> list[str]:
         """What was called while it loaded everything; ask after the first run."""
         return self._warm.read_text(errors="replace").splitlines()

@@ -7,12 +7,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.aligning import contents
-from tests.faults.injection import Injector, Ran, What, injector, memory_folder
+from tests.faults.injection import Injector, Ran, What
 from tests.faults.tiny import commands
 
 from orthomerge.files.ownership import MANIFEST
@@ -58,8 +57,7 @@ class Stand:
 
     def reset(self, scenario: Scenario) -> dict[str, bytes] | None:
         """As before the command; gives the bytes of the output that is there."""
-        shutil.rmtree(self.injector.root)
-        (self.injector.root / "tmp").mkdir(parents=True)
+        self.injector.reset()
         if not scenario.over:
             return None
         shutil.copytree(self.older, self.out)
@@ -115,21 +113,14 @@ class Stand:
             yield f"the same command again did not clear up: {left}"
 
 
-@contextmanager
-def stands_for(experts: Path, merged: Path) -> Iterator[dict[str, Stand]]:
+def stands_for(process: Injector, experts: Path, merged: Path) -> dict[str, Stand]:
     """A stand for each of the commands of `tiny`; all share one process."""
-    with memory_folder() as folder:
-        root = folder / "root"
-        older = {name: folder / f"older-{name}" for name in commands(experts, merged)}
-        warm = [[*words, "--out", str(older[name])] for name, words in commands(experts, merged, seed=1).items()]
-        # A fit keeps its state at every look.
-        with injector(root, warm=warm, settings={"orthomerge.fitting.fit:_BETWEEN": 0.0}) as process:
-            stands = {}
-            for name, words in commands(experts, merged).items():
-                stand = Stand(name, process, [*words, "--out", str(root / "out")], older[name], {})
-                ran = stand.run(Scenario("count"))  # before any reset: the process is still loading
-                assert ran.code == 0, ran.err
-                stands[name] = replace(stand, new=outcome(root / "out"))
-                assert stands[name].new != outcome(older[name])
-                stand.reset(Scenario("count"))
-            yield stands
+    stands = {}
+    for name, words in commands(experts, merged).items():
+        older, out = process.root.parent / f"older-{name}", process.reset() / "out"
+        stand = Stand(name, process, [*words, "--out", str(out)], older, {})
+        ran = stand.run(Scenario("count"))
+        assert ran.code == 0, ran.err
+        stands[name] = replace(stand, new=outcome(out))
+        assert stands[name].new != outcome(older)
+    return stands

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.injection import Ran
+from tests.faults.injection import Injector, Ran
 from tests.faults.stand import STATE, Scenario, Stand, stands_for
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
@@ -33,9 +33,8 @@ SCENARIOS = (
 
 
 @pytest.fixture(scope="module")
-def stands(experts: Path, merged: Path) -> Iterator[dict[str, Stand]]:
-    with stands_for(experts, merged) as stands:
-        yield stands
+def stands(injected: Injector, experts: Path, merged: Path) -> dict[str, Stand]:
+    return stands_for(injected, experts, merged)
 
 
 def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) -> list[int]:

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 import torch
 from tests.aligning import contents
-from tests.faults.injection import injector, memory_folder
-from tests.faults.tiny import commands, data_words, recipe_for
+from tests.faults.injection import Injector, memory_folder
+from tests.faults.tiny import commands, evaluation, recipe_for
 
 from orthomerge.cli import app
 from orthomerge.core.errors import OrthomergeError, OutputError
@@ -40,43 +40,28 @@ def recipe(experts: Path) -> Recipe:
     return recipe_for(experts, "task_arithmetic")
 
 
-def test_an_evaluation_that_is_interrupted(experts: Path, merged: Path) -> None:
+def test_an_evaluation_that_is_interrupted(injected: Injector, experts: Path, merged: Path) -> None:
     """Of a run that is interrupted nothing is left; one that was there before can still be read, or says what to do."""
-    with memory_folder() as folder:
-        root = folder / "root"
-        words = [
-            "evaluate",
-            str(merged),
-            *data_words(experts),
-            "--device",
-            "cpu",
-            "--protocol",
-            "current",
-            "--protocol",
-            "knn",
-        ]
-        with injector(root, warm=[[*words, "--out", str(folder / "warm")]]) as process:
-            words += ["--out", str(root / "run")]
-            for older in (False, True):
-                shutil.rmtree(root)
-                (root / "tmp").mkdir(parents=True)
-                calls = process.run(words).calls
-                before = contents(root / "run")
-                for k in range(1, len(calls) + 1, 1 if ALL else 23):
-                    if not older:
-                        shutil.rmtree(root / "run", ignore_errors=True)
-                    number = (signal.SIGINT, signal.SIGTERM)[k % 2]
-                    ran = process.run(words, what="signal", k=k, code=number)
-                    if ran.code:
-                        assert ran.code == 128 + number, (k, ran.err)
-                        assert ran.err.splitlines()[-1].startswith("orthomerge: interrupted; "), ran.err
-                    assert not list(root.rglob("*.partial")), k
-                    if (root / "run" / "notes.json").exists():
-                        assert read_run(root / "run").records
-                    elif ran.code and not (root / "run" / "records.jsonl").exists():
-                        assert not (root / "run").exists(), (k, contents(root / "run").keys())
-                    assert process.run(words).code == 0
-                    assert contents(root / "run").keys() == before.keys()
+    words = [*evaluation(experts, merged), "--out", str(injected.root / "run")]
+    for older in (False, True):
+        root = injected.reset()
+        calls = injected.run(words).calls
+        before = contents(root / "run")
+        for k in range(1, len(calls) + 1, 1 if ALL else 23):
+            if not older:
+                shutil.rmtree(root / "run", ignore_errors=True)
+            number = (signal.SIGINT, signal.SIGTERM)[k % 2]
+            ran = injected.run(words, what="signal", k=k, code=number)
+            if ran.code:
+                assert ran.code == 128 + number, (k, ran.err)
+                assert ran.err.splitlines()[-1].startswith("orthomerge: interrupted; "), ran.err
+            assert not list(root.rglob("*.partial")), k
+            if (root / "run" / "notes.json").exists():
+                assert read_run(root / "run").records
+            elif ran.code and not (root / "run" / "records.jsonl").exists():
+                assert not (root / "run").exists(), (k, contents(root / "run").keys())
+            assert injected.run(words).code == 0
+            assert contents(root / "run").keys() == before.keys()
 
 
 MOMENTS = [(name, number) for name in ("merge", "align", "fit") for number in (signal.SIGINT, signal.SIGTERM)]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.aligning import contents
-from tests.faults.injection import What, injector, memory_folder
-from tests.faults.tiny import TASKS, commands, data_words
+from tests.faults.injection import Injector, What
+from tests.faults.tiny import TASKS, commands, evaluation
 from tests.report.making import small_run, write_run
 
 from orthomerge.cli.app import app
@@ -22,11 +22,6 @@ from orthomerge.models.saved import verify_folder
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
 MINE, TASK = "years of work", next(iter(TASKS))
-
-
-def evaluation(merged: Path, experts: Path, out: Path) -> list[str]:
-    options = ["--device", "cpu", "--protocol", "current", "--out", str(out)]
-    return ["evaluate", str(merged), *data_words(experts), *options]
 
 
 def refused(words: list[str]) -> str:
@@ -49,7 +44,7 @@ def test_what_a_user_put_there_stays(command: str, place: str, experts: Path, me
     words: list[str] = {
         "merge": [*commands(experts, merged)["merge"], "--out", str(out), "--force"],
         "export": ["export", str(merged), "--task", TASK, "--out", str(out), "--force"],
-        "evaluate": [*evaluation(merged, experts, out), "--expert", f"{TASK}={experts / TASK}"],
+        "evaluate": [*evaluation(experts, merged), "--out", str(out), "--expert", f"{TASK}={experts / TASK}"],
         "report": ["report", str(run), "--out", str(tmp_path / "out.html")],
     }[command]
     if command in ("merge", "export"):  # an output of ours, to which the user has added something
@@ -65,7 +60,8 @@ def test_what_a_user_put_there_stays(command: str, place: str, experts: Path, me
 def test_nothing_is_written_into_a_model(experts: Path, merged: Path, tmp_path: Path) -> None:
     merged = shutil.copytree(merged, tmp_path / "merged")
     run = write_run(tmp_path / "run", small_run())
-    for words in (evaluation(merged, experts, merged), ["report", str(run), "--out", str(merged / "x.html")]):
+    report = ["report", str(run), "--out", str(merged / "x.html")]
+    for words in ([*evaluation(experts, merged), "--out", str(merged)], report):
         assert "is a model that orthomerge wrote (it has orthomerge.json)" in refused(words)
     assert verify_folder(merged) == []
 
@@ -89,32 +85,25 @@ def test_the_state_of_a_run_goes_only_where_it_is_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["torn", "fail"])
-def test_a_report_that_is_killed_or_fails(what: What) -> None:
+def test_a_report_that_is_killed_or_fails(what: What, injected: Injector, tmp_path: Path) -> None:
     """Over an older report, neither page nor folder is ever gone; the same command then makes both and clears up."""
-    with memory_folder() as folder:
-        root = folder / "root"
-        older, newer = (
-            write_run(folder / name, small_run(tasks)) for name, tasks in (("a", ("a",)), ("b", ("b", "c")))
-        )
-        out = ["--out", str(root / "out.html")]
-        first, again = (["report", str(run), *out] for run in (older, newer))
-        with injector(root, warm=[["report", str(older), "--out", str(folder / "warm.html")]]) as process:
-            (root / "tmp").mkdir(exist_ok=True)
-            assert process.run(first).code == 0
-            before, calls = contents(root), process.run(again).calls
-            after = contents(root)
-            assert after != before
-            rare, last = (15, 10) if ALL else (240, 3)
-            for k in sorted({*range(1, len(calls), rare), *range(len(calls) - last, len(calls) + 1)}):
-                assert process.run(first).code == 0
-                ran, at = process.run(again, what=what, k=k, code=errno.ENOSPC), (k, calls[k - 1])
-                assert ran.code in ((0, -signal.SIGKILL) if what == "torn" else (0, 5)), (at, ran.err)
-                now = {name: data for name, data in contents(root).items() if not name.startswith(".")}
-                for deep in (False, True):  # the page, then the folder
-                    old, new, here = (
-                        {name: data for name, data in each.items() if ("/" in name) == deep}
-                        for each in (before, after, now)
-                    )
-                    assert here in (old, new), at
-                assert process.run(again).code == 0
-                assert contents(root) == after, at
+    root = injected.reset()
+    runs = (write_run(tmp_path / name, small_run(tasks)) for name, tasks in (("a", ("a",)), ("b", ("b", "c"))))
+    first, again = (["report", str(run), "--out", str(root / "out.html")] for run in runs)
+    assert injected.run(first).code == 0
+    before, calls = contents(root), injected.run(again).calls
+    after = contents(root)
+    assert after != before
+    rare, last = (15, 10) if ALL else (240, 3)
+    for k in sorted({*range(1, len(calls), rare), *range(len(calls) - last, len(calls) + 1)}):
+        assert injected.run(first).code == 0
+        ran, at = injected.run(again, what=what, k=k, code=errno.ENOSPC), (k, calls[k - 1])
+        assert ran.code in ((0, -signal.SIGKILL) if what == "torn" else (0, 5)), (at, ran.err)
+        now = {name: data for name, data in contents(root).items() if not name.startswith(".")}
+        for deep in (False, True):  # the page, then the folder
+            old, new, here = (
+                {name: data for name, data in each.items() if ("/" in name) == deep} for each in (before, after, now)
+            )
+            assert here in (old, new), at
+        assert injected.run(again).code == 0
+        assert contents(root) == after, at

@@ -60,6 +60,12 @@ def data_words(folder: Path) -> list[str]:
     return [word for task in TASKS for word in ("--data", f"{task}={folder / task}.csv")]
 
 
+def evaluation(folder: Path, merged: Path) -> list[str]:
+    """The evaluation of a merge by two protocols, without `--out`."""
+    protocols = ["--protocol", "current", "--protocol", "knn"]
+    return ["evaluate", str(merged), *data_words(folder), "--device", "cpu", *protocols]
+
+
 def commands(folder: Path, merged: Path, *, seed: int = 0) -> dict[str, list[str]]:
     """A merge, an align and a fitted merge, without `--out`; those of another seed give other bytes."""
     places = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]

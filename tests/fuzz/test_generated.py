@@ -25,7 +25,7 @@ from orthomerge.files.safetensors import read_safetensors
 from orthomerge.runs.recipe import Recipe, parse_value, read_recipe
 
 STEADY = settings(
-    max_examples=150, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.float64]
 NAMES = st.from_regex(r"[a-z0-9_]{1,9}(\.[a-z0-9_]{1,9}){0,3}", fullmatch=True)

@@ -6,8 +6,9 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding, write_diagnosis
 from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Lines, Points, Series, View
@@ -55,25 +56,19 @@ def comparison(
 
 def small_run(tasks: Sequence[str] = ("a", "b"), *, method: str = "ties") -> list[Record]:
     """Experts 90, merged 60, aligned 84, and a classifier with parameters of its own at 86, transductively."""
-    found = []
+    records = []
     for number, task in enumerate(tasks):
         shift = 0.02 * (-1) ** number
-        found += [
+        inductive: dict[str, Any] = {"access": "inductive", "aligner": "auto", "support": "train"}
+        transductive: dict[str, Any] = {"access": "transductive", "aligner": "surgery", "support": "test"}
+        records += [
             record(task, "expert", 0.90 + shift),
             record(task, method, 0.60 + shift),
-            record(task, method, 0.84 + shift, access="inductive", aligner="auto", support="train"),
-            record(task, "average", 0.80 + shift, access="inductive", aligner="auto", support="train"),
-            record(
-                task,
-                method,
-                0.86 + shift,
-                access="transductive",
-                aligner="surgery",
-                support="test",
-                extra_parameters=1234,
-            ),
+            record(task, method, 0.84 + shift, **inductive),
+            record(task, "average", 0.80 + shift, **inductive),
+            record(task, method, 0.86 + shift, **transductive, extra_parameters=1234),
         ]
-    return found
+    return records
 
 
 def write_run(
@@ -85,12 +80,12 @@ def write_run(
     diagnosis: Diagnosis | None = None,
     info: RunInfo | None = None,
 ) -> Path:
+    """A run folder with only the files that are not empty."""
     folder.mkdir(parents=True, exist_ok=True)
     write_records(folder / "records.jsonl", records)
-    if comparisons:
-        (folder / "comparisons.json").write_text(json.dumps([asdict(item) for item in comparisons]))
-    if notes:
-        (folder / "notes.json").write_text(json.dumps(list(notes)))
+    for name, items in (("comparisons.json", [asdict(item) for item in comparisons]), ("notes.json", list(notes))):
+        if items:
+            (folder / name).write_text(json.dumps(items))
     if diagnosis:
         write_diagnosis(folder / "diagnosis.json", diagnosis)
     if info:
@@ -140,49 +135,6 @@ def figures(tasks: Sequence[str] = ("a", "b")) -> list[Figure]:
     ]  # fmt: skip
 
 
-def large_run(folder: Path, *, tasks: int = 8, methods: int = 20, inputs: int = 400) -> Path:
-    """8 tasks x 20 methods x 4 protocols, compared, and a diagnosis with points for each task."""
-    draw = random.Random(0)
-    names = [f"task-{number}" for number in range(tasks)]
-    ways: list[dict[str, object]] = [
-        {"protocol": "current", "access": "data-free"},
-        {"protocol": "knn", "access": "inductive", "support": "train", "shots": 5},
-        {"protocol": "aligned-c", "access": "inductive", "support": "train"},
-        {
-            "protocol": "current",
-            "access": "transductive",
-            "support": "test",
-            "aligner": "surgery",
-            "extra_parameters": 4096,
-        },
-    ]
-    records: list[Record] = []
-    comparisons = []
-    for way in ways:
-        rows = []
-        for number in range(methods):
-            kind = "expert" if number == 0 else f"method-{number:02d}"
-            own = [record(task, kind, min(0.97, 0.55 + 0.02 * number + draw.random() / 10), **way) for task in names]  # type: ignore[arg-type]
-            rows.append(own)
-            records += own
-        best = rows[-1][0]
-        comparisons += [comparison(own[0], best, verdict="worse", tasks=names, worse=names[:3]) for own in rows[:-1]]
-    text = " ".join(("it", "was", "neither", "good", "nor", "bad", "and", "nobody", "knew", "why") * 3)
-    drawn: list[Figure] = [*figures(names)]
-    labels = [f"class {number}" for number in range(6)]
-    for number, task in enumerate(names):
-        plain = points(task, count=inputs, classes=labels, seed=number)
-        drawn.append(
-            Points(
-                plain.key, plain.title, plain.caption, task, plain.classes, plain.true, plain.views,
-                texts=tuple(f"{place}: {text}" for place in range(inputs)),
-            )
-        )  # fmt: skip
-    verdict = tuple(Finding(f"Finding {number}", "Something was found out.", {"points": 1.5}) for number in range(5))
-    diagnosis = Diagnosis("method-05", tuple(names), verdict, tuple(drawn), {"seed": 0})
-    return write_run(folder, records, comparisons=comparisons, notes=["a note"], diagnosis=diagnosis)
-
-
 MANIFEST = {
     "family": "bert",
     "encoder": {"content": "blake3:" + "cd" * 32},
@@ -212,3 +164,16 @@ def full_run(folder: Path) -> Path:
     )  # fmt: skip
     compared = [comparison(by["ties", "data-free"], by["expert", "data-free"], verdict="worse", tasks=("a", "b"))]
     return write_run(folder, records, comparisons=compared, notes=["a doubt"], diagnosis=diagnosis, info=info)
+
+
+def hostile_run(folder: Path) -> Path:
+    """Every text that a run can hold tries to be markup."""
+    figure = replace(points(BREAK_OUT, classes=(ALERT, BREAK_OUT)), title=ALERT, caption=BREAK_OUT)
+    views = tuple(replace(view, name=name) for view, name in zip(figure.views, (ALERT, BREAK_OUT, "x"), strict=True))
+    figure = replace(figure, texts=(BREAK_OUT + ALERT,) * len(figure.true), views=views)
+    verdict = (Finding(ALERT, f"`{ALERT}` {BREAK_OUT}", {BREAK_OUT: 1.0}),)
+    diagnosis = Diagnosis(ALERT, (ALERT,), verdict, (figure,), {ALERT: BREAK_OUT})
+    block = json.loads(json.dumps(MANIFEST).replace("ties", "<b>").replace("./a", "<i>"))
+    info = RunInfo(ALERT, BREAK_OUT, ALERT, {ALERT: 1.0}, 1, BREAK_OUT, {ALERT: BREAK_OUT}, (block, ALERT))
+    records = small_run((ALERT, BREAK_OUT), method=BREAK_OUT)
+    return write_run(folder, records, notes=[ALERT, BREAK_OUT], diagnosis=diagnosis, info=info)

@@ -8,11 +8,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.making import ALERT, BREAK_OUT, MANIFEST, full_run, points, record, small_run, write_run
+from tests.report.making import ALERT, BREAK_OUT, full_run, hostile_run, points, record, small_run, write_run
 
-from orthomerge.analysis.diagnosis import Diagnosis, Finding
+from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.core.errors import CheckpointError
-from orthomerge.evaluation.records import RunInfo, read_info, write_info
+from orthomerge.evaluation.records import Record, RunInfo, read_info, write_info
 from orthomerge.report.facts import numbers_of
 from orthomerge.report.figure_data import json_block, points_payload
 from orthomerge.report.report import report
@@ -104,15 +104,7 @@ def test_the_policy_forbids_everything_else(tmp_path: Path) -> None:
 
 
 def test_what_a_name_says_is_never_markup(tmp_path: Path) -> None:
-    records = small_run((ALERT, BREAK_OUT), method=ALERT)
-    figure = replace(points(BREAK_OUT, classes=(ALERT, BREAK_OUT)), title=ALERT, caption=BREAK_OUT)
-    texts = (ALERT,) * len(figure.true)
-    verdict = (Finding(ALERT, f"`{ALERT}` {BREAK_OUT}", {BREAK_OUT: 1.0}),)
-    diagnosis = Diagnosis(ALERT, (ALERT,), verdict, (replace(figure, texts=texts),), {ALERT: BREAK_OUT})
-    block = json.loads(json.dumps(MANIFEST).replace("ties", "<b>").replace("./a", "<i>"))
-    info = RunInfo(ALERT, BREAK_OUT, ALERT, {ALERT: 1.0}, 1, ALERT, {ALERT: ALERT}, (block, ALERT))
-    run = write_run(tmp_path / "run", records, notes=[ALERT], diagnosis=diagnosis, info=info)
-    done = report(run, tmp_path / "report.html", title=BREAK_OUT)
+    done = report(hostile_run(tmp_path / "run"), tmp_path / "report.html", title=BREAK_OUT)
     page = read(done.page)
     assert [tag for tag, _ in page.tags].count("script") == 3
     assert not {"img", "i"} & {tag for tag, _ in page.tags}
@@ -122,17 +114,11 @@ def test_what_a_name_says_is_never_markup(tmp_path: Path) -> None:
 
 
 def test_a_number_and_its_interval_are_one() -> None:
-    given = {
-        "won": 23.13,
-        "won, low": 21.67,
-        "won, high": 24.6,
-        "cosine": -0.0927,
-        "alone, low": 1.0,
-        "n": 1168,
-        "0": 0,
-    }
-    told = {"won": "23.1 (21.7 to 24.6)", "cosine": "-0.0927", "alone, low": "1.00", "n": "1,168", "0": "0"}
-    assert dict(numbers_of(given)) == told
+    interval = {"won": 23.13, "won, low": 21.67, "won, high": 24.6}
+    numbers = {**interval, "cosine": -0.0927, "alone, low": 1.0, "n": 1168, "0": 0}
+    assert numbers_of(numbers) == [
+        ("won", "23.1 (21.7 to 24.6)"), ("cosine", "-0.0927"), ("alone, low", "1.00"), ("n", "1,168"), ("0", "0"),
+    ]  # fmt: skip
 
 
 def test_half_a_character_is_no_reason_to_fail(tmp_path: Path) -> None:
@@ -153,40 +139,43 @@ def test_json_cannot_leave_its_element() -> None:
 def test_only_png_is_shown_and_only_so_much() -> None:
     figure = points("a", count=3, images=True)
     images = ("data:image/svg+xml;base64,AAAA", "javascript:alert(1)", figure.images[0])
-    (found,) = points_payload([replace(figure, images=images)])
-    assert found["images"] == ["", "", figure.images[0]]
+    (payload,) = points_payload([replace(figure, images=images)])
+    assert payload["images"] == ["", "", figure.images[0]]
     large = "data:image/png;base64," + "A" * 3_000_000
-    (found,) = points_payload([replace(figure, images=(large, large, figure.images[0]))])
-    assert found["images"] == [large, "", figure.images[0]]
+    (payload,) = points_payload([replace(figure, images=(large, large, figure.images[0]))])
+    assert payload["images"] == [large, "", figure.images[0]]
 
 
 def test_the_views_of_a_figure_share_a_frame() -> None:
     figure = points("a", count=2)
     near, far = (replace(figure.views[0], x=x, y=(0.0, 1.0)) for x in ((0.0, 1.0), (0.0, 10.0)))
-    (found,) = points_payload([replace(figure, views=(near, far))])
-    assert [view["x"] for view in found["views"]] == [[0, 400], [0, 4000]]
-    assert [view["y"] for view in found["views"]] == [[400, 0], [400, 0]]
-    assert found["size"] == [4000, 400]
+    (payload,) = points_payload([replace(figure, views=(near, far))])
+    assert [view["x"] for view in payload["views"]] == [[0, 400], [0, 4000]]
+    assert [view["y"] for view in payload["views"]] == [[400, 0], [400, 0]]
+    assert payload["size"] == [4000, 400]
 
 
 def test_the_story_speaks_of_the_diagnosed_method() -> None:
-    found = boards(small_run() + [record(task, "average", 0.5) for task in ("a", "b")])
-    assert [step.line.method for step in story(found).steps] == ["expert", "ties", "ties"]
-    assert [step.line.method for step in story(found, method="average").steps] == ["expert", "average", "average"]
+    tables = boards(small_run() + [record(task, "average", 0.5) for task in ("a", "b")])
+    assert [step.line.method for step in story(tables).steps] == ["expert", "ties", "ties"]
+    assert [step.line.method for step in story(tables, method="average").steps] == ["expert", "average", "average"]
 
 
-def test_a_transductive_end_is_called_one() -> None:
-    records = [item for item in small_run() if item.access != "inductive"]
-    told = story(boards(records))
-    assert told.sentence.endswith("is recovered (aligned on the test inputs themselves).")
-    assert "parameter" not in told.sentence
-
-
-def test_a_story_without_alignment_or_experts() -> None:
-    merged = [record("a", "ties", 0.6), record("a", "average", 0.7)]
-    told = story(boards(merged))
-    assert told.sentence == "Merged into one encoder by average, the model reaches 70.0 % on one task."
-    assert story(boards([record("a", "ties", 0.6, protocol="knn")])).sentence == "Accuracy on one task."
+@pytest.mark.parametrize(
+    ("records", "end"),
+    [
+        (
+            [item for item in small_run() if item.access != "inductive"],
+            " recovered (aligned on the test inputs themselves).",
+        ),
+        ([record("a", "ties", 0.6), record("a", "average", 0.7)], "by average, the model reaches 70.0 % on one task."),
+        ([record("a", "ties", 0.6, protocol="knn")], "Accuracy on one task."),
+    ],
+)
+def test_ends_of_stories(records: list[Record], end: str) -> None:
+    sentence = story(boards(records)).sentence
+    assert sentence.endswith(end)
+    assert "parameter" not in sentence
 
 
 def test_run_info_goes_to_disk_and_back(tmp_path: Path) -> None:

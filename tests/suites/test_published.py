@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from tests.models.making import write_tokenizer
 
 from orthomerge import load
-from orthomerge.api.evaluate import evaluate
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data.task import Task
 from orthomerge.models.heads import head_of
@@ -301,15 +300,14 @@ def write_bert_experts(berts: Path, folder: Path, head: str = "classifier.0") ->
     return write_state_dicts(folder, encoder, 32, "bert.", head)
 
 
-def test_bert_from_the_cache_merged_and_evaluated(tmp_path: Path, berts: Path, cache: Path) -> None:
+def test_bert_from_the_cache_merged(tmp_path: Path, berts: Path, cache: Path) -> None:
     states = write_bert_experts(berts, tmp_path / "experts")
     write_state_dicts(tmp_path / "experts" / "t5-base", torch.nn.Linear(1, 1), 16, "t5.")  # of no concern here
     lay(cache, "google-bert/bert-base-uncased", berts / "base")
     lay(cache, KONG, tmp_path / "experts")
     lay(cache, KONG, write_tables(tmp_path / "tables"), kind="datasets")
     suite = build("bert-text5", tmp_path)
-    sizes = {name: len(labels) for name, labels in published.TEXT_LABELS.items()}
-    assert sizes == {"ag_news": 4, "yelp": 5, "amazon": 5, "yahoo": 10, "dbpedia": 14}
+    assert [len(published.TEXT_LABELS[name]) for name in TEXT5] == [4, 5, 5, 10, 14]
     assert {split: len(part) for split, part in suite.tasks["yahoo"].splits.items()} == {
         "train": 45, "val": 5, "test": 20,
     }  # fmt: skip
@@ -331,14 +329,6 @@ def test_bert_from_the_cache_merged_and_evaluated(tmp_path: Path, berts: Path, c
         weight, bias = states["yahoo"]["classifier.0.weight"], states["yahoo"]["classifier.0.bias"]
     logits = merged.head("yahoo")(features_of(merged, batch, "yahoo"))
     torch.testing.assert_close(logits, features @ weight.T + bias, atol=1e-5, rtol=1e-5)
-
-    assert isinstance(suite.paths["yahoo"], Expert)
-    scores = evaluate(
-        merged, suite.tasks, experts=suite.experts(), references=("expert",), encoding=suite.encoding("cpu")
-    )
-    for method in ("task_arithmetic", "expert"):
-        own = [record for record in scores.records if (record.method, record.protocol) == (method, "current")]
-        assert {record.task: record.examples for record in own} == {task: 2 * size for task, size in sizes.items()}
 
 
 def test_halves_by_hand(tmp_path: Path, berts: Path, cache: Path) -> None:

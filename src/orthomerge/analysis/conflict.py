@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -81,57 +82,50 @@ class Conflict:
 
     def figures(self) -> tuple[Heat, ...]:
         """Sizes and ranks by layer; cosines and signs by pair if there are two tasks or more."""
-        figures = [
-            Heat(
-                "vector-norms",
-                "How far each expert moved",
-                "Length of the task vector as a share of the base's weights, layer by layer.",
-                self.layers,
-                self.tasks,
-                _percent(self.norms),
-                "% of the base",
-            )
+        ranked = [
+            (layer, row) for layer, row in zip(self.layers, self.ranks, strict=True) if not all(map(math.isnan, row))
         ]
-        if len(self.tasks) > 1:
-            figures += [
-                Heat(
-                    "vector-cosines",
-                    "Angles between task vectors",
-                    "Cosine of all changes of two experts together: 0 at right angles, 1 the same direction.",
-                    self.tasks,
-                    self.tasks,
-                    self.cosine,
-                    "cosine",
-                    diverging=True,
-                ),
-                Heat(
-                    "sign-conflicts",
-                    "Where experts pull in opposite directions",
-                    "Share of the weights changed by both experts (by more than 1e-7) that one raises and the other "
-                    "lowers; 50 % is chance.",
-                    self.tasks,
-                    self.tasks,
-                    _percent(self.signs),
-                    "%",
-                ),
-            ]
-        ranks = {
-            layer: row for layer, row in zip(self.layers, self.ranks, strict=True) if not all(map(math.isnan, row))
-        }
-        if ranks:
-            figures.append(
-                Heat(
-                    "vector-ranks",
-                    "How many directions each expert uses",
-                    "Effective rank of the task vector's matrices, mean over the layer: exp of the entropy of the "
-                    "squared singular values.",
-                    tuple(ranks),
-                    self.tasks,
-                    tuple(ranks.values()),
-                    "effective rank",
-                )
-            )
-        return tuple(figures)
+        norms = Heat(
+            "vector-norms",
+            "How far each expert moved",
+            "Length of the task vector as a share of the base's weights, layer by layer.",
+            self.layers,
+            self.tasks,
+            _percent(self.norms),
+            "% of the base",
+        )
+        cosines = Heat(
+            "vector-cosines",
+            "Angles between task vectors",
+            "Cosine of all changes of two experts together: 0 at right angles, 1 the same direction.",
+            self.tasks,
+            self.tasks,
+            self.cosine,
+            "cosine",
+            diverging=True,
+        )
+        signs = Heat(
+            "sign-conflicts",
+            "Where experts pull in opposite directions",
+            "Share of the weights changed by both experts (by more than 1e-7) that one raises and the other lowers; 50 "
+            "% is chance.",
+            self.tasks,
+            self.tasks,
+            _percent(self.signs),
+            "%",
+        )
+        ranks = Heat(
+            "vector-ranks",
+            "How many directions each expert uses",
+            "Effective rank of the task vector's matrices, mean over the layer: exp of the entropy of the squared "
+            "singular values.",
+            tuple(layer for layer, _ in ranked),
+            self.tasks,
+            tuple(row for _, row in ranked),
+            "effective rank",
+        )
+        pairs = (cosines, signs) if len(self.tasks) > 1 else ()
+        return (norms, *pairs, ranks) if ranked else (norms, *pairs)
 
 
 def layer_of(name: str) -> str:
@@ -172,5 +166,4 @@ def _percent(values: Matrix) -> Matrix:
 
 def _mean(values: list[float]) -> float:
     """Without NaN."""
-    kept = [value for value in values if not math.isnan(value)]
-    return math.fsum(kept) / len(kept) if kept else math.nan
+    return fmean([value for value in values if not math.isnan(value)] or [math.nan])

@@ -64,19 +64,11 @@ class _Setting:
     detail: Detail
     left_out: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def tasks(self) -> Mapping[str, Task]:
-        return self.encoded.tasks
-
     def pair(self, task: str, split: Split) -> FeaturePair:
         """Features of one split by the model and by the expert."""
         encoded = self.encoded
         expert = encoded.teacher(task)
         return FeaturePair(encoded.features(self.model, task, split), encoded.features(expert, task, split))
-
-    def stage(self, title: str) -> None:
-        """Report what is done next."""
-        self.encoded.progress.stage(title, None)
 
 
 def diagnose(
@@ -166,9 +158,11 @@ def _layers(setting: _Setting) -> tuple[Figure, ...]:
     """CKA layer by layer, if it is wanted and there are enough inputs."""
     if not setting.detail.layers:
         return ()
-    setting.stage("encoding layer by layer")
+    setting.encoded.progress.stage("encoding layer by layer", None)
     encoded = setting.encoded
-    figures = layer_figures(setting.model, encoded.teachers, setting.tasks, detail=setting.detail, how=encoded.how)
+    figures = layer_figures(
+        setting.model, encoded.teachers, setting.encoded.tasks, detail=setting.detail, how=encoded.how
+    )
     if isinstance(figures, str):
         setting.left_out["CKA"] = figures
         return ()
@@ -178,9 +172,9 @@ def _layers(setting: _Setting) -> tuple[Figure, ...]:
 def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
     """Everything that features show, task by task, and t-SNE."""
     comparisons, points, encoded = dict[str, TaskComparison](), list[Points](), setting.encoded
-    for name, task in setting.tasks.items():
+    for name, task in setting.encoded.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
-        setting.stage(f"comparing features of {name}")
+        setting.encoded.progress.stage(f"comparing features of {name}", None)
         head = head_of(encoded.classifier(encoded.teacher(name), name))
         classifier = encoded.classifier(setting.model, name)
         with single_threaded():
@@ -202,9 +196,9 @@ def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskCo
         task,
         test,
         comparison,
-        among=tuple(setting.tasks),
+        among=tuple(setting.encoded.tasks),
         detail=setting.detail,
-        image_bytes=_IMAGES // len(setting.tasks),
+        image_bytes=_IMAGES // len(setting.encoded.tasks),
     )
     if task.modality == "image" and not figure.images:
         setting.left_out[f"pictures of {task.name}"] = "too many or too large to be kept small"
@@ -217,9 +211,9 @@ def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, 
     if not experts.has_base:
         setting.left_out["task vectors"] = "the base was not given"
         return None, ()
-    setting.stage("comparing task vectors")
+    setting.encoded.progress.stage("comparing task vectors", None)
     vectors = task_vectors(experts, order=model.weights.specs)
-    conflict = Conflict.of(TaskVectors({task: vectors.vectors[task] for task in setting.tasks}))
+    conflict = Conflict.of(TaskVectors({task: vectors.vectors[task] for task in setting.encoded.tasks}))
     if "fit" not in model.origin.facts:
         return conflict, conflict.figures()
     masking = start_masking(model.origin.facts, model.tasks, model.weights, vectors)
@@ -233,7 +227,7 @@ def _base(setting: _Setting) -> dict[str, Hits]:
     """Hits of the base with the experts' heads."""
     encoded, right = setting.encoded, {}
     base = setting.experts.base.with_heads(setting.experts.heads)
-    for task in setting.tasks:
+    for task in setting.encoded.tasks:
         kind = head_of(base.head(task)).kind
         right[task] = hits(encoded.predictions(base, task, "test"), encoded.labels(task, "test"), kind).numpy()
         encoded.keep([])

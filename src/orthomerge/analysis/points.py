@@ -114,19 +114,13 @@ def moved(classifier: Classifier, values: torch.Tensor, *, head: Head) -> torch.
     """
     X, first = read_by(head, values), first_map(head)
     if isinstance(classifier, Head):
-        change = _first_outputs(classifier, values) - _first_outputs(head, values)
+        change = first_map(classifier)(read_by(classifier, values)) - first(X)
     elif head.hidden is None:
         change = classifier(values).double() - head(values).double()
     else:
         return None
     back: torch.Tensor = torch.linalg.pinv(first.weight.double(), rtol=_FAINT)
     return X + change @ back.T
-
-
-def _first_outputs(head: Head, values: torch.Tensor) -> torch.Tensor:
-    first = first_map(head)
-    outputs = read_by(head, values) @ first.weight.double().T
-    return outputs if first.bias is None else outputs + first.bias.double()
 
 
 def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
@@ -142,14 +136,9 @@ def short_text(text: str) -> str:
 def thumbnails(images: Sequence[Any], *, most: int) -> tuple[str, ...]:
     """Every image as a data URI, all of them within `most` characters; none if that is impossible."""
     for side, colours in _SIZES:
-        uris, length = [], 0
-        for image in images:
-            uris.append(_uri(image, side, colours))
-            length += len(uris[-1])
-            if length > most:
-                break
-        else:
-            return tuple(uris)
+        uris = tuple(_uri(image, side, colours) for image in images)
+        if sum(map(len, uris)) <= most:
+            return uris
     return ()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from orthomerge.analysis.conflict import in_order, layer_of
@@ -146,7 +147,7 @@ def coefficient_figure(table: object) -> Heat | None:
         "Coefficient of each task vector as the fit left it, mean over the tensors of a layer.",
         rows,
         tuple(by_task),
-        tuple(tuple(_mean(groups.get(row, [])) for groups in by_task.values()) for row in rows),
+        tuple(tuple(fmean(groups.get(row, [math.nan])) for groups in by_task.values()) for row in rows),
         "coefficient",
     )
 
@@ -158,7 +159,3 @@ def _mapping(value: object) -> Mapping[str, Any]:
 def _number(value: object) -> float:
     """NaN of anything but a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan

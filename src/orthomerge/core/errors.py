@@ -56,3 +56,9 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names) or 'none'}"
+
+
+def summary(error: Exception) -> str:
+    """Class and first line of an error of a library: ``ValueError: no such file``."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]:.200}"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orthomerge.core.errors import CheckpointError, RecipeError, some
+from orthomerge.core.errors import CheckpointError, RecipeError, some, summary
 from orthomerge.data.images import decode
 from orthomerge.data.raw import Key, Problems, Raw, by_split
 from orthomerge.data.rows import Rows
@@ -54,8 +54,7 @@ def _loaded(load: Callable[..., Any], source: str, what: str, advice: str = "sav
     try:
         return load(source, **options)
     except Exception as error:  # arrow's errors, those of the file system, and all ways for a hub to be out of reach
-        line = (str(error).strip().splitlines() or [""])[0]
-        raise CheckpointError(f"cannot load the dataset {what}: {type(error).__name__}: {line}; {advice}") from error
+        raise CheckpointError(f"cannot load the dataset {what}: {summary(error)}; {advice}") from error
 
 
 def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:

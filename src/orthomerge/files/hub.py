@@ -7,11 +7,12 @@ what it read. Nothing here is called for a path that exists.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orthomerge.core.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError, some, summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,13 +75,14 @@ def fetch(reference: str) -> tuple[Path, str]:
 
 def _online(name: str, revision: str) -> Path:
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         info = HfApi().model_info(name, revision=revision, timeout=_PATIENCE)
     except Exception:
-        # A commit never changes: if all of it is here, the hub is not needed.
-        if _COMMIT.fullmatch(revision) and (folder := _whole(name, revision)) is not None:
-            return folder
+        if _COMMIT.fullmatch(revision):  # it never changes: if all of it is here, the hub is not needed
+            with suppress(LocalEntryNotFoundError, CheckpointError):
+                return _cached(name, revision)
         raise
     files = [sibling.rfilename for sibling in info.siblings or ()]
     kind = _kind(files)
@@ -104,15 +106,6 @@ def _cached(name: str, revision: str) -> Path:
             f"fetching them: unset it, or run `hf download {name}` on a network"
         )
     return _snapshot(name, revision, kind, local=True)  # where the hub's listing is cached, nothing may be missing
-
-
-def _whole(name: str, revision: str) -> Path | None:
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return _cached(name, revision)
-    except (LocalEntryNotFoundError, CheckpointError):
-        return None
 
 
 def _snapshot(name: str, revision: str, kind: tuple[str, ...], *, local: bool) -> Path:
@@ -155,8 +148,7 @@ def _explain(error: Exception, reference: str, *, offline: bool) -> str:
             f"{name!r} is no path that exists, and {page} does not exist or is private: check the spelling, "
             "or log in with `hf auth login`"
         )
-    lines = str(error).strip().splitlines() or [""]
     return (
-        f"cannot fetch {reference!r} from {constants.ENDPOINT} ({type(error).__name__}: {lines[0]}): check "
+        f"cannot fetch {reference!r} from {constants.ENDPOINT} ({summary(error)}): check "
         "the network, or set HF_HUB_OFFLINE=1 to use what is in the cache"
     )

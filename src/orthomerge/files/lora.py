@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
@@ -41,8 +41,6 @@ _FACTOR = re.compile(
 )
 _EMBEDDING = re.compile(r".*embed[^.]*|(.*\.)?(wte|wpe|shared|lm_head)")
 
-Kind = Literal["linear", "embedding", "conv"]
-
 
 @dataclass(frozen=True)
 class Factors:
@@ -51,7 +49,6 @@ class Factors:
     a: Entry
     b: Entry
     scaling: float
-    kind: Kind = "linear"
     transposed: bool = False
 
     @property
@@ -159,7 +156,7 @@ class Adapter:
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The two factors of a matrix; None where the adapter stores the tensor whole."""
         factors = self.products.get(key)
-        if factors is None or key in self.replaced or factors.kind == "conv":
+        if factors is None or key in self.replaced or factors.kernel:
             return None
         return factors.pair()
 
@@ -264,9 +261,8 @@ class _Reader:
                 f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}; "
                 "the scale depends on it: correct r or rank_pattern"
             )
-        kind: Kind = "embedding" if table else "linear" if depth == 2 else "conv"
-        transposed = table or (kind == "linear" and self._transposed)
-        return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), kind, transposed)
+        transposed = table or (depth == 2 and self._transposed)
+        return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), transposed)
 
     def replaced(self, adapted: Mapping[str, Factors]) -> dict[str, Entry]:
         """Whole tensors by name; the config must say why they are there."""

@@ -21,11 +21,12 @@ from orthomerge.files.removal import remove_abandoned, remove_file
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file atomically; an error names the file."""
+def replace_file(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file atomically; an error names the file."""
     try:
         with replacing(path) as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; make room, or write elsewhere") from error
 

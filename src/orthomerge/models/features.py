@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import Spec
-from orthomerge.files.replacing import clear_partials, replacing
+from orthomerge.files.replacing import replace_file
 from orthomerge.files.safetensors import encode_header, read_metadata, read_safetensors
 
 if TYPE_CHECKING:
@@ -109,7 +109,10 @@ class FeatureCache:
             values = compute().detach().to("cpu", torch.float32).contiguous()
             if len(values) != rows:
                 raise IncompatibleError(f"features of {rows} inputs were to be computed, got {len(values)}")
-            self._write(path, key, values)
+            written = {"orthomerge": VERSION, "written": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+            metadata = {"features": json.dumps({**key, **written}, sort_keys=True), "seal": _seal(path, values)}
+            header = encode_header({"values": Spec(tuple(values.shape), "F32")}, metadata)
+            replace_file(path, header, values.numpy().data)
         return values
 
     def path(self, key: Mapping[str, Any]) -> Path:
@@ -117,7 +120,7 @@ class FeatureCache:
         return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
 
     def _prepare(self) -> None:
-        """Make sure, before anything is computed, that it can be kept; remove what killed writers left."""
+        """Make sure, before anything is computed, that it can be kept."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -126,20 +129,6 @@ class FeatureCache:
             raise OutputError(
                 f"cannot keep features in {self.folder}: {error.strerror}; set {VARIABLE} to a folder that can be "
                 "written to"
-            ) from error
-        clear_partials(self.folder)
-
-    def _write(self, path: Path, key: Mapping[str, Any], values: torch.Tensor) -> None:
-        written = {"orthomerge": VERSION, "written": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
-        metadata = {"features": json.dumps({**key, **written}, sort_keys=True), "seal": _seal(path, values)}
-        header = encode_header({"values": Spec(tuple(values.shape), "F32")}, metadata)
-        try:
-            with replacing(path) as file:
-                file.write(header)
-                file.write(values.numpy().data)
-        except OSError as error:
-            raise OutputError(
-                f"cannot keep features in {self.folder}: {error.strerror}; make room, or set {VARIABLE} elsewhere"
             ) from error
 
 

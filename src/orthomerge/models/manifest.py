@@ -69,11 +69,8 @@ _SHAPE = {
 }
 
 
-def read_manifest(folder: Path, *, any_name: bool = False) -> dict[str, Any]:
-    """The manifest of an output folder; without one it is not an output.
-
-    `any_name`: names of files that point out of the folder are no error, for the caller reports them.
-    """
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an output folder; without one it is not an output."""
     path = folder / MANIFEST
     try:
         present = path.is_file()
@@ -95,8 +92,7 @@ def read_manifest(folder: Path, *, any_name: bool = False) -> dict[str, Any]:
         if not is_plain_name(task) or "/" in task:
             raise CheckpointError(f"{path}: {task!r:.80} cannot name a task's folder; do not trust this folder")
     _check_listed(manifest, path)
-    outside = [name for name in manifest["files"] if not is_plain_name(name)]
-    if outside and not any_name:
+    if outside := [name for name in manifest["files"] if not is_plain_name(name)]:
         raise CheckpointError(f"{path} names files outside its own folder: {some(outside)}; do not trust this folder")
     return manifest
 
@@ -141,15 +137,10 @@ def _check(value: Any, shape: Any, path: Path, where: str) -> None:
 
 def _check_listed(manifest: Mapping[str, Any], path: Path) -> None:
     """Files that are read must be in the table of files, for the others are not verified."""
-    encoder = manifest["encoder"]
+    encoder, heads = manifest["encoder"], manifest["heads"]
     if not encoder["files"]:
         raise CheckpointError(f"{path} names no file of the encoder; {_WAY_OUT}")
-    needed = {"the encoder": [*encoder["files"], *encoder["processor"]]}
-    for task, head in manifest["heads"].items():
-        needed[f"the head of {task!r}"] = [
-            f"{task}/{name}" for name in ((HEAD, EXTRA) if head.get("extra") else (HEAD,))
-        ]
-    for part, names in needed.items():
-        for name in names:
-            if name not in manifest["files"]:
-                raise CheckpointError(f"{path}: {part} needs {name!r:.80}, which is not among 'files'; {_WAY_OUT}")
+    needed = [*encoder["files"], *encoder["processor"], *(f"{task}/{HEAD}" for task in heads)]
+    needed += [f"{task}/{EXTRA}" for task, head in heads.items() if head.get("extra")]
+    if missing := [name for name in needed if name not in manifest["files"]]:
+        raise CheckpointError(f"{path} needs {some(missing)}, not listed among its 'files'; {_WAY_OUT}")

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import NumericalError, OutputError, RecipeError
+from orthomerge.core.errors import NumericalError, OutputError, RecipeError, summary
 from orthomerge.core.version import VERSION
 from orthomerge.files.ownership import EXPORT, write_marker
 from orthomerge.files.publish import publish, write_json
@@ -153,7 +153,7 @@ def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: l
                 verbose=False,
             )
     except Exception as error:  # of whatever class: the exporter passes on those of all that it uses
-        raise OutputError(f"torch cannot export this model to ONNX ({_first_line(error)}); {_INSTEAD}") from error
+        raise OutputError(f"torch cannot export this model to ONNX ({summary(error)}); {_INSTEAD}") from error
 
 
 def _gaps(
@@ -174,7 +174,7 @@ def _gaps(
             for task, ours, theirs in zip(tasks, expected, outputs, strict=True):
                 gaps[task] = max(gaps[task], float((ours - torch.from_numpy(theirs)).abs().max()))
     except Exception as error:  # as above
-        raise OutputError(f"onnxruntime cannot run the exported graph ({_first_line(error)}); {_INSTEAD}") from error
+        raise OutputError(f"onnxruntime cannot run the exported graph ({summary(error)}); {_INSTEAD}") from error
     for task, gap in gaps.items():
         if not gap <= _MOST_GAP:
             raise NumericalError(
@@ -182,11 +182,6 @@ def _gaps(
                 f"the graph was not kept: {_INSTEAD}"
             )
     return gaps
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]:.200}"
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orthomerge.core.errors import OutputError, RecipeError, some
+from orthomerge.core.errors import OutputError, RecipeError, some, summary
 from orthomerge.files.hashing import algorithm_of, is_digest_of
 from orthomerge.files.hub import is_hub_id
 from orthomerge.files.ownership import MANIFEST
@@ -142,8 +142,7 @@ def _explain(error: Exception, repo: str) -> str:
             f"your token may not write to {repo!r}: use one with write access to {repo.partition('/')[0]!r} "
             "(`hf auth login`), or push to a name of your own"
         )
-    lines = str(error).strip().splitlines() or [""]
     return (
-        f"cannot upload to {repo!r} at {constants.ENDPOINT} ({type(error).__name__}: {lines[0]}); check the network "
+        f"cannot upload to {repo!r} at {constants.ENDPOINT} ({summary(error)}); check the network "
         "and push again: what is there already is not sent twice"
     )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.hashing import algorithm_of
-from orthomerge.files.links import contained, is_plain_name, leaves
-from orthomerge.files.ownership import LOCAL, MANIFEST
+from orthomerge.files.links import contained, leaves
+from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
 from orthomerge.files.paths import RawFile
 from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.extras import rebuilt
@@ -139,18 +139,11 @@ def _check_layers(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, a
 
 def verify_folder(folder: Path) -> list[str]:
     """Compute every hash of an output folder again; what is wrong, in words (empty: all is well)."""
-    files = read_manifest(folder, any_name=True)["files"]
+    files = read_manifest(folder)["files"]
     wrong = {name: file_problem(folder, name, expected) for name, expected in files.items()}
-    problems = [f"{name if name.isprintable() else repr(name)} {what}" for name, what in wrong.items() if what]
-    for file in sorted(file for file in folder.rglob("*") if file.is_symlink() or file.is_file()):
-        name = file.relative_to(folder).as_posix()
-        if name in files or name in (MANIFEST, LOCAL):
-            continue
-        if file.is_symlink() and leaves(file, folder):
-            problems.append(f"{name} is a link that leaves the folder, and was not written by the merge")
-        elif not file.is_dir():
-            problems.append(f"{name} was not written by the merge")
-    return problems
+    problems = [f"{name} {what}" for name, what in wrong.items() if what]
+    others = sorted(name for name in names_in(folder) if name not in files and name not in (MANIFEST, LOCAL))
+    return problems + [f"{name} was not written by the merge" for name in others if not name.endswith("/")]
 
 
 def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed: bool = True) -> str | None:
@@ -158,8 +151,6 @@ def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed
 
     `hashed`: whether to compare its bytes, or its size only.
     """
-    if not is_plain_name(name):
-        return "is outside the folder, and was not read; do not trust this manifest"
     file = folder / name
     if leaves(file, folder):
         return "is behind a link that leaves the folder, and was not read"

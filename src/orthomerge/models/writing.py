@@ -155,10 +155,7 @@ def _link(target: Path, link: Path) -> None:
     try:
         link.symlink_to(Path("..") / target.name)
     except OSError:
-        try:
-            os.link(target, link)
-        except OSError:
-            shutil.copyfile(target, link)
+        _keep(target, link)
 
 
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -210,7 +207,7 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
         write_json(partial / MANIFEST, manifest)
 
 
-def _keep(path: str, target: str) -> None:
+def _keep(path: str | Path, target: str | Path) -> None:
     """The same file at another place."""
     try:
         os.link(path, target)

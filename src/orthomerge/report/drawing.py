@@ -66,8 +66,7 @@ def _saved(drawing: Any, form: str, fonts: str) -> bytes:
 
 def _lines(figure: Lines) -> Any:
     """Curves with their bands; many are told apart by colour and by stroke."""
-    drawing = _canvas(COLUMN, 2.5)
-    axes = drawing.add_subplot()
+    drawing, axes = _framed(COLUMN, 2.5)
     handles, many = [], len(figure.curves) > 5
     for number, curve in enumerate(figure.curves):
         colour = SERIES[number % len(SERIES)]
@@ -91,7 +90,6 @@ def _lines(figure: Lines) -> Any:
             axes.set_xticks([], minor=True)
     axes.set_xlabel(shown(figure.x, most=60))
     axes.set_ylabel(shown(figure.y, most=40))
-    _frame(axes)
     axes.margins(x=0.02)
     if len(figure.curves) > 1:
         _legend(drawing, handles, [curve.name for curve in figure.curves])
@@ -102,8 +100,7 @@ def _bars(figure: Bars) -> Any:
     """Groups side by side, with intervals; many bars take the width of a page."""
     count = max(len(figure.series), 1)
     width = COLUMN if len(figure.groups) * count <= 12 else WIDE
-    drawing = _canvas(width, 2.5 if width == COLUMN else 2.7)
-    axes = drawing.add_subplot()
+    drawing, axes = _framed(width, 2.5 if width == COLUMN else 2.7)
     places = np.arange(len(figure.groups), dtype=np.float64)
     step = _FILLED / count
     handles = []
@@ -122,7 +119,6 @@ def _bars(figure: Bars) -> Any:
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel(shown(figure.unit, most=40))
     axes.set_xlim(-0.6, len(figure.groups) - 0.4)
-    _frame(axes)
     if len(figure.series) > 1:
         _legend(drawing, handles, [series.name for series in figure.series])
     return drawing
@@ -217,11 +213,14 @@ def _canvas(width: float, height: float) -> Any:
     return Drawing(figsize=(width, height), layout="constrained")
 
 
-def _frame(axes: Any) -> None:
-    """Two spines, and horizontal rules behind what is drawn."""
+def _framed(width: float, height: float) -> tuple[Any, Any]:
+    """A drawing and its axes, with two spines and horizontal rules behind what is drawn."""
+    drawing = _canvas(width, height)
+    axes = drawing.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_axisbelow(True)
     axes.grid(axis="y")
+    return drawing, axes
 
 
 def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:

@@ -58,11 +58,6 @@ def _part(role: str, entry: Mapping[str, Any], labels: object) -> _Cells:
     )
 
 
-def _digest(digest: str) -> Cell:
-    """Its beginning, without the name of the algorithm."""
-    return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
-
-
 def _merge(manifest: Mapping[str, Any]) -> _Cells:
     method = manifest.get("method")
     name = method.get("name") if isinstance(method, Mapping) else method
@@ -86,6 +81,11 @@ def _seen(manifest: Mapping[str, Any], section: str, verb: str) -> str:
         f"({facts['access']})" if facts.get("access") else "",
     ]
     return " ".join(filter(None, words))
+
+
+def _digest(digest: str) -> Cell:
+    """Its beginning, without the name of the algorithm."""
+    return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 
 def _mapping(value: object, *keys: str) -> Mapping[str, Any]:

@@ -49,11 +49,8 @@ def report(run: Path, out: Path, *, title: str | None = None, progress: Progress
     rows = boards(material.records, material.comparisons)
     summary = story(rows, method=material.diagnosis.method if material.diagnosis else None)
     figures = _figures(material, story_bars(summary))
-    progress.stage("drawing figures", len(figures))
-    plates = []
-    for figure in figures:
-        plates.append(Plate(figure, draw(figure)))
-        progress.advance(1)
+    progress.stage(f"drawing {len(figures)} figures", None)
+    plates = [Plate(figure, draw(figure)) for figure in figures]
     tables = _tables(rows, material)
     heading = title or f"{material.suite or material.name}: one model from many"
     text = page(material, title=heading, boards=rows, summary=summary, plates=plates, files=tables)
@@ -82,12 +79,10 @@ def _tables(rows: Sequence[Board], material: Material) -> dict[str, str]:
         texts[f"{board.key}.md"] = table.markdown() + "\n"
         texts[f"{board.key}.csv"] = board_csv(board)
         texts[f"{board.key}.tex"] = table.latex(f"accuracy-{board.key}")
-    if material.comparisons:
-        tables = comparison_tables(material.comparisons)
-        latex = (table.latex(f"comparison-{number}") for number, table in enumerate(tables, 1))
+    if tables := comparison_tables(material.comparisons):
         texts["comparisons.md"] = "\n\n".join(table.markdown() for table in tables) + "\n"
         texts["comparisons.csv"] = comparisons_csv(material.comparisons)
-        texts["comparisons.tex"] = "\n".join(latex)
+        texts["comparisons.tex"] = "\n".join(table.latex(f"comparison-{n}") for n, table in enumerate(tables, 1))
     return texts
 
 

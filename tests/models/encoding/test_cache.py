@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -94,14 +93,14 @@ def test_a_damaged_entry_is_computed_again(cache: FeatureCache, damage: Callable
 def write_many_times(folder: Path, *, me: str, other: str) -> None:
     """Write and read the same entry, from the moment on when the other process is there too."""
     values = torch.arange(160_000, dtype=torch.float32).reshape(20_000, 8)
-    cache, never = FeatureCache(folder), Compute(values)
+    cache = FeatureCache(folder)
     (folder / me).touch()
     while not (folder / other).exists():
         pass
-    for _ in range(15):
-        cache._write(cache.path(KEY), KEY, values)
-        assert torch.equal(cache.get_or_compute(KEY, 20_000, never), values)
-    assert never.calls == 0
+    for number in range(15):  # of an entry that is there, one process reads while the other writes
+        if number % 2:
+            cache.path(KEY).unlink(missing_ok=True)
+        assert torch.equal(cache.get_or_compute(KEY, 20_000, Compute(values)), values)
 
 
 def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
@@ -116,18 +115,6 @@ def test_two_processes_may_write_at_once(tmp_path: Path) -> None:
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0, errors.decode()
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", "", ".safetensors"]
-
-
-def test_what_a_killed_writer_left_is_removed(cache: FeatureCache) -> None:
-    cache.folder.mkdir()
-    left, busy = (cache.folder / f".{'a' * 64}.safetensors.{digit * 16}.partial" for digit in "01")
-    left.touch()
-    with busy.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)  # as a writer does for as long as it lives
-        cache.get_or_compute(KEY, 3, Compute(VALUES))
-        assert (left.exists(), busy.exists()) == (False, True)
-    cache.get_or_compute({}, 3, Compute(VALUES))
-    assert not busy.exists()
 
 
 def test_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +152,6 @@ def test_nothing_is_left_of_an_entry_that_was_not_written(cache: FeatureCache, m
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OutputError, match=r"No space left on device; make room, or set ORTHOMERGE_CACHE elsewhere"):
+    with pytest.raises(OutputError, match=r"cannot write .*: No space left on device; make room"):
         cache.get_or_compute(KEY, 3, Compute(VALUES))
     assert list(cache.folder.iterdir()) == []

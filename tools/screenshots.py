@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md: `python tests/browser/screenshots.py report.html docs/images`."""
+"""The pictures of docs/report.md: `python tools/screenshots.py report.html docs/images`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from PIL import Image
 from tests.browser.chromium import Chromium, Tab, find_chromium, running
@@ -39,7 +39,6 @@ def take(
         data = base64.b64decode(tab.send("Page.captureScreenshot", format="png")["data"])
     Image.open(io.BytesIO(data)).convert("RGB").save(out, optimize=True)
     size = out.stat().st_size
-    print(f"{out}: {size / 1000:.0f} kB")
     if size > MOST:
         raise SystemExit(f"{out} is larger than {MOST / 1000:.0f} kB")
 
