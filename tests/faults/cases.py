@@ -288,7 +288,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     # 36 order of labels
     Refused(36, "expert and merge", m.configured(id2label={"0": "two-1", "1": "two-0"}), UNFIT, "two",
             "give the expert", meets="align"),
-    Held(36, "tests/evaluation/test_evaluate.py::test_labels_in_another_order",
+    Held(36, "tests/data/test_labels.py::test_permuted_by_name",
             "data in another order than the head is put into it, by name"),
     # 37 other labels
     Refused(37, "more", m.configured(id2label={"0": "a", "1": "b", "2": "c"}), UNFIT, "two", "'labels'",
@@ -345,7 +345,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(46, "two of five",
             m.rows(*["a film,two-0,train", "it was,two-1,train"] * 3, "a film,two-0,test", "it was,two-1,test"), RECIPE,
             "class 0 has 2 examples", "ask for at most 2", meets="evaluate", more="--shots 50 --protocol knn"),
-    Held(46, "tests/data/test_sampling.py::test_too_few_examples"),
+    Held(46, "tests/data/test_sampling.py::test_refused"),
     # 47 features: not finite, constant
     Refused(47, "not finite", m.merged_from(m.spoil("two", "bert.embeddings.LayerNorm.bias", 3e38)), NUMBERS, "two",
             "check its weights", meets="align"),
@@ -367,10 +367,10 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(50, "a long text", m.rows(f"{'film ' * 9000},two-0,train", "it was,two-1,train"), meets="align"),
     Refused(50, "no such file", lambda w: setattr(w, "data", "nowhere.csv"), BROKEN, "nowhere.csv", "does not exist",
             meets="align"),
-    Held(50, "tests/data/test_folders.py::test_what_is_no_picture",
+    Held(50, "tests/data/test_images.py::test_nothing_is_decoded_before_it_is_used",
             "pictures are decoded when a vision model reads them"),
     # 51 inputs that end early or change their number
-    Held(51, "tests/models/test_processing.py::test_what_is_wrong_with_batches"),
+    Held(51, "tests/models/test_processing.py::test_batches_lose_nothing"),
     Held(51, "tests/evaluation/test_metrics.py::test_a_classifier_that_loses_inputs"),
     # 52 extreme and equal logits of the teacher
     Sound(52, "1e4", m.merged_from(m.tensors(lambda t: t["classifier.weight"].mul_(1e6))), meets="align",

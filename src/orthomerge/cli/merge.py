@@ -110,7 +110,6 @@ def merge(given: Input, columns: Columns, how: How, output: Output, display: Dis
 
 
 def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
-    from orthomerge.cli.align import print_alignment
     from orthomerge.cli.progress import shown
     from orthomerge.runs.models import write
 
@@ -124,6 +123,8 @@ def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
     if "fit" in manifest:
         _print_fit(manifest)
     if "alignment" in manifest:
+        from orthomerge.cli.align import print_alignment
+
         print_alignment(manifest)
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
     size = sum(file["size"] for name, file in manifest["files"].items() if not file.get("link"))

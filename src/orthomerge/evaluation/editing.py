@@ -27,8 +27,7 @@ from orthomerge.data.task import Split
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import Span, arithmetic, scales, span_of
+from orthomerge.evaluation.scale import GRID, Span, arithmetic, scales, span_of
 from orthomerge.models.experts import Experts
 from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.model import Model
@@ -70,9 +69,8 @@ class Negation:
 
 @dataclass(frozen=True, eq=False)
 class Negated:
-    """The search along the task vector and, beside it, along a random vector of the same length.
-
-    `model`: the base minus the task vector at the chosen scale; None if that is 0.
+    """The searches along the task vector and along a random vector of the same length, and the model at the chosen
+    scale; None if that is 0.
     """
 
     search: Negation
