@@ -27,8 +27,7 @@ from orthomerge.data.task import Split
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import Span, arithmetic, scales, span_of
+from orthomerge.evaluation.scale import GRID, Span, arithmetic, scales, span_of
 from orthomerge.models.experts import Experts
 from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.model import Model

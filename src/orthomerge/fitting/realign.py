@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 
 from orthomerge.alignment.aligners import find_aligner, make_aligner
@@ -231,5 +232,5 @@ def _moved(setting: Setting) -> float:
     for task in setting.tasks:
         vector = setting.task_vector(task)
         length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-        moves.append(length / math.sqrt(max(int((vector != 0).sum()), 1)))
+        moves.append(length / math.sqrt(max(int(np.count_nonzero(vector.numpy())), 1)))
     return max(sum(moves) / len(moves), 1e-8)
