@@ -164,7 +164,7 @@ def _check_labels(encoded: EncodedTasks, tasks: Iterable[str]) -> None:
 
 
 def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
-    """What the base cannot do, no edit can harm: such a control keeps nothing."""
+    """Refuse a control on which the base is no better than its most frequent class: there is nothing to keep."""
     for task, score in scores.items():
         truth = encoded.labels(task, "val")
         usual = int(truth.bincount().max()) / len(truth)
