@@ -73,7 +73,7 @@ def test_numbers_are_those_of_a_run(serial: tuple[Path, Swept], tmp_path: Path) 
     for name in ("base", "two", "three", "two.csv", "three.csv"):
         (tmp_path / name).symlink_to(serial[0].parent / name)
     ran = orthomerge.run(recipe, out=tmp_path / "run")
-    found = {
+    swept = {
         (record.task, record.method.partition(" ")[0], record.way, record.seed): record.value
         for record in read_records(serial[0].parent / "run" / "records.jsonl")
         if record.method in ("base", "expert", "task_arithmetic scale=0.4")
@@ -82,7 +82,7 @@ def test_numbers_are_those_of_a_run(serial: tuple[Path, Swept], tmp_path: Path) 
         (record.task, record.method, record.way, record.seed): record.value
         for record in read_records(ran.folder / "records.jsonl")
     }
-    assert found == plain
+    assert swept == plain
 
 
 def times(run: Path) -> dict[str, int]:
@@ -186,9 +186,9 @@ def test_the_command_line(berts: Path, tmp_path: Path) -> None:
     assert "2 cells from 2 merges; " in done.stderr
     assert "### Best for each budget of inputs, chosen on validation" in done.stdout
     assert f"all cells: {run / 'sweep.csv'}" in done.stdout
-    told = json.loads(typed.invoke(app, ["run", str(recipe), "--out", str(run), "--json"]).stdout)
-    assert told["models"] == {"done": 0, "found": 4}
-    assert told["best"][0]["chosen"]["merge"] in ("average", "task_arithmetic scale=0.5")
+    document = json.loads(typed.invoke(app, ["run", str(recipe), "--out", str(run), "--json"]).stdout)
+    assert document["models"] == {"done": 0, "found": 4}
+    assert document["best"][0]["chosen"]["merge"] in ("average", "task_arithmetic scale=0.5")
 
 
 def test_models_that_are_kept(berts: Path, tmp_path: Path) -> None:
