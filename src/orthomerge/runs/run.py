@@ -15,16 +15,19 @@ failed, continues when it is repeated. What the recipe does not ask for any more
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.progress import Watch
 from orthomerge.core.threads import fixed_threads
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.publish import check_target
@@ -32,7 +35,6 @@ from orthomerge.files.run_folder import RUN, claim, drop
 from orthomerge.models.experts import Experts
 from orthomerge.runs.driver import Artifact, ArtifactError, Done, drive
 from orthomerge.runs.engines import Engine, On, engine_of
-from orthomerge.runs.machine import machine, versions
 from orthomerge.runs.models import input_paths
 from orthomerge.runs.plan import check_recipe
 from orthomerge.runs.publishing import is_same_model, own_names, place_files, place_model, place_scores
@@ -207,8 +209,8 @@ class _Run:
             started=f"{self.started:%Y-%m-%dT%H:%M:%SZ}",
             seconds={entry.name: round(entry.seconds, 3) for entry in entries},
             memory=max(entry.memory for entry in entries),
-            machine=machine(),
-            versions=versions(),
+            machine=_machine(),
+            versions=_versions(),
         )
         if scores := [done.entry for done in self._scores()]:
             seconds = {"scores": round(sum(entry.seconds for entry in scores), 3)}
@@ -242,3 +244,26 @@ class _Run:
         message += f"Put it right and run the same command again{', without --force' if self.force and kept else ''}"
         message += f": it goes on with {artifact.name!r}." if kept else "."
         return type(error)(message) if isinstance(error, OrthomergeError) else OutputError(message)
+
+
+def _machine() -> str:
+    """Processor, cores, memory, system and, if torch sees one, the GPU."""
+    import torch
+
+    processor = platform.machine()
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    system = f"{platform.system()} {platform.release()}"
+    return f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}{gpu}"
+
+
+def _versions() -> dict[str, str]:
+    """The versions of whatever can change a number."""
+    installed = {"orthomerge": VERSION, "python": platform.python_version()}
+    for name in ("torch", "numpy", "transformers"):
+        with suppress(PackageNotFoundError):
+            installed[name] = version(name)
+    return installed

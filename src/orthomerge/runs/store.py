@@ -15,7 +15,9 @@ import hmac
 import json
 import os
 import re
+import resource
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +38,6 @@ from orthomerge.files.paths import RawFile
 from orthomerge.files.publish import publish, write_json
 from orthomerge.files.removal import remove_folder
 from orthomerge.models.features import VARIABLE, FeatureCache
-from orthomerge.runs.machine import peak_memory
 
 ENTRY = "entry.json"
 _CONTENT = "content"
@@ -87,7 +88,7 @@ class Store:
             with publish(self._place(key), force=True, marker=ENTRY, unlisted_but_ours=()) as folder:
                 (folder / _CONTENT).mkdir()
                 fill(folder / _CONTENT)
-                entry = Entry(key, name, time.perf_counter() - started, peak_memory(), _hashes(folder))
+                entry = Entry(key, name, time.perf_counter() - started, _peak_memory(), _hashes(folder))
                 write_json(folder / ENTRY, {**asdict(entry), "seal": _seal(entry)})
             self._verified[key] = entry
             return entry
@@ -190,3 +191,9 @@ def _secret() -> bytes:
         raise OutputError(
             f"cannot keep {path}: {error.strerror}; set {VARIABLE} to a folder that can be written to"
         ) from error
+
+
+def _peak_memory() -> int:
+    """Bytes that this process had in memory at most."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
