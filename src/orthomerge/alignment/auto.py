@@ -4,7 +4,7 @@
   are too unequal for least squares, and cross-validation is too noisy to choose by.
 - more: `ridge`, its strength by exact leave-one-out, and `kl-map`, its strength by cross-validation. They are about as
   good as each other and err on other inputs, so that the head halfway between them is mostly better than both. It is
-  taken unless held-out inputs, at least `few` per class, favour one alone: all three are fitted without the same inputs,
+  taken unless held-out inputs, at least `few` per class, favour one alone: all three are fitted without the same ones,
   500 of them or, in folds, all, and judged by the same KL. A difference of less than a standard error says nothing.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
