@@ -239,7 +239,7 @@ def _base(setting: _Setting) -> dict[str, Hits]:
 
 
 def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
-    """The probe of every task; none if a task has none."""
+    """The probes as one witness; empty if a task has none."""
     if not all("probe" in each.hits for each in comparisons.values()):
         return ()
     name = f"linear probe, {min(each.probed for each in comparisons.values())} inputs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -24,6 +25,18 @@ _WAY_OUT = (
     f"a task is a table ({', '.join(KINDS)}, all but parquet also .gz) or one per split (train.csv, val.csv, "
     "test.csv), an .npz, folders of pictures (split/class/*.png), or a dataset of Hugging Face"
 )
+
+
+class ColumnSource(str):
+    """The path or name of a source whose texts and labels are in columns of these names."""
+
+    def __new__(cls, source: str, text: str, label: str) -> Self:
+        self = super().__new__(cls, source)
+        self.text, self.label = text, label
+        return self
+
+    text: str
+    label: str
 
 
 def read_task(
@@ -48,6 +61,8 @@ def read_task(
     """
     if not 0 <= validation < 1:
         raise RecipeError(f"'validation' must be at least 0 and less than 1, got {validation}")
+    if isinstance(source, ColumnSource):
+        text, label = source.text, source.label
     raw = _read(source, Columns(text, label, split, keep_empty, labelled=unlabelled is None))
     if modality is not None and modality != raw.modality:
         raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")

@@ -12,7 +12,7 @@ import numpy as np
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 from orthomerge.data.images import decode, pixels
 from orthomerge.data.labels import match_labels
-from orthomerge.data.reading import read_inputs, read_task
+from orthomerge.data.reading import ColumnSource, read_inputs, read_task
 from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.task import Examples, Modality, Split, Task
 
@@ -37,6 +37,8 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
         sources[name] = str(path)
     if not sources:
         raise CheckpointError(f"{folder} has no file or folder called after a task ({some(names)})")
+    if isinstance(data, ColumnSource):
+        sources = {task: ColumnSource(source, data.text, data.label) for task, source in sources.items()}
     return {task: sources[task] for task in names if task in sources}
 
 
