@@ -12,12 +12,12 @@ import numpy as np
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
 from orthomerge.data.images import read_arrays, read_folder
-from orthomerge.data.labels import match_labels, resolve
+from orthomerge.data.labels import resolve
 from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.rows import KINDS, kind_of
-from orthomerge.data.sampling import share, stratified
+from orthomerge.data.sampling import stratified
 from orthomerge.data.tables import Columns, read_tables, split_files
-from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick
+from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000
@@ -86,30 +86,6 @@ def read_task(
     return Task(
         name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
     )
-
-
-def read_inputs(
-    source: Source | Task,
-    *,
-    name: str,
-    labels: tuple[str, ...],
-    split: Split,
-    limit: int | None = None,
-    seed: int = 0,
-) -> Task:
-    """The inputs of one split of a task as a task of their own, without labels; `source` need not have any.
-
-    If it does, they must have the names of `labels`: data of another task would have others. `limit`: the largest
-    number of inputs, drawn by `seed` whatever their labels are.
-    """
-    if limit is not None and limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {limit}")
-    task = source if isinstance(source, Task) else read_task(source, unlabelled=labels)
-    match_labels(replace(task, name=name), labels)
-    inputs = task[split].inputs
-    if limit is not None and limit < len(inputs):
-        inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
-    return Task(name, labels, task.modality, {split: Examples(inputs, None, split)})
 
 
 def may_be_read(source: str) -> bool:
