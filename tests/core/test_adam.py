@@ -28,6 +28,19 @@ def test_it_is_torch_adam(scale: float, epsilon: float) -> None:
     assert adam.steps == 20
 
 
+def test_a_quadratic_is_solved() -> None:
+    """Minima from 1e-3 to 1 away, and curvatures over three orders of magnitude."""
+    size = 700
+    target = torch.logspace(-3, 0, size) * noisy(1, size).sign()
+    curvature = torch.logspace(-3, 0, size)[torch.randperm(size, generator=torch.Generator().manual_seed(2))]
+    values = torch.zeros(size)
+    adam = Adam(values, epsilon=1e-15)
+    for step in range(400):
+        adam.step(values, curvature * (values - target), 0.02 * (1 - step / 400))
+    assert float((values - target).abs().max()) < 0.02
+    assert float((values - target).norm() / target.norm()) < 0.01
+
+
 def test_a_state_continues_to_the_bit() -> None:
     values = noisy(7, 600)
     adam = Adam(values)
