@@ -212,19 +212,19 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3, help="runs of each closed form (3)")
     parser.add_argument("--tasks", type=int, default=len(CLASSES), help="only the first so many tasks (8)")
     parser.add_argument("--no-gradients", action="store_true", help="closed forms alone; writes nothing")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    described = f"{describe_run()}\n- threads: 1\n- runs: {given.runs}"
-    toys = [made(classes, seed=number) for number, classes in enumerate(CLASSES[: given.tasks])]
+    described = f"{describe_run()}\n- threads: 1\n- runs: {arguments.runs}"
+    toys = [made(classes, seed=number) for number, classes in enumerate(CLASSES[: arguments.tasks])]
     together(toys[0])  # to warm up
-    costs = {name: alone(toys, name, {}, runs=given.runs) for name in CLOSED}
-    closed, parts = closed_table(toys, costs, runs=given.runs)
+    costs = {name: alone(toys, name, {}, runs=arguments.runs) for name in CLOSED}
+    closed, parts = closed_table(toys, costs, runs=arguments.runs)
     total, largest = sum(parts.values()), sorted(parts, key=lambda name: -parts[name])[:3]
     verdict = f"All closed forms together: {total:.2f} s of CPU; target {TARGET:.0f} s: "
     verdict += "met." if total < TARGET else "MISSED."
     verdict += " Most of it: " + ", ".join(f"{name} {parts[name] / total:.0%}" for name in largest) + "."
     print(f"{closed}\n\n{verdict}", flush=True)
-    if not given.no_gradients:
+    if not arguments.no_gradients:
         costs |= {name: alone(toys, name, {}) for name in ITERATED}
         recipes = recipe_table(toys, costs)
         print(recipes)

@@ -36,7 +36,7 @@ from orthomerge.evaluation.editing import (
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.span import Span, arithmetic, span_of
+from orthomerge.evaluation.scale import Span, arithmetic, span_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
@@ -107,25 +107,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "arithmetic")
     parser.add_argument("--seeds", type=int, default=3, help="random vectors for each target (3)")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)  # the models are so small that a second thread only gets in the way
     described, started = describe_run(), time.perf_counter()
 
     def say(text: str) -> None:
         print(f"[{time.perf_counter() - started:5.0f} s] {text}", flush=True)
 
-    suite = build_suite("digits", folder=given.folder / "suite", say=say)
-    how = Encoding(FeatureCache(given.folder / "features"), "cpu", batch=256, processor=PROCESSOR)
+    suite = build_suite("digits", folder=arguments.folder / "suite", say=say)
+    how = Encoding(FeatureCache(arguments.folder / "features"), "cpu", batch=256, processor=PROCESSOR)
     tasks, experts = EncodedTasks({**suite.tasks, **cells(suite)}, how=how), suite.experts()
     base = span_of(arithmetic(experts, {}))
-    setting = Setting(suite, tasks, base_heads(base, tasks, experts.heads), given.folder, say)
+    setting = Setting(suite, tasks, base_heads(base, tasks, experts.heads), arguments.folder, say)
     say("the base's heads are fitted")
-    negated, otherwise = negations(setting, given.seeds)
+    negated, otherwise = negations(setting, arguments.seeds)
     analogies, summary = all_analogies(setting)
     sections = {
         "# Task arithmetic on digits": "Negation and analogy as in Ilharco et al. (2023), on the embedded suite.",
         "## Run": described,
-        "## Negation": f"{NEGATION.format(seeds=given.seeds)}\n\n{negated}",
+        "## Negation": f"{NEGATION.format(seeds=arguments.seeds)}\n\n{negated}",
         "## Negation otherwise": f"{OTHERWISE}\n\n{otherwise}",
         "## Analogy": f"{ANALOGY}\n\n{analogies}",
         "## Analogy in the mean": f"{MEANS}\n\n{summary}",

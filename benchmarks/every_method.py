@@ -45,12 +45,12 @@ def largest_difference(out: Path, scratch: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     make_experts()
     experts = FOLDER / "ours"
     scratch = ROOT / "runs" / "every-method"
     rows, failed = [], False
-    for name in given.methods:
+    for name in arguments.methods:
         command = [sys.executable, "-m", "orthomerge.cli.app", "merge", "--base", experts / "base", "--method", name]
         for task in list(CLASSES)[: METHODS[name].experts[1]]:
             command += [f"{task}={experts / task}"]

@@ -148,9 +148,9 @@ def measure(case: Case, device: torch.device, precision: Precision, runs: int, c
     made = list(batches(examples, processor, BATCH, order=order))
     there = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in made]
 
-    def ours(given: Processor) -> Callable[[], object]:
+    def ours(arguments: Processor) -> Callable[[], object]:
         how = Encoding(None, str(device), precision, BATCH)
-        return lambda: extract(encoder, family, case.pooling, examples, given, task=case.name, how=how)
+        return lambda: extract(encoder, family, case.pooling, examples, arguments, task=case.name, how=how)
 
     ways: dict[str, Callable[[], object]] = {
         "bare": lambda: bare(encoder, family, case, there, precision),
@@ -188,18 +188,18 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=list(CASES), help="only these")
     parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=["float32"])
     parser.add_argument("--name", default="features", help="of the file under benchmarks/results (features)")
-    given = parser.parse_args()
-    device = device_of(given.device)
+    arguments = parser.parse_args()
+    device = device_of(arguments.device)
     on_cpu = device.type == "cpu"
     what = f"{torch.get_num_threads()} threads" if on_cpu else torch.cuda.get_device_name(device)
     described = f"{describe_run()}\n- device: {device.type}, {what}"
     rows, good = [], True
     for case in CASES.values():
         count = case.count[0 if on_cpu else 1]
-        if not count or (given.models and case.name not in given.models):
+        if not count or (arguments.models and case.name not in arguments.models):
             continue
-        for precision in given.precision:
-            times = measure(case, device, precision, given.runs, count)
+        for precision in arguments.precision:
+            times = measure(case, device, precision, arguments.runs, count)
             cells, within = row(case.name, precision, count, times)
             print("  ".join(cells), flush=True)
             rows.append(cells)
@@ -207,7 +207,7 @@ def main() -> int:
     result = table(["model", "precision", "inputs", *_WAYS, "ready / bare", "raw / bare", "verdict"], rows)
     print(result)
     sections = {"# Features beside the bare model": NOTES, "## Run": described, "## Result": result}
-    print(write_result(given.name, sections))
+    print(write_result(arguments.name, sections))
     return 0 if good else 1
 
 

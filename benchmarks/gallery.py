@@ -30,10 +30,10 @@ FILE = "figures.json"
 
 
 def main() -> None:
-    given = parsed()
-    sources = given.draw_only or [measured(given)]
-    if not given.measure_only:
-        drawn(sources, given.out, given.pages)
+    arguments = parsed()
+    sources = arguments.draw_only or [measured(arguments)]
+    if not arguments.measure_only:
+        drawn(sources, arguments.out, arguments.pages)
 
 
 def parsed() -> argparse.Namespace:
@@ -52,15 +52,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="NAME", help=", ".join(PARTS))
     parser.add_argument("--measure-only", action="store_true", help="write figures.json alone; needs no matplotlib")
     parser.add_argument("--draw-only", type=Path, nargs="+", metavar=FILE, help="draw what was measured elsewhere")
-    given = parser.parse_args()
-    if (given.suite is None) == (given.draw_only is None):
+    arguments = parser.parse_args()
+    if (arguments.suite is None) == (arguments.draw_only is None):
         parser.error(f"give --suite, or --draw-only with a {FILE}")
-    if given.scale is not None and not given.scale.startswith("task_arithmetic="):
+    if arguments.scale is not None and not arguments.scale.startswith("task_arithmetic="):
         parser.error("--scale is task_arithmetic=X")
-    return given
+    return arguments
 
 
-def measured(given: argparse.Namespace) -> Path:
+def measured(arguments: argparse.Namespace) -> Path:
     """Measure a suite; where its numbers are."""
     started = time.perf_counter()
 
@@ -69,23 +69,23 @@ def measured(given: argparse.Namespace) -> Path:
 
     plan = Plan(
         about=describe_run(),
-        scale=None if given.scale is None else float(given.scale.partition("=")[2]),
-        steps=given.steps,
-        limit=given.limit,
-        draws=given.draws,
-        parts=tuple(given.only),
-        device=given.device,
+        scale=None if arguments.scale is None else float(arguments.scale.partition("=")[2]),
+        steps=arguments.steps,
+        limit=arguments.limit,
+        draws=arguments.draws,
+        parts=tuple(arguments.only),
+        device=arguments.device,
     )
     suite = build_suite(
-        given.suite,
-        folder=given.folder or ROOT / "runs" / given.suite,
-        data=given.data,
-        base=given.base,
-        device=given.device,
+        arguments.suite,
+        folder=arguments.folder or ROOT / "runs" / arguments.suite,
+        data=arguments.data,
+        base=arguments.base,
+        device=arguments.device,
         say=say,
     )
     found = measure(suite, plan, say=say)
-    place: Path = given.out / given.suite / FILE
+    place: Path = arguments.out / arguments.suite / FILE
     place.parent.mkdir(parents=True, exist_ok=True)
     write_diagnosis(place, found)
     say(f"{len(found.figures)} figures are measured: {place} ({place.stat().st_size / 1e6:.2f} MB)")

@@ -95,19 +95,19 @@ def main() -> int:
     parser.add_argument("--experts", type=int, default=4)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("there is no GPU here; run this where there is one")
         return 1
-    described = f"{describe_run()}\n- GPU: {torch.cuda.get_device_name()}\n- runs: {given.runs}"
+    described = f"{describe_run()}\n- GPU: {torch.cuda.get_device_name()}\n- runs: {arguments.runs}"
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_models(folder, layers=given.layers, experts=given.experts)
-        experts = {f"task{number}": str(folder / f"expert{number}") for number in range(given.experts)}
-        for method in given.methods:
+        write_models(folder, layers=arguments.layers, experts=arguments.experts)
+        experts = {f"task{number}": str(folder / f"expert{number}") for number in range(arguments.experts)}
+        for method in arguments.methods:
             times: dict[str, list[float]] = {"cpu": [], "cuda": []}
-            for _ in range(given.runs):
+            for _ in range(arguments.runs):
                 for device, found in times.items():
                     parameters = dict(METHODS[method])
                     recipe = Recipe(
@@ -121,7 +121,7 @@ def main() -> int:
             rows.append([f"`{method}`", f"{here:.1f}", f"{there:.1f}", f"{here / there:.1f}", f"{apart:.1e}"])
             print("  ".join(rows[-1]), flush=True)
     result = table(["method", "CPU s", "GPU s", "times faster", "differs"], rows)
-    about = f"{given.experts} experts of {given.layers} of ViT-L's 24 layers. {NOTES}"
+    about = f"{arguments.experts} experts of {arguments.layers} of ViT-L's 24 layers. {NOTES}"
     print(result)
     print(write_result("gpu-merge", {"# Merging on a GPU": about, "## Run": described, "## Result": result}))
     return 0

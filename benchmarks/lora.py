@@ -187,32 +187,32 @@ def main() -> None:
     parser.add_argument("--scale", action="append", default=[], metavar="MERGER=SCALE", help="instead of a search")
     parser.add_argument("--minutes", type=float, default=600.0, help="write what is done after so many")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     started = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:6.1f} s] {text}", flush=True)
 
-    folder = given.folder or ROOT / "runs" / given.suite
-    made = {"folder": folder, "data": given.data, "base": given.base, "device": given.device}
-    full = build_suite(given.suite, **made, say=say)
-    suite = lora_suite(full, given.rank, given.faster, device=given.device, say=say)
+    folder = arguments.folder or ROOT / "runs" / arguments.suite
+    made = {"folder": folder, "data": arguments.data, "base": arguments.base, "device": arguments.device}
+    full = build_suite(arguments.suite, **made, say=say)
+    suite = lora_suite(full, arguments.rank, arguments.faster, device=arguments.device, say=say)
     suite.references()  # once, before all processes want them
     share = adapted_share(suite)
     say(f"the adapters change {share:.1%} of the encoder's weights")
     text = next(iter(suite.tasks.values())).modality == "text"
-    at = (given.suite, suite.folder, given.data, given.base, given.device)
-    place = LoraPlace(*at, {}, text, rank=given.rank, faster=given.faster, share=share)
+    at = (arguments.suite, suite.folder, arguments.data, arguments.base, arguments.device)
+    place = LoraPlace(*at, {}, text, rank=arguments.rank, faster=arguments.faster, share=share)
     beside = ProcessPoolExecutor(1, get_context("spawn"))
     alike = beside.submit(cka_of, place)  # on the CPU, while merges are measured
-    file = given.results / f"lora-{given.suite}-{given.rank}-{given.faster:g}.jsonl"
-    given.results.mkdir(parents=True, exist_ok=True)
+    file = arguments.results / f"lora-{arguments.suite}-{arguments.rank}-{arguments.faster:g}.jsonl"
+    arguments.results.mkdir(parents=True, exist_ok=True)
     done = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     old: dict[str, float] = next((row["scales"] for row in done if "scales" in row), {})
-    wanted = scales_of(given.scale)
+    wanted = scales_of(arguments.scale)
     if old and {**old, **wanted} != old:
         raise SystemExit(f"the merges in {file} have other scales than those given; move it away, or leave out --scale")
-    place = replace(place, scales=chosen_scales(replace(place, scales=old or wanted), given.workers, say))
+    place = replace(place, scales=chosen_scales(replace(place, scales=old or wanted), arguments.workers, say))
     if not old:
         with file.open("a") as out:
             out.write(json.dumps({"scales": place.scales}) + "\n")
@@ -229,26 +229,27 @@ def main() -> None:
         say(f"{row['start']} {row['what']} seed {row['seed']}: {row['mean']:.2f} ({row['seconds']} s)")
 
     known = {Job(**{name: row[name] for name in Job.__dataclass_fields__}).key for row in rows}
-    left = [job for job in jobs_of(given.seeds, given.steps) if job.key not in known]
-    if given.workers > 1:
-        spread(place, left, given.workers, started + 60 * given.minutes, keep)
+    left = [job for job in jobs_of(arguments.seeds, arguments.steps) if job.key not in known]
+    if arguments.workers > 1:
+        spread(place, left, arguments.workers, started + 60 * arguments.minutes, keep)
     else:
         for job in left:
-            if time.monotonic() - started < 60 * given.minutes:
+            if time.monotonic() - started < 60 * arguments.minutes:
                 keep(first.do(job))
-    write(given, sheet(rows, references, place.scales), alike.result(), share)
+    write(arguments, sheet(rows, references, place.scales), alike.result(), share)
     beside.shutdown()
     say("done")
 
 
-def write(given: argparse.Namespace, merges: str, alike: Mapping[str, Mapping[str, float]], share: float) -> None:
+def write(arguments: argparse.Namespace, merges: str, alike: Mapping[str, Mapping[str, float]], share: float) -> None:
     layers = list(alike[KINDS[0]])
     lines = [[layer, *(f"{alike[kind][layer]:.2f}" for kind in KINDS)] for layer in layers]
     lines.append(["mean", *(f"{fmean(alike[kind].values()):.2f}" for kind in KINDS)])
     about = (
-        f"Adapters of rank {given.rank} on the attention's projections, {share:.1%} of the encoder's weights, trained "
-        f"at {given.faster:g} times the rate of the full experts. Mean accuracy of all tasks in percent on the test "
-        f"split; scales {'given' if given.scale else 'chosen by normalised accuracy on validation data'}; realign is "
+        f"Adapters of rank {arguments.rank} on the attention's projections, {share:.1%} of the encoder's weights, "
+        f"trained at {arguments.faster:g} times the rate of the full experts. Mean accuracy of all tasks in percent on "
+        f"the test split; scales {'given' if arguments.scale else 'chosen by normalised accuracy on validation data'}; "
+        "realign is "
         "fitted to unlabelled training inputs (±: deviation over seeds). ties keeps a fifth of what the adapters "
         "change, dare drops half, dare_ties a tenth and trims nothing."
     )
@@ -258,10 +259,10 @@ def write(given: argparse.Namespace, merges: str, alike: Mapping[str, Mapping[st
         "see: with their singular values, the parts have the CKA of the updates. *V alone*: without them."
     )
     page = (
-        f"# LoRA experts on {given.suite}\n\n{about}\n\n{describe_run()}\n\n## Merges\n\n{merges}\n\n"
+        f"# LoRA experts on {arguments.suite}\n\n{about}\n\n{describe_run()}\n\n## Merges\n\n{merges}\n\n"
         f"## How alike the experts' updates are\n\n{cka}\n\n{table(('layer', *KINDS), lines)}\n"
     )
-    (given.results / f"lora-{given.suite}.md").write_text(page)
+    (arguments.results / f"lora-{arguments.suite}.md").write_text(page)
     print(page, flush=True)
 
 

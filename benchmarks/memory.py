@@ -123,24 +123,24 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the models there")
     # What needs torch runs in a process of its own: this one must stay small (see environments.py).
     parser.add_argument("--only", choices=("make", "list"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.only == "make":
-        make_models(given.gigabytes, given.dtype)
+    arguments = parser.parse_args()
+    if arguments.only == "make":
+        make_models(arguments.gigabytes, arguments.dtype)
         return 0
-    if given.only == "list":
+    if arguments.only == "list":
         print("\n".join(element_methods()))
         return 0
     described = describe_run()
-    stamp = FOLDER / f"{given.gigabytes:g}-{given.dtype}"
+    stamp = FOLDER / f"{arguments.gigabytes:g}-{arguments.dtype}"
     if not stamp.exists():
-        print(f"writing three models of {given.gigabytes:g} GB", flush=True)
+        print(f"writing three models of {arguments.gigabytes:g} GB", flush=True)
         shutil.rmtree(FOLDER, ignore_errors=True)
         subprocess.run([sys.executable, __file__, "--only", "make", *sys.argv[1:]], check=True)
         stamp.touch()
 
     listed = subprocess.run([sys.executable, __file__, "--only", "list"], capture_output=True, text=True, check=True)
     rows, good = [], True
-    for method in given.methods or listed.stdout.split():
+    for method in arguments.methods or listed.stdout.split():
         shutil.rmtree(FOLDER / "out", ignore_errors=True)
         program = Path(sys.executable).parent / "orthomerge"
         used = measure([program, "merge", write_recipe(method), "--quiet"])
@@ -152,10 +152,10 @@ def main() -> int:
         print("  ".join(rows[-1]), flush=True)
     size = sum(path.stat().st_size for path in (FOLDER / "base").iterdir())
     shown = table(("method", "anonymous MB", "peak RSS MB", "wall s", "CPU s", "verdict"), rows)
-    notes = f"{NOTES} Each is {size / 1e9:.1f} GB in {given.dtype}; the bar is {BAR / 1e6:.0f} MB."
+    notes = f"{NOTES} Each is {size / 1e9:.1f} GB in {arguments.dtype}; the bar is {BAR / 1e6:.0f} MB."
     print(write_result("memory", {"# Memory of large merges": notes, "## Run": described, "## Result": shown}))
     shutil.rmtree(FOLDER / "out", ignore_errors=True)
-    if not given.keep:
+    if not arguments.keep:
         shutil.rmtree(FOLDER)
     return 0 if good else 1
 

@@ -180,8 +180,8 @@ def straightforward_step(setting: Setting, delta: torch.Tensor, batch: int) -> C
             targets = inputs.targets[task].at(slice(batch))
             weights = {name: base[name] + torch.sigmoid(logits[name]) * vector[name] for name in names}
 
-            def called(**given: torch.Tensor) -> object:
-                return torch.func.functional_call(encoder.module, weights, (), given)  # noqa: B023
+            def called(**arguments: torch.Tensor) -> object:
+                return torch.func.functional_call(encoder.module, weights, (), arguments)  # noqa: B023
 
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=setting.half):
                 features = encoder._pool(called, inputs.pool.batch(targets.rows)).float()  # type: ignore[arg-type]  # noqa: SLF001
@@ -238,19 +238,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[16, 64], help="inputs a task")
     parser.add_argument("--shapes", nargs="+", default=["vit-b32", "bert-base"])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    given = parser.parse_args()
-    device = torch.device(given.device)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
     rows = []
-    for kind in given.shapes:
-        for batch in given.batch:
-            rows.append(measure(kind, device, batch, given.steps))
+    for kind in arguments.shapes:
+        for batch in arguments.batch:
+            rows.append(measure(kind, device, batch, arguments.steps))
             print(rows[-1], flush=True)
     titles = ["encoder", "P, M", "inputs", "plain ms", "ours ms", "straightforward ms", "ours / plain"]
     titles += ["straightforward / ours", "bars", "plain GiB", "ours GiB", "straightforward GiB", "formula GiB"]
     text = f"# MOMA: what a step costs\n\n{ABOUT}\n\n{describe_run()}\n\n## Result\n\n{table(titles, rows)}\n"
     print(text, flush=True)
-    given.results.mkdir(parents=True, exist_ok=True)
-    (given.results / "moma-step.md").write_text(text)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    (arguments.results / "moma-step.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -213,10 +213,12 @@ def load(folder: Path, jobs: int, *, processes: int) -> tuple[list[str], set[byt
     models = write_experts(folder / "models")
     recipe = Recipe({task: str(models / task) for task in TASKS}, base=str(models / "base"), method="average")
     merged = write(recipe, out=folder / "merged").out
-    asked = [Job(number, models, merged, folder / "place") for number in range(jobs)]
+    requested = [Job(number, models, merged, folder / "place") for number in range(jobs)]
     started = time.perf_counter()
     with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
-        wrong = [f"job {job.number}: {told}" for job, told in zip(asked, pool.map(work, asked), strict=True) if told]
+        wrong = [
+            f"job {job.number}: {told}" for job, told in zip(requested, pool.map(work, requested), strict=True) if told
+        ]
     seconds = time.perf_counter() - started
     outs = [folder / "place" / str(number) for number in range(jobs)]
     weights = {(out / "encoder.safetensors").read_bytes() for out in outs[1::2]}
@@ -232,16 +234,16 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10, help="of a run and of a sweep, each")
     parser.add_argument("--jobs", type=int, default=64)
     parser.add_argument("--processes", type=int, default=64, help="at once")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     about = describe_run()
     with tempfile.TemporaryDirectory() as place:
         (folder := Path(place, "soak")).mkdir()
-        found = soak(folder, given.merges)
+        found = soak(folder, arguments.merges)
         shutil.rmtree(folder)
         (folder := Path(place, "runs")).mkdir()
-        stopped, broken = soak_runs(folder, given.kills)
+        stopped, broken = soak_runs(folder, arguments.kills)
         (folder := Path(place, "load")).mkdir()
-        wrong, weights, records, seconds = load(folder, given.jobs, processes=given.processes)
+        wrong, weights, records, seconds = load(folder, arguments.jobs, processes=arguments.processes)
     half = found.resident[len(found.resident) // 2] / 2**20
     rows = [
         ["merges in a row, of them killed", f"{found.merges}, {found.killed}", ""],
@@ -251,9 +253,9 @@ def main() -> None:
         ["memory, at half and at the end", f"{half:.1f}, {found.resident[-1] / 2**20:.1f} MiB", ""],
         ["growth a merge over the second half", f"{found.growth / 1024:.2f} kB", "below 4 kB"],
         ["seconds", f"{found.seconds:.0f}", ""],
-        ["kills of a run and a sweep that hit", f"{stopped} of {2 * given.kills}", ""],
+        ["kills of a run and a sweep that hit", f"{stopped} of {2 * arguments.kills}", ""],
         ["results computed twice, or other than of a whole run", str(len(broken)), "0"],
-        ["jobs side by side, half merges and half evaluations", f"{given.jobs} in {given.processes} processes", ""],
+        ["jobs side by side, half of them merges", f"{arguments.jobs} in {arguments.processes} processes", ""],
         ["of them wrong", str(len(wrong)), "0"],
         ["different weights among the merges", str(len(weights)), "1"],
         ["different records among the evaluations", str(len(records)), "1"],

@@ -250,34 +250,34 @@ def main() -> None:
     parser.add_argument("--base", help="folder or hub id of the base of text8")
     parser.add_argument("--device", default="auto", help="of text8; digits runs on a CPU")
     parser.add_argument("--batch", type=int, default=256, help="texts that are scored at once (256)")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     described, started = describe_run(), time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - started:5.0f} s] {text}", flush=True)
 
-    if given.suite == "digits":
+    if arguments.suite == "digits":
         torch.set_num_threads(1)  # the models are so small that a second thread only gets in the way
-        study = digits_study(folder=given.folder or ROOT / "runs" / "tangent", say=say)
+        study = digits_study(folder=arguments.folder or ROOT / "runs" / "tangent", say=say)
     else:
         study = text8_study(
-            folder=given.folder or ROOT / "runs" / "text8",
-            data=given.data,
-            base=given.base,
-            device=given.device,
-            batch=given.batch,
+            folder=arguments.folder or ROOT / "runs" / "text8",
+            data=arguments.data,
+            base=arguments.base,
+            device=arguments.device,
+            batch=arguments.batch,
             say=say,
         )
-    seeds = given.seeds or (12 if given.suite == "digits" else 1)
-    found = run(study, given.modes, seeds, say)
+    seeds = arguments.seeds or (12 if arguments.suite == "digits" else 1)
+    found = run(study, arguments.modes, seeds, say)
     text = f"{result_table(found)}\n\n{curve_table(found)}\n\n{claim(found)}"
     print(text)
     sections = {
-        "# Linearised and tau-Jp experts" + (" on text8" if given.suite == "text8" else ""): study.about,
+        "# Linearised and tau-Jp experts" + (" on text8" if arguments.suite == "text8" else ""): study.about,
         "## Run": f"{described}\n- seeds: {seeds}",
         "## Result": text,
     }
-    print(write_result("tangent" if given.suite == "digits" else f"tangent-{given.suite}", sections))
+    print(write_result("tangent" if arguments.suite == "digits" else f"tangent-{arguments.suite}", sections))
 
 
 if __name__ == "__main__":

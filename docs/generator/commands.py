@@ -11,10 +11,14 @@ from docs.generator.options import table
 
 
 def command_tree(app: click.Group) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its words."""
+    """Every command with its words; groups are walked."""
     context = click.Context(app)
     for name in app.commands:
-        yield (name,), app.get_command(context, name)
+        command = app.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from (((name, *words), inner) for words, inner in command_tree(command))
+        else:
+            yield (name,), command
 
 
 def help_of(command: Any, words: tuple[str, ...]) -> str:

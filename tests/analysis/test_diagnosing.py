@@ -16,7 +16,7 @@ from tests.calling import call, refused
 
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Diagnosis, read_diagnosis, write_diagnosis
-from orthomerge.analysis.figures import Bars, Heat, Lines, Points
+from orthomerge.analysis.figures import Lines, Points
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
@@ -73,49 +73,47 @@ def test_everything_is_there(found: Diagnosis, toy: Toy) -> None:
     assert titles[0] == "Accuracy"
     assert {"Which task suffers", "Which experts conflict", "Scale"} <= set(titles)
     assert {"expert", "merged", "aligned", "base", "lost"} <= found.verdict[0].numbers.keys()
-
-
-def test_points(found: Diagnosis) -> None:
-    points = by_key(found)["tsne-where"]
-    assert isinstance(points, Points)
+    points, accuracy, layers = figures["tsne-where"], figures["accuracy"], figures["cka-layers"]
     assert [view.name for view in points.views] == ["expert", "merged", "aligned"]
     assert points.classes == ("top", "middle", "bottom")
-    sizes = {len(points.true), len(points.images), *(len(view.predicted) for view in points.views)}
-    assert sizes == {20}
+    assert {len(points.true), len(points.images), *(len(view.predicted) for view in points.views)} == {20}
     assert points.images[0].startswith("data:image/png;base64,")
     assert "t-SNE of 20 of 37 test inputs" in points.caption
-    accuracy = by_key(found)["accuracy"]
-    assert isinstance(accuracy, Bars)
     assert f"({accuracy.series[0].values[1]:.1f} %)" in points.views[0].title
-
-
-def test_layers(found: Diagnosis) -> None:
-    layers = by_key(found)["cka-layers"]
-    assert isinstance(layers, Heat)
     assert layers.rows == ("embeddings", "layer 0", "layer 1", "features")
     assert all(math.isnan(value) for value in layers.values[0])  # [CLS] starts as the same for all
     assert all(value <= 1 + 1e-9 for row in layers.values[1:] for value in row)
-    pairs = by_key(found)["cka-experts"]
-    assert pairs.rows == ("bright", "where", "task_arithmetic")
+    assert figures["cka-experts"].rows == ("bright", "where", "task_arithmetic")
 
 
 def test_it_is_written_and_read_back(found: Diagnosis, tmp_path: Path) -> None:
-    path = tmp_path / "diagnosis.json"
-    write_diagnosis(path, found)
-    back = read_diagnosis(path)
+    write_diagnosis(tmp_path / "one.json", found)
+    back = read_diagnosis(tmp_path / "one.json")
     assert back.verdict == found.verdict
-    assert [figure.key for figure in back.figures] == [figure.key for figure in found.figures]
     assert by_key(back)["tsne-bright"] == by_key(found)["tsne-bright"]
-    write_diagnosis(tmp_path / "again.json", back)
-    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+    write_diagnosis(tmp_path / "other.json", back)
+    assert (tmp_path / "other.json").read_bytes() == (tmp_path / "one.json").read_bytes()
 
 
-def test_the_same_seed_gives_the_same(toy: Toy, found: Diagnosis) -> None:
-    again = diagnosed(toy)
+def test_the_same_seed_gives_the_same_and_a_merge_is_computed_once(
+    toy: Toy, found: Diagnosis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, blocks = [], MergedTensors.blocks
+
+    def counted(tensors: MergedTensors) -> Generator[tuple[str, torch.Tensor], None, None]:
+        started.append(tensors)
+        return blocks(tensors)
+
+    monkeypatch.setattr(MergedTensors, "blocks", counted)
+    encoding = replace(toy.encoding, cache=FeatureCache(tmp_path / "features"))
+    again = diagnosed(toy, encoding=encoding)
+    assert len(started) == 1
     assert by_key(again)["tsne-bright"] == by_key(found)["tsne-bright"]
     assert again.verdict[:3] == found.verdict[:3]
-    other = diagnosed(toy, detail=replace(QUICK, seed=1, layers=0))
+    other = diagnosed(toy, detail=replace(QUICK, seed=1, layers=0, limit=12))
     assert by_key(other)["tsne-bright"] != by_key(found)["tsne-bright"]
+    assert other.facts["limit"] == 12
+    assert other.facts["inputs"] == {task: {"aligner": 12, "maps": 12} for task in toy.tasks}
 
 
 def test_a_saved_model_is_diagnosed_as_the_one_in_memory(toy: Toy, found: Diagnosis, tmp_path: Path) -> None:
@@ -126,19 +124,6 @@ def test_a_saved_model_is_diagnosed_as_the_one_in_memory(toy: Toy, found: Diagno
     figures = by_key(found)
     assert all(figure == figures[key] for key, figure in by_key(saved).items() if key not in ("cka-layers", "scale"))
     assert saved.verdict[:3] == found.verdict[:3]
-
-
-def test_a_merge_is_computed_once(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, blocks = [], MergedTensors.blocks
-
-    def counted(tensors: MergedTensors) -> Generator[tuple[str, torch.Tensor], None, None]:
-        started.append(tensors)
-        return blocks(tensors)
-
-    monkeypatch.setattr(MergedTensors, "blocks", counted)
-    encoding = replace(toy.encoding, cache=FeatureCache(tmp_path / "features"))
-    diagnosed(toy, encoding=encoding, detail=replace(QUICK, points=0))
-    assert len(started) == 1
 
 
 def test_an_expert_is_as_good_as_itself(toy: Toy) -> None:
@@ -226,12 +211,6 @@ def test_val_stands_in_for_train_and_needs_no_labels(toy: Toy) -> None:
     assert found.facts["fitted_on"] == "val"
     assert [series.name for series in by_key(found)["accuracy"].series] == ["expert", "merged", "aligned", "base"]
     assert "Fitted on val inputs" in by_key(found)["families-kl"].caption
-
-
-def test_a_limit_holds_for_all_that_is_fitted(toy: Toy) -> None:
-    found = diagnosed(toy, detail=Detail(points=0, layers=0, limit=12))
-    assert found.facts["inputs"] == {task: {"aligner": 12, "maps": 12} for task in toy.tasks}
-    assert found.facts["limit"] == 12
 
 
 def test_three_test_inputs_are_too_few_for_pictures_and_without_a_base_there_are_no_vectors(toy: Toy) -> None:

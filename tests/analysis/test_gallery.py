@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gallery import drawn
-from benchmarks.gallery_measures import PARTS, Plan, expected_keys, joined, masking_lines, measure
-from benchmarks.gallery_pages import SECTIONS, list_pages
+from benchmarks.gallery_measures import PARTS, Plan, expected_keys, joined, measure
+from benchmarks.gallery_pages import SECTIONS
 from tests.analysis.making import PROCESSOR, Toy
 
 from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
@@ -98,12 +98,6 @@ def test_keys_of_real_suites() -> None:
     assert expected_keys("digits", ("digit",), PARTS[:1])[:2] == ["accuracy", "tsne-digit"]
 
 
-def test_masking_rates_are_in_order() -> None:
-    found = masking_lines([(90.0, 70.0), (10.0, 80.0)], {"expert": 95.0})
-    assert (found.curves[0].x, found.curves[0].y) == ((10.0, 90.0), (80.0, 70.0))
-    assert (found.curves[1].name, found.curves[1].x, found.curves[1].y) == ("expert", (0.0, 100.0), (95.0, 95.0))
-
-
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="drawing needs matplotlib")
 def test_it_is_drawn(found: Diagnosis, tmp_path: Path) -> None:
     one_of_each_kind = {type(figure): figure for figure in found.figures}
@@ -119,18 +113,3 @@ def test_it_is_drawn(found: Diagnosis, tmp_path: Path) -> None:
     assert links.count(f"../images/toy/{found.figures[0].key}.png") == 1
     assert all((page.parent / link).is_file() for link in links if "diagnosis.md" not in link)
     assert "nan" not in page.read_text().split("## How it was made")[0].split()
-
-
-def test_the_index_names_the_pages_that_there_are(tmp_path: Path) -> None:
-    (tmp_path / "gallery").mkdir()
-    (tmp_path / "gallery" / "digits.md").write_text("# Gallery: digits\n")
-    list_pages(tmp_path / "gallery")  # without an index there is nothing to do
-    index = tmp_path / "gallery.md"
-    index.write_text("# Gallery\n\n<!-- suites: written by benchmarks/gallery.py -->\n<!-- end of suites -->\n\nEnd.\n")
-    list_pages(tmp_path / "gallery")
-    once = index.read_text()
-    assert "(gallery/digits.md)" in once
-    assert "text8" not in once
-    assert once.endswith("End.\n")
-    list_pages(tmp_path / "gallery")
-    assert index.read_text() == once

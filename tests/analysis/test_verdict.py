@@ -10,11 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnosis import Finding
-from orthomerge.analysis.families import Reading
+from orthomerge.analysis.families import Reading, TaskComparison, compare_task
 from orthomerge.analysis.recovery import difference, recovery
 from orthomerge.analysis.verdict import Case, Witness, verdict
 from orthomerge.core.errors import NumericalError, RecipeError

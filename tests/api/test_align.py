@@ -21,10 +21,11 @@ from orthomerge.alignment.aligners import ALIGNERS, Alignment, aligner_class
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
-from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError, RecipeError
+from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import schema
-from orthomerge.data.reading import read_inputs, read_task
+from orthomerge.data.reading import read_task
 from orthomerge.data.task import Examples, Modality, Task
+from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.files.ownership import LOCAL
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
@@ -32,7 +33,7 @@ from orthomerge.models.extras import SurgeryHead, rebuilt
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head, Linear, head_of
 from orthomerge.models.load import quiet
-from orthomerge.models.opening import Expert, HeadNames
+from orthomerge.models.opening import Expert
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.plan import plan
@@ -115,7 +116,8 @@ def test_from_a_folder_as_from_memory(merged: om.Model, data: dict[str, Any], tm
     }
     assert list(about["tasks"]) == list(TASKS)
     for task, found in about["tasks"].items():
-        used = read_inputs(data[task], name=task, labels=merged.labels[task], split="train", limit=40, seed=3)["train"]
+        chosen = unlabelled_tasks({task: data[task]}, merged.labels, "text", split="train", limit=40, seed=3)
+        used = chosen[task]["train"]
         assert (found["inputs"], found["data"]) == (40, f"sha256:{used.digest()}")
         assert len(loaded.origin.inputs[task]) == 40
     assert loaded.origin.facts["notes"][-1].startswith("no data of 'five' was given to align it with")
@@ -380,33 +382,6 @@ def recipe(berts: Path, tables: Path) -> Recipe:
     )
 
 
-def write_section(folder: Path, block: str) -> Path:
-    path = folder / "recipe.yaml"
-    path.write_text(f"experts: {{a: org/a}}\nalign:\n  {block}\n")
-    return path
-
-
-def test_a_section_with_everything(tmp_path: Path) -> None:
-    (tmp_path / "inputs").mkdir()
-    (tmp_path / "inputs/b.csv").touch()
-    block = """data: {a: inputs/a.csv, b: inputs/b.csv, c: org/name, d: org/name:config@v1, e: ~/e.csv, f: /abs/f.npz}
-  aligner: orthogonal
-  options: {kappa: 0.1}
-  split: val
-  limit: 100"""
-    expected = {
-        "a": str(tmp_path / "inputs/a.csv"),
-        "b": str(tmp_path / "inputs/b.csv"),
-        "c": "org/name",
-        "d": "org/name:config@v1",
-        "e": "~/e.csv",
-        "f": "/abs/f.npz",
-    }
-    section = read_recipe(write_section(tmp_path, block)).align
-    assert section == Align(expected, "orthogonal", {"kappa": 0.1}, "val", 100)
-    assert read_recipe(write_section(tmp_path, "data: {a: /x.csv}")).align == Align({"a": "/x.csv"}, "auto")
-
-
 @pytest.mark.parametrize(
     ("block", "message"),
     [
@@ -420,8 +395,9 @@ def test_a_section_with_everything(tmp_path: Path) -> None:
     ],
 )
 def test_a_section_is_strict(block: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"experts: {{a: org/a}}\nalign:\n  {block}\n")
     with pytest.raises(RecipeError, match=message):
-        read_recipe(write_section(tmp_path, block))
+        read_recipe(tmp_path / "recipe.yaml")
 
 
 def test_in_one_go_is_as_in_two(recipe: Recipe, berts: Path, tables: Path, tmp_path: Path) -> None:
@@ -467,24 +443,6 @@ def test_a_plan_lists_what_is_wrong_with_the_section(recipe: Recipe) -> None:
     ]
     assert problems(recipe, options={"x": 1})[0][1].startswith("aligner ridge: unknown option 'x'")
     assert problems(recipe, data={"two": "~nobody-of-this-name/x.csv"})[0][1].endswith("does not exist")
-
-
-def test_a_plan_says_that_a_module_of_the_users_own_cannot_be_aligned(berts: Path, tables: Path) -> None:
-    expert = Expert(str(berts / "two"), head=HeadNames(("classifier",)))
-    block = Align({"two": str(tables / "two.csv")}, "ridge")
-    given = Recipe({"two": expert}, base=str(berts / "base"), family="generic", encoder_prefix="bert", align=block)
-    assert "inputs cannot be encoded here" in next(p.what for p in plan(given).problems if p.where == "align")
-
-
-def test_a_merge_that_cannot_be_aligned_leaves_nothing(recipe: Recipe, tmp_path: Path, tables: Path) -> None:
-    align: Any = recipe.align
-    bad = {"two": str(tables / "three.csv")}
-    broken = Recipe(**{**vars(recipe), "align": Align(**{**vars(align), "data": bad})})
-    with pytest.raises(om.OrthomergeError, match="labels of task 'two' are not those of its expert"):
-        write(broken, out=tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OutputError, match="overlaps the input"):
-        write(recipe, out=Path(recipe.tasks["two"].path) / "out")
 
 
 def test_experts_of_other_labels_are_refused(merged: om.Model, berts: Path, data: dict[str, Any]) -> None:

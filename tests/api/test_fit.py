@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.aligning import HEADS
+from tests.models.making import open_models, write_models
 
 from orthomerge.api.align import align
 from orthomerge.api.load import load
@@ -22,7 +23,6 @@ from orthomerge.core.errors import IncompatibleError, NumericalError, Orthomerge
 from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
 from orthomerge.files.paths import RawFile
-from orthomerge.files.run_state import RunState
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
 from orthomerge.fitting.inputs import encoded
@@ -135,49 +135,14 @@ def test_the_model_is_what_was_fitted(
     assert again.origin.access == "inductive"
 
 
-def test_the_settings_weights_are_those_of_the_files(experts: Experts, data: dict[str, str]) -> None:
-    setting = setting_of(experts, examples_of(experts, data), device=CPU)
-    for task in setting.tasks:
-        expected = tensors(experts.teacher(task))
-        views = dict(setting.layout.views(setting.tuned(task)))
-        for key, name in setting.encoder.names.items():
-            assert torch.equal(views[name].reshape(-1), expected[key])
-        setting.encoder.load(setting.tuned(task))
-        features = encoded(setting.encoder, setting.inputs, task)
-        torch.testing.assert_close(features, setting.inputs.targets[task].features, rtol=1e-4, atol=1e-5)
-    merged = tensors(merge_opened(experts, "ties", {"density": 0.3}, dtype="float32"))
-    views = dict(setting.layout.views(setting.merged("ties", {"density": 0.3})))
-    assert all(torch.equal(views[name].reshape(-1), merged[key]) for key, name in setting.encoder.names.items())
-
-
 def examples_of(experts: Experts, data: Mapping[str, str]) -> dict[str, Examples]:
     return {task: Examples([f"good {task} film", "bad", "it was not very good a film"], None, "train") for task in data}
 
 
-@contextmanager
-def written() -> Iterator[list[str]]:
-    """The paths that are opened for writing, made or moved inside."""
-    paths: list[str] = []
-    watching = [True]
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if watching and event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
-            paths.append(str(args[0]))
-        if watching and event in ("os.mkdir", "os.rename", "tempfile.mkdtemp", "tempfile.mkstemp"):
-            paths.append(f"{event} {args[0]}")
-
-    sys.addaudithook(hook)  # which cannot be taken away again
-    try:
-        yield paths
-    finally:
-        watching.clear()
-
-
-def test_a_fit_parses_each_header_once_builds_one_module_and_writes_nothing(
+def test_a_fit_parses_each_header_once_and_builds_one_module(
     berts: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    headers: list[str] = []
-    built: list[int] = []
+    headers, built = list[str](), list[int]()
     parse, build = safetensors._header, Skeleton.build
 
     def counted(file: RawFile) -> Any:
@@ -191,15 +156,10 @@ def test_a_fit_parses_each_header_once_builds_one_module_and_writes_nothing(
     monkeypatch.setattr(safetensors, "_header", counted)
     monkeypatch.setattr(Skeleton, "build", building)
     modules.release()
-    how = Encoding(cache=None, device="cpu")
-    with written() as paths:
-        experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
-        made = fit(experts, "realign", data, FEW, device="cpu", encoding=how)
-        assert tensors(made)
+    experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
+    assert tensors(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(cache=None, device="cpu")))
     assert len(headers) == len(set(headers)) == 4
     assert len(built) == 1
-    # A tokenizer is read from a private copy of its verified bytes, which is gone afterwards.
-    assert [path for path in paths if f"{tempfile.gettempdir()}/orthomerge-" not in path] == []
 
 
 def test_the_same_fit_gives_the_same_bits_and_another_seed_does_not(experts: Experts, data: dict[str, str]) -> None:
@@ -264,8 +224,6 @@ def test_weights_that_do_not_fit_into_the_output(
 
 def test_each_head_says_how_long_its_texts_are(berts: Path, tmp_path: Path) -> None:
     """The expert of `two` was trained on 4 tokens: teacher and student read as much."""
-    import shutil
-
     shutil.copytree(berts / "two", tmp_path / "two")
     config = json.loads((berts / "two" / "config.json").read_text())
     config["orthomerge"] = {"tuning": {"max_length": 4}}
@@ -282,44 +240,19 @@ def test_each_head_says_how_long_its_texts_are(berts: Path, tmp_path: Path) -> N
 
 def test_other_families(tmp_path: Path) -> None:
     """Pictures, whose modules have other names in memory than on disk."""
-    experts, data = vit_experts(tmp_path)
+    write_models("vit", tmp_path)
+    experts = open_models("vit", tmp_path)
+    images = [*np.random.default_rng(0).integers(0, 255, (40, 8, 8, 3), dtype=np.uint8)]
+    data = {
+        task: Task(task, head.labels, "image", {"train": Examples(images, None, "train")})
+        for task, head in experts.heads.items()
+    }
     made = fit(experts, "realign", data, {**QUICK["realign"], "copies": 60}, device="cpu")
     assert dict(made.weights.specs) == dict(experts.base.weights.specs)
-    assert made.module("cpu")(pixel_values=torch.zeros(2, 3, 8, 8))["e1"].shape == (2, 3)
+    for task, logits in made.module("cpu")(pixel_values=torch.zeros(2, 3, 8, 8)).items():
+        assert logits.shape == (2, len(experts.heads[task].labels))
     base = tensors(experts.base)
-    assert any(not torch.equal(found, base[key]) for key, found in tensors(made).items())
-
-
-def vit_experts(folder: Path) -> tuple[Experts, dict[str, str]]:
-    import numpy as np
-    from transformers import ViTConfig, ViTForImageClassification
-
-    random = np.random.default_rng(0)
-    config: dict[str, Any] = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-        "image_size": 8,
-        "patch_size": 4,
-    }
-    torch.manual_seed(0)
-    base = ViTForImageClassification(ViTConfig(**config, num_labels=2))
-    base.vit.save_pretrained(folder / "base")
-    experts, data = {}, {}
-    for number, classes in enumerate((2, 3)):
-        expert = ViTForImageClassification(ViTConfig(**config, num_labels=classes))
-        with torch.no_grad():
-            for ours, theirs in zip(expert.vit.parameters(), base.vit.parameters(), strict=True):
-                ours.copy_(theirs + 0.02 * torch.randn(theirs.shape))
-        expert.save_pretrained(folder / f"e{number}")
-        labels = np.arange(40) % classes
-        names = np.array([f"LABEL_{label}" for label in range(classes)])
-        images = random.integers(0, 255, (40, 8, 8, 3), dtype=np.uint8)
-        file = folder / f"e{number}.npz"
-        np.savez(file, x_train=images, y_train=labels, x_test=images, y_test=labels, label_names=names)
-        experts[f"e{number}"], data[f"e{number}"] = str(folder / f"e{number}"), str(file)
-    return open_named(experts, base=folder / "base"), data
+    assert any(not torch.equal(tensor, base[key]) for key, tensor in tensors(made).items())
 
 
 class StoppedError(Exception):
@@ -376,25 +309,17 @@ def test_a_killed_fit_goes_on(
         assert seen[0] == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"no state", b"PK\x03\x04 cut short"])
-def test_an_odd_state_is_ignored(
-    content: bytes, experts: Experts, data: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = tmp_path / "state"
-    RunState(state, "another fit").write({})
-    (state / "state.pt").write_bytes(content)
-    seen = steps_of(monkeypatch)
-    fit(experts, "adamerging", data, QUICK["adamerging"], device="cpu", state=state)
-    assert seen[0] == 0
-
-
-def test_a_state_of_other_content_is_ignored(experts: Experts, data: dict[str, str], tmp_path: Path) -> None:
-    """Whatever torch can read: no dict, a fingerprint of nobody, the right fingerprint and nothing else."""
+def test_an_odd_state_is_ignored(experts: Experts, data: dict[str, str], tmp_path: Path) -> None:
+    """No file of torch, no dict, a fingerprint of nobody, the right fingerprint and nothing else."""
     options = QUICK["adamerging"]
     whole = fit(experts, "adamerging", data, options, device="cpu", state=tmp_path, save_every=0.0)
     ours = torch.load(tmp_path / "state.pt", weights_only=True)["fingerprint"]
-    for odd in (torch.zeros(3), {"fingerprint": "else"}, {"fingerprint": ours}, {"fingerprint": ours, "step": 2}):
-        torch.save(odd, tmp_path / "state.pt")
+    odd = (b"", b"PK\x03\x04 cut short", torch.zeros(3), {"fingerprint": "else"}, {"fingerprint": ours, "step": 2})
+    for content in odd:
+        if isinstance(content, bytes):
+            (tmp_path / "state.pt").write_bytes(content)
+        else:
+            torch.save(content, tmp_path / "state.pt")
         assert same(fit(experts, "adamerging", data, options, device="cpu", state=tmp_path), whole)
 
 
@@ -416,8 +341,6 @@ def test_refusals(experts: Experts, data: dict[str, str], berts: Path) -> None:
 
 
 def test_heads_must_read_the_encoder_in_one_way(berts: Path, data: dict[str, str], tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(berts / "two", tmp_path / "two")
     config = json.loads((berts / "two" / "config.json").read_text())
     (tmp_path / "two" / "config.json").write_text(json.dumps({**config, "orthomerge": {"pooling": "mean"}}))

@@ -20,8 +20,8 @@ def browser() -> Iterator[Chromium]:
     if program is None:
         pytest.skip("no Chromium on this machine; apt-get install chromium")
     pytest.importorskip("websockets", reason="the browser tests speak over websockets")
-    with running(program) as found:
-        yield found
+    with running(program) as chromium:
+        yield chromium
 
 
 @pytest.fixture(scope="session")

@@ -31,10 +31,10 @@ def enter(tab: Tab, name: str, value: str, event: str = "input") -> None:
 
 @pytest.fixture
 def tab(browser: Chromium, page: Path) -> Iterator[Tab]:
-    with browser.tab(still=True) as found:
-        found.open(page)
-        yield found
-        assert found.problems() == []
+    with browser.tab(still=True) as opened:
+        opened.open(page)
+        yield opened
+        assert opened.problems() == []
 
 
 def test_everything_is_in_the_page(tab: Tab, page: Path) -> None:
@@ -144,9 +144,9 @@ def test_pointing_at_a_dot(tab: Tab) -> None:
     )
     tab.hover(middle[0] + x, middle[1] + y)
     tab.until("document.getElementById('p-input').childElementCount")
-    told = tab.run("document.getElementById('p-input').innerText")
+    text = tab.run("document.getElementById('p-input').innerText")
     for word in ("a sentence that somebody wrote", "true class", "expert says", "merged says", "aligned says"):
-        assert word in told
+        assert word in text
 
 
 def test_walking_with_the_keyboard(tab: Tab) -> None:

@@ -119,6 +119,26 @@ def test_an_expert_that_knows_the_test_inputs(tuned: Path, word_tables: Path, tm
     assert f"warning: {note}" in call(*words).stdout
 
 
+def test_columns_of_other_names(berts: Path, tuned: Path, word_tables: Path, tmp_path: Path) -> None:
+    """Every command that reads tables reads theirs."""
+    for name in WORDS:
+        text = (word_tables / f"{name}.csv").read_text().replace("text,label,", "Sentence,Class,", 1)
+        (tmp_path / f"{name}.csv").write_text(text)
+    columns = ["--text-column", "Sentence", "--label-column", "Class"]
+    words = scoring(tuned, tmp_path, tmp_path / "run")
+    assert "no column 'text'; known: Class, Sentence, split; say which with `text` (--text-column)" in refused(
+        *words, code=2
+    )
+    call(*words, *columns)
+    call(*scoring(tuned, word_tables, tmp_path / "usual"))
+    assert records_of(tmp_path / "run") == records_of(tmp_path / "usual")
+    experts = [tuned / name for name in WORDS]
+    method = ["--method", "fisher", "--set", "inputs=4", "--device", "cpu", "--quiet"]
+    more = ["--base", berts / "base", *method, "--data", tmp_path, *columns]
+    call("merge", *experts, *more, "--out", tmp_path / "fitted")
+    call("align", tuned / "merged", "--data", tmp_path, *columns, "--device", "cpu", "-q", "-o", tmp_path / "aligned")
+
+
 def test_two_outputs_of_one_method(tuned: Path, word_tables: Path, tmp_path: Path) -> None:
     experts = [tuned / name for name in WORDS]
     method = ("--method", "task_arithmetic")

@@ -98,6 +98,13 @@ def test_files_that_contributors_open_exist() -> None:
     ] == []
 
 
+def test_types_of_the_glossary_exist() -> None:
+    section = (ROOT / "docs/glossary.md").read_text().partition("## Types")[2].partition("\n## ")[0]
+    names = re.findall(r"(?m)^\| `(\w+)`", section)
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert [name for name in names if not re.search(rf"(?m)^class {name}\b", source)] == []
+
+
 def test_mistakes_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="--experts"):
         check_call(["merge", "--experts", "a=b"])

@@ -30,7 +30,7 @@ from orthomerge.evaluation.editing import (
 )
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import counted, predict, wilson
-from orthomerge.evaluation.span import Span, arithmetic, span_of
+from orthomerge.evaluation.scale import Span, arithmetic, span_of
 from orthomerge.files.checkpoint import Spec
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.families import generic

@@ -29,7 +29,7 @@ from orthomerge.models.load import quiet
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.skeleton import KNOWN, Skeleton
 
-WITHOUT_STOCK_CLASS = {"clip", "t5_encoder"}
+WITHOUT_STOCK_CLASS = {name for name, row in FAMILIES.items() if row.architecture is None}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

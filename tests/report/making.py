@@ -28,9 +28,14 @@ DOT = (
 def record(
     task: str, method: str, value: float, *, protocol: str = "current", access: Access = "data-free", **more: object
 ) -> Record:
-    low, high = value - 0.02, value + 0.02
-    given = {"examples": 100, "metric": "accuracy", "suite": "toy", "versions": {"orthomerge": "0.1.0"}, **more}
-    return Record(task=task, method=method, protocol=protocol, value=value, low=low, high=high, access=access, **given)  # type: ignore[arg-type]
+    options: dict[str, Any] = {
+        "examples": 100,
+        "metric": "accuracy",
+        "suite": "toy",
+        "versions": {"orthomerge": "0.1.0"},
+    }
+    bounds: dict[str, Any] = {"low": value - 0.02, "high": value + 0.02, "access": access}
+    return Record(task=task, method=method, protocol=protocol, value=value, **bounds, **options | more)
 
 
 def comparison(

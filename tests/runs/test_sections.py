@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from orthomerge.core.errors import RecipeError
@@ -95,6 +96,12 @@ def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str)
     assert recipe.evaluate is not None
     with pytest.raises(RecipeError, match=message):
         protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
+
+
+def test_a_schema_can_be_made() -> None:
+    """Editors check recipes by it; the docs have it."""
+    names = msgspec.json.schema(Recipe)["$defs"].keys()
+    assert {"Recipe", "Expert", "Align", "Fit", "Evaluate", "Scoring", "Diagnose", "Report", "Sweep"} <= names
 
 
 def test_scales_need_a_base(tmp_path: Path) -> None:

@@ -14,14 +14,12 @@ from tests.runs.making import RUN, SHARED, SMALL, SWEPT_PLAIN, KillAt, Killed, l
 
 import orthomerge
 from orthomerge.cli.app import app
-from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
-from orthomerge.data.reading import read_task
+from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.records import read_records
 from orthomerge.files import publish
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs import sweep as sweeping
 from orthomerge.runs.recipe import Recipe
-from orthomerge.runs.sections import Evaluate, Sweep
 from orthomerge.runs.store import Store
 from orthomerge.runs.sweep import RESULT, Swept
 from orthomerge.runs.work import STORE
@@ -227,19 +225,6 @@ def test_fits(berts: Path, tmp_path: Path) -> None:
         ("the fit's inputs", "realign steps=2"),
         ("no inputs", "average"),
     ]
-
-
-def test_a_recipe_in_python(berts: Path, tmp_path: Path) -> None:
-    lay_out(berts, tmp_path)
-    block = Evaluate({"two": read_task(tmp_path / "two.csv")}, references=False)  # type: ignore[dict-item]
-    experts = {name: str(tmp_path / name) for name in ("two", "three")}
-    grid = Sweep(("average",), aligners=("none",))
-    recipe = Recipe(experts, base=str(tmp_path / "base"), evaluate=block, report=False, sweep=grid)
-    with pytest.raises(RecipeError, match="Give the run folder"):
-        orthomerge.run(recipe)
-    swept = sweep(recipe, tmp_path / "run")
-    assert [row.variant.name for row in swept.rows] == ["average"]
-    assert sweep(recipe, tmp_path / "run").done == 0
 
 
 def test_a_disk_that_is_too_small(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

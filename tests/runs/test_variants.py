@@ -9,11 +9,10 @@ import pytest
 from tests.runs.making import SHARED, SWEEP, lay_out
 
 from orthomerge.core.errors import OrthomergeError, RecipeError
-from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record
 from orthomerge.runs.choosing import Failure, best_of, rows_of, sweep_csv, sweep_markdown
 from orthomerge.runs.recipe import Recipe, read_recipe
-from orthomerge.runs.sections import Sweep, SweptMethod
+from orthomerge.runs.sections import Sweep
 from orthomerge.runs.variants import Cell, Variant, cells_of, check_sweep, protocols_for, splits_of, variants_of
 
 
@@ -34,12 +33,6 @@ def test_cells_by_hand(berts: Path, tmp_path: Path) -> None:
         (f"dare drop=0.5 scale={scale}", seed, *rest, seed) for scale in (0.3, 0.6) for seed in (0, 1) for rest in drawn
     ]
     assert cells[1].title == "average, aligner ridge, 2/class (inductive)"
-
-
-def test_the_recipe_of_a_variant(tmp_path: Path) -> None:
-    recipe = read(tmp_path, "{methods: [dare], scales: [0.5], seeds: 2}", "seed: 7")
-    merges = [variant.merge(recipe) for variant in variants_of(recipe)]
-    assert [(merge.seed, merge.parameters) for merge in merges] == [(7, {"scale": 0.5}), (8, {"scale": 0.5})]
 
 
 def test_what_means_the_same_is_done_once(tmp_path: Path) -> None:
@@ -68,12 +61,12 @@ def test_protocols_of_evaluate_are_shared(tmp_path: Path) -> None:
 
 
 def test_fits_draw_at_random(tmp_path: Path) -> None:
-    fit = "fit: {data: {two: two.csv, three: three.csv}, split: test}"
+    fit = "seed: 7\nfit: {data: {two: two.csv, three: three.csv}, split: test}"
     recipe = read(tmp_path, "{methods: [regmean, average], seeds: 2, aligners: [none]}", fit)
-    found = [(variant.method, variant.first, variant.seen) for variant in variants_of(recipe)]
-    assert found == [("regmean", 0, "transductive"), ("regmean", 1, "transductive"), ("average", 0, "data-free")]
-    fits = [variant.merge(recipe).fit is not None for variant in variants_of(recipe)]
-    assert fits == [True, True, False]
+    variants = [(variant.method, variant.first, variant.seen) for variant in variants_of(recipe)]
+    assert variants == [("regmean", 0, "transductive"), ("regmean", 1, "transductive"), ("average", 0, "data-free")]
+    merges = [variant.merge(recipe) for variant in variants_of(recipe)]
+    assert [(merge.seed, merge.fit is not None) for merge in merges] == [(7, True), (8, True), (7, False)]
 
 
 @pytest.mark.parametrize(
@@ -201,19 +194,9 @@ def test_budgets_do_not_compete() -> None:
     ]
 
 
-def test_blocks_in_python() -> None:
-    block = Sweep(methods=("ties", SweptMethod("dare", {"drop": 0.9})), scales=(0.5,))
-    assert block.aligners == ("none", "auto")
-
-
 def test_the_example_is_read() -> None:
     recipe = read_recipe(Path(__file__).parents[2] / "examples/sweep.yaml")
     # Merges that draw nothing: average, and two at five scales; dare at five scales with three seeds.
     assert len(variants_of(recipe)) == 11 + 15
     # Heads as they are, two aligners with all inputs, and both with three numbers of few inputs and three draws.
     assert len(cells_of(recipe)) == 11 * (1 + 2 + 2 * 3 * 3) + 15 * (1 + 2 + 2 * 3)
-
-
-def test_the_first_of_the_seeds() -> None:
-    with pytest.raises(RecipeError, match="'first' must not be negative, got -1"):
-        EvaluationProtocol("knn", first=-1)

@@ -196,15 +196,15 @@ def test_the_names_that_are_asked_of_the_hub(
     name: str, model: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_clip_experts(tmp_path, cache, model)
-    asked: dict[str, str] = {}
+    sources: dict[str, str] = {}
 
     def read(source: str, *, name: str, **_: Any) -> Task:
-        asked[name] = source
+        sources[name] = source
         return Task(name, CLASSES[name], "image", {})
 
     monkeypatch.setattr(published, "read_task", read)
     suite = build(name, tmp_path)
-    assert asked == {
+    assert sources == {
         **{task: f"tanganke/{task}" for task in CLIP8},
         "stanford-cars": "tanganke/stanford_cars",
         "svhn": "ufldl-stanford/svhn:cropped_digits",

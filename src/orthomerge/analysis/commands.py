@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import fields
 
 from orthomerge.models.experts import Experts
 from orthomerge.models.opening import Opening
 
-_OPTIONS = ("family", "encoder_prefix", "pooling", "ignore", "missing", "check_base")
+_OPTIONS = tuple(option.name for option in fields(Opening) if option.name not in ("experts", "base"))
 
 
 def suggested_commands(

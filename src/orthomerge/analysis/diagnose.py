@@ -7,17 +7,16 @@ inputs is drawn from one seed and listed in the facts. What cannot be measured i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TypeVar
 
 import torch
 
 from orthomerge.alignment.aligners import find_aligner
-from orthomerge.analysis.compare import TaskComparison, compare_task
 from orthomerge.analysis.conflict import Conflict
 from orthomerge.analysis.detail import Detail, fitting_split, limited
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.analysis.families import accuracy_figure, family_figures, mean_accuracy
+from orthomerge.analysis.families import TaskComparison, accuracy_figure, compare_task, family_figures, mean_accuracy
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.analysis.geometry import geometry_figures
 from orthomerge.analysis.layers import layer_figures
@@ -103,31 +102,20 @@ def diagnose(
     conflict, vector_figures = _compare_vectors(setting)
     base = _base(setting) if experts.has_base else recorded_base(records, tuple(tasks))
     right = _by_name({name: each.hits for name, each in comparisons.items()})
-    readings = _by_name({name: each.readings for name, each in comparisons.items()})
-    case = Case(
-        model.title,
-        detail.aligner,
-        right["expert"],
-        right["merged"],
-        right["aligned"],
-        readings,
-        per_class=min(each.fitted / len(each.head.labels) for each in comparisons.values()),
+    case = replace(
+        _case(setting, comparisons, right),
         base=base,
-        free=not find_aligner(detail.aligner).extra,
-        access=model.origin.access,
         witnesses=(*recorded_witnesses(records, tuple(tasks), model=model.digest), *_probe(comparisons)),
         conflict=conflict,
         scales={} if search is None else search.means,
-        scale=_scale(model),
         commands=commands or {},
-        seed=detail.seed,
     )
     split = next(iter(splits.values()))
     fitted = f"{split} inputs (maps: at most {detail.maps} per task)"
     figures: list[Figure | None] = [
         accuracy_figure(right, base),
         *points,
-        *family_figures(readings, right["expert"], fitted=fitted),
+        *family_figures(case.families, case.expert, fitted=fitted),
         *geometry_figures({name: each.geometry for name, each in comparisons.items()}, fitted=split),
         *layers,
         *vector_figures,
@@ -147,11 +135,27 @@ def diagnose(
     return Diagnosis(model.title, tuple(tasks), verdict(case), drawn, facts)
 
 
-def _scale(model: Model) -> float | None:
-    """The scale of a merge by task arithmetic, whose curve over scales it is; other merges have no place on that."""
-    method = model.origin.facts["method"]
+def _case(
+    setting: _Setting, comparisons: Mapping[str, TaskComparison], right: Mapping[str, Mapping[str, Hits]]
+) -> Case:
+    """What a verdict rests on, as far as the comparison of the tasks shows it. `right`: hits by classifier and task."""
+    origin, detail = setting.model.origin, setting.detail
+    method = origin.facts["method"]
+    # The curve over scales is that of task arithmetic; other merges have no place on it.
     scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
-    return float(scale) if isinstance(scale, int | float) else None
+    return Case(
+        setting.model.title,
+        detail.aligner,
+        right["expert"],
+        right["merged"],
+        right["aligned"],
+        _by_name({name: each.readings for name, each in comparisons.items()}),
+        per_class=min(each.fitted / len(each.head.labels) for each in comparisons.values()),
+        free=not find_aligner(detail.aligner).extra,
+        access=origin.access,
+        scale=float(scale) if isinstance(scale, int | float) else None,
+        seed=detail.seed,
+    )
 
 
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
@@ -235,7 +239,7 @@ def _base(setting: _Setting) -> dict[str, Hits]:
 
 
 def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
-    """The probe of every task; none if a task has none."""
+    """The probes as one witness; empty if a task has none."""
     if not all("probe" in each.hits for each in comparisons.values()):
         return ()
     name = f"linear probe, {min(each.probed for each in comparisons.values())} inputs"

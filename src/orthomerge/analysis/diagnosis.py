@@ -40,10 +40,9 @@ class Diagnosis:
 
 def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
     """Write it whole or not at all. JSON has no NaN: a missing number is null."""
-    kinds = {kind: name for name, kind in _KINDS.items()}
     document = asdict(diagnosis)
     for figure, plain in zip(diagnosis.figures, document["figures"], strict=True):
-        plain["kind"] = kinds[type(figure)]
+        plain["kind"] = type(figure).__name__.lower()
     write_text(path, json.dumps(_plain(document), ensure_ascii=False, allow_nan=False) + "\n")
 
 

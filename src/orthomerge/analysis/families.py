@@ -1,4 +1,6 @@
-"""How close each family of maps brings merged features to the expert's, and what the expert's head then predicts.
+"""One task compared: how close each family of maps brings merged features to the expert's, and what heads then predict.
+
+Maps and heads are fitted to one split and measured on another; labels of the first are used by the probe alone.
 
 MOMA, arXiv 2412.13526 v3, Eq. 7, Table 1 and Figure 4. The best map of a family is found by the aligner of that name.
 An aligner folds its map into the first linear map of a head: where that is the identity, the result is the map itself,
@@ -21,20 +23,28 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 from orthomerge.alignment.aligners import make_aligner
-from orthomerge.alignment.folding import first_map, logits_from
+from orthomerge.alignment.folding import first_map, logits_from, read_by
 from orthomerge.alignment.problem import Problem
+from orthomerge.analysis.detail import Detail, chosen_inputs
 from orthomerge.analysis.figures import Bars, Heat, Series
+from orthomerge.analysis.geometry import SHOWN, Geometry
 from orthomerge.analysis.recovery import Hits
+from orthomerge.core.errors import RecipeError
+from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import Score, hits, mean_interval, wilson
+from orthomerge.evaluation.probe import Probe
+from orthomerge.evaluation.protocols import Aligned
 from orthomerge.models.features import FeaturePair, Features
-from orthomerge.models.heads import Head, Linear, head_kind
+from orthomerge.models.heads import Classifier, Head, Linear, head_kind, logits_of
 
 FAMILIES = ("none", "scaling", "orthogonal", "similarity", "rigid", "invertible", "linear", "affine")
 _ALIGNERS = {"rigid": "orthogonal"}
 _SHIFTED = ("rigid", "affine")
+_WORK = 1 << 28  # inputs x classes x features of a probe: about half a minute
 
 Map = Callable[[torch.Tensor], torch.Tensor]  # G of every row [n, d], in float64
 
@@ -85,6 +95,63 @@ def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
     """See the module; NaN if the expert's features are all the same."""
     spread = float((T - T.mean(0)).norm(dim=1).mean())
     return float((mapped - T).norm(dim=1).mean()) / spread if spread > 0 else math.nan
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """`readings`: by family of maps, then of the merge's own classifier if it is another, and of the aligner.
+
+    `predicted`, `hits` [n]: by expert, merged, aligned and probe. `head`: the expert's. `aligned`: the classifier that
+    the aligner made. `mapped`, `fitted`, `probed`: how many inputs maps, aligner and probe were fitted to.
+    """
+
+    geometry: Mapping[str, Geometry]
+    readings: Mapping[str, Reading]
+    predicted: Mapping[str, torch.Tensor]
+    hits: Mapping[str, Hits]
+    head: Head
+    aligned: Classifier
+    mapped: int
+    fitted: int
+    probed: int
+
+
+def compare_task(
+    support: FeaturePair, test: FeaturePair, *, head: Head, classifier: Classifier, detail: Detail
+) -> TaskComparison:
+    """`support`: what is fitted to. `head`: the expert's. `classifier`: the merge's own."""
+    truth, seed = test.merged.labels, detail.seed
+    if truth is None:
+        raise RecipeError(f"the test split of {test.merged.task!r} has no labels; accuracy needs them")
+    H, T = read_by(head, test.merged.values), read_by(head, test.expert.values)
+    H_fit, T_fit = (read_by(head, _some(side, detail.maps, seed).values) for side in (support.merged, support.expert))
+    maps = fit_maps(H_fit, T_fit, task=test.merged.task)
+    readings = {name: read_mapped(G, H, T, head=head, truth=truth) for name, G in maps.items()}
+    evidence = Evidence(head, support.merged.unlabelled(), support.expert.unlabelled(), seed)
+    aligned = Aligned(make_aligner(detail.aligner)).build(evidence)
+    logits = {
+        "expert": logits_of(head, test.expert.values),
+        "merged": logits_of(classifier, test.merged.values),
+        "aligned": logits_of(aligned, test.merged.values),
+    }
+    own, best = (read_logits(logits[name], logits["expert"], head=head, truth=truth) for name in ("merged", "aligned"))
+    if not np.isclose(own.kl, readings["none"].kl, rtol=1e-4, atol=1e-6):
+        readings["as it is"] = own
+    readings[f"aligner {detail.aligner}"] = best
+    probed = 0
+    if detail.probe and support.merged.labels is not None:
+        most = min(detail.maps, max(_WORK // (len(head.labels) * head.width), 1))
+        labelled = _some(support.merged, most, seed)
+        probe, probed = Probe().build(Evidence(head, labelled, seed=seed)), len(labelled)
+        logits["probe"] = logits_of(probe, test.merged.values)
+    predicted = {name: head_kind(head.kind).choices(z).cpu() for name, z in logits.items()}
+    right = {name: hits(choices, truth, head.kind).numpy() for name, choices in predicted.items()}
+    geometry = {name: Geometry.of(maps[name](H), T) for name in SHOWN}
+    return TaskComparison(geometry, readings, predicted, right, head, aligned, len(H_fit), len(support.merged), probed)
+
+
+def _some(features: Features, most: int, seed: int) -> Features:
+    return features.take(torch.from_numpy(chosen_inputs(None, len(features), most=most, seed=seed)))
 
 
 def family_figures(

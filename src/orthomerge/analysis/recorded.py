@@ -3,7 +3,7 @@
 The curves of MOMA, arXiv 2412.13526 v3, Figures 3 and 12 to 15, and of the scale in task arithmetic (Ilharco et al.
 2023, arXiv 2212.04089). Of a fit, `curve` has a row per evaluation, and `facts.coefficients` those of AdaMerging (Yang
 et al. 2024, arXiv 2310.02575): per task a number, or one per tensor, of which a layer's mean is shown. A manifest may
-have been written by anybody: what is malformed there is left out.
+come from another program: malformed parts are left out.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.editing import Analogous, Form, solve_analogy
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import check_vectors
+from orthomerge.evaluation.scale import GRID, check_vectors
 from orthomerge.models.encoding import Encoding
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from orthomerge.core.schema import build
 from orthomerge.data.tasks import labelled_tasks, sources_of
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Subject, score, told_apart
+from orthomerge.evaluation.evaluate import Subject, score, with_unique_names
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
@@ -112,7 +112,7 @@ def _subjects(
             sources.append((model, folder))
         subjects.append(subject if name is None else replace(subject, name=name))
     if not isinstance(models, Mapping):
-        subjects = told_apart(subjects, [folder.name if folder else "" for _, folder in sources])
+        subjects = with_unique_names(subjects, [folder.name if folder else "" for _, folder in sources])
     return subjects, *sources[0], sources_of(data, sources[0][0].tasks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,15 @@ def read_request(
     if "experts" not in document:
         raise RecipeError(f"{where}: {_NOTHING}")
     sources = sources_of(data, document["experts"]) if data else {}
-    fit = {"data": dict(sources) or None, "split": split, "limit": limit, "device": device}
+    fit = {
+        "data": {task: str(source) for task, source in sources.items()} or None,
+        "split": split,
+        "limit": limit,
+        "device": device,
+    }
     document |= _fit(document, {key: value for key, value in fit.items() if value is not None})
-    return build(Recipe, document, where=where)
+    recipe = build(Recipe, document, where=where)
+    return replace(recipe, fit=replace(recipe.fit, data=sources)) if recipe.fit is not None and sources else recipe
 
 
 def read_options(settings: Mapping[str, str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.load import resolve
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.evaluation.evaluate import Subject, told_apart
+from orthomerge.evaluation.evaluate import Subject, with_unique_names
 from orthomerge.merging.methods import make_method
 from orthomerge.runs.recipe import parse_value
 from orthomerge.suites.suite import suite_root
@@ -56,7 +56,7 @@ def evaluate_suite(
     `methods`: names, or "ties: density: 0.3". `opened`: arguments of `open_suite`; `options`: those of `evaluate`.
     """
     merges = [_method(name, text) for text in methods]
-    merged = told_apart([Subject(method, {}, parameters) for method, parameters in merges])
+    merged = with_unique_names([Subject(method, {}, parameters) for method, parameters in merges])
     names = [*_REFERENCES, *(subject.name for subject in merged)]
     if against is not None and against not in names:
         raise RecipeError(f"--against {against}: there is no such method here; {nearest(against, names)}")
@@ -65,7 +65,7 @@ def evaluate_suite(
     made = [Subject.of(suite.merged(method, parameters), suite.tasks) for method, parameters in merges]
     made = [replace(subject, parameters=merge[1]) for subject, merge in zip(made, merges, strict=True)]
     return evaluate(
-        told_apart([*references.values(), *made]),
+        with_unique_names([*references.values(), *made]),
         suite.tasks,
         experts=references["expert"].models,
         against=against,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import click
 
 from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Compute, Display, Force, Limit, Moved, Split, Unlabelled
+from orthomerge.cli.options import Columns, Compute, Display, Force, Limit, Moved, Split, Unlabelled
 from orthomerge.cli.printing import print_json
 
 
@@ -49,7 +49,9 @@ class Output:
         "align merged --data topic=topic.csv --aligner ridge -o aligned",
     ),
 )
-def align(given: Input, how: How, output: Output, moved: Moved, compute: Compute, display: Display) -> None:
+def align(
+    given: Input, columns: Columns, how: How, output: Output, moved: Moved, compute: Compute, display: Display
+) -> None:
     """Fit the heads of a merged model to its encoder.
 
     Inputs need no labels: the experts say what the heads should answer. The encoder stays as it is, and most aligners
@@ -66,7 +68,7 @@ def align(given: Input, how: How, output: Output, moved: Moved, compute: Compute
 
     options = read_options(how.settings)
     model, _ = resolve(given.model)
-    data = sources_of(given.data, model.tasks)
+    data = sources_of(columns.of(given.data), model.tasks)
     inputs = existing([given.model, *data.values(), *moved.expert.values(), moved.base])
     check_target(Path(output.out), force=output.force, inputs=inputs)
     with shown(quiet=display.silent) as progress:

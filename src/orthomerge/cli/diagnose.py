@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Compute, Display, Labelled, Limit, Moved, Suite, SuiteFolder
+from orthomerge.cli.options import Columns, Compute, Display, Labelled, Limit, Moved, Suite, SuiteFolder
 from orthomerge.cli.printing import print_json, print_progress
 from orthomerge.core.errors import RecipeError
 
@@ -52,7 +52,9 @@ class Output:
     usage=("diagnose MODEL --data FOLDER [OPTIONS]", "diagnose [MODEL] --suite SUITE [OPTIONS]"),
     examples=("diagnose merged --data texts --out run", "diagnose --suite digits --method ties --scales"),
 )
-def diagnose(given: Input, how: How, output: Output, moved: Moved, compute: Compute, display: Display) -> None:
+def diagnose(
+    given: Input, columns: Columns, how: How, output: Output, moved: Moved, compute: Compute, display: Display
+) -> None:
     """Explain what a merge lost, and what to try next.
 
     How much is misalignment that new heads recover, how much is gone, and which experts conflict.
@@ -61,6 +63,7 @@ def diagnose(given: Input, how: How, output: Output, moved: Moved, compute: Comp
     from orthomerge.cli.progress import shown
 
     detail = Detail(aligner=how.aligner, points=how.points, layers=how.layers, limit=how.limit, seed=how.seed)
+    given = replace(given, data=columns.of(given.data))
     with shown(quiet=display.silent) as progress:
         options: dict[str, Any] = {"detail": detail, "scales": how.scales, "out": output.out, "progress": progress}
         diagnosis = _diagnosis(given, how, moved, compute, options)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Compute, Display, Labelled, Moved, Suite, SuiteFolder
+from orthomerge.cli.options import Columns, Compute, Display, Labelled, Moved, Suite, SuiteFolder
 from orthomerge.cli.printing import print_json, print_progress, print_tables
 from orthomerge.core.errors import RecipeError
 
@@ -69,7 +69,9 @@ class Output:
         "evaluate --suite digits --method 'ties: density: 0.3'",
     ),
 )
-def evaluate(given: Input, how: How, output: Output, moved: Moved, compute: Compute, display: Display) -> None:
+def evaluate(
+    given: Input, columns: Columns, how: How, output: Output, moved: Moved, compute: Compute, display: Display
+) -> None:
     """Compare merged models with their experts.
 
     Every score says what it has seen: no data, inductive or transductive.
@@ -86,6 +88,7 @@ def evaluate(given: Input, how: How, output: Output, moved: Moved, compute: Comp
         "margin": output.margin / 100,
     }
     check_run(Path(output.out))
+    given = replace(given, data=columns.of(given.data))
     with shown(quiet=display.silent) as progress:
         if given.suite is None:
             scores = _own(given, how, moved, compute, progress=progress, **common)

@@ -8,7 +8,7 @@ from typing import Annotated
 import click
 
 from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Display, Force
+from orthomerge.cli.options import Columns, Display, Force
 from orthomerge.cli.printing import print_json, print_progress
 
 
@@ -51,16 +51,16 @@ class Output:
     usage=("finetune --base BASE --data PATH --out FOLDER [OPTIONS]",),
     examples=("finetune --base base --data topic.csv --out topic --set lr=5e-5",),
 )
-def finetune(given: Input, how: How, output: Output, display: Display) -> None:
+def finetune(given: Input, columns: Columns, how: How, output: Output, display: Display) -> None:
     """Make an expert: fine-tune a base on one task."""
     from orthomerge.api.finetune import write_expert
     from orthomerge.api.request import read_options
 
     metrics = write_expert(
         given.base,
-        given.data,
+        columns.of(given.data),
         output.out,
-        others=given.other,
+        others=[columns.of(other) for other in given.other],
         force=output.force,
         progress=None if display.quiet else lambda report: print_progress(str(report)),
         **read_options(how.settings),

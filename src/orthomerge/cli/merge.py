@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Base, Display, Dtype, Experts, Force, Limit, Split, Unlabelled
+from orthomerge.cli.options import Base, Columns, Display, Dtype, Experts, Force, Limit, Split, Unlabelled
 from orthomerge.cli.printing import print_json, print_progress, print_tables
 from orthomerge.core.table import Table, plain
 
@@ -74,7 +74,7 @@ class Output:
         "merge topic tone --base base --dry-run",
     ),
 )
-def merge(given: Input, how: How, output: Output, display: Display) -> None:
+def merge(given: Input, columns: Columns, how: How, output: Output, display: Display) -> None:
     """Merge experts into one model; with --data, fit it to inputs.
 
     Each task keeps its own labels and head on the one merged encoder.
@@ -84,7 +84,7 @@ def merge(given: Input, how: How, output: Output, display: Display) -> None:
     recipe = read_request(
         given.experts,
         settings=how.settings,
-        data=given.data,
+        data=columns.of(given.data),
         split=given.split,
         limit=given.limit,
         device=how.device,
@@ -102,7 +102,7 @@ def merge(given: Input, how: How, output: Output, display: Display) -> None:
     if recipe.parameters.get("scale") == AUTO:
         from orthomerge.api.merge import search_scale
 
-        search = search_scale(recipe, given.data)
+        search = search_scale(recipe, columns.of(given.data))
         recipe = recipe.with_scale(search.best)
         if not display.silent:
             print_progress(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
@@ -110,7 +110,6 @@ def merge(given: Input, how: How, output: Output, display: Display) -> None:
 
 
 def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
-    from orthomerge.cli.align import print_alignment
     from orthomerge.cli.progress import shown
     from orthomerge.runs.models import write
 
@@ -124,6 +123,8 @@ def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
     if "fit" in manifest:
         _print_fit(manifest)
     if "alignment" in manifest:
+        from orthomerge.cli.align import print_alignment
+
         print_alignment(manifest)
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
     size = sum(file["size"] for name, file in manifest["files"].items() if not file.get("link"))

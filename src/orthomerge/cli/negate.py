@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 
 from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Base, Compute, Display, Dtype, Experts, Force, Grid, Labelled
+from orthomerge.cli.options import Base, Columns, Compute, Display, Dtype, Experts, Force, Grid, Labelled
 from orthomerge.cli.printing import print_json, print_tables, score_cell
 from orthomerge.core.table import Table
 
@@ -51,7 +51,7 @@ class Output:
     usage=("negate EXPERT... --base BASE --target TASK --data FOLDER [OPTIONS]",),
     examples=("negate toxic --base base --target toxic --data texts --out kinder",),
 )
-def negate(given: Input, how: How, output: Output, compute: Compute, display: Display) -> None:
+def negate(given: Input, columns: Columns, how: How, output: Output, compute: Compute, display: Display) -> None:
     """Forget a task: the base minus its task vector.
 
     As far as control tasks allow, beside a random vector of the same length.
@@ -65,7 +65,7 @@ def negate(given: Input, how: How, output: Output, compute: Compute, display: Di
     request, experts = open_request(
         given.experts, force=output.force, base=given.base, out=output.out, dtype=output.dtype
     )
-    sources = sources_of(given.data, experts.tasks)
+    sources = sources_of(columns.of(given.data), experts.tasks)
     with shown(quiet=display.silent) as progress:
         result = search(
             experts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from orthomerge.cli.flags import Flag
 
@@ -31,6 +31,24 @@ Force = Annotated[bool, Flag("Replace an output of ours, if no other file is in 
 Grid = Annotated[tuple[float, ...] | None, Flag("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
 Suite = Annotated[str | None, Flag("A named benchmark instead (`list suites`).", "SUITE")]
 SuiteFolder = Annotated[str | None, Flag("Where the suite is kept.", "FOLDER", default="a cache")]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where tables keep what is read."""
+
+    text_column: Annotated[str, Flag("Column of texts in the tables of --data.", "NAME")] = "text"
+    label_column: Annotated[str, Flag("Column of labels.", "NAME")] = "label"
+
+    def of(self, data: Any) -> Any:
+        """The same paths, to be read by these columns."""
+        if self == Columns():
+            return data
+        from orthomerge.data.reading import ColumnSource
+
+        if isinstance(data, dict):
+            return {task: ColumnSource(path, self.text_column, self.label_column) for task, path in data.items()}
+        return ColumnSource(data, self.text_column, self.label_column)
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
 from orthomerge.data.images import read_arrays, read_folder
-from orthomerge.data.labels import match_labels, resolve
+from orthomerge.data.labels import resolve
 from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.rows import KINDS, kind_of
-from orthomerge.data.sampling import share, stratified
+from orthomerge.data.sampling import stratified
 from orthomerge.data.tables import Columns, read_tables, split_files
-from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick
+from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000
@@ -24,6 +25,18 @@ _WAY_OUT = (
     f"a task is a table ({', '.join(KINDS)}, all but parquet also .gz) or one per split (train.csv, val.csv, "
     "test.csv), an .npz, folders of pictures (split/class/*.png), or a dataset of Hugging Face"
 )
+
+
+class ColumnSource(str):
+    """The path or name of a source whose texts and labels are in columns of these names."""
+
+    def __new__(cls, source: str, text: str, label: str) -> Self:
+        self = super().__new__(cls, source)
+        self.text, self.label = text, label
+        return self
+
+    text: str
+    label: str
 
 
 def read_task(
@@ -48,6 +61,8 @@ def read_task(
     """
     if not 0 <= validation < 1:
         raise RecipeError(f"'validation' must be at least 0 and less than 1, got {validation}")
+    if isinstance(source, ColumnSource):
+        text, label = source.text, source.label
     raw = _read(source, Columns(text, label, split, keep_empty, labelled=unlabelled is None))
     if modality is not None and modality != raw.modality:
         raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")
@@ -71,30 +86,6 @@ def read_task(
     return Task(
         name or _name(source), names, raw.modality, {which: splits[which] for which in order if which in splits}
     )
-
-
-def read_inputs(
-    source: Source | Task,
-    *,
-    name: str,
-    labels: tuple[str, ...],
-    split: Split,
-    limit: int | None = None,
-    seed: int = 0,
-) -> Task:
-    """The inputs of one split of a task as a task of their own, without labels; `source` need not have any.
-
-    If it does, they must have the names of `labels`: data of another task would have others. `limit`: the largest
-    number of inputs, drawn by `seed` whatever their labels are.
-    """
-    if limit is not None and limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {limit}")
-    task = source if isinstance(source, Task) else read_task(source, unlabelled=labels)
-    match_labels(replace(task, name=name), labels)
-    inputs = task[split].inputs
-    if limit is not None and limit < len(inputs):
-        inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
-    return Task(name, labels, task.modality, {split: Examples(inputs, None, split)})
 
 
 def may_be_read(source: str) -> bool:

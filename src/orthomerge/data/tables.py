@@ -40,7 +40,8 @@ class Columns:
         for option, column in required.items():
             if column not in present:
                 raise RecipeError(
-                    f"{where} has no column {column!r}; {nearest(column, present)}; say which with `{option}`"
+                    f"{where} has no column {column!r}; {nearest(column, present)}; say which with `{option}` "
+                    f"(--{option}-column)"
                 )
 
 

@@ -3,7 +3,7 @@
 Methods are compared where they were scored under the same protocol (with options, shots, access, support), on the
 tasks, seeds and inputs that both were scored on. One protocol with its methods is a *family*, over which Holm's
 correction runs. The reference is the method with the best mean unless another is named; since the best was chosen on
-these very inputs, its lead is flattered a little.
+these very inputs, its lead is slightly overestimated.
 
 A task is won or lost by exact McNemar. Over several seeds an input counts for the method that was right under more of
 them, so that test is about these seeds; the interval of the mean is about other seeds too.

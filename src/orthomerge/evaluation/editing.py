@@ -27,8 +27,7 @@ from orthomerge.data.task import Split
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score
 from orthomerge.evaluation.probe import fit_probe
-from orthomerge.evaluation.scale import GRID
-from orthomerge.evaluation.span import Span, arithmetic, scales, span_of
+from orthomerge.evaluation.scale import GRID, Span, arithmetic, scales, span_of
 from orthomerge.models.experts import Experts
 from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.model import Model
@@ -70,9 +69,8 @@ class Negation:
 
 @dataclass(frozen=True, eq=False)
 class Negated:
-    """The search along the task vector and, beside it, along a random vector of the same length.
-
-    `model`: the base minus the task vector at the chosen scale; None if that is 0.
+    """The searches along the task vector and along a random vector of the same length, and the model at the chosen
+    scale; None if that is 0.
     """
 
     search: Negation
@@ -166,7 +164,7 @@ def _check_labels(encoded: EncodedTasks, tasks: Iterable[str]) -> None:
 
 
 def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
-    """What the base cannot do, no edit can harm: such a control keeps nothing."""
+    """Refuse a control on which the base is no better than its most frequent class: there is nothing to keep."""
     for task, score in scores.items():
         truth = encoded.labels(task, "val")
         usual = int(truth.bincount().max()) / len(truth)

@@ -31,9 +31,7 @@ class EncodedTasks:
     _features: dict[_Key, Features] = field(default_factory=dict, init=False)
 
     def features(self, model: Model, task: str, split: Split, *, reader: Head | None = None) -> Features:
-        """What the head of a task reads of one split, with the labels of the inputs; `reader`: another head that reads
-        them instead.
-        """
+        """Features of one split as the head of a task reads them, with labels; `reader`: another head to read with."""
         head = reader or head_of(self.classifier(model, task))
         key = (model.encoder, task, split, head.pooling, head.max_length)
         if key not in self._features:
@@ -43,7 +41,7 @@ class EncodedTasks:
         return self._features[key]
 
     def keep(self, models: Collection[Model]) -> None:
-        """Let go of all features in memory but those of some models; all are in the cache."""
+        """Drop features from memory, except those of some models; the cache keeps all."""
         encoders = {model.encoder for model in models}
         for key in [key for key in self._features if key[0] not in encoders]:
             del self._features[key]
@@ -58,7 +56,7 @@ class EncodedTasks:
         return torch.tensor(labels, dtype=torch.int64)
 
     def classifier(self, model: Model, task: str) -> Head | Extra:
-        """What reads a task in a model; its labels must be the task's, in the same order."""
+        """The head of a model for a task; its labels must be the task's, in the same order."""
         classifier = model.head(task)
         labels = self.tasks[task].labels
         numbered = tuple(f"LABEL_{number}" for number in range(len(labels)))
@@ -76,7 +74,7 @@ class EncodedTasks:
         return self.teachers[task]
 
     def predictions(self, model: Model, task: str, split: Split) -> torch.Tensor:
-        """What the head of a task predicts for every input of one split [n]."""
+        """The predicted label of every input of one split [n]."""
         classifier = self.classifier(model, task)
         return predict(classifier, self.features(model, task, split).values, head_of(classifier).kind)
 

@@ -46,8 +46,8 @@ class Subject:
         return cls(model.title, dict.fromkeys(tasks, model), parameters, access=model.origin.access)
 
 
-def told_apart(subjects: Sequence[Subject], folders: Sequence[str] = ()) -> list[Subject]:
-    """Models made by the same method are called after their folders, or else after their method's options, too."""
+def with_unique_names(subjects: Sequence[Subject], folders: Sequence[str] = ()) -> list[Subject]:
+    """Append the folder, or else the options of the method, to names that occur more than once."""
     names = [subject.name for subject in subjects]
     return [
         replace(subject, name=f"{subject.name} ({folder or _method_label(subject)})")
@@ -80,7 +80,7 @@ def score(
     against: str | None = None,
     margin: float = MARGIN,
 ) -> Scores:
-    """Score all subjects, compare them, and look for what would make a reader doubt the scores.
+    """Score all subjects, compare them, and collect warnings about the scores.
 
     `against`: the reference of the comparisons, else the best mean; `margin`: below it two methods may be comparable.
     """
@@ -112,7 +112,7 @@ def evaluate(
     for subject in subjects:
         encoded.keep(list(subject.models.values()))
         chosen = [protocol for protocol in protocols if protocol.scores(subject.name)]
-        # All that will be read, so that a merge is computed once and before any expert is loaded.
+        # All splits first, so that a merge is computed once, before any expert is loaded.
         splits = dict.fromkeys(("test", *(protocol.split for protocol in chosen if protocol.needs)))
         for task, model in subject.models.items():
             for split in splits:
@@ -128,7 +128,7 @@ def evaluate(
 
 
 def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
-    """Rows of tables and files of predictions are told apart by the subject's name."""
+    """Refuse equal names, tasks without data and test splits without labels."""
     for name, count in Counter(subject.name for subject in subjects).items():
         if count > 1:
             raise RecipeError(f"{count} models are called {name!r}; give each a name of its own")
@@ -142,7 +142,7 @@ def _check_subjects(encoded: EncodedTasks, subjects: Sequence[Subject]) -> None:
 
 
 def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
-    """No two answers may look the same."""
+    """Refuse two protocols whose records could not be distinguished."""
     for one, other in combinations(protocols, 2):
         way = one.way("data-free")
         shared = [subject.name for subject in subjects if one.scores(subject.name) and other.scores(subject.name)]
@@ -154,7 +154,7 @@ def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[Evaluation
 
 
 def _check_draws(encoded: EncodedTasks, subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
-    """Whether there are enough support inputs, before anything is encoded."""
+    """Refuse protocols for which there are too few support inputs, before anything is encoded."""
     for protocol in protocols:
         tasks = {task for subject in subjects if protocol.scores(subject.name) for task in subject.models}
         for task in encoded.tasks:
@@ -163,7 +163,7 @@ def _check_draws(encoded: EncodedTasks, subjects: Sequence[Subject], protocols: 
 
 
 def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterator[Scored]:
-    """All labels in one space, the task unknown: is the merged model a general one?"""
+    """Score one model in the joint label space of its tasks."""
     # In the order of the data, which makes the joint label space the same for all subjects.
     models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
     labels = joint_labels(encoded, models)

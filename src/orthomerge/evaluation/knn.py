@@ -26,7 +26,7 @@ _MOST = 1 << 22  # distances held at once: 32 MiB
 
 @dataclass(frozen=True)
 class Knn:
-    """Has no options: all of a class's support counts, and alike."""
+    """No options: every support input of a class has the same weight."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "labels"})
 

@@ -1,4 +1,4 @@
-"""What would make a reader doubt the numbers of a run, in words."""
+"""Warnings about the scores of a run: inputs that two splits share, experts that may have seen the test inputs."""
 
 from __future__ import annotations
 

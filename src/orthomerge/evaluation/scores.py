@@ -4,7 +4,7 @@ RUN/orthomerge-run.json    which files are ours: no other is replaced or removed
 RUN/records.jsonl          one line per score
 RUN/predictions/*.npz      what was predicted for every test input, and the truth, in the same label space
 RUN/comparisons.json       each method against a reference, from the predictions
-RUN/notes.json             what would make a reader doubt the numbers
+RUN/notes.json             warnings about the scores
 RUN/table.md               the tables: one for each access class, comparisons, notes
 """
 
@@ -43,7 +43,7 @@ _MOST_BYTES = 150  # of a file's name, before its digest
 
 @dataclass(frozen=True)
 class Scores:
-    """`comparisons`: each method against a reference. `notes`: what would make a reader doubt the numbers.
+    """`comparisons`: each method against a reference. `notes`: warnings about the scores.
 
     `predictions`: by the name that a record has for them, which is their file once they are written; scores that were
     read back leave them on disk.

@@ -31,11 +31,10 @@ from orthomerge.fitting.coefficients import Coefficients
 from orthomerge.fitting.gates import Gates
 from orthomerge.fitting.layout import Layout
 from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
-from orthomerge.fitting.objective import Entropy, Objective
+from orthomerge.fitting.objective import Entropy
 from orthomerge.fitting.setting import Fitted
 
 if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
     from orthomerge.fitting.setting import Setting
 
 
@@ -96,6 +95,10 @@ class ConcreteMask(Gates):
             mask[place] = m / m.mean().clamp_min(_LEAST)
         return mask
 
+    def write_final(self, weights: torch.Tensor, form: Final) -> None:
+        """Fill in the weights of a mask to end with."""
+        torch.addcmul(self._base, self.final(form), self.vector, out=weights)
+
     def measures(self) -> dict[str, float]:
         """`masked`: the share of the elements of V, zeros aside, that are more likely off than on."""
         live = self.vector != 0
@@ -117,13 +120,9 @@ class ConcreteMask(Gates):
 
 
 @dataclass(frozen=True)
-class ConcreteTa:
-    """`scale`: of the summed task vectors. `final`: the mask of the result. `hold_out`: share that is held out.
+class _Concrete:
+    """What both methods have: options, the mask, and the loop."""
 
-    Facts give the held-out entropy of all three masks.
-    """
-
-    scale: float = 0.3
     steps: int = 2000
     batch: int = 16
     lr: float = 1e-3
@@ -135,38 +134,46 @@ class ConcreteTa:
 
     def __post_init__(self) -> None:
         check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
-        _check_temperature(self.temperature)
+        if not 0 < self.temperature < float("inf"):
+            raise RecipeError(f"'temperature' must be positive, got {self.temperature}; the paper's is 0.5")
 
-    def fit(self, setting: Setting) -> Fitted:
-        base, vector = setting.base.to(setting.device), torch.zeros(setting.layout.size)
-        for task in setting.tasks:
-            vector += setting.task_vector(task)
-        vector = vector.to(setting.device).mul_(self.scale)
-        inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
-        gates = ConcreteMask(base, vector, setting.layout, temperature=self.temperature, lr=self.lr, seed=setting.seed)
-        objective = Entropy(setting.heads, setting.device)
-        loop = Loop(steps=self.steps, batch=self.batch, cosine=False, look=self.look, checkpointing=self.checkpointing)
-        course = loop.run(setting, gates, objective, inputs, held)
-        facts: dict[str, Any] = {**gates.measures(), "trained": gates.size}
-        facts["ends"] = {} if held is None else self._ends(setting, gates, objective, held, base)
-        weights = torch.addcmul(base, gates.final(self.final), vector)
-        setting.encoder.load(weights)
-        return Fitted(weights.cpu(), setting.heads, facts, tuple(course.rows))
+    def _mask(self, setting: Setting, vector: torch.Tensor) -> ConcreteMask:
+        base = setting.base.to(setting.device)
+        return ConcreteMask(base, vector, setting.layout, temperature=self.temperature, lr=self.lr, seed=setting.seed)
 
-    @staticmethod
-    def _ends(
-        setting: Setting, gates: ConcreteMask, objective: Objective, held: Inputs, base: torch.Tensor
-    ) -> dict[str, float]:
-        """The held-out entropy of every way of ending."""
-        losses: dict[str, float] = {}
-        for form in FINALS:
-            setting.encoder.load(torch.addcmul(base, gates.final(form), gates.vector))
-            losses[form] = held_out_loss(setting, objective, held)
-        return losses
+    def _loop(self, steps: int) -> Loop:
+        return Loop(steps=steps, batch=self.batch, cosine=False, look=self.look, checkpointing=self.checkpointing)
 
 
 @dataclass(frozen=True)
-class ConcreteAm:
+class ConcreteTa(_Concrete):
+    """`scale`: of the summed task vectors. `final`: the mask of the result. `hold_out`: share that is held out.
+
+    Facts give the held-out entropy of all three masks.
+    """
+
+    scale: float = 0.3
+
+    def fit(self, setting: Setting) -> Fitted:
+        vector = torch.zeros(setting.layout.size)
+        for task in setting.tasks:
+            vector += setting.task_vector(task)
+        gates = self._mask(setting, vector.to(setting.device).mul_(self.scale))
+        inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
+        objective = Entropy(setting.heads, setting.device)
+        course = self._loop(self.steps).run(setting, gates, objective, inputs, held)
+        ends: dict[str, float] = {}
+        if held is not None:
+            for form in FINALS:
+                gates.write_final(setting.encoder.weights, form)
+                ends[form] = held_out_loss(setting, objective, held)
+        facts: dict[str, Any] = {**gates.measures(), "trained": gates.size, "ends": ends}
+        gates.write_final(setting.encoder.weights, self.final)
+        return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(course.rows))
+
+
+@dataclass(frozen=True)
+class ConcreteAm(_Concrete):
     """Concrete AdaMerging: a mask under which coefficients do well, then the coefficients; both by least entropy.
 
     1. The mask, two levels per step: every lambda goes back to `start` and makes one step of Adam at `inner_lr` with
@@ -185,22 +192,13 @@ class ConcreteAm:
     """
 
     start: float = 0.3
-    steps: int = 2000
-    batch: int = 16
-    lr: float = 1e-3
     inner_lr: float = 1.0
-    temperature: float = 0.5
-    final: Final = "sample"
     adapt_steps: int = 1000
     adapt_lr: float = 1e-3
     clamp: bool = True
-    hold_out: float = 0.1
-    look: int = 50
-    checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
-        _check_temperature(self.temperature)
+        super().__post_init__()
         if min(self.inner_lr, self.adapt_lr) <= 0 or self.adapt_steps < 1:
             raise RecipeError("'inner_lr' and 'adapt_lr' must be positive, and 'adapt_steps' at least 1")
 
@@ -208,9 +206,7 @@ class ConcreteAm:
         base, vectors = setting.base.to(setting.device), setting.task_vectors()
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
         objective, zero = Entropy(setting.heads, setting.device), torch.zeros_like(base)
-        mask = ConcreteMask(
-            base, zero.clone(), setting.layout, temperature=self.temperature, lr=self.lr, seed=setting.seed
-        )
+        mask = self._mask(setting, zero.clone())
         levels = TwoLevels(mask, self._coefficients(setting, zero, vectors, self.inner_lr))
         # The state of this part lies inside that of the next, so that it is removed with it.
         state = None if setting.state is None else replace(setting.state, part="mask")
@@ -225,9 +221,6 @@ class ConcreteAm:
     def _coefficients(self, setting: Setting, origin: torch.Tensor, vectors: torch.Tensor, lr: float) -> Coefficients:
         bounds = (0.0, 1.0) if self.clamp else None
         return Coefficients(origin, vectors, setting.layout, groups="tensor", start=self.start, lr=lr, bounds=bounds)
-
-    def _loop(self, steps: int) -> Loop:
-        return Loop(steps=steps, batch=self.batch, cosine=False, look=self.look, checkpointing=self.checkpointing)
 
 
 class TwoLevels(Gates):
@@ -268,8 +261,3 @@ class TwoLevels(Gates):
         self._coefficients.load(state["coefficients"])
         self._coefficients.write(self.mask.vector)
         self._inner = state["inner"]
-
-
-def _check_temperature(temperature: float) -> None:
-    if not 0 < temperature < float("inf"):
-        raise RecipeError(f"'temperature' must be positive, got {temperature}; the paper's is 0.5")

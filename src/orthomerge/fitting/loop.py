@@ -70,36 +70,34 @@ class Loop:
         return rate_share(step, self.steps, warmup=self.warmup) if self.cosine else 1.0
 
 
+@dataclass
 class _Run:
     """One run of a loop, and everything that changes on the way."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        setting: Setting,
-        gates: Gates,
-        objective: Objective,
-        inputs: Inputs,
-        held: Inputs | None,
-    ) -> None:
-        self._loop, self._setting, self._gates, self._objective = loop, setting, gates, objective
-        self._inputs, self._held = inputs, held
-        self._order = Order(inputs, loop.batch, setting.seed)
-        parameters = objective.parameters
-        self._optimiser = torch.optim.Adam(parameters, lr=objective.lr) if parameters else None
+    loop: Loop
+    setting: Setting
+    gates: Gates
+    objective: Objective
+    inputs: Inputs
+    held: Inputs | None
+
+    def __post_init__(self) -> None:
+        self._order = Order(self.inputs, self.loop.batch, self.setting.seed)
+        parameters = self.objective.parameters
+        self._optimiser = torch.optim.Adam(parameters, lr=self.objective.lr) if parameters else None
         self._course, self._losses = Course(), list[torch.Tensor]()
         self._started = self._saved = time.monotonic()
 
     def finish(self) -> Course:
         """Carry out all steps that are left."""
-        loop, gates, weights = self._loop, self._gates, self._setting.encoder.weights
+        loop, gates, weights = self.loop, self.gates, self.setting.encoder.weights
         gates.write(weights)
         first = self._resume()
         if not first:
             self._look(0)
-        work = f"batches of {loop.batch} a task"
+        work = f"batches of {loop.batch} per task"
         advice = "lower 'batch', or set 'checkpointing: true'"
-        with enough_memory(work, advice), _checkpointed(self._setting) if loop.checkpointing else nullcontext():
+        with enough_memory(work, advice), _checkpointed(self.setting) if loop.checkpointing else nullcontext():
             for step in range(first, loop.steps):
                 self._step(step)
                 if (step + 1) % loop.look == 0 or step + 1 == loop.steps:
@@ -113,51 +111,51 @@ class _Run:
         return self._course
 
     def _step(self, step: int) -> None:
-        encoder, share = self._setting.encoder, self._loop.share(step)
-        targets = {task: self._inputs.targets[task].at(places) for task, places in self._order.at(step).items()}
-        self._losses.append(backward(self._setting, self._objective, self._inputs, targets))
-        self._gates.step(encoder.gradient, encoder.weights, share)
+        encoder, share = self.setting.encoder, self.loop.share(step)
+        targets = {task: self.inputs.targets[task].at(places) for task, places in self._order.at(step).items()}
+        self._losses.append(backward(self.setting, self.objective, self.inputs, targets))
+        self.gates.step(encoder.gradient, encoder.weights, share)
         if self._optimiser is not None:
-            self._optimiser.param_groups[0]["lr"] = self._objective.lr * share
+            self._optimiser.param_groups[0]["lr"] = self.objective.lr * share
             self._optimiser.step()
 
     def _look(self, step: int) -> None:
         """Measure where the run stands, and keep it if it is the best."""
-        loop, course, seconds = self._loop, self._course, time.monotonic() - self._started
+        loop, course, seconds = self.loop, self._course, time.monotonic() - self._started
         row: dict[str, float] = {"step": step, "seconds": round(seconds, 2)}
         if self._losses:
             row["loss"] = float(torch.stack(self._losses).mean())
             self._losses.clear()
             if not math.isfinite(row["loss"]):
                 raise NumericalError(f"the loss is {row['loss']} at step {step} of {loop.steps}; lower 'lr'")
-        if self._held is not None:
-            row["held_out"] = held_out_loss(self._setting, self._objective, self._held)
+        if self.held is not None:
+            row["held_out"] = held_out_loss(self.setting, self.objective, self.held)
             if step and row["held_out"] < course.least:
                 course.least, course.best_step, course.waited = row["held_out"], step, 0
                 if loop.best:
-                    course.kept = self._gates.kept(), [each.detach().clone() for each in self._objective.parameters]
+                    course.kept = self.gates.kept(), [each.detach().clone() for each in self.objective.parameters]
             elif step:
                 course.waited += 1
-        row |= {**self._gates.measures(), **self._objective.measures()}
+        row |= {**self.gates.measures(), **self.objective.measures()}
         course.rows.append(row)
         words = ", ".join(f"{name} {value:.4g}" for name, value in row.items() if name not in ("step", "seconds"))
         left = f", {seconds / step * (loop.steps - step):.0f} s left" if step else ""
-        self._setting.say(f"step {step} of {loop.steps}: {words}{left}")
+        self.setting.say(f"step {step} of {loop.steps}: {words}{left}")
 
     def _restore(self, gates: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        self._gates.restore(gates)
+        self.gates.restore(gates)
         with torch.no_grad():
-            for parameter, value in zip(self._objective.parameters, parameters, strict=True):
+            for parameter, value in zip(self.objective.parameters, parameters, strict=True):
                 parameter.copy_(value)
 
     def _resume(self) -> int:
         """Continue where a killed run stood; the first step that is left."""
-        state = None if self._setting.state is None else self._setting.state.read()
+        state = None if self.setting.state is None else self.setting.state.read()
         if state is None or not state.keys() >= _STATE:
             return 0
-        self._gates.load(state["gates"])
-        self._restore(self._gates.kept(), state["parameters"])
-        self._gates.write(self._setting.encoder.weights)
+        self.gates.load(state["gates"])
+        self._restore(self.gates.kept(), state["parameters"])
+        self.gates.write(self.setting.encoder.weights)
         if self._optimiser is not None:
             self._optimiser.load_state_dict(state["optimiser"])
         self._course = Course(**state["course"])
@@ -166,18 +164,18 @@ class _Run:
 
     def _save(self, step: int) -> None:
         now = time.monotonic()
-        if self._setting.state is None or now - self._saved < self._setting.every:
+        if self.setting.state is None or now - self._saved < self.setting.every:
             return
         self._saved = now
         state = {
             "step": step,
-            "gates": self._gates.state(),
-            "parameters": [parameter.detach() for parameter in self._objective.parameters],
+            "gates": self.gates.state(),
+            "parameters": [parameter.detach() for parameter in self.objective.parameters],
             "optimiser": None if self._optimiser is None else self._optimiser.state_dict(),
             "course": vars(self._course),
             "seconds": now - self._started,
         }
-        self._setting.state.write(state)
+        self.setting.state.write(state)
 
 
 def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: dict[str, Targets]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Experts as models, opened and compared; and those of a saved model, opened again without being told how."""
+"""Experts as models, opened and compared; and those of a saved model, opened again from its record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Experts(Opened):
-    """A base and source models; where there are problems, only `problems` and `notes` can be asked for."""
+    """A base and source models; where there are problems, only `problems` and `notes` can be used."""
 
     @cached_property
     def base(self) -> Model:
@@ -48,7 +48,7 @@ class Experts(Opened):
 
 def open_experts(opening: Opening, live: Mapping[str, Live] | None = None) -> Experts:
     """Open everything, split it, and compare it. `live`: models in memory by task name, the base under ""."""
-    return Experts.of(opening, live or {})
+    return Experts(opening, live)
 
 
 def reopen_experts(

@@ -205,7 +205,7 @@ def family(name: str) -> Family:
 def family_for(model_type: str, keys: Iterable[str]) -> Family:
     """The family of a checkpoint, by the `model_type` of its config and, where two share it, by its tensors.
 
-    Ask with the names of an expert: a bare base does not say what kind of classifier was made of it.
+    `keys` should be the names of an expert: a bare base does not say what kind of classifier was made of it.
     """
     fitting = {row.name: row for row in FAMILIES.values() if model_type in row.model_types}
     if not fitting:

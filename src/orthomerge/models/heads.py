@@ -166,7 +166,7 @@ def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one head says of one input: the label, its score, and the scores of all labels."""
+    """What one head predicts for one input: the label, its score, and the scores of all labels."""
 
     label: str
     score: float

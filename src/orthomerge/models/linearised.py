@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 
 class LinearisedEncoder(nn.Module):
-    """Features of the tangent model. `deltas` (tau) are by the encoder's parameter names.
+    """Features of the tangent model. `deltas`: tau by the encoder's parameter names, zero if it is to be trained.
 
-    Those left out are held at zero; where none are given, all start from zero and can be trained.
     The encoder is switched to eager attention: fused kernels have no forward-mode derivative.
     """
 
@@ -44,11 +43,11 @@ class LinearisedEncoder(nn.Module):
         self.encoder = encoder.eval().requires_grad_(False)
         self._family, self._pooling = family, pooling
         parameters = dict(encoder.named_parameters())
-        self.names = tuple(name for name in parameters if not deltas or name in deltas)
+        self.names = tuple(parameters)
         # A parameter's name may not contain dots, so they lie in a list.
         self.deltas = nn.ParameterList(
-            torch.zeros_like(parameters[name]) if not deltas else deltas[name].detach().to(parameters[name]).clone()
-            for name in self.names
+            torch.zeros_like(parameter) if deltas is None else deltas[name].detach().to(parameter).clone()
+            for name, parameter in parameters.items()
         )
 
     def train(self, mode: bool = True) -> Self:

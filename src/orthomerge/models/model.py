@@ -1,6 +1,6 @@
 """A model: one encoder, a head per task, and how inputs are processed. A base, an expert, a merge and a fit are models.
 
-A model is an immutable value. Nothing is computed before somebody asks for weights, and no folder is needed for it.
+A model is an immutable value. Nothing is computed before weights are needed, and no folder is needed.
 """
 
 from __future__ import annotations
@@ -20,41 +20,35 @@ if TYPE_CHECKING:
     from orthomerge.models.heads import Prediction
     from orthomerge.models.multihead import MultiHead
 
+    _Tasks = Sequence[str] | None
+    _Row = dict[str, Prediction]
+
 
 class Model(ModelData):
-    """One encoder and a head per task. Nothing is computed before weights are needed."""
+    """One encoder and a head per task, which can be run, and saved to a folder."""
 
     def module(self, device: str = "auto", dtype: torch.dtype | None = None) -> MultiHead:
-        """A new module that gives the logits of every task; nobody else's weights change with it."""
+        """A new module that gives the logits of every task; changes to it change no other module."""
         from orthomerge.models.multihead import MultiHead
 
         module = MultiHead(self.encoder.module(), self.family, self.heads)
         return module.to(device_of(device), dtype)
 
     @overload
-    def predict(
-        self, inputs: str | Path, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
-    ) -> dict[str, Prediction]: ...
+    def predict(self, inputs: str | Path, *, tasks: _Tasks = ..., device: str = ..., batch_size: int = ...) -> _Row: ...
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a list is an object, too: it is several inputs
-        self,
-        inputs: Sequence[Any],
-        *,
-        tasks: Sequence[str] | None = None,
-        device: str = "auto",
-        batch_size: int = 32,
-    ) -> list[dict[str, Prediction]]: ...
+        self, inputs: Sequence[Any], *, tasks: _Tasks = ..., device: str = ..., batch_size: int = ...
+    ) -> list[_Row]: ...
 
     @overload
-    def predict(
-        self, inputs: object, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
-    ) -> dict[str, Prediction]: ...
+    def predict(self, inputs: object, *, tasks: _Tasks = ..., device: str = ..., batch_size: int = ...) -> _Row: ...
 
     def predict(
         self, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
     ) -> dict[str, Prediction] | list[dict[str, Prediction]]:
-        """What every task's head says of raw inputs: texts; or pictures as paths, PIL images or arrays.
+        """Predictions of every task's head for raw inputs: texts; or pictures as paths, PIL images or arrays.
 
         One input gives a dict by task, a list of inputs a list of such dicts in the same order.
         """

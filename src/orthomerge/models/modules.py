@@ -70,7 +70,7 @@ class Encoder:
 
 
 def loaded(encoder: Encoder) -> Skeleton:
-    """A module with the weights of an encoder, shared by everybody who asks; nothing but its device may be changed.
+    """A module with the weights of an encoder, shared by all callers; nothing but its device may be changed.
 
     The last two are kept, and refilled where the next encoder has the same architecture.
     """
@@ -104,7 +104,7 @@ def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec
 
 
 def release() -> None:
-    """Let go of all modules in memory."""
+    """Release all modules in memory."""
     _kept.clear()
 
 

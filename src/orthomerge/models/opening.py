@@ -170,7 +170,7 @@ def check_task_names(tasks: Mapping[str, object]) -> None:
 
 
 def as_live(value: object) -> Live | None:
-    """A live model, alone or as (model, processor); None for anything else."""
+    """A live model from a model or a pair (model, processor); None for anything else."""
     parts = value if isinstance(value, tuple) else (value,)
     if not 1 <= len(parts) <= 2 or not (hasattr(parts[0], "state_dict") and hasattr(parts[0], "config")):
         return None

@@ -106,7 +106,7 @@ def short_hashes(examples: Examples) -> tuple[str, ...]:
 def licence_of(path: Path, *, reference: str = "", revision: str | None = None) -> str | None:
     """What the header of the model card in a folder says, as text; None where it says nothing, or cannot be read.
 
-    A model of the hub is fetched without its card, which is asked for here; if there is no answer, it is unknown.
+    A model of the hub is fetched without its card, so the card is fetched here; if that fails, the licence is unknown.
     """
     if not path.is_dir():  # a bare file: what lies beside it need not be of it
         return None

@@ -51,7 +51,7 @@ KNOWN = frozenset(
 
 
 def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """A checkpoint's config, made to say what its encoder is; nothing in it depends on a head or a dtype."""
+    """The config of a checkpoint's encoder; nothing in it depends on a head or a dtype."""
     inner = config.get("vision_config")
     if family.modality == "image" and isinstance(inner, Mapping):  # CLIP has two towers; the encoder is that of images
         shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}

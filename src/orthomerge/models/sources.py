@@ -50,30 +50,22 @@ class Parts:
     copied: Mapping[str, Spec]
 
 
-@dataclass(frozen=True, eq=False)
 class Opened:
-    """Base and experts as they were opened; where there are problems, only `problems` and `notes` can be used.
+    """Base and experts, opened and compared; where there are problems, only `problems` and `notes` can be used.
 
-    `partial`: what could be opened, problems or not. `live`: models in memory by task, the base under "".
+    `live`: models in memory by task, the base under "". `partial`: what could be opened, problems or not.
     """
 
-    opening: Opening
-    problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
-    partial: Parts | None
-    live: Mapping[str, Live]
+    def __init__(self, opening: Opening, live: Mapping[str, Live] | None = None) -> None:
+        self.opening, self.live = opening, live or {}
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self.partial = self._open()
 
     def __repr__(self) -> str:
         count = len(self.problems)
         family = self.partial.family.title if self.partial else "unknown"
         return f"Experts({len(self.tasks)} of {family} base, {count or 'no'} problem{'s' if count != 1 else ''})"
-
-    @classmethod
-    def of(cls, opening: Opening, live: Mapping[str, Live]) -> Self:
-        """Open everything, split it, and compare it."""
-        opener = _Opener(opening, live)
-        parts = opener.parts()
-        return cls(opening, tuple(dict.fromkeys(opener.problems)), tuple(opener.notes), parts, live)
 
     def check(self) -> Self:
         """Return the same; if there are problems, raise an error that lists them all."""
@@ -140,15 +132,6 @@ class Opened:
             return AdaptedTensors(FileTensors(base), checkpoint.under(names))
         return FileTensors({**base, **{key: (checkpoint, name) for key, name in names.items()}})
 
-
-class _Opener:
-    """Opens and compares; collects problems and notes."""
-
-    def __init__(self, opening: Opening, live: Mapping[str, Live]) -> None:
-        self.opening, self.live = opening, live
-        self.problems: list[Problem] = []
-        self.notes: list[str] = []
-
     @contextmanager
     def _collecting(self, where: str) -> Iterator[None]:
         """Turn an error into a problem, and go on."""
@@ -157,7 +140,7 @@ class _Opener:
         except OrthomergeError as error:
             self.problems.append(Problem.of(where, error))
 
-    def parts(self) -> Parts | None:
+    def _open(self) -> Parts | None:
         opened: dict[str, Checkpoint | Adapter] = {}
         for task, expert in self.opening.experts.items():
             with self._collecting(f"expert {task!r}"):
@@ -253,11 +236,9 @@ class _Opener:
         recorded, tuning = about.get("pooling"), about.get("tuning")
         pooling = self.opening.pooling or (recorded if isinstance(recorded, str) else None) or family.default_pooling
         if pooling not in family.poolings:
-            what, fix = (
-                f"pooling {pooling!r} is not known for {family.name}",
-                f"use one of {', '.join(family.poolings)}",
-            )
-            self.problems.append(Problem("pooling", what, fix, RecipeError))
+            what = f"pooling {pooling!r} is not known for {family.name}"
+            problem = Problem("pooling", what, f"use one of {', '.join(family.poolings)}", RecipeError)
+            self.problems += [] if problem in self.problems else [problem]
             pooling = family.default_pooling
         length = tuning.get("max_length") if isinstance(tuning, dict) else None
         return pooling, length if family.modality == "text" and type(length) is int and length > 0 else None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def classifier_config(config: Mapping[str, Any], family: Family, labels: tuple[str, ...], dtype: str) -> dict[str, Any]:
-    """An encoder's config, made to say what the stock classifier on top of it is."""
+    """The config of the stock classifier on top of an encoder."""
     if config.get("model_type") == "clip_vision_model":
         # The stock classifier is configured as a CLIP of two towers, and builds the one only.
         config = {"model_type": "clip", "vision_config": dict(config)}

@@ -65,7 +65,7 @@ def _saved(drawing: Any, form: str, fonts: str) -> bytes:
 
 
 def _lines(figure: Lines) -> Any:
-    """Curves with their bands; many are told apart by colour and by stroke."""
+    """Curves with their bands; if there are many, colour and stroke distinguish them."""
     drawing, axes = _framed(COLUMN, 2.5)
     handles, many = [], len(figure.curves) > 5
     for number, curve in enumerate(figure.curves):

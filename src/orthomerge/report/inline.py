@@ -74,15 +74,15 @@ def _with_roles(attributes: dict[str, str]) -> dict[str, str]:
 
 
 def _looks(style: str) -> dict[str, str]:
-    looks: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for part in style.split(";"):
         name, _, value = (text.strip() for text in part.partition(":"))
         if name == "font":
             size = re.search(r"([\d.]+)px", value)
-            looks |= {"font-size": size[1]} if size else {}
-            looks |= {"font-weight": "600"} if "bold" in value or re.search(r"\b[67]00\b", value) else {}
+            attributes |= {"font-size": size[1]} if size else {}
+            attributes |= {"font-weight": "600"} if "bold" in value or re.search(r"\b[67]00\b", value) else {}
         elif name == "font-size":
-            looks[name] = value.removesuffix("px")
+            attributes[name] = value.removesuffix("px")
         elif name in _LOOKS:
-            looks[name] = value
-    return looks
+            attributes[name] = value
+    return attributes

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from importlib import import_module
 from multiprocessing import active_children, get_context
 from typing import Any
@@ -80,13 +80,9 @@ def _ray(count: int | None) -> Iterator[Executor]:
         import ray
     except ImportError as error:
         raise RecipeError("--on ray needs Ray: install orthomerge[ray]") from error
-    before = os.getcwd()  # noqa: PTH109
     with tempfile.TemporaryDirectory() as empty, _safe_path():
-        os.chdir(empty)
-        try:
+        with chdir(empty):
             ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        finally:
-            os.chdir(before)
         try:
             yield _Ray()
         finally:
