@@ -23,8 +23,9 @@ from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import schema
-from orthomerge.data.reading import read_inputs, read_task
+from orthomerge.data.reading import read_task
 from orthomerge.data.task import Examples, Modality, Task
+from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.files.ownership import LOCAL
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
@@ -115,7 +116,8 @@ def test_from_a_folder_as_from_memory(merged: om.Model, data: dict[str, Any], tm
     }
     assert list(about["tasks"]) == list(TASKS)
     for task, found in about["tasks"].items():
-        used = read_inputs(data[task], name=task, labels=merged.labels[task], split="train", limit=40, seed=3)["train"]
+        chosen = unlabelled_tasks({task: data[task]}, merged.labels, "text", split="train", limit=40, seed=3)
+        used = chosen[task]["train"]
         assert (found["inputs"], found["data"]) == (40, f"sha256:{used.digest()}")
         assert len(loaded.origin.inputs[task]) == 40
     assert loaded.origin.facts["notes"][-1].startswith("no data of 'five' was given to align it with")

@@ -11,7 +11,7 @@ import pytest
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data import datasets_hub, reading
-from orthomerge.data.reading import may_be_read, names_dataset, read_inputs, read_task
+from orthomerge.data.reading import may_be_read, names_dataset, read_task
 from orthomerge.data.task import Examples, Lazy, Task
 from orthomerge.data.tasks import as_input, unlabelled_tasks
 
@@ -126,12 +126,12 @@ def test_labels_that_are_there_are_read_and_checked(tmp_path: Path, rows: Callab
     task = read_task(path, unlabelled=("x", "y"))
     assert task.labels == NAMES
     assert task["train"].labels is not None
-    inputs = read_inputs(path, name="beasts", labels=("ape", "zebra"), split="train")
+    inputs = unlabelled_tasks({"beasts": path}, {"beasts": ("ape", "zebra")}, "text", split="train")["beasts"]
     assert (inputs.name, inputs.labels, list(inputs.splits)) == ("beasts", ("ape", "zebra"), ["train"])
     assert inputs["train"].labels is None
     assert inputs["train"].inputs == task["train"].inputs
     with pytest.raises(IncompatibleError, match="labels of task 'beasts' are not those of its expert"):
-        read_inputs(path, name="beasts", labels=("ape", "cow"), split="train")
+        unlabelled_tasks({"beasts": path}, {"beasts": ("ape", "cow")}, "text", split="train")
     gap = [{**row, "label": ""} if number == 3 else row for number, row in enumerate(rows(20, 4))]
     with pytest.raises(CheckpointError, match="has no whole number or name as 'label'"):
         read_task(write(tmp_path / "b.csv", gap), unlabelled=NAMES)
@@ -155,7 +155,8 @@ def test_some_inputs_are_drawn_and_no_others_are_opened() -> None:
     task = Task("t", NAMES, "text", {"train": Examples(Lazy(range(50), load), None, "train")})
 
     def drawn(limit: int, seed: int = 0) -> list[str]:
-        return list(read_inputs(task, name="t", labels=NAMES, split="train", limit=limit, seed=seed)["train"].inputs)
+        tasks = unlabelled_tasks({"t": task}, {"t": NAMES}, "text", split="train", limit=limit, seed=seed)
+        return list(tasks["t"]["train"].inputs)
 
     first = drawn(7)
     assert first == [f"text {key}" for key in opened] == [f"text {key}" for key in sorted(opened)]

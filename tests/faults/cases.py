@@ -363,7 +363,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(50, "empty", m.rows("   ,two-0,train", "a,two-1,train"), BROKEN, f"{TABLE}.* line 2", "keep_empty",
             meets="align"),
     Refused(50, "a picture for a text model", m.other_data("two/cat/1.png", b"\x89PNG\r\n\x1a\nnonsense"), OTHER, "two",
-            "labels", meets="align"),
+            "modality", meets="align"),
     Sound(50, "a long text", m.rows(f"{'film ' * 9000},two-0,train", "it was,two-1,train"), meets="align"),
     Refused(50, "no such file", lambda w: setattr(w, "data", "nowhere.csv"), BROKEN, "nowhere.csv", "does not exist",
             meets="align"),

@@ -12,12 +12,12 @@ import numpy as np
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
 from orthomerge.data.images import read_arrays, read_folder
-from orthomerge.data.labels import match_labels, resolve
+from orthomerge.data.labels import resolve
 from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.rows import KINDS, kind_of
-from orthomerge.data.sampling import share, stratified
+from orthomerge.data.sampling import stratified
 from orthomerge.data.tables import Columns, read_tables, split_files
-from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick
+from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 
 Source = str | Path | Mapping[str, str | Path]
 _MOST_VALIDATION = 5000
@@ -88,30 +88,6 @@ def read_task(
     )
 
 
-def read_inputs(
-    source: Source | Task,
-    *,
-    name: str,
-    labels: tuple[str, ...],
-    split: Split,
-    limit: int | None = None,
-    seed: int = 0,
-) -> Task:
-    """The inputs of one split of a task as a task of their own, without labels; `source` need not have any.
-
-    If it does, they must have the names of `labels`: data of another task would have others. `limit`: the largest
-    number of inputs, drawn by `seed` whatever their labels are.
-    """
-    if limit is not None and limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {limit}")
-    task = source if isinstance(source, Task) else read_task(source, unlabelled=labels)
-    match_labels(replace(task, name=name), labels)
-    inputs = task[split].inputs
-    if limit is not None and limit < len(inputs):
-        inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
-    return Task(name, labels, task.modality, {split: Examples(inputs, None, split)})
-
-
 def may_be_read(source: str) -> bool:
     """Whether there is such a path, or the text has the form of a dataset's name; nothing is opened."""
     try:
@@ -158,7 +134,7 @@ def _read_directory(folder: Path, columns: Columns) -> Raw:
 
 
 def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
-    """Train without a few examples, and these as val; nothing if there are too few to take any."""
+    """Split a validation set off the training set; empty if there are too few examples."""
     places = stratified(labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=0)
     if not len(places):
         return {}
@@ -167,7 +143,7 @@ def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Exam
 
 
 def _name(source: Source) -> str:
-    """What the source is called; a file called after a split is called as its folder is."""
+    """Name of the task: that of the file or folder; of the folder if the file is named after a split."""
     if isinstance(source, Mapping):
         return Path(next(iter(source.values()))).expanduser().resolve().parent.name
     path = Path(source).expanduser()

@@ -12,9 +12,10 @@ import numpy as np
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
 from orthomerge.data.images import decode, pixels
 from orthomerge.data.labels import match_labels
-from orthomerge.data.reading import ColumnSource, read_inputs, read_task
+from orthomerge.data.reading import ColumnSource, read_task
 from orthomerge.data.rows import KINDS, kind_of
-from orthomerge.data.task import Examples, Modality, Split, Task
+from orthomerge.data.sampling import share
+from orthomerge.data.task import Examples, Modality, Split, Task, pick
 
 
 def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Mapping[str, Any]:
@@ -53,27 +54,49 @@ def unlabelled_tasks(
 ) -> dict[str, Task]:
     """The inputs of one split by task, without labels; a source may also be a list of inputs.
 
-    `labels`: of the heads that will read them.
+    `labels`: of the heads that will read them. If a source has labels, they must have these names: data of another task
+    would have others. `limit`: the largest number of inputs, drawn by `seed` whatever their labels are.
     """
-    _check_names(data, labels)
+    if limit is not None and limit < 1:
+        raise RecipeError(f"'limit' must be at least 1, got {limit}")
     tasks = {}
-    for name, source in data.items():
-        task = source
-        if isinstance(source, list):
-            inputs = Examples([as_input(item, modality) for item in source], None, split)
-            task = Task(name, labels[name], cast("Modality", modality), {split: inputs})
-        tasks[name] = read_inputs(task, name=name, labels=labels[name], split=split, limit=limit, seed=seed)
-    return _of_modality(tasks, modality)
+    for name, task in _tasks(data, labels, modality, split=split).items():
+        inputs = task[split].inputs
+        if limit is not None and limit < len(inputs):
+            inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
+        tasks[name] = Task(name, labels[name], task.modality, {split: Examples(inputs, None, split)})
+    return tasks
 
 
 def labelled_tasks(data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str) -> dict[str, Task]:
     """All splits by task, labels in the order of the heads."""
-    _check_names(data, labels)
+    return _tasks(data, labels, modality)
+
+
+def _tasks(
+    data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str, *, split: Split | None = None
+) -> dict[str, Task]:
+    """Every source as a task whose labels are in the order of its head. `split`: of inputs that need no labels."""
+    if not data:
+        raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
+    for name in data:
+        if name not in labels:
+            raise RecipeError(f"there is data of {name!r}, but no task of that name; {nearest(name, labels)}")
     tasks = {}
     for name, source in data.items():
-        task = source if isinstance(source, Task) else read_task(source)
+        task = source
+        if split is not None and isinstance(source, list):
+            inputs = Examples([as_input(item, modality) for item in source], None, split)
+            task = Task(name, labels[name], cast("Modality", modality), {split: inputs})
+        elif not isinstance(source, Task):
+            task = read_task(source, unlabelled=None if split is None else labels[name])
+        if task.modality != modality:
+            raise IncompatibleError(
+                f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
+                "give the data that its expert was trained on"
+            )
         tasks[name] = match_labels(replace(task, name=name), labels[name])
-    return _of_modality(tasks, modality)
+    return tasks
 
 
 def as_input(value: Any, modality: str) -> Any:
@@ -92,21 +115,3 @@ def as_input(value: Any, modality: str) -> Any:
             f"an image must be a path, a PIL image or uint8 pixels [H, W] or [H, W, 3], got {array.dtype} {array.shape}"
         )
     return array
-
-
-def _check_names(data: Mapping[str, Any], labels: Mapping[str, object]) -> None:
-    if not data:
-        raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
-    for task in data:
-        if task not in labels:
-            raise RecipeError(f"there is data of {task!r}, but no task of that name; {nearest(task, labels)}")
-
-
-def _of_modality(tasks: dict[str, Task], modality: str) -> dict[str, Task]:
-    for name, task in tasks.items():
-        if task.modality != modality:
-            raise IncompatibleError(
-                f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
-                "give the data that its expert was trained on"
-            )
-    return tasks

@@ -127,12 +127,13 @@ class ProcessorSource:
             # Pillow's resizing, not torchvision's: that one need not be installed, and gives other numbers.
             loaded = _load("AutoImageProcessor", copy, f"the image processor of {where}", use_fast=False)
             return ImageProcessor(loaded, channels, _digest_files(copy))
-        size = config.get("image_size")
-        if not isinstance(size, int | list):
+        size: Any = config.get("image_size")
+        sides = size if isinstance(size, list) else [size, size]
+        if len(sides) != 2 or not all(type(side) is int for side in sides):
             raise CheckpointError(
                 f"{where} says nothing about its images: it needs {_PREPROCESSOR}, or a config with 'image_size'"
             )
-        return PixelProcessor(size if isinstance(size, int) else (size[0], size[1]), channels=channels)
+        return PixelProcessor((sides[0], sides[1]) if isinstance(size, list) else sides[0], channels=channels)
 
 
 def load_processor(folder: Path, *, modality: Modality, max_length: int = DEFAULT_LENGTH) -> Processor:
