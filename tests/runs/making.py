@@ -45,17 +45,7 @@ sweep:
   shots: [2, all]
 """
 )
-RUN = (
-    SHARED
-    + """\
-sweep:
-  methods: [task_arithmetic, {method: dare, parameters: {drop: 0.5}}]
-  scales: [0.4]
-  seeds: 2
-  aligners: [none, ridge]
-  shots: [2, all]
-"""
-)
+RUN = SWEEP.replace("[average, task", "[task").replace("[0.3, 0.6]", "[0.4]")
 SWEPT_PLAIN = SHARED.replace("report: {title: Two words}", "report: false")
 SMALL = SWEPT_PLAIN + "sweep: {methods: [average, task_arithmetic], scales: [0.5], aligners: [none]}\n"
 _WRITTEN = ("records.jsonl", "validation.jsonl", "comparisons.json", "notes.json", "table.md", "sweep.csv", "sweep.md")

@@ -92,8 +92,7 @@ def run(
         text = text or recipe.text()
         if on not in (None, "serial"):
             recipe, folder = recipe.absolute(), folder.absolute()
-        work = Work(recipe, text, folder, torch.get_num_threads(), progress=watch)
-        work.__dict__["experts"] = experts
+        work = Work(recipe, text, folder, torch.get_num_threads(), watch, experts)
         return _Run(work, command, watch, force).go(engine)
 
 

@@ -68,7 +68,7 @@ def make_merge(place: Path, work: Work, *, key: str) -> None:
 
 def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> None:
     """Align the heads of the merge."""
-    recipe, model = work.recipe, work.model(work.folder(merged))
+    recipe, model = work.recipe, work.model(merged)
     model = align(model, work.experts, recipe, section, progress=work.progress)
     write_weights(model, place / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
 
@@ -87,7 +87,7 @@ def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
         subjects.append(Subject("base", dict.fromkeys(encoded.tasks, experts.base.with_heads(experts.heads))))
     if section.references:
         subjects.append(Subject("expert", encoded.teachers))
-    subjects += [Subject.of(work.model(work.folder(key)), encoded.tasks) for key in models]
+    subjects += [Subject.of(work.model(key), encoded.tasks) for key in models]
     plain = ("base", work.recipe.method)
     protocols = [
         replace(protocol, models=plain) if teaches(protocol) else protocol
@@ -119,7 +119,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
         )
     detail, in_files = detail_of(recipe), all(isinstance(source, str) for source in data.values())
     diagnosis = diagnose(
-        work.model(work.folder(merged)),
+        work.model(merged),
         work.experts,
         encoded.tasks,
         detail=detail,

@@ -25,6 +25,7 @@ from orthomerge.merging.merged import DTYPE_NAMES
 from orthomerge.models.model import Model
 from orthomerge.models.modules import loaded
 from orthomerge.models.record import record_of
+from orthomerge.models.saved import read_model
 from orthomerge.runs.choosing import Best, Failure, Row, best_of, rows_of, sweep_csv, sweep_markdown
 from orthomerge.runs.driver import Artifact
 from orthomerge.runs.models import input_paths, merge, write_weights
@@ -175,7 +176,7 @@ def _models_of(work: Work, variant: Variant, kept: Path | None) -> dict[str, Mod
     model = merge(experts, variant.merge(recipe), progress=work.progress)
     if kept is not None:
         write_weights(model, kept / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
-        model = work.model(kept)
+        model = replace(read_model(kept / MODEL), origin=model.origin)  # computed once
     loaded(model.encoder)  # computes the weights, which are then kept while the model is scored
     return dict.fromkeys(tasks, model)
 

@@ -47,7 +47,8 @@ _COMPUTE = ("device", "batch", "precision", "resume", "save_every")  # keys of s
 class Work:
     """Another process gets the fields alone and opens everything itself.
 
-    `text`: the recipe as it was written. `count`: how many threads torch has. `progress`: of this process.
+    `text`: the recipe as it was written. `count`: how many threads torch has. `progress`: of this process. `opened`:
+    the experts, if this process has opened them already.
     """
 
     recipe: Recipe
@@ -55,9 +56,11 @@ class Work:
     run: Path
     count: int
     progress: Progress = SILENT
+    opened: Experts | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "progress": SILENT}
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**plain, "progress": SILENT, "opened": None}
 
     @property
     def title(self) -> str | None:
@@ -71,7 +74,7 @@ class Work:
     @cached_property
     def experts(self) -> Experts:
         """Base and experts; headers only."""
-        return open_experts(self.recipe.opening).check()
+        return self.opened or open_experts(self.recipe.opening).check()
 
     @property
     def section(self) -> Evaluate:
@@ -99,10 +102,16 @@ class Work:
             raise OutputError(f"{self.store.content(key)} is gone, or not what was written; run the same command again")
         return self.store.content(key)
 
-    def model(self, folder: Path) -> Model:
-        """The model that a result holds, with the experts that it was made from."""
-        model = read_model(folder / MODEL)
-        return replace(model, origin=replace(model.origin, experts=self.experts))
+    @cached_property
+    def _models(self) -> dict[str, Model]:
+        return {}
+
+    def model(self, key: str) -> Model:
+        """The model of a result, read once, with the experts that it was made from."""
+        if key not in self._models:
+            model = read_model(self.folder(key) / MODEL)
+            self._models[key] = replace(model, origin=replace(model.origin, experts=self.experts))
+        return self._models[key]
 
     @contextmanager
     def threads(self) -> Iterator[None]:
