@@ -216,7 +216,7 @@ def test_the_expert_s_head_is_what_is_aligned(toy: Toy) -> None:
     ("options", "message"),
     [
         ({"name": "knn", "seeds": 0}, "'seeds' must be at least 1, got 0"),
-        ({"name": "knn", "first": -1}, "'first' must not be negative, got -1"),
+        ({"name": "knn", "first": -1}, "'first' must be a number of at least 0, got -1"),
         ({"name": "knn", "support": "test"}, "must come from another split than the scored one, got 'test' for both"),
         (
             {"name": "knn", "aligner": "ridge"},

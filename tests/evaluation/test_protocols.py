@@ -129,7 +129,7 @@ class TestProbe:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            *(({"l2": l2}, f"'l2' must be a positive number, got {l2}") for l2 in (0.0, -1.0, math.inf)),
+            *(({"l2": l2}, f"'l2' must be positive, got {l2}") for l2 in (0.0, -1.0, math.inf)),
             ({"steps": 0}, "'steps' must be at least 1, got 0"),
         ],
     )

@@ -14,7 +14,6 @@ import pytest
 from blake3 import blake3
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files import paths
 from orthomerge.files.hashing import Hasher, algorithm_of
 from orthomerge.files.paths import RawFile
 
@@ -228,11 +227,6 @@ def test_handles_are_closed(path: Path, tmp_path: Path) -> None:
             with pytest.raises(CheckpointError):
                 RawFile(odd)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_a_file_names_itself(path: Path) -> None:
-    assert repr(RawFile(path)) == f"RawFile({str(path)!r})"
-    assert GAP == paths._GAP
 
 
 def test_a_digest_names_its_algorithm() -> None:

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -120,14 +119,6 @@ def test_a_failure_of_the_disk_is_told_as_such(tmp_path: Path) -> None:
 # Targets
 
 
-def test_an_existing_target_is_not_touched(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    work(out, 1)
-    with pytest.raises(OutputError, match="out exists already; give --force to replace it, or choose another place"):
-        work(out, 2)
-    assert (state(out), beside(out)) == (1, [])
-
-
 def test_force_replaces_what_we_wrote_and_an_empty_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
     work(out, 1)
@@ -144,30 +135,69 @@ def _foreign_folder(out: Path) -> None:
     (out / "thesis.tex").write_text("years of work")
 
 
-def _foreign_link(out: Path) -> None:
+def link_to_another(out: Path) -> None:
     work(out.parent / "elsewhere", 1)
     out.symlink_to(out.parent / "elsewhere")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        _foreign_folder,
-        lambda out: out.write_text("years of work"),
-        _foreign_link,
-        lambda out: out.symlink_to("nowhere"),
-    ],
+def unlisted(name: str) -> Callable[[Path], object]:
+    """An output of ours with one name more."""
+
+    def prepare(out: Path) -> None:
+        work(out, 1)
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("link"):
+            (out / name).symlink_to(out.parent)
+        elif name.endswith("/"):
+            (out / name).mkdir()
+        else:
+            (out / name).write_text("years of work")
+
+    return prepare
+
+
+def marker(text: str) -> Callable[[Path], object]:
+    def prepare(out: Path) -> None:
+        out.mkdir()
+        (out / MANIFEST).write_text(text)
+
+    return prepare
+
+
+def linked_marker(out: Path) -> None:
+    work(out.parent / "elsewhere", 1)
+    out.mkdir()
+    (out / MANIFEST).symlink_to(out.parent / "elsewhere" / MANIFEST)
+
+
+NO_MARKER = r"out was not written by orthomerge \(it has no orthomerge.json\), so it is not replaced; move it"
+BAD_MARKER = r"out was not written by orthomerge \(its orthomerge.json has no 'format'"
+NAMES = ("notes.txt", "heads/topic/thesis.tex", "encoder/.hidden", "encoder/link", "empty/folder/")
+MARKERS = (
+    *("{}", "[]", "", "{", '{"format": 1}', '{"files": {}}', '{"format": true, "files": {}}'),
+    *('{"format": "1", "files": []}', '{"format": 1, "files": [1]}'),
 )
-def test_force_does_not_replace_what_others_wrote(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    out = tmp_path / "out"
-    make(out)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(OutputError, match="out exists already"):
-        work(out, 2)
-    message = r"out was not written by orthomerge \(it has no orthomerge.json\), so it is not replaced; move it"
-    with pytest.raises(OutputError, match=message):
-        work(out, 2, force=True)
-    assert sorted(tmp_path.rglob("*")) == before
+OTHERS: list[tuple[Callable[[Path], object], str]] = [
+    (_foreign_folder, NO_MARKER),
+    (lambda out: out.write_text("years of work"), NO_MARKER),
+    (link_to_another, NO_MARKER),
+    (lambda out: out.symlink_to("nowhere"), NO_MARKER),
+    (linked_marker, BAD_MARKER),
+    *((marker(text), BAD_MARKER) for text in MARKERS),
+    *((unlisted(name), f"out holds '{name}', which orthomerge did not write, so it is not replaced") for name in NAMES),
+]
+
+
+@pytest.mark.parametrize(("prepare", "message"), OTHERS)
+def test_force_replaces_only_what_a_marker_lists(
+    tmp_path: Path, prepare: Callable[[Path], object], message: str
+) -> None:
+    prepare(tmp_path / "out")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    for force, match in ((False, "out exists already; give --force to replace it"), (True, message)):
+        with pytest.raises(OutputError, match=match):
+            work(tmp_path / "out", 2, force=force)
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
 def test_what_appears_in_the_target_meanwhile_is_not_touched(tmp_path: Path) -> None:
@@ -385,52 +415,6 @@ def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str) -> Non
         work(tmp_path / "out", 1)
     assert (tmp_path / "out").exists() != name.endswith("-lock")
     assert precious.read_text() == "years of work"
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("notes.txt", "'notes.txt'"),
-        ("heads/topic/thesis.tex", "'heads/topic/thesis.tex'"),
-        ("encoder/.hidden", "'encoder/.hidden'"),
-        ("encoder/link", "'encoder/link'"),
-        ("empty/folder", "'empty/folder/'"),
-    ],
-)
-def test_one_file_that_the_manifest_does_not_list_is_a_refusal(tmp_path: Path, name: str, shown: str) -> None:
-    out, far = tmp_path / "out", tmp_path / "far"
-    work(out, 1)
-    far.mkdir()
-    (out / name).parent.mkdir(parents=True, exist_ok=True)
-    if name.endswith("link"):
-        (out / name).symlink_to(far)
-    elif name.endswith("folder"):
-        (out / name).mkdir()
-    else:
-        (out / name).write_text("years of work")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(
-        OutputError, match=f"out holds {re.escape(shown)}, which orthomerge did not write, so it is not"
-    ):
-        work(out, 2, force=True)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-MARKERS = ["{}", "[]", "", "{", '{"format": 1}', '{"files": {}}', '{"format": true, "files": {}}']
-
-
-@pytest.mark.parametrize("text", [*MARKERS, '{"format": "1", "files": []}', '{"format": 1, "files": [1]}', None])
-def test_a_marker_that_is_none_protects(tmp_path: Path, text: str | None) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    if text is None:
-        work(tmp_path / "other", 1)
-        (out / MANIFEST).symlink_to(tmp_path / "other" / MANIFEST)
-    else:
-        (out / MANIFEST).write_text(text)
-    with pytest.raises(OutputError, match=r"out was not written by orthomerge \(its orthomerge.json has no 'format'"):
-        work(out, 2, force=True)
-    assert [path.name for path in out.iterdir()] == [MANIFEST]
 
 
 @pytest.mark.parametrize("swap", [False, True])

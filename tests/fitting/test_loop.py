@@ -280,7 +280,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(RecipeError, match=r"no gradient checkpointing; set 'checkpointing' to false"):
             Loop(steps=1, batch=1, checkpointing=True).run(setting, *distilled(setting), setting.inputs, None)
     monkeypatch.setattr(setting.encoder, "features", full)
-    with pytest.raises(OrthomergeError, match=r"with batches of 7 a task; lower 'batch', or set 'checkpointing: true'"):
+    with pytest.raises(OrthomergeError, match=r"with batches of 7 per task; lower 'batch', or set"):
         Loop(steps=1, batch=7).run(setting, *distilled(setting), setting.inputs, None)
 
 

@@ -9,8 +9,8 @@ import torch
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
-from orthomerge.merging.consensus import Consensus
 from orthomerge.merging.dare import Dare
+from orthomerge.merging.elements import Consensus
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.ties import Ties

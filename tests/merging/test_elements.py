@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.breadcrumbs import Breadcrumbs
-from orthomerge.merging.consensus import Consensus
 from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
-from orthomerge.merging.magmax import MagMax
+from orthomerge.merging.elements import Breadcrumbs, Consensus, MagMax
 from orthomerge.merging.ties import ties_per_tensor
 from orthomerge.merging.vectors import TaskVectors
 

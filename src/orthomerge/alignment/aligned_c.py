@@ -81,10 +81,8 @@ class AlignedC:
 
     def __post_init__(self) -> None:
         if self.recipe not in _RECIPES:
-            known = get_args(Recipe)
-            raise RecipeError(
-                f"'recipe' must be {' or '.join(map(repr, known))}, got {self.recipe!r}; {nearest(self.recipe, known)}"
-            )
+            hint = nearest(self.recipe, get_args(Recipe))
+            raise RecipeError(f"'recipe' must be 'paper' or 'tuned', got {self.recipe!r}; {hint}")
         at_least_one(epochs=self.epochs, batch=self.batch, most=self.most)
         self._descent(1)
 

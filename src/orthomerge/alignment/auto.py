@@ -1,17 +1,17 @@
 """The aligner to use when none is named: two estimates and their mean, and only if held-out inputs agree.
 
-- fewer than `few` inputs a class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs are
-  too unequal for least squares, and cross-validation is too noisy to choose by.
+- fewer than `few` inputs per class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs
+  are too unequal for least squares, and cross-validation is too noisy to choose by.
 - more: `ridge`, its strength by exact leave-one-out, and `kl-map`, its strength by cross-validation. They are about as
   good as each other and err on other inputs, so that the head halfway between them is mostly better than both. It is
-  taken unless held-out inputs, at least `few` a class, speak for one alone: all three are fitted without the same ones,
+  taken unless held-out inputs, at least `few` per class, favour one alone: all three are fitted without the same ones,
   500 of them or, in folds, all, and judged by the same KL. A difference of less than a standard error says nothing.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
 or the squared error of the logits. Else the head stays as it is, and the facts say so. With too few inputs for least
-squares the head stays only if the loss rises by more than chance (two standard errors), and with fewer than two a class
-it is not asked: a held-out input is then the only one of its class, which no fit without it can know about, and the
-prior is the only guard. One input alone changes nothing.
+squares the head stays only if the loss rises by more than chance (two standard errors), and with fewer than two per
+class no loss is compared: a held-out input is then the only one of its class, of which no fit without it can learn, and
+the prior is the only guard. One input alone changes nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.models.heads import Head
 
 _DOUBT = 2.0  # standard errors
-_PAIR = 2.0  # inputs a class from which a held-out one leaves another of its class behind
+_PAIR = 2.0  # inputs per class from which a held-out one leaves another of its class behind
 _MEAN = "mean of ridge and kl-map"
 
 
 @dataclass(frozen=True)
 class Auto(Solved):
-    """`few` and `enough`: inputs a class, or in all, from which least squares has a say. `device`: see `kl-map`."""
+    """`few` and `enough`: inputs per class, or in all, from which least squares is used. `device`: see `kl-map`."""
 
     few: float = 4.0
     enough: int = 40

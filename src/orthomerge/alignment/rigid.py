@@ -30,7 +30,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -55,12 +55,14 @@ class Orthogonal(Solved):
     kappa: float | Literal["auto"] = "auto"
     bias: bool = True
 
+    scaled: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         check_strength("kappa", self.kappa)
 
     def align(self, problem: Problem) -> Alignment:
-        rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias)
-        facts = {"kappa": rigid.kappa, "shift": rigid.share}
+        rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=self.scaled)
+        facts = {"kappa": rigid.kappa, "shift": rigid.share, **({"scale": rigid.scale} if self.scaled else {})}
         return Alignment(rigid.folded_into(problem.head, task=problem.task), facts)
 
 
@@ -68,10 +70,7 @@ class Orthogonal(Solved):
 class Similarity(Orthogonal):
     """A rotation and one scale. `kappa`: strength of the prior at the identity; `bias`: move the means as well."""
 
-    def align(self, problem: Problem) -> Alignment:
-        rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=True)
-        facts = {"kappa": rigid.kappa, "shift": rigid.share, "scale": rigid.scale}
-        return Alignment(rigid.folded_into(problem.head, task=problem.task), facts)
+    scaled: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def read_folder(folder: Path) -> Raw:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What lies in a folder, without files of file managers: hidden ones, and two more."""
+    """Entries of a folder in order, without hidden files and files that file managers add."""
     names = sorted(path.name for path in folder.iterdir())
     return [folder / name for name in names if not name.startswith(".") and name.casefold() not in _LITTER]
 

@@ -105,7 +105,7 @@ def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> di
 
 
 def _check_gaps(raw: Raw, keys: list[Key]) -> None:
-    """Ids without names must leave none out: the ids after a gap would silently become others."""
+    """Refuse gaps in ids without names: ids after a gap would be numbered differently."""
     if any(_NUMBER.fullmatch(str(key)) is None for key in keys):
         return
     numbers = [int(key) for key in keys]
@@ -120,7 +120,7 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
 
 
 def _places(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
-    """Where each name is among others: exactly, or for want of that however it is written, if that is unambiguous."""
+    """Place of each name among others: exact matches, else ignoring case, spaces and underscores if unambiguous."""
     exact = {name: place for place, name in enumerate(among)}
     if not all(name in exact for name in names):
         loose = {_loosely(name): place for place, name in enumerate(among)}

@@ -49,7 +49,7 @@ class Part:
 
 @dataclass
 class Raw:
-    """A source as it is. `names`: what it calls its labels, if it says; `first`: where each label occurs first."""
+    """Data as stored. `names`: label names by key, if the source has them; `first`: where each label occurs first."""
 
     where: str
     modality: Modality
@@ -69,11 +69,11 @@ class Raw:
 
 
 class BadRowError(Exception):
-    """What is wrong with a row, in words that follow its place."""
+    """Problem with a row; the message follows the place of the row."""
 
 
 class Problems:
-    """What is wrong with a source, row by row: the first three are listed, the others counted."""
+    """Problems with the rows of a source: the first three are listed, the others counted."""
 
     def __init__(self, where: object) -> None:
         self.where = where

@@ -134,7 +134,7 @@ def _read_directory(folder: Path, columns: Columns) -> Raw:
 
 
 def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Examples]:
-    """Train without a few examples, and these as val; nothing if there are too few to take any."""
+    """Split a validation set off the training set; empty if there are too few examples."""
     places = stratified(labels, min(round(ratio * len(train)), _MOST_VALIDATION), seed=0)
     if not len(places):
         return {}
@@ -143,7 +143,7 @@ def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Exam
 
 
 def _name(source: Source) -> str:
-    """What the source is called; a file called after a split is called as its folder is."""
+    """Name of the task: that of the file or folder; of the folder if the file is named after a split."""
     if isinstance(source, Mapping):
         return Path(next(iter(source.values()))).expanduser().resolve().parent.name
     path = Path(source).expanduser()

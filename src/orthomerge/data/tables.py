@@ -121,7 +121,7 @@ def add_rows(
 
 
 def close(raw: Raw, parts: Parts) -> None:
-    """Put rows into `raw`; a split of which some rows have no label has none."""
+    """Store the rows in `raw`; a split is unlabelled if any of its rows has no label."""
     for split, (texts, keys) in parts.items():
         labels = [key for key in keys if key is not None]
         raw.parts[split] = Part(texts, labels if len(labels) == len(keys) else None)

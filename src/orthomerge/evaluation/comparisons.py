@@ -75,14 +75,12 @@ class Predictions:
     @property
     def scored(self) -> Bools:
         """On which inputs the record was counted."""
-        scored: Bools = self.predicted != UNSCORED
-        return scored
+        return np.not_equal(self.predicted, UNSCORED)
 
     @property
     def hits(self) -> Bools:
         """Which inputs were right."""
-        hits: Bools = (self.predicted == self.truth) & self.scored
-        return hits
+        return np.equal(self.predicted, self.truth) & self.scored
 
 
 _Row = Mapping[str, Mapping[int, Record]]  # one method: task, seed

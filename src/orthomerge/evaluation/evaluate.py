@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from orthomerge.core.checks import positive
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Access
@@ -87,8 +88,7 @@ def score(
     names = [subject.name for subject in subjects]
     if against is not None and against not in names:
         raise RecipeError(f"there is no model {against!r} to compare with; {nearest(against, names)}")
-    if not margin > 0:
-        raise RecipeError(f"'margin' must be positive, got {margin}")
+    positive(margin=margin)
     scored = list(evaluate(subjects, protocols, encoded, suite=suite))
     records = [item.record for item in scored]
     predictions = {str(item.record.predictions): item.predictions for item in scored}

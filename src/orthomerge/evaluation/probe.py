@@ -12,7 +12,6 @@ A class without support gets bias -infinity: it is never predicted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import cross_entropy
 
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.checks import at_least_one, positive
 from orthomerge.evaluation.evidence import Evidence, Need
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
@@ -39,10 +38,8 @@ class Probe:
 
     def __post_init__(self) -> None:
         # Without a penalty separable classes have no optimum: the weights grow for ever.
-        if not 0 < self.l2 < math.inf:
-            raise RecipeError(f"'l2' must be a positive number, got {self.l2}")
-        if self.steps < 1:
-            raise RecipeError(f"'steps' must be at least 1, got {self.steps}")
+        positive(l2=self.l2)
+        at_least_one(steps=self.steps)
 
     def build(self, evidence: Evidence) -> Head:
         support, labels = evidence.labelled("probe")

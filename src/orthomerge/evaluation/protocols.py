@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal, cast
 
 from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
+from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import find_row, instance_of, maker_of, with_plugins
 from orthomerge.data.task import Access, Split
@@ -130,10 +131,8 @@ class EvaluationProtocol:
     first: int = 0
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise RecipeError(f"'seeds' must be at least 1, got {self.seeds}")
-        if self.first < 0:
-            raise RecipeError(f"'first' must not be negative, got {self.first}")
+        at_least_one(seeds=self.seeds)
+        not_negative(first=self.first)
         if self.aligner is not None and self.name != "current":
             raise RecipeError(
                 f"aligner {self.aligner!r} makes the head that is scored: its protocol is 'current', got {self.name!r}"

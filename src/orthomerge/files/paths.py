@@ -50,9 +50,6 @@ class RawFile:
             os.close(self._fd)
             self._fd = -1
 
-    def __repr__(self) -> str:
-        return f"RawFile({str(self.path)!r})"
-
     def bytes(self, offset: int, length: int) -> bytes:
         """Read a small run of bytes (headers)."""
         data = bytearray(length)

@@ -95,7 +95,7 @@ class _Run:
         first = self._resume()
         if not first:
             self._look(0)
-        work = f"batches of {loop.batch} a task"
+        work = f"batches of {loop.batch} per task"
         advice = "lower 'batch', or set 'checkpointing: true'"
         with enough_memory(work, advice), _checkpointed(self.setting) if loop.checkpointing else nullcontext():
             for step in range(first, loop.steps):

@@ -10,7 +10,7 @@ From a merge without data, in stages; what is kept in the end is the stage whose
 
 With few inputs, mixtures of them are added (`copies`), which cost a pass through the experts but no data.
 
-MOMA (`moma`) has the first idea, to train a mask along with a map a task. What is different here: outputs instead of
+MOMA (`moma`) has the first idea, to train a mask along with a map per task. What is different here: outputs instead of
 features are compared, so that nothing is spent on directions that no head reads; weights may go beyond the merge; heads
 are solved instead of rotated; and held-out inputs decide.
 """
@@ -52,7 +52,7 @@ _MIXTURES = 100  # of one input at the most
 _FEW = 100  # inputs of a task below which none is held out
 _JUDGED = 200  # mixtures that are then held out instead
 _PER_CLASS = 4  # inputs from which heads are solved on mixtures too
-_MANY = 10  # inputs a class from which every weight is trained
+_MANY = 10  # inputs per class from which every weight is trained
 _ON_DEVICE = ("auto", "kl-map")  # solvers that can use a GPU
 
 
@@ -60,7 +60,7 @@ _ON_DEVICE = ("auto", "kl-map")  # solvers that can use a GPU
 class Realign:
     """See the module. `start`, `options`: the merge to start from. `cap`: of the mask, in multiples of that merge.
 
-    `gates`: auto is free, or mask with fewer than 10 inputs a class. `lr`: of the gates; auto is 0.1 for a mask, 0.03
+    `gates`: auto is free, or mask with fewer than 10 inputs per class. `lr`: of the gates; auto is 0.1 for a mask, 0.03
     for rows and components, and for free weights 0.15 of how far (root mean square) the experts' weights are from the
     base. `read_by`: the heads of stage 2, the solved ones or the experts' own; `head_lr`: train them along. `decay`: of
     free weights towards the merge, or of the squared mask. `copies`: mixtures are added until a task has so many

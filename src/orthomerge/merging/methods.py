@@ -104,13 +104,13 @@ METHODS = _table(
     _element("dare_ties@mergekit", "dare:dare_ties_mergekit", "dare_ties as mergekit 0.1.5 reads it", _DARE, _ALL),
     _element("dare@peft", "dare:dare_peft", "dare_linear as peft 0.21 reads it", _DARE, _ALL),
     _element("dare_ties@peft", "dare:dare_ties_peft", "dare_ties as peft 0.21 reads it", _DARE, _ALL),
-    _element("breadcrumbs", "breadcrumbs:Breadcrumbs", "Drop outliers and small entries", _CRUMBS, _BOTH),
-    _element("magmax", "magmax:MagMax", "The entry of largest magnitude", _MAX, _ONE),
+    _element("breadcrumbs", "elements:Breadcrumbs", "Drop outliers and small entries", _CRUMBS, _BOTH),
+    _element("magmax", "elements:MagMax", "The entry of largest magnitude", _MAX, _ONE),
     _element("model_stock", "angles:ModelStock", "Average, drawn to the base", _STOCK, _TWO, experts=(2, None)),
     _element(
         "slerp", "angles:Slerp", "Along the arc between two experts", "Shoemake 1985", _TWO, base=False, experts=(2, 2)
     ),
-    _element("consensus", "consensus:Consensus", "Only what several experts use (TALL masks)", _TALL, _USED),
+    _element("consensus", "elements:Consensus", "Only what several experts use (TALL masks)", _TALL, _USED),
     _matrix("tsv_m", "tsv_m:TsvM", "Whitened task singular vectors", _TSV, _ONE),
     _matrix("iso_c", "iso:IsoC", "Isotropic merging in the common subspace", _ISO, _EQUAL),
     _matrix("iso_cts", "iso:IsoCts", "Isotropic merging in common and task subspaces", _ISO, _EQUAL),

@@ -32,7 +32,7 @@ def model_card(manifest: dict[str, Any]) -> str:
 
 
 def _header(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What the hub reads: the parent models, what the model does, its licence if all parts share one, results."""
+    """Metadata for the hub: parent models, pipeline, the licence if all parts share one, and results."""
     entries, method = _entries(manifest), manifest["method"]["name"]
     parents = dict.fromkeys(entry["name"].partition("@")[0] for entry in entries.values() if entry.get("revision"))
     licences = {str(entry.get("license") or "") for entry in entries.values()}
@@ -83,7 +83,7 @@ def _about(manifest: dict[str, Any]) -> str:
 
 
 def _accuracy(manifest: dict[str, Any]) -> str:
-    """Scores beside those of base and experts; nothing where nothing was measured."""
+    """Scores of the model beside those of base and experts; empty without an evaluation."""
     scores = manifest.get("evaluation")
     if not scores:
         return ""
@@ -206,6 +206,6 @@ def _code(text: str) -> str:
 
 
 def _text(value: object) -> str:
-    """Text that is shown as it is: no markup, and no way out of a table cell."""
+    """Text without markup that stays inside a table cell."""
     plain = "".join(" " if char.isspace() else char for char in str(value) if char.isprintable() or char.isspace())
     return "".join(f"&#{ord(char)};" if char in _MARKS else char for char in plain)

@@ -152,7 +152,7 @@ def extract(
 
 
 def _order(examples: Examples, processor: Processor) -> list[int]:
-    """Longest texts first, so that what does not fit into memory fails at once; images as they come."""
+    """Row numbers, longest texts first so that running out of memory happens at once; images in their order."""
     if processor.modality != "text":
         return list(range(len(examples)))
     return sorted(range(len(examples)), key=lambda row: -len(examples.inputs[row]))
@@ -187,7 +187,7 @@ def _check_finite(values: torch.Tensor, task: str, precision: Precision) -> None
 
 @contextmanager
 def _evaluating(encoder: object, device: torch.device) -> Iterator[None]:
-    """A module on the device and in eval mode; each part gets its own mode back."""
+    """Move a module to the device and into eval mode; restore the mode of each submodule afterwards."""
     import torch
 
     if not isinstance(encoder, torch.nn.Module):

@@ -42,7 +42,7 @@ class SurgeryHead:
 
 
 def rebuild_surgery(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: str = "surgery") -> SurgeryHead:
-    """The classifier from a head and the tensors that were kept beside the model."""
+    """Build the classifier from a head and the saved tensors."""
     if set(tensors) != {"down", "up"}:
         raise CheckpointError(f"a {kind} module must hold 'down' and 'up', got {sorted(tensors)}; align again")
     down, up = tensors["down"], tensors["up"]
@@ -55,7 +55,7 @@ def rebuild_surgery(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: st
 
 
 def rebuilt(kind: str, head: Head, tensors: Mapping[str, torch.Tensor], *, where: Path) -> Extra:
-    """The classifier of an aligner that gives more than a head; `where` is for messages."""
+    """Build the classifier of an aligner that adds a module to a head; `where` is for messages."""
     if kind not in _rebuilders():
         raise CheckpointError(
             f"{where} belongs to the aligner {kind!r:.80}, which this version does not know "

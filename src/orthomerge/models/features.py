@@ -96,7 +96,7 @@ class FeatureCache:
         self.folder = root if folder is not None else root / "features"
 
     def get_or_compute(self, key: Mapping[str, Any], rows: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The features [rows, d] of a key from disk or, if there is no sound entry, computed now and kept.
+        """Return the features [rows, d] of a key from disk; compute and store them if there is no valid entry.
 
         `key`: all that the features depend on, as JSON.
         """
@@ -120,7 +120,7 @@ class FeatureCache:
         return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
 
     def _prepare(self) -> None:
-        """Make sure, before anything is computed, that it can be kept."""
+        """Create the folder and check that it is writable before anything is computed."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if not os.access(self.folder, os.W_OK | os.X_OK):
@@ -133,7 +133,7 @@ class FeatureCache:
 
 
 def _read(path: Path, rows: int) -> torch.Tensor | None:
-    """The features of a sound entry, or None."""
+    """Features of an entry; None if there is none or it is damaged."""
     try:
         entries, seal = read_safetensors(path), read_metadata(path).get("seal")
         if list(entries) != ["values"]:

@@ -70,7 +70,7 @@ _SHAPE = {
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an output folder; without one it is not an output."""
+    """Read and check the manifest of an output folder."""
     path = folder / MANIFEST
     try:
         present = path.is_file()
@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def manifest_family(manifest: Mapping[str, Any], folder: Path) -> Family:
-    """The family that a manifest names; the poolings of its heads must be that family's."""
+    """Family of a model folder; checks that the family, the poolings and the kinds of heads exist."""
     name = manifest["family"]
     _check_known(folder, "model family", name, [*FAMILIES, "generic"])
     family = generic(manifest["encoder"]["prefix"]) if name == "generic" else FAMILIES[name]
@@ -117,7 +117,7 @@ def _check_known(folder: Path, what: str, name: str, names: Collection[str]) -> 
 
 
 def _check(value: Any, shape: Any, path: Path, where: str) -> None:
-    """A value and everything in it; `where`: the keys that lead to it."""
+    """Check a value and everything in it; `where`: the keys that lead to it."""
     options = shape if isinstance(shape, tuple) else (type(shape) if isinstance(shape, dict | list) else shape,)
     if not any(type(value) is option if isinstance(option, type) else value == option for option in options):
         words = " or ".join("null" if option is None else _WORDS.get(option, str(option)) for option in options)
@@ -136,7 +136,7 @@ def _check(value: Any, shape: Any, path: Path, where: str) -> None:
 
 
 def _check_listed(manifest: Mapping[str, Any], path: Path) -> None:
-    """Files that are read must be in the table of files, for the others are not verified."""
+    """Check that all files that are read are listed: only listed files are verified."""
     encoder, heads = manifest["encoder"], manifest["heads"]
     if not encoder["files"]:
         raise CheckpointError(f"{path} names no file of the encoder; {_WAY_OUT}")

@@ -186,7 +186,7 @@ def _gaps(
 
 @contextmanager
 def _calm() -> Iterator[None]:
-    """Silence what the exporter says of itself: torchvision is not installed, its own code is deprecated."""
+    """Silence warnings of the exporter about its own code and about torchvision, which is not needed."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     with warnings.catch_warnings(), quiet():

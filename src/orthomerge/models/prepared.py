@@ -66,7 +66,7 @@ class Pool:
 
     @cached_property
     def lengths(self) -> torch.Tensor | None:
-        """Tokens of each kept text [N], on the CPU so that nobody waits for a GPU; None of other inputs."""
+        """Number of tokens of each kept text [N], on the CPU to avoid waiting for a GPU; None for other inputs."""
         mask = (self.kept or {}).get(_MASK)
         if mask is None:
             return None

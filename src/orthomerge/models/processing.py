@@ -143,7 +143,7 @@ class PixelProcessor:
 def batches(
     examples: Examples, processor: Processor, size: int, *, order: Sequence[int] | None = None
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """All examples, or those at the places in `order`, in batches of `size`, the last one as small as it must be."""
+    """Process all examples, or those at the places in `order`, in batches of `size`; the last one may be smaller."""
     import torch
 
     places = range(len(examples)) if order is None else order

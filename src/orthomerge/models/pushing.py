@@ -70,7 +70,7 @@ def push(path: str | Path, repo: str, *, private: bool = False, revision: str | 
 
 
 def send(upload: Upload) -> str:
-    """Carry out what was planned; the address of the commit."""
+    """Upload the files and return the address of the commit."""
     from huggingface_hub import CommitOperationDelete, HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
@@ -119,7 +119,7 @@ def _left_over(there: Iterable[str], files: Iterable[str]) -> list[str]:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """A hub that takes a request and never answers is an error: the library itself would wait for ever."""
+    """Limit the time of a request: without a limit the library waits forever for a hub that does not answer."""
     from huggingface_hub import utils
 
     session: Any = utils.get_session()  # type: ignore[attr-defined] # documented, but not in the list of names
@@ -131,7 +131,7 @@ def _time_limit() -> Iterator[None]:
 
 
 def _explain(error: Exception, repo: str) -> str:
-    """What went wrong, and the way out."""
+    """Message for an error of the hub, with what to do about it."""
     from huggingface_hub import constants
 
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -40,7 +40,7 @@ def is_output(path: Path) -> bool:
 
 
 def read_model(folder: Path, *, verify: bool = True) -> Model:
-    """A saved model. Small files are verified now, the encoder whenever its tensors are read to the end."""
+    """Read a saved model. Small files are verified now, the encoder whenever all its tensors are read."""
     manifest = read_manifest(folder)
     family = manifest_family(manifest, folder)
     about, files = manifest["encoder"], manifest["files"]
@@ -118,7 +118,7 @@ def _read_tensors(path: Path, folder: Path, expected: str | None) -> dict[str, t
 
 
 def _check_layers(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
-    """A head's tensors must be those of one or two linear layers that fit each other and the labels."""
+    """Check that a head has one or two linear layers whose shapes fit each other and the labels."""
     weights = ("weight",) if activation is None else ("hidden.weight", "weight")
     allowed = {*weights, *(name.replace("weight", "bias") for name in weights)}
     shapes = {name: tuple(tensor.shape) for name, tensor in parts.items()}
@@ -138,7 +138,7 @@ def _check_layers(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, a
 
 
 def verify_folder(folder: Path) -> list[str]:
-    """Compute every hash of an output folder again; what is wrong, in words (empty: all is well)."""
+    """Compare every file of an output folder with its hash and return the problems as text."""
     files = read_manifest(folder)["files"]
     wrong = {name: file_problem(folder, name, expected) for name, expected in files.items()}
     problems = [f"{name} {what}" for name, what in wrong.items() if what]
@@ -147,7 +147,7 @@ def verify_folder(folder: Path) -> list[str]:
 
 
 def file_problem(folder: Path, name: str, expected: Mapping[str, Any], *, hashed: bool = True) -> str | None:
-    """What is wrong with one file of the manifest's table; nothing outside the folder is read.
+    """Problem with a file that the manifest lists, or None; nothing outside the folder is read.
 
     `hashed`: whether to compare its bytes, or its size only.
     """

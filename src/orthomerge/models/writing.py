@@ -48,7 +48,7 @@ def write_model(
     inputs: Iterable[Path] = (),
     progress: Progress = lambda count: None,
 ) -> dict[str, Any]:
-    """Write a model folder, whole or not at all, and return its manifest. `inputs`: what `out` must not overlap."""
+    """Write a model folder atomically and return its manifest. `inputs`: paths that `out` must not overlap."""
     most = parse_size(max_shard_size)
     for task in model.heads:
         _check_name(task, model)
@@ -112,7 +112,7 @@ def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]
 
 
 def _check_name(task: str, model: ModelData) -> None:
-    """A task's folder must not have the name of a file that an output may have."""
+    """Refuse a task with the name of a file in the output."""
     taken = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
     name = task.casefold()
     if name in taken or (name.startswith(ENCODER) and name.endswith(".safetensors")):
@@ -159,19 +159,19 @@ def _link(target: Path, link: Path) -> None:
 
 
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    """A small file of tensors, read back and compared."""
+    """Write a small file of tensors, read it back and compare."""
     specs = MemoryTensors(tensors).specs
     blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
     write_shards(folder, {key: specs[key] for key in tensors}, blocks, most=2**62, stem=Path(name).stem)
 
 
 def versions() -> dict[str, str]:
-    """Of whatever can change a number."""
+    """Versions of Python and of the libraries that can change results."""
     return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
 
 
 def plain(value: Any) -> Any:
-    """Fields of a dataclass as JSON, which has no infinity: that becomes a word."""
+    """A value as JSON can hold it: tuples become lists, infinity and NaN become strings."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -208,7 +208,7 @@ def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
 
 
 def _keep(path: str | Path, target: str | Path) -> None:
-    """The same file at another place."""
+    """Hard-link a file to another place, or copy it where that is impossible."""
     try:
         os.link(path, target)
     except OSError:
@@ -225,7 +225,7 @@ def _file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str
         path = folder / name
         if path.is_symlink():
             target = (path.parent / path.readlink()).resolve().relative_to(folder.resolve()).as_posix()
-            table[name] = {**(rows.get(target) or table.get(target) or _row(path)), "link": target}
+            table[name] = {**(rows.get(target) or _row(path)), "link": target}
         elif name != LOCAL:
             table[name] = rows.get(name) or _row(path)
     return table

@@ -1,4 +1,4 @@
-"""What is trained: an encoder, and one head a task on top of its features."""
+"""What is trained: an encoder, and one head per task on top of its features."""
 
 from __future__ import annotations
 
