@@ -179,7 +179,7 @@ def test_contract(toy: Toy, case: EvaluationProtocol, access: Any) -> None:
 
 def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     """Only what needs evidence sees the head behind it."""
-    from orthomerge.models.extras import SurgeryHead
+    from orthomerge.models.heads import SurgeryHead
 
     model, tasks = average(toy).models["where"], encoded(toy)
     head = head_of(model.head("where"))

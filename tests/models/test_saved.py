@@ -20,11 +20,11 @@ from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.files.links import is_plain_name
 from orthomerge.files.ownership import LOCAL
 from orthomerge.files.paths import RawFile
-from orthomerge.models.load import quiet
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.opening import Live
 from orthomerge.models.processors import companions
 from orthomerge.models.saved import verify_folder
+from orthomerge.models.skeleton import quiet
 
 NAMES = ("two", "three")
 

@@ -19,7 +19,7 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
-from orthomerge.models.record import short_hashes
+from orthomerge.models.manifest import short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from orthomerge.fitting.setting import Setting
 from orthomerge.merging.merge import check_merge, chosen_method, origin_of
 from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
 from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.modules import finished, unshared
-from orthomerge.models.record import short_hashes
+from orthomerge.models.manifest import short_hashes
+from orthomerge.models.model_data import finished, unshared
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 

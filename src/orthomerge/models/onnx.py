@@ -22,9 +22,9 @@ from orthomerge.core.errors import NumericalError, OutputError, RecipeError, sum
 from orthomerge.core.version import VERSION
 from orthomerge.files.ownership import EXPORT, write_marker
 from orthomerge.files.publish import publish, write_json
+from orthomerge.models.family import classifier_config
 from orthomerge.models.heads import Head
-from orthomerge.models.load import quiet
-from orthomerge.models.stock import classifier_config
+from orthomerge.models.skeleton import quiet
 
 if TYPE_CHECKING:
     import torch

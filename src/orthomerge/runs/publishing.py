@@ -18,8 +18,7 @@ from orthomerge.files.publish import publish, write_json
 from orthomerge.files.removal import remove_file
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.run_folder import RUN, claim, drop, ours_in
-from orthomerge.models.manifest import README, read_manifest
-from orthomerge.models.record import local_places, read_local
+from orthomerge.models.manifest import README, local_places, read_local, read_manifest
 from orthomerge.models.writing import plain, rewrite_card
 
 _PREDICTIONS = "predictions/"
@@ -34,7 +33,7 @@ def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
             if name == LOCAL:
-                write_json(place, local_places(read_local(content, LOCAL), target))
+                write_json(place, local_places(read_local(content), target))
                 continue
             try:
                 os.link(content / name, place, follow_symlinks=False)

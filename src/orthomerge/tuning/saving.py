@@ -17,10 +17,9 @@ from orthomerge.files.publish import write_json
 from orthomerge.files.removal import remove_file
 from orthomerge.files.replacing import os_errors
 from orthomerge.files.shards import write_shards
-from orthomerge.models.load import quiet
+from orthomerge.models.family import classifier_config, named_tensors
 from orthomerge.models.processors import companions
-from orthomerge.models.skeleton import encoder_config
-from orthomerge.models.stock import classifier_config, named_tensors
+from orthomerge.models.skeleton import encoder_config, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
