@@ -18,9 +18,8 @@ from typing import Any, get_args
 
 from orthomerge.core.errors import CheckpointError, nearest, some
 from orthomerge.data.task import Access
-from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained, is_plain_name
-from orthomerge.files.ownership import MANIFEST
+from orthomerge.files.documents import is_plain_name, read_json
+from orthomerge.files.folders import MANIFEST, contained
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.heads import KINDS, Activation

@@ -18,7 +18,7 @@ import numpy as np
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained, leaves
+from orthomerge.files.folders import contained, leaves
 from orthomerge.models.tensors import content_digest
 
 if TYPE_CHECKING:

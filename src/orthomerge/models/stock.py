@@ -11,9 +11,10 @@ from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES, Spec, is_float, torch_dtype
-from orthomerge.files.ownership import EXPORT, write_marker
-from orthomerge.files.publish import publish, write_json
-from orthomerge.files.shards import write_shards
+from orthomerge.files.documents import write_json
+from orthomerge.files.folders import EXPORT, write_marker
+from orthomerge.files.publish import publish
+from orthomerge.files.safetensors import write_shards
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Head
 
