@@ -23,10 +23,9 @@ from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import schema
-from orthomerge.data.reading import read_task
+from orthomerge.data.reading import read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Modality, Task
-from orthomerge.data.tasks import unlabelled_tasks
-from orthomerge.files.ownership import LOCAL
+from orthomerge.files.folders import LOCAL
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair, Features

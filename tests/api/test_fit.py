@@ -22,7 +22,7 @@ from orthomerge.api.open import open as open_named
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import RawFile
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
 from orthomerge.fitting.inputs import encoded

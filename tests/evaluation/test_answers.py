@@ -14,8 +14,7 @@ from tests.evaluation.making import CURRENT, average, encoded, experts, only, sa
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.sampling import few_shot
-from orthomerge.data.task import Split
+from orthomerge.data.task import Split, few_shot
 from orthomerge.evaluation.answers import Draw, answers, gather
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate

@@ -13,7 +13,7 @@ from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
 from orthomerge.core.version import VERSION
-from orthomerge.data.tasks import unlabelled_tasks
+from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.merging.stream import single_threaded
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts

@@ -22,7 +22,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
-from orthomerge.data.tasks import unlabelled_tasks
+from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder

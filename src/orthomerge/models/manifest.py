@@ -25,9 +25,8 @@ import numpy as np
 
 from orthomerge.core.errors import CheckpointError, nearest, some
 from orthomerge.data.task import Access
-from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained, is_plain_name, leaves
-from orthomerge.files.ownership import LOCAL, MANIFEST
+from orthomerge.files.documents import is_plain_name, read_json
+from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.heads import KINDS, Activation

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
-from orthomerge.files.hashing import algorithm_of
-from orthomerge.files.links import contained, leaves
-from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
-from orthomerge.files.paths import RawFile
+from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
+from orthomerge.files.raw_file import RawFile, algorithm_of
 from orthomerge.files.safetensors import read_safetensors
 from orthomerge.models.heads import Head, rebuilt
 from orthomerge.models.manifest import (

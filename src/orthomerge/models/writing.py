@@ -20,10 +20,11 @@ from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES, Spec, is_float, torch_dtype
-from orthomerge.files.ownership import EXPORT, LOCAL, MANIFEST, names_in, write_marker
-from orthomerge.files.paths import RawFile
-from orthomerge.files.publish import publish, write_bytes, write_json
-from orthomerge.files.shards import write_index, write_shards
+from orthomerge.files.documents import write_bytes, write_json
+from orthomerge.files.folders import EXPORT, LOCAL, MANIFEST, names_in, write_marker
+from orthomerge.files.publish import publish
+from orthomerge.files.raw_file import RawFile
+from orthomerge.files.safetensors import write_index, write_shards
 from orthomerge.models.card import model_card
 from orthomerge.models.family import classifier_config, head_names, named_tensors, why_not_stock
 from orthomerge.models.heads import Head, head_of

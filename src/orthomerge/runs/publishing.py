@@ -12,12 +12,11 @@ from orthomerge.core.errors import CheckpointError, OrthomergeError
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import DERIVED, RECORDS
-from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
-from orthomerge.files.paths import RawFile
-from orthomerge.files.publish import publish, write_json
-from orthomerge.files.removal import remove_file
-from orthomerge.files.replacing import replace_file
-from orthomerge.files.run_folder import RUN, claim, drop, ours_in
+from orthomerge.files.documents import write_json
+from orthomerge.files.folders import LOCAL, MANIFEST, RUN, claim, drop, names_in, ours_in
+from orthomerge.files.publish import publish
+from orthomerge.files.raw_file import RawFile
+from orthomerge.files.replacing import remove_file, replace_file
 from orthomerge.models.manifest import README, local_places, read_local, read_manifest
 from orthomerge.models.writing import plain, rewrite_card
 

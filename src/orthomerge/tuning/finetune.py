@@ -16,8 +16,8 @@ from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeErro
 from orthomerge.core.seeds import derive
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Examples
+from orthomerge.files.folders import EXPERT
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.files.ownership import EXPERT
 from orthomerge.files.publish import publish
 from orthomerge.files.run_state import RunState, clear_state, state_folder
 from orthomerge.models.networks import LinearisedEncoder
