@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.sampling import few_shot, share
-from orthomerge.data.task import Task
+from orthomerge.data.task import Task, few_shot, share
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import UNSCORED, predict
 from orthomerge.evaluation.protocols import EvaluationProtocol, Evidence
