@@ -47,7 +47,7 @@ def align(
     from orthomerge.api.align import align as fit_heads
     from orthomerge.api.load import load
     from orthomerge.api.request import read_options
-    from orthomerge.data.tasks import sources_of
+    from orthomerge.data.reading import sources_of
     from orthomerge.files.publish import check_target
     from orthomerge.models.writing import write_model
     from orthomerge.runs.models import existing

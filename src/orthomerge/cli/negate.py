@@ -45,7 +45,7 @@ def negate(
     As far as control tasks allow, beside a random vector of the same length.
     """
     from orthomerge.api.negate import negate as search
-    from orthomerge.data.tasks import sources_of
+    from orthomerge.data.reading import sources_of
 
     request, opened = open_request(experts, force=force, base=base, out=out, dtype=dtype)
     sources = sources_of(columns.of(data), opened.tasks)
