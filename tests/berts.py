@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 

@@ -21,7 +21,7 @@ from tests.berts import contents
 from tests.faults.injection import Injector, Ran, What
 from tests.faults.tiny import commands
 
-from orthomerge.files.ownership import MANIFEST
+from orthomerge.files.folders import MANIFEST
 from orthomerge.models.saved import verify_folder
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
