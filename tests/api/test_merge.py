@@ -20,10 +20,9 @@ from orthomerge.merging.linear import TaskArithmetic
 from orthomerge.merging.merged import task_vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.ties import Ties
-from orthomerge.models.load import quiet
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
-from orthomerge.models.skeleton import Skeleton
+from orthomerge.models.skeleton import Skeleton, quiet
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 

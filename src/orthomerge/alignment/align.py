@@ -13,13 +13,13 @@ from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
 from orthomerge.core.version import VERSION
-from orthomerge.data.tasks import unlabelled_tasks
+from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.merging.stream import single_threaded
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
-from orthomerge.models.record import short_hashes
+from orthomerge.models.manifest import short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:

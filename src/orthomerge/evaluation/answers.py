@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.sampling import few_shot, share
-from orthomerge.data.task import Task
+from orthomerge.data.task import Task, few_shot, share
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import UNSCORED, predict
