@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.aligning import contents, write_tables
+from tests.berts import contents, write_tables
 from tests.models.making import same_tensors, stock, tensors_of
 
 import orthomerge as om
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, OutputError, RecipeError
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.merging.linear import TaskArithmetic
-from orthomerge.merging.merged import task_vectors
+from orthomerge.merging.elements import TaskArithmetic
+from orthomerge.merging.merge import task_vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.ties import Ties
 from orthomerge.models.opening import Expert, HeadNames

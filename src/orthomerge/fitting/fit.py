@@ -27,8 +27,7 @@ from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.setting import Setting
-from orthomerge.merging.merge import check_merge, chosen_method, origin_of
-from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
+from orthomerge.merging.merge import DTYPE_NAMES, MergedTensors, check_merge, chosen_method, copied_tensor, origin_of
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model_data import finished, unshared
