@@ -35,8 +35,7 @@ from orthomerge.models.heads import Head, Linear, head_of
 from orthomerge.models.load import quiet
 from orthomerge.models.opening import Expert
 from orthomerge.models.saved import verify_folder
-from orthomerge.runs.models import write
-from orthomerge.runs.plan import plan
+from orthomerge.runs.models import plan, write
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.sections import Align
 

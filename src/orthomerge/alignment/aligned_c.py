@@ -90,7 +90,8 @@ class AlignedC:
     def schedule(self) -> Schedule:
         """The recipe with what was overridden."""
         options = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
-        return replace(_RECIPES[self.recipe], **{name: value for name, value in options.items() if value is not None})
+        schedule = _RECIPES[self.recipe]
+        return replace(schedule, **{name: value for name, value in options.items() if value is not None})
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean divergence from the expert's outputs under the old head and the new."""

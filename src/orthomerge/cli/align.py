@@ -61,15 +61,16 @@ def align(
     from orthomerge.api.load import resolve
     from orthomerge.api.request import read_options
     from orthomerge.cli.progress import shown
-    from orthomerge.cli.writing import existing, write
+    from orthomerge.cli.writing import write
     from orthomerge.data.tasks import sources_of
     from orthomerge.files.publish import check_target
     from orthomerge.models.encoding import Encoding
+    from orthomerge.runs.models import existing_paths
 
     options = read_options(how.settings)
     model, _ = resolve(given.model)
     data = sources_of(columns.of(given.data), model.tasks)
-    inputs = existing([given.model, *data.values(), *moved.expert.values(), moved.base])
+    inputs = existing_paths([given.model, *data.values(), *moved.expert.values(), moved.base])
     check_target(Path(output.out), force=output.force, inputs=inputs)
     with shown(quiet=display.silent) as progress:
         aligned = fit_heads(

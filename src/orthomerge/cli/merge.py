@@ -17,7 +17,7 @@ from orthomerge.cli.printing import print_json, print_progress, print_tables
 from orthomerge.core.table import Table, plain
 
 if TYPE_CHECKING:
-    from orthomerge.runs.plan import Plan
+    from orthomerge.runs.models import Plan
     from orthomerge.runs.recipe import Recipe
 
 # Names of glibc's malloc.h.
@@ -159,7 +159,7 @@ def _keep_freed_memory() -> None:
 
 def _plan(recipe: Recipe, *, as_json: bool) -> None:
     """What a merge would do and everything that is wrong with it."""
-    from orthomerge.runs.plan import plan
+    from orthomerge.runs.models import plan
 
     if recipe.parameters.get("scale") == "auto":  # any number plans alike
         recipe = recipe.with_scale(1.0)
@@ -179,7 +179,7 @@ def _document(planned: Plan) -> dict[str, Any]:
         "problems": [{"where": each.where, "what": each.what, "fix": each.fix} for each in planned.problems],
         "notes": list(planned.experts.notes),
     }
-    if (parts := planned.parts) is not None:
+    if (parts := planned.experts.partial) is not None:
         left_out = {task: source.split.left_out for task, source in parts.sources.items()}
         document |= {
             "family": parts.family.name,
@@ -187,7 +187,7 @@ def _document(planned: Plan) -> dict[str, Any]:
             "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
             "left_out": {"base": parts.base_split.left_out, **left_out},
             "heads": {task: list(source.labels) for task, source in parts.sources.items()},
-            "bytes": {"read": planned.bytes_to_read, "write": planned.bytes_to_write, "memory": planned.peak_memory},
+            "bytes": dict(planned.bytes),
         }
         for name in ("fit", "align"):
             if (section := getattr(planned.recipe, name)) is not None:

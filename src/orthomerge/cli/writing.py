@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +29,6 @@ def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tupl
     return request, open_experts(request.opening).check()
 
 
-def existing(paths: Iterable[str | None]) -> list[Path]:
-    """Those that are on this machine, and must not be overlapped by an output."""
-    there = []
-    for path in paths:
-        with suppress(OSError, RuntimeError, ValueError):  # whoever opens it says what is wrong with it
-            if path is not None and Path(path).expanduser().exists():
-                there.append(Path(path).expanduser())
-    return there
-
-
 def write(
     model: Model, out: str, *, force: bool, progress: Progress, inputs: Iterable[Path], **options: Any
 ) -> dict[str, Any]:
@@ -62,11 +51,13 @@ def write_edited(
     otherwise: str,
 ) -> None:
     """Write what a search along task vectors chose, if there is a place for it; `otherwise`: why it chose nothing."""
+    from orthomerge.runs.models import existing_paths
+
     if request.out is None:
         return
     if model is None:
         raise RecipeError(otherwise)
-    size = request.max_shard_size
-    manifest = write(model, request.out, force=force, progress=progress, inputs=existing(data), max_shard_size=size)
+    size, inputs = request.max_shard_size, existing_paths(data)
+    manifest = write(model, request.out, force=force, progress=progress, inputs=inputs, max_shard_size=size)
     if not as_json:
         click.echo(f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}")
