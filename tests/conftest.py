@@ -77,7 +77,7 @@ def merged_berts(once: Once, berts: Path) -> Path:
 def write_berts(folder: Path) -> None:
     import torch
 
-    from orthomerge.models.load import quiet
+    from orthomerge.models.skeleton import quiet
 
     with quiet():
         from transformers import BertConfig, BertForSequenceClassification, BertModel

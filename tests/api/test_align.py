@@ -23,18 +23,16 @@ from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import schema
-from orthomerge.data.reading import read_task
+from orthomerge.data.reading import read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Modality, Task
-from orthomerge.data.tasks import unlabelled_tasks
-from orthomerge.files.ownership import LOCAL
+from orthomerge.files.folders import LOCAL
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
-from orthomerge.models.extras import SurgeryHead, rebuilt
 from orthomerge.models.features import FeaturePair, Features
-from orthomerge.models.heads import Head, Linear, head_of
-from orthomerge.models.load import quiet
+from orthomerge.models.heads import Head, Linear, SurgeryHead, head_of, rebuilt
 from orthomerge.models.opening import Expert
 from orthomerge.models.saved import verify_folder
+from orthomerge.models.skeleton import quiet
 from orthomerge.runs.models import plan, write
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.sections import Align

@@ -16,14 +16,13 @@ from tests.models.making import same_tensors, stock, tensors_of
 import orthomerge as om
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, OutputError, RecipeError
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.merging.linear import TaskArithmetic
-from orthomerge.merging.merged import task_vectors
+from orthomerge.merging.elements import TaskArithmetic
+from orthomerge.merging.merge import task_vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.ties import Ties
-from orthomerge.models.load import quiet
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.saved import verify_folder
-from orthomerge.models.skeleton import Skeleton
+from orthomerge.models.skeleton import Skeleton, quiet
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 

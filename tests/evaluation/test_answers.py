@@ -14,8 +14,7 @@ from tests.evaluation.making import CURRENT, average, encoded, experts, only, sa
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.sampling import few_shot
-from orthomerge.data.task import Split
+from orthomerge.data.task import Split, few_shot
 from orthomerge.evaluation.answers import Draw, answers, gather
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate
@@ -179,7 +178,7 @@ def test_contract(toy: Toy, case: EvaluationProtocol, access: Any) -> None:
 
 def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     """Only what needs evidence sees the head behind it."""
-    from orthomerge.models.extras import SurgeryHead
+    from orthomerge.models.heads import SurgeryHead
 
     model, tasks = average(toy).models["where"], encoded(toy)
     head = head_of(model.head("where"))

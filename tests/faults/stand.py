@@ -14,7 +14,7 @@ from tests.aligning import contents
 from tests.faults.injection import Injector, Ran, What
 from tests.faults.tiny import commands
 
-from orthomerge.files.ownership import MANIFEST
+from orthomerge.files.folders import MANIFEST
 from orthomerge.models.saved import verify_folder
 
 STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on

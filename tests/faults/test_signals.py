@@ -26,7 +26,7 @@ from tests.faults.tiny import commands, evaluation, recipe_for
 from orthomerge.cli import app
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.scores import read_run
-from orthomerge.merging.linear import TaskArithmetic
+from orthomerge.merging.elements import TaskArithmetic
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 from orthomerge.runs.recipe import Recipe
 
 TASKS = {"two": 2, "three": 3}

@@ -17,7 +17,7 @@ from tests.models.making import tensors_of
 import orthomerge as om
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.experts import Experts
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 BATCH = {"input_ids": torch.randint(5, 90, (6, 9), generator=torch.Generator().manual_seed(7))}
 ATTENTION = ["query", "value"]

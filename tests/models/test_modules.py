@@ -12,9 +12,8 @@ from tests.models.making import build
 from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.models.families import family, generic
 from orthomerge.models.family import Family
-from orthomerge.models.load import quiet
-from orthomerge.models.modules import Encoder, loaded, release
-from orthomerge.models.skeleton import encoder_config
+from orthomerge.models.model_data import Encoder, loaded, release
+from orthomerge.models.skeleton import encoder_config, quiet
 from orthomerge.models.tensors import MemoryTensors
 
 Tensors = dict[str, torch.Tensor]

@@ -23,7 +23,7 @@ from tests.aligning import merge_berts
 from tests.calling import call, refused
 
 from orthomerge.core.errors import OutputError, RecipeError
-from orthomerge.files.ownership import LOCAL
+from orthomerge.files.folders import LOCAL
 from orthomerge.models.pushing import _additions, plan_upload, push
 
 

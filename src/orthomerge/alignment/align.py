@@ -12,14 +12,14 @@ from orthomerge.alignment.saving import as_saved
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
+from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
-from orthomerge.data.tasks import unlabelled_tasks
-from orthomerge.merging.stream import single_threaded
+from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import head_of
-from orthomerge.models.record import short_hashes
+from orthomerge.models.manifest import short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def align_model(
         progress.stage(f"aligning {task} by {aligner}", None)
         own = _own_head(model, experts, task)
         expert = encode(experts.teacher(task), examples, task=task, head=own, how=how)
-        with single_threaded():  # sums of several threads depend on their number
+        with fixed_threads(1):  # sums of several threads depend on their number
             alignment = chosen.fit(FeaturePair(merged[task], expert), own)
         heads[task], results = as_saved(task, alignment, head_of(model.heads[task]), merged[task].values)
         facts[task] = {"inputs": len(examples), "data": f"sha256:{examples.digest()}", **results}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.models.extras import rebuilt
-from orthomerge.models.heads import Classifier, Head
+from orthomerge.models.heads import Classifier, Head, rebuilt
 from orthomerge.models.writing import plain
 
 if TYPE_CHECKING:

@@ -37,9 +37,8 @@ from orthomerge.alignment.descent import Descent
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.device import device_of
-from orthomerge.models.extras import SurgeryHead
 from orthomerge.models.features import FeaturePair
-from orthomerge.models.heads import Head
+from orthomerge.models.heads import Head, SurgeryHead
 
 _AHEAD = 50  # steps for which noise is drawn at once
 

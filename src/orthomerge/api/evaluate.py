@@ -11,7 +11,7 @@ from orthomerge.api.load import resolve
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import build
-from orthomerge.data.tasks import labelled_tasks, sources_of
+from orthomerge.data.reading import labelled_tasks, sources_of
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, score, with_unique_names

@@ -8,7 +8,7 @@ from typing import Any
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build, schema
-from orthomerge.data.tasks import sources_of
+from orthomerge.data.reading import sources_of
 from orthomerge.models.opening import experts_by_name
 from orthomerge.runs.recipe import Recipe, load_recipe_mapping, parse_value
 

@@ -62,7 +62,7 @@ def align(
     from orthomerge.api.request import read_options
     from orthomerge.cli.progress import shown
     from orthomerge.cli.writing import write
-    from orthomerge.data.tasks import sources_of
+    from orthomerge.data.reading import sources_of
     from orthomerge.files.publish import check_target
     from orthomerge.models.encoding import Encoding
     from orthomerge.runs.models import existing_paths

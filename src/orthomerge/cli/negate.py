@@ -59,7 +59,7 @@ def negate(given: Input, columns: Columns, how: How, output: Output, compute: Co
     from orthomerge.api.negate import negate as search
     from orthomerge.cli.progress import shown
     from orthomerge.cli.writing import open_request, write_edited
-    from orthomerge.data.tasks import sources_of
+    from orthomerge.data.reading import sources_of
     from orthomerge.models.encoding import Encoding
 
     request, experts = open_request(

@@ -22,13 +22,12 @@ import numpy as np
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.sampling import few_shot, share
-from orthomerge.data.task import Task
+from orthomerge.core.threads import fixed_threads
+from orthomerge.data.task import Task, few_shot, share
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import UNSCORED, predict
 from orthomerge.evaluation.protocols import EvaluationProtocol
-from orthomerge.merging.stream import single_threaded
 from orthomerge.models.heads import Classifier, Head, head_kind, head_of, logits_of
 from orthomerge.models.model import Model
 
@@ -62,7 +61,7 @@ def answers(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, t
                 f"{len(test)} inputs 0 would remain; take a part of them as support"
             )
         evidence = gather(protocol, encoded, model, task, draw)
-        with single_threaded():
+        with fixed_threads(1):
             classifier = builder.build(evidence)
             predicted = predict(classifier, test.values, kind)
         if shown:

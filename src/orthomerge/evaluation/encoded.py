@@ -15,7 +15,7 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.model import Model
-from orthomerge.models.modules import Encoder
+from orthomerge.models.model_data import Encoder
 
 _Key = tuple[Encoder, str, Split, str | None, int | None]
 

@@ -20,8 +20,8 @@ from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
+from orthomerge.data.reading import labelled_tasks
 from orthomerge.data.task import Split
-from orthomerge.data.tasks import labelled_tasks
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import Score, counted, predict
 from orthomerge.merging.merge import merge_opened

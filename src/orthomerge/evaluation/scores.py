@@ -29,10 +29,9 @@ from orthomerge.core.table import Table, markdown_escape
 from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records, comparison_tables
 from orthomerge.evaluation.records import Record, read_document, read_records, write_document, write_records, write_text
 from orthomerge.evaluation.tables import accuracy_tables
+from orthomerge.files.folders import check_claim, claimed, drop, ours_in
 from orthomerge.files.publish import check_room
-from orthomerge.files.removal import remove_file
-from orthomerge.files.replacing import replace_file
-from orthomerge.files.run_folder import check_claim, claimed, drop, ours_in
+from orthomerge.files.replacing import remove_file, replace_file
 
 RECORDS = "records.jsonl"
 DERIVED = ("comparisons.json", "notes.json", "table.md")

@@ -22,16 +22,15 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
-from orthomerge.data.tasks import unlabelled_tasks
+from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.setting import Setting
-from orthomerge.merging.merge import check_merge, chosen_method, origin_of
-from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
+from orthomerge.merging.merge import DTYPE_NAMES, MergedTensors, check_merge, chosen_method, copied_tensor, origin_of
 from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.modules import finished, unshared
-from orthomerge.models.record import short_hashes
+from orthomerge.models.manifest import short_hashes
+from orthomerge.models.model_data import finished, unshared
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 

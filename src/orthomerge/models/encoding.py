@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.device import device_of, enough_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
+from orthomerge.data.reading import as_input
 from orthomerge.data.task import Examples
-from orthomerge.data.tasks import as_input
 from orthomerge.models.features import FeatureCache, Features
 from orthomerge.models.heads import Prediction, head_kind, head_of, logits_of
 from orthomerge.models.processing import batches

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import build
-from orthomerge.files.hashing import algorithm_of
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import RawFile, algorithm_of
 from orthomerge.models.model import Model
-from orthomerge.models.model_data import Origin
-from orthomerge.models.modules import Encoder
+from orthomerge.models.model_data import Encoder, Origin
 from orthomerge.models.opening import Live, Opening, as_live, reference
 from orthomerge.models.sources import Opened
 from orthomerge.models.tensors import content_digest

@@ -10,7 +10,7 @@ from typing import Any
 from orthomerge.core.errors import OrthomergeError
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.files.opening import open_expert
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import RawFile
 from orthomerge.models.families import family_for
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.saved import is_output, read_model, verify_folder

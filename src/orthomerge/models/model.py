@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.models.heads import Prediction
-    from orthomerge.models.multihead import MultiHead
+    from orthomerge.models.networks import MultiHead
 
     _Tasks = Sequence[str] | None
     _Row = dict[str, Prediction]
@@ -29,7 +29,7 @@ class Model(ModelData):
 
     def module(self, device: str = "auto", dtype: torch.dtype | None = None) -> MultiHead:
         """A new module that gives the logits of every task; changes to it change no other module."""
-        from orthomerge.models.multihead import MultiHead
+        from orthomerge.models.networks import MultiHead
 
         module = MultiHead(self.encoder.module(), self.family, self.heads)
         return module.to(device_of(device), dtype)

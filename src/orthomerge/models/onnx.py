@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import NumericalError, OutputError, RecipeError, summary
 from orthomerge.core.version import VERSION
-from orthomerge.files.ownership import EXPORT, write_marker
-from orthomerge.files.publish import publish, write_json
+from orthomerge.files.documents import write_json
+from orthomerge.files.folders import EXPORT, write_marker
+from orthomerge.files.publish import publish
+from orthomerge.models.family import classifier_config
 from orthomerge.models.heads import Head
-from orthomerge.models.load import quiet
-from orthomerge.models.stock import classifier_config
+from orthomerge.models.skeleton import quiet
 
 if TYPE_CHECKING:
     import torch

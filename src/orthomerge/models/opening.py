@@ -15,7 +15,7 @@ from typing import Any, Literal
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest
 from orthomerge.core.schema import build
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
-from orthomerge.files.paths import MemoryFile
+from orthomerge.files.raw_file import MemoryFile
 
 Named = Mapping[str, Any] | Sequence[str | Path]
 

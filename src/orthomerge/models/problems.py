@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OrthomergeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.files.documents import read_json
-from orthomerge.files.links import leaves
+from orthomerge.files.folders import leaves
 from orthomerge.files.lora import Adapter
 
 if TYPE_CHECKING:

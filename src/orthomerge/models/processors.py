@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.files.documents import parse_json, read_json
-from orthomerge.files.hashing import is_digest_of
-from orthomerge.files.links import contained
-from orthomerge.files.paths import RawFile
-from orthomerge.models.load import quiet
+from orthomerge.files.folders import contained
+from orthomerge.files.raw_file import RawFile, is_digest_of
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor, json_digest
+from orthomerge.models.skeleton import quiet
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Modality

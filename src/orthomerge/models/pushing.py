@@ -15,10 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orthomerge.core.errors import OutputError, RecipeError, some, summary
-from orthomerge.files.hashing import algorithm_of, is_digest_of
+from orthomerge.files.folders import MANIFEST
 from orthomerge.files.hub import is_hub_id
-from orthomerge.files.ownership import MANIFEST
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import RawFile, algorithm_of, is_digest_of
 from orthomerge.models.manifest import ENCODER, HEAD, read_manifest
 from orthomerge.models.saved import verify_folder
 

@@ -9,19 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
-from orthomerge.files.hashing import algorithm_of
-from orthomerge.files.links import contained, leaves
-from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
-from orthomerge.files.paths import RawFile
+from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
+from orthomerge.files.raw_file import RawFile, algorithm_of
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.extras import rebuilt
-from orthomerge.models.heads import Head
-from orthomerge.models.manifest import EXTRA, FACTS, HEAD, HEAD_FIELDS, RECORD, manifest_family, read_manifest
+from orthomerge.models.heads import Head, rebuilt
+from orthomerge.models.manifest import (
+    EXTRA,
+    FACTS,
+    HEAD,
+    HEAD_FIELDS,
+    RECORD,
+    manifest_family,
+    read_local,
+    read_manifest,
+)
 from orthomerge.models.model import Model
-from orthomerge.models.model_data import Origin
-from orthomerge.models.modules import Encoder
+from orthomerge.models.model_data import Encoder, Origin
 from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.record import read_local
 from orthomerge.models.tensors import ContentHash, FileTensors
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ def read_model(folder: Path, *, verify: bool = True) -> Model:
     hashes = {name: files[name]["hash"] for name in files if verify}
     heads = {task: _head(folder, task, head, hashes) for task, head in manifest["heads"].items()}
     processor = ProcessorSource(family.modality, about["config"], folder, tuple(about["processor"]), hashes=hashes)
-    local = read_local(folder, LOCAL)
+    local = read_local(folder)
     origin = Origin(
         {name: manifest[name] for name in FACTS if name in manifest},
         record={name: manifest[name] for name in RECORD},

@@ -8,7 +8,9 @@ tensors hold their own number is loaded once, and the place of each number is re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
 from orthomerge.models.family import matches
-from orthomerge.models.load import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,25 @@ def encoder_config(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
         shared = {"projection_dim": config["projection_dim"]} if "projection_dim" in config else {}
         config = {**inner, **shared, "model_type": "clip_vision_model"}
     return {key: value for key, value in config.items() if key in KNOWN}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers, whose reports are errors of our own, and put everything back afterwards."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    with warnings.catch_warnings():
+        # DeBERTa-v2's file compiles functions in the old way when it is imported.
+        warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=DeprecationWarning)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if bars:
+                logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, eq=False)

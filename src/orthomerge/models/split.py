@@ -14,7 +14,7 @@ from typing import Any
 from orthomerge.core.errors import IncompatibleError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec
 from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained
+from orthomerge.files.folders import contained
 from orthomerge.files.lora import Adapter
 from orthomerge.models.family import Family, HeadLayout, matches
 from orthomerge.models.opening import Expert

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
-from orthomerge.files.hashing import Hasher
-from orthomerge.files.safetensors import encode_header
-from orthomerge.files.shards import METADATA
+from orthomerge.files.raw_file import Hasher
+from orthomerge.files.safetensors import METADATA, encode_header
 
 if TYPE_CHECKING:
     import torch

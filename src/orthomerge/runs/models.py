@@ -14,8 +14,7 @@ from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import may_be_read
 from orthomerge.files.publish import check_room, check_target
 from orthomerge.files.run_state import clear_state, state_folder
-from orthomerge.merging.merge import merge_opened, merge_problems
-from orthomerge.merging.merged import DTYPE_NAMES
+from orthomerge.merging.merge import DTYPE_NAMES, merge_opened, merge_problems
 from orthomerge.merging.methods import find_method, make_method
 from orthomerge.merging.stream import MEMORY
 from orthomerge.models.experts import Experts, open_experts

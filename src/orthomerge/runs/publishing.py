@@ -12,14 +12,12 @@ from orthomerge.core.errors import CheckpointError, OrthomergeError
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import DERIVED, RECORDS
-from orthomerge.files.ownership import LOCAL, MANIFEST, names_in
-from orthomerge.files.paths import RawFile
-from orthomerge.files.publish import publish, write_json
-from orthomerge.files.removal import remove_file
-from orthomerge.files.replacing import replace_file
-from orthomerge.files.run_folder import RUN, claim, drop, ours_in
-from orthomerge.models.manifest import README, read_manifest
-from orthomerge.models.record import local_places, read_local
+from orthomerge.files.documents import write_json
+from orthomerge.files.folders import LOCAL, MANIFEST, RUN, claim, drop, names_in, ours_in
+from orthomerge.files.publish import publish
+from orthomerge.files.raw_file import RawFile
+from orthomerge.files.replacing import remove_file, replace_file
+from orthomerge.models.manifest import README, local_places, read_local, read_manifest
 from orthomerge.models.writing import plain, rewrite_card
 
 _PREDICTIONS = "predictions/"
@@ -34,7 +32,7 @@ def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
             if name == LOCAL:
-                write_json(place, local_places(read_local(content, LOCAL), target))
+                write_json(place, local_places(read_local(content), target))
                 continue
             try:
                 os.link(content / name, place, follow_symlinks=False)

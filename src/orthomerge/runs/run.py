@@ -30,8 +30,8 @@ from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.evaluation.scores import RECORDS
+from orthomerge.files.folders import RUN, claim, drop
 from orthomerge.files.publish import check_target
-from orthomerge.files.run_folder import RUN, claim, drop
 from orthomerge.models.experts import Experts
 from orthomerge.models.writing import versions
 from orthomerge.runs.driver import Artifact, ArtifactError, Done, Engine, On, drive, engine_of

@@ -30,12 +30,11 @@ from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import build
-from orthomerge.files.documents import read_json
-from orthomerge.files.links import leaves
-from orthomerge.files.ownership import names_in
-from orthomerge.files.paths import RawFile
-from orthomerge.files.publish import publish, write_json
-from orthomerge.files.removal import remove_folder
+from orthomerge.files.documents import read_json, write_json
+from orthomerge.files.folders import leaves, names_in
+from orthomerge.files.publish import publish
+from orthomerge.files.raw_file import RawFile
+from orthomerge.files.replacing import remove_folder
 from orthomerge.models.features import VARIABLE, FeatureCache
 
 ENTRY = "entry.json"

@@ -21,10 +21,10 @@ from orthomerge.evaluation.records import Record, write_records
 from orthomerge.evaluation.scores import Scores, compare_run, put_predictions, put_records, write_derived
 from orthomerge.evaluation.tables import lines
 from orthomerge.files.publish import check_room
-from orthomerge.merging.merged import DTYPE_NAMES
+from orthomerge.merging.merge import DTYPE_NAMES
+from orthomerge.models.manifest import record_of
 from orthomerge.models.model import Model
-from orthomerge.models.modules import loaded
-from orthomerge.models.record import record_of
+from orthomerge.models.model_data import loaded
 from orthomerge.models.saved import read_model
 from orthomerge.runs.choosing import Best, Failure, Row, best_of, rows_of, sweep_csv, sweep_markdown
 from orthomerge.runs.driver import Artifact

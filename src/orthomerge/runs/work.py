@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import Watch
 from orthomerge.core.version import VERSION
-from orthomerge.files.ownership import names_in
-from orthomerge.files.paths import RawFile
+from orthomerge.files.folders import names_in
+from orthomerge.files.raw_file import RawFile
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.manifest import README
 from orthomerge.models.processors import COMPANIONS
@@ -86,7 +86,7 @@ class Work:
     @cached_property
     def encoded(self) -> EncodedTasks:
         """The tasks of `evaluate` with the experts as teachers."""
-        from orthomerge.data.tasks import labelled_tasks
+        from orthomerge.data.reading import labelled_tasks
         from orthomerge.evaluation.encoded import EncodedTasks
         from orthomerge.models.encoding import Encoding
 
