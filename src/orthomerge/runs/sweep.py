@@ -14,8 +14,7 @@ from typing import Any
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.core.schema import build
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Subject, evaluate
-from orthomerge.evaluation.notes import contamination_notes
+from orthomerge.evaluation.evaluate import Subject, contamination_notes, evaluate
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, write_records
 from orthomerge.evaluation.scores import Scores, compare_run, put_predictions, put_records, write_derived
