@@ -39,6 +39,31 @@ class Plan:
     problems: list[Problem]
     bytes: Mapping[str, int]
 
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        document: dict[str, Any] = {
+            "ok": not self.problems,
+            "problems": [{"where": each.where, "what": each.what, "fix": each.fix} for each in self.problems],
+            "notes": list(self.experts.notes),
+        }
+        parts = self.experts.partial
+        if parts is None:
+            return document
+        left_out = {task: source.split.left_out for task, source in parts.sources.items()}
+        document |= {
+            "family": parts.family.name,
+            "method": self.recipe.method,
+            "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
+            "left_out": {"base": parts.base_split.left_out, **left_out},
+            "heads": {task: list(source.labels) for task, source in parts.sources.items()},
+            "bytes": dict(self.bytes),
+        }
+        for name in ("fit", "align"):
+            section = getattr(self.recipe, name)
+            if section is not None:
+                document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
+        return document
+
 
 def plan(recipe: Recipe) -> Plan:
     """Read headers only, and list every problem; nothing is computed or written."""
@@ -212,22 +237,21 @@ def write_weights(
     model: Model, target: Path, recipe: Recipe, *, force: bool = False, progress: Progress
 ) -> dict[str, Any]:
     """Write a model of a recipe and return its manifest."""
-    progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
-    size, inputs, advance = recipe.max_shard_size, input_paths(recipe), progress.advance
-    return write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=advance)
+    size, inputs = recipe.max_shard_size, input_paths(recipe)
+    return write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=progress)
 
 
 def input_paths(recipe: Recipe) -> list[Path]:
-    """Paths of experts, base and data on this machine, which an output must not overlap."""
-    data = [str(source) for source in recipe.data if isinstance(source, str | Path)]
-    return existing_paths([*(expert.path for expert in recipe.tasks.values()), recipe.base, *data])
+    """The experts, base and data of a recipe that are on this machine; an output must not overlap them."""
+    models = [*(expert.path for expert in recipe.tasks.values()), recipe.base]
+    return existing([*models, *(source for source in recipe.data if isinstance(source, str | Path))])
 
 
-def existing_paths(texts: Iterable[str | None]) -> list[Path]:
-    """Those of the paths that are on this machine."""
+def existing(places: Iterable[str | Path | None]) -> list[Path]:
+    """The places that are on this machine; the others are names on a hub, or refused by whoever opens them."""
     paths = []
-    for text in texts:
-        with suppress(OSError, RuntimeError, ValueError):  # whoever opens it says what is wrong with it
-            if text is not None and Path(text).expanduser().exists():
-                paths.append(Path(text).expanduser())
+    for place in places:
+        with suppress(OSError, RuntimeError, ValueError):
+            if place is not None and Path(place).expanduser().exists():
+                paths.append(Path(place).expanduser())
     return paths

@@ -1,4 +1,4 @@
-"""Writing the model that a command made."""
+"""What `negate` and `analogy` share: experts in, and a model that may be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tuple[Recipe, Experts]:
-    """What a command that merges nothing is given, and its experts; the output is checked before any work."""
+    """The recipe of a command that merges nothing, and its experts; the output is checked before any work."""
     from orthomerge.api.request import read_request
     from orthomerge.files.publish import check_target
     from orthomerge.models.experts import open_experts
@@ -27,17 +27,6 @@ def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tupl
     if request.out is not None:
         check_target(Path(request.out), force=force)
     return request, open_experts(request.opening).check()
-
-
-def write(
-    model: Model, out: str, *, force: bool, progress: Progress, inputs: Iterable[Path], **options: Any
-) -> dict[str, Any]:
-    """Write a model folder, and return its manifest."""
-    from orthomerge.models.writing import write_model
-
-    progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
-    place = Path(out).expanduser()
-    return write_model(model, place, force=force, inputs=inputs, progress=progress.advance, **options)
 
 
 def write_edited(
@@ -50,14 +39,15 @@ def write_edited(
     progress: Progress,
     otherwise: str,
 ) -> None:
-    """Write what a search along task vectors chose, if there is a place for it; `otherwise`: why it chose nothing."""
-    from orthomerge.runs.models import existing_paths
+    """Write the model that a search chose, if there is a place for it. `otherwise`: why there is none."""
+    from orthomerge.models.writing import write_model
+    from orthomerge.runs.models import existing
 
     if request.out is None:
         return
     if model is None:
         raise RecipeError(otherwise)
-    size, inputs = request.max_shard_size, existing_paths(data)
-    manifest = write(model, request.out, force=force, progress=progress, inputs=inputs, max_shard_size=size)
+    size, inputs = request.max_shard_size, existing(data)
+    manifest = write_model(model, Path(request.out), force=force, max_shard_size=size, inputs=inputs, progress=progress)
     if not as_json:
         click.echo(f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}")
