@@ -14,8 +14,7 @@ from typing import Any
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.core.schema import build
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import Subject, evaluate
-from orthomerge.evaluation.notes import contamination_notes
+from orthomerge.evaluation.evaluate import Subject, contamination_notes, evaluate
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, write_records
 from orthomerge.evaluation.scores import Scores, compare_run, put_predictions, put_records, write_derived
@@ -64,6 +63,15 @@ class Swept:
     failures: list[Failure]
     done: int = 0
     found: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts, choices and failures as plain data."""
+        return {
+            "cells": self.cells,
+            "models": {"done": self.done, "found": self.found},
+            "best": [best.as_dict() for best in self.best],
+            "failed": [{"cell": failure.title, "message": failure.message} for failure in self.failures],
+        }
 
 
 def sweep_artifacts(work: Work) -> Iterator[Artifact]:
