@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from orthomerge.alignment.align import as_saved
 from orthomerge.alignment.aligners import Alignment
-from orthomerge.alignment.saving import as_saved
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
