@@ -90,7 +90,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path) -> None:
     """The format in which the papers' CLIP experts are published, on a base in Hugging Face format."""
-    from tests.models.test_open_clip import open_clip_names
+    from tests.models.test_names import open_clip_names
 
     base = build("CLIPModel", "clip")
     save(base, tmp_path / "base")
