@@ -39,11 +39,6 @@ MEASURED = {
 }
 
 
-@pytest.fixture
-def out(berts: Path, tmp_path: Path) -> Path:
-    return merge_berts(berts, tmp_path / "out", names=("two", "three"))
-
-
 def card_of(folder: Path) -> tuple[dict[str, Any], str]:
     """Header and text."""
     _, header, text = (folder / "README.md").read_text().split("---\n", 2)

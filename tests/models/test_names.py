@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.models.making import build, save
+from tests.models.making import build, nudged, save, tensors_of, write_tokenizer
 
+import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError
 from orthomerge.files.checkpoint import Checkpoint
 from orthomerge.files.opening import open_checkpoint
@@ -130,3 +131,25 @@ def test_other_towers(tmp_path: Path, expected: dict[str, torch.Tensor]) -> None
     save_file(tensors | {"classification_head.weight": torch.ones(3)}, tmp_path / "t.safetensors")
     adapted = vision_names(open_checkpoint(tmp_path / "t.safetensors"))
     assert set(adapted) - set(expected) == {"classification_head.weight"}
+
+
+def test_a_pickled_whole_open_clip_model_is_an_expert(tmp_path: Path) -> None:
+    """The format in which the papers' CLIP experts are published, on a base in Hugging Face format."""
+    base = build("CLIPModel", "clip")
+    save(base, tmp_path / "base")
+    write_tokenizer(tmp_path / "base")
+    names = open_clip_names(dict(nudged(base, 3).state_dict()))
+    module = torch.nn.Module()
+    for key, tensor in names.items():
+        holder = module
+        *path, last = key.split(".")
+        for part in path:
+            if not hasattr(holder, part):
+                holder.add_module(part, torch.nn.Module())
+            holder = getattr(holder, part)
+        holder.register_parameter(last, torch.nn.Parameter(tensor.clone()))
+    torch.save(module, tmp_path / "pets.pt")
+    experts = om.open([tmp_path / "pets.pt"], base=tmp_path / "base", heads={"pets": {"classes": ("cat", "dog")}})
+    merged, expected = tensors_of(om.merge(experts, "average")), nudged(base, 3).state_dict()
+    for key, tensor in merged.items():
+        torch.testing.assert_close(tensor, expected[key].reshape(-1), rtol=1e-5, atol=1e-6)
