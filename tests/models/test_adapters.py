@@ -54,11 +54,6 @@ def save_adapter(base: Path, folder: Path, labels: int, **options: Any) -> None:
         adapted.merge_and_unload().save_pretrained(f"{folder}-full")
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "adapter-cache"))
-
-
 @pytest.fixture(scope="module")
 def folder(berts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """TASK: adapters; TASK-full: the models that they make."""

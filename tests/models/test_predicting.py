@@ -20,11 +20,6 @@ from orthomerge.models.features import FeatureCache
 from orthomerge.models.heads import head_of
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "predicting-cache"))
-
-
 @pytest.fixture(scope="module")
 def texts(berts: Path) -> om.Model:
     return om.merge({name: berts / name for name in HEADS}, "task_arithmetic", base=berts / "base", scale=0.5)
