@@ -41,29 +41,28 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
     "arrow_config": ("Arrow routes between adapters by input and is no change of weights", RETRAIN),
     "megatron_config": ("Megatron's parallel layers are not supported", RETRAIN),
 }
-# Options that we act on.
-_READ = frozenset(
+_ALLOWED = frozenset(
+    # applied
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias"}
     | {"modules_to_save", "task_type", "init_lora_weights"}
-)
-# Options that choose layers, describe training, or matter only before its first step.
-_HARMLESS = frozenset(
-    {"auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"}
+    # choose layers, describe training, or matter only before its first step
+    | {"auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"}
     | {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "runtime_config"}
     | {"loftq_config", "corda_config", "eva_config", "lora_ga_config", "ensure_weight_tying"}
-    | {"megatron_core", "qalora_group_size", "merge_weights"}  # without effect of their own
+    # without effect of their own
+    | {"megatron_core", "qalora_group_size", "merge_weights"}
 )
-# Starts of training that leave the base alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA are taken out of it.
+# Initialisations that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract the factors from it.
+_SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+# Patterns come from strangers: a regular expression with nested repeats, or with many of them, can take for ever.
 _MOST_PATTERNS = 4096
-# Regular expressions come from strangers: one with repeats in repeats, or with many of them, can take for ever.
 _REPEATED_GROUP = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
 _REPEAT = re.compile(r"[*+{]")
 _MOST_STEPS = 10**9
-_SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
-    """The options of an adapter folder, all of them accounted for, and the file they were read from."""
+    """Return the options of an adapter folder, each accounted for, and the file they were read from."""
     path = folder / CONFIG
     if not path.exists():
         nested = sorted(folder.glob(f"*/{CONFIG}"))
@@ -78,7 +77,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
         if config.get(option):
             raise CheckpointError(f"{path}: {option} is not supported ({reason}); {way_out}")
     for option, value in config.items():
-        if value and option not in _READ | _HARMLESS:
+        if value and option not in _ALLOWED:
             what = f"adapter option {option}={value!r:.80}"
             raise CheckpointError(f"{path}: {what} is not known to be harmless; {MERGE}")
     start = config.get("init_lora_weights")
@@ -92,7 +91,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
 
 
 class Scale:
-    """A number per module (rank or alpha): a default, and patterns of which the first match applies."""
+    """A number per module (rank or alpha): a default, and patterns of which the first that matches applies."""
 
     def __init__(self, config: Mapping[str, Any], path: Path, *, option: str, table: str, whole: bool) -> None:
         def number(value: Any, name: str) -> float:
@@ -138,7 +137,7 @@ class Scale:
 
 
 def flag(config: Mapping[str, Any], path: Path, option: str) -> bool:
-    """An option that is true or false, and false when it is not there."""
+    """Return an option that is true or false; a missing one is false."""
     value = config.get(option) or False
     if not isinstance(value, bool):
         raise CheckpointError(f"{path}: {option} must be true or false, got {value!r}")
