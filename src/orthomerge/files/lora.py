@@ -224,19 +224,15 @@ class _Reader:
         left, right = a[1].spec.shape, b[1].spec.shape
         depth, shapes = len(left), f"{a[0]!r} is {left} and {b[0]!r} is {right}"
         if depth != len(right) or not 2 <= depth <= (2 if table else 5) or 0 in left + right:
-            raise self._fault(
-                f"{shapes}, which are no LoRA factors; "
-                "if the adapter was trained in shards (ZeRO-3, FSDP), gather them before saving"
-            )
+            hint = "if the adapter was trained in shards (ZeRO-3, FSDP), gather them before saving"
+            raise self._fault(f"{shapes}, which are no LoRA factors; {hint}")
         if left[0] != right[1] or any(extent != 1 for extent in right[2:]):
             hint = "grouped convolutions are not supported" if depth > 2 else "save the adapter again"
             raise self._fault(f"ranks differ: {shapes}, but A must be [r, in] and B [out, r]; {hint}")
         rank, alpha = self._rank.of(module), self._alpha.of(module)
         if left[0] != rank:
-            raise self._fault(
-                f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}; "
-                "the scale depends on it: correct r or rank_pattern"
-            )
+            what = f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}"
+            raise self._fault(f"{what}; the scale depends on it: correct r or rank_pattern")
         transposed = table or (depth == 2 and self._transposed)
         return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), transposed)
 
@@ -249,10 +245,8 @@ class _Reader:
                 continue
             name = ".".join(self._plain(parts))
             if any(part.startswith("lora_") for part in parts) or not self._explained(name):
-                raise self._fault(
-                    f"{key!r} is neither a LoRA factor nor a tensor that {CONFIG} accounts for; "
-                    "if the layer was trained whole, name it in modules_to_save"
-                )
+                hint = "if the layer was trained whole, name it in modules_to_save"
+                raise self._fault(f"{key!r} is neither a LoRA factor nor accounted for by {CONFIG}; {hint}")
             if name in whole and not _same(whole[name][1], entry):
                 raise self._fault(f"{whole[name][0]!r} and {key!r} are one tensor but differ; save it again")
             whole.setdefault(name, (key, entry))

@@ -10,7 +10,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError
 from orthomerge.files.documents import read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.raw_file import RawFile
@@ -64,10 +64,6 @@ _MOST_STEPS = 10**9
 def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
     """Return the options of an adapter folder, each accounted for, and the file they were read from."""
     path = folder / CONFIG
-    if not path.exists():
-        nested = sorted(folder.glob(f"*/{CONFIG}"))
-        hint = f"name one of its folders: {some(p.parent.name for p in nested)}" if nested else "fetch it again"
-        raise CheckpointError(f"{folder} is not an adapter, it has no {CONFIG}; {hint}")
     document = RawFile(contained(path, folder))  # opened before it is read: a later change is then noticed
     config = read_json(path, most=_MOST_CONFIG)
     kind = config.get("peft_type")
@@ -82,11 +78,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
             raise CheckpointError(f"{path}: {what} is not known to be harmless; {MERGE}")
     start = config.get("init_lora_weights")
     if (start.lower() if isinstance(start, str) else start) not in _SOUND_STARTS:
-        raise CheckpointError(
-            f"{path}: init_lora_weights={start!r} changes the base before training, so the adapter does not "
-            "fit the base as it is; save it again with path_initial_model_for_weight_conversion, or "
-            f"{MERGE}"
-        )
+        what = f"init_lora_weights={start!r} changes the base before training, so the adapter does not fit the base"
+        hint = "save it again with path_initial_model_for_weight_conversion"
+        raise CheckpointError(f"{path}: {what}; {hint}, or {MERGE}")
     return config, document
 
 
@@ -105,9 +99,8 @@ class Scale:
         if not isinstance(patterns, dict):
             raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
         if len(patterns) > _MOST_PATTERNS:
-            raise CheckpointError(
-                f"{path}: {table} must have at most {_MOST_PATTERNS} names, got {len(patterns)}; {MERGE}"
-            )
+            limit = f"must have at most {_MOST_PATTERNS} names, got {len(patterns)}"
+            raise CheckpointError(f"{path}: {table} {limit}; {MERGE}")
         self._path, self._table = path, table
         self._default = number(config.get(option, 8), option)
         self._patterns: list[tuple[re.Pattern[str], float]] = []
