@@ -167,8 +167,8 @@ def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
 def _images(path: Path, name: str, values: Array) -> list[Array]:
     grey = values.ndim == 4 and values.shape[3] == 1
     if values.dtype != np.uint8 or not (values.ndim == 3 or (values.ndim == 4 and (grey or values.shape[3] == 3))):
-        what = f"got {values.dtype} {list(values.shape)}"
-        raise CheckpointError(f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], {what}")
+        got = f"{values.dtype} {list(values.shape)}"
+        raise CheckpointError(f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], got {got}")
     if not len(values):
         raise CheckpointError(f"{path}: {name} is empty; give at least one image")
     return list(values[..., 0] if grey else values)
@@ -176,7 +176,7 @@ def _images(path: Path, name: str, values: Array) -> list[Array]:
 
 def _keys(path: Path, name: str, values: Array, count: int) -> list[Key]:
     if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) != count:
-        what = f"got {values.dtype} {list(values.shape)}"
-        raise CheckpointError(f"{path}: {name} must hold {count} whole numbers, {what}")
+        got = f"{values.dtype} {list(values.shape)}"
+        raise CheckpointError(f"{path}: {name} must hold {count} whole numbers, got {got}")
     keys: list[Key] = values.tolist()
     return keys

@@ -16,6 +16,8 @@ _SPLITS: dict[str, Split] = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+_MOST_SHOWN = 3
+_WAY_OUT = "correct them, or take them out (empty texts are kept with `keep_empty`)"
 
 
 def split_named(word: str) -> Split | None:
@@ -69,3 +71,25 @@ class Raw:
         self.parts[split] = Part(inputs, keys)
         for key, place in zip(keys, places, strict=False):
             self.first.setdefault(key, place)
+
+
+class Problems:
+    """Problems with the rows of a source: the first three are listed, the others counted."""
+
+    def __init__(self, where: object) -> None:
+        self.where = where
+        self.shown: list[str] = []
+        self.count = 0
+
+    def add(self, problem: str) -> None:
+        self.count += 1
+        if len(self.shown) < _MOST_SHOWN:
+            self.shown.append(problem)
+
+    def check(self) -> None:
+        """Raise if there are any."""
+        if self.count:
+            more = self.count - len(self.shown)
+            rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows"
+            rest = f"; and {more} more" if more else ""
+            raise CheckpointError(f"{self.where} has {rows}: {'; '.join(self.shown)}{rest}; {_WAY_OUT}")

@@ -180,40 +180,10 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
     return {task: sources[task] for task in names if task in sources}
 
 
-def unlabelled_tasks(
-    data: Mapping[str, Any],
-    labels: Mapping[str, tuple[str, ...]],
-    modality: str,
-    *,
-    split: Split,
-    limit: int | None = None,
-    seed: int = 0,
-) -> dict[str, Task]:
-    """Read the inputs of one split by task, without labels; a source may also be a list of inputs.
-
-    `labels`: of the heads. Labels of a source must have these names, since data of another task would have others.
-    `limit`: the largest number of inputs, drawn by `seed` whatever their labels are.
-    """
-    if limit is not None and limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {limit}")
-    tasks = {}
-    for name, task in _tasks(data, labels, modality, split=split).items():
-        inputs = task[split].inputs
-        if limit is not None and limit < len(inputs):
-            inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
-        tasks[name] = Task(name, labels[name], task.modality, {split: Examples(inputs, None, split)})
-    return tasks
-
-
-def labelled_tasks(data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str) -> dict[str, Task]:
-    """Read all splits by task, labels in the order of the heads."""
-    return _tasks(data, labels, modality)
-
-
-def _tasks(
+def labelled_tasks(
     data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str, *, split: Split | None = None
 ) -> dict[str, Task]:
-    """Read every source as a task with labels in the order of its head. `split`: of inputs that need no labels."""
+    """Read every source as a task with labels in the order of its head. `split`: of inputs without labels."""
     if not data:
         raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
     for name in data:
@@ -231,6 +201,31 @@ def _tasks(
             what = f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}"
             raise IncompatibleError(f"{what}; give the data that its expert was trained on")
         tasks[name] = match_labels(replace(task, name=name), labels[name])
+    return tasks
+
+
+def unlabelled_tasks(
+    data: Mapping[str, Any],
+    labels: Mapping[str, tuple[str, ...]],
+    modality: str,
+    *,
+    split: Split,
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, Task]:
+    """Read the inputs of one split by task, without labels; a source may also be a list of inputs.
+
+    `labels`: of the heads. Labels of a source must have these names, since data of another task would have others.
+    `limit`: the largest number of inputs, drawn by `seed` whatever their labels are.
+    """
+    if limit is not None and limit < 1:
+        raise RecipeError(f"'limit' must be at least 1, got {limit}")
+    tasks = {}
+    for name, task in labelled_tasks(data, labels, modality, split=split).items():
+        inputs = task[split].inputs
+        if limit is not None and limit < len(inputs):
+            inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
+        tasks[name] = Task(name, labels[name], task.modality, {split: Examples(inputs, None, split)})
     return tasks
 
 

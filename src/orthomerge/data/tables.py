@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
-from orthomerge.data.raw import Key, Part, Raw, split_named
+from orthomerge.data.raw import Key, Part, Problems, Raw, split_named
 from orthomerge.data.rows import KINDS, BadRowError, Rows, kind_of, open_rows
 from orthomerge.data.task import Split
 
 _NAME = "label_name"
 _USUAL_SPLIT = "split"  # may be missing; a column that the caller chose may not
-_MOST_SHOWN = 3  # bad rows
-_WAY_OUT = "correct them, or take them out (empty texts are kept with `keep_empty`)"
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})")
 
 
@@ -88,24 +86,19 @@ def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Spli
             _add_name(raw, label, name)
     except BadRowError as error:
         raise CheckpointError(f"{where} {error}") from error
-    bad, shown, place = 0, list[str](), ""
+    problems, place = Problems(where), ""
     for place, row in table.rows:
         try:
             split, text, key = _read_row(raw, row, table.columns, columns, fixed=fixed, usual=usual)
         except BadRowError as error:
-            bad += 1
-            if bad <= _MOST_SHOWN:
-                shown.append(f"{place} {error}")
+            problems.add(f"{place} {error}")
             continue
         part = raw.parts.setdefault(split, Part([], []))
         part.inputs.append(text)
         if key is not None:
             part.keys.append(key)
             raw.first.setdefault(key, f"{where} {place}")
-    if bad:
-        rows = "1 bad row" if bad == 1 else f"{bad} bad rows"
-        rest = f"; and {bad - _MOST_SHOWN} more" if bad > _MOST_SHOWN else ""
-        raise CheckpointError(f"{where} has {rows}: {'; '.join(shown)}{rest}; {_WAY_OUT}")
+    problems.check()
     if not place:
         raise CheckpointError(f"{where} is empty: it has no rows; fetch it again, or give another file")
 

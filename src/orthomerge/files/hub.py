@@ -55,8 +55,7 @@ def fetch(reference: str) -> tuple[Path, str]:
     try:
         from huggingface_hub import constants
     except ImportError as error:
-        what = "pip install 'orthomerge[hub]', or give a path that exists"
-        raise CheckpointError(f"{reference!r} needs huggingface_hub: {what}") from error
+        raise CheckpointError(f"{reference!r} needs huggingface_hub: pip install 'orthomerge[hub]'") from error
     name, _, revision = reference.partition("@")
     get = _cached if constants.HF_HUB_OFFLINE else _online
     try:
@@ -66,8 +65,9 @@ def fetch(reference: str) -> tuple[Path, str]:
     except Exception as error:  # the hub's HTTP library has changed twice, and each brings errors of its own
         raise CheckpointError(_explain(error, reference, offline=bool(constants.HF_HUB_OFFLINE))) from error
     if _COMMIT.fullmatch(folder.name) is None:
-        what = f"the cache has no commit for {reference!r} but {folder}"
-        raise CheckpointError(f"{what}; remove that folder and fetch again")
+        raise CheckpointError(
+            f"no commit in the cache for {reference!r} but {folder}; remove that folder and fetch again"
+        )
     return folder, folder.name
 
 
@@ -98,8 +98,7 @@ def _cached(name: str, revision: str) -> Path:
     folder = _snapshot(name, revision, (), local=True)
     kind = _kind(path.name for path in folder.iterdir())
     if kind is None:
-        what = f"{name}@{revision} is in the cache without its weights ({folder})"
-        raise CheckpointError(_forbidden(what, name))
+        raise CheckpointError(_forbidden(f"{name}@{revision} is in the cache without its weights ({folder})", name))
     return _snapshot(name, revision, kind, local=True)  # where the hub's listing is cached, nothing may be missing
 
 

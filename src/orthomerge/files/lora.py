@@ -107,7 +107,7 @@ class Adapter:
     in_memory: ClassVar[bool] = False
 
     @cached_property
-    def specs(self) -> Mapping[str, Spec]:
+    def specs(self) -> dict[str, Spec]:
         """Shape of every tensor that the adapter changes, and the dtype that it is stored in."""
         products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.products.items()}
         return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}

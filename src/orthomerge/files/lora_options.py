@@ -99,8 +99,7 @@ class Scale:
         if not isinstance(patterns, dict):
             raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
         if len(patterns) > _MOST_PATTERNS:
-            limit = f"must have at most {_MOST_PATTERNS} names, got {len(patterns)}"
-            raise CheckpointError(f"{path}: {table} {limit}; {MERGE}")
+            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MOST_PATTERNS}; {MERGE}")
         self._path, self._table = path, table
         self._default = number(config.get(option, 8), option)
         self._patterns: list[tuple[re.Pattern[str], float]] = []
