@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.aligning import COUNTS, HEADS, contents, merge_berts
+from tests.berts import COUNTS, HEADS, contents, merge_berts
 from tests.models.making import build, nudged, stock, write_tokenizer
 
 import orthomerge as om

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.aligning import HEADS
+from tests.berts import HEADS
 from tests.models.making import open_models, write_models
 
 from orthomerge.api.align import align

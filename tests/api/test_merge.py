@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.aligning import contents, write_tables
+from tests.berts import contents, write_tables
 from tests.models.making import same_tensors, stock, tensors_of
 
 import orthomerge as om

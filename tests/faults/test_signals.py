@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.aligning import contents
+from tests.berts import contents
 from tests.faults.injection import Injector, memory_folder
 from tests.faults.tiny import commands, evaluation, recipe_for
 

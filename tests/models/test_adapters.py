@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.aligning import HEADS
+from tests.berts import HEADS
 from tests.models.making import tensors_of
 
 import orthomerge as om

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from tests.aligning import contents, merge_berts, write_tables
+from tests.berts import contents, merge_berts, write_tables
 from tests.files.test_hub import NAME, Hub, cache, hub
 from tests.models.making import stock
 

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.aligning import write_tables
+from tests.berts import write_tables
 from tests.calling import call, refused
 from tests.models.making import build, nudged
 

@@ -18,8 +18,8 @@ from unittest.mock import create_autospec
 import huggingface_hub
 import pytest
 from huggingface_hub import HfApi, constants
-from tests.aligning import contents as all_contents
-from tests.aligning import merge_berts
+from tests.berts import contents as all_contents
+from tests.berts import merge_berts
 from tests.calling import call, refused
 
 from orthomerge.core.errors import OutputError, RecipeError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.aligning import contents
+from tests.berts import contents
 from tests.models.making import same_tensors, stock
 
 import orthomerge as om

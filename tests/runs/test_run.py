@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.aligning import contents
+from tests.berts import contents
 from tests.runs.making import BARE, PLAIN, RECIPE, KillAt, Killed, lay_out
 
 import orthomerge

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orthomerge.core.errors import some
 from orthomerge.core.table import Table, Value, csv_text, markdown_escape
@@ -58,6 +59,12 @@ class Row:
     def title(self) -> str:
         return f"{self.variant.name}, {self.way.title}"
 
+    def as_dict(self) -> dict[str, Any]:
+        """The merge, how it was scored, and its mean accuracies."""
+        val, test = (None if line is None else round(line.mean, 3) for line in (self.val, self.test))
+        name, way = self.variant.name, self.way
+        return {"merge": name, "read": way.title, "access": way.access, "val": val, "test": test}
+
     @property
     def budget(self) -> str:
         """What merge and scoring saw, in words."""
@@ -77,6 +84,11 @@ class Best:
     budget: str
     chosen: Row | None
     hindsight: Row
+
+    def as_dict(self) -> dict[str, Any]:
+        """Both rows as plain data."""
+        chosen = None if self.chosen is None else self.chosen.as_dict()
+        return {"budget": self.budget, "chosen": chosen, "hindsight": self.hindsight.as_dict()}
 
 
 def rows_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,15 +98,21 @@ def write_weights(
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write a model of a recipe; its manifest."""
-    progress.stage("merging", sum(spec.nbytes for spec in model.weights.specs.values()))
-    size, advance = recipe.max_shard_size, progress.advance
-    return write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=advance)
+    size = recipe.max_shard_size
+    return write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=progress)
 
 
-def input_paths(recipe: Recipe) -> Iterator[Path]:
-    """What lies on this machine of experts, base and data, and must not be overlapped by an output."""
-    models = [expert.path for expert in recipe.tasks.values()] + ([recipe.base] if recipe.base is not None else [])
-    for text in (*models, *(str(source) for source in recipe.data if isinstance(source, str | Path))):
-        with suppress(OSError, RuntimeError, ValueError):  # whoever opens it says what is wrong with it
-            if (path := Path(text).expanduser()).exists():
-                yield path
+def input_paths(recipe: Recipe) -> list[Path]:
+    """The experts, base and data of a recipe that are on this machine; an output must not overlap them."""
+    models = [*(expert.path for expert in recipe.tasks.values()), recipe.base]
+    return existing([*models, *(source for source in recipe.data if isinstance(source, str | Path))])
+
+
+def existing(places: Iterable[str | Path | None]) -> list[Path]:
+    """The places that are on this machine; the others are names on a hub, or refused by whoever opens them."""
+    paths = []
+    for place in places:
+        with suppress(OSError, RuntimeError, ValueError):
+            if place is not None and Path(place).expanduser().exists():
+                paths.append(Path(place).expanduser())
+    return paths

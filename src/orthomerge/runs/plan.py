@@ -73,6 +73,30 @@ class Plan:
         count = len(self.parts.sources)
         return max(MEMORY, largest * (4 * (count + 4) + 8 * (count + 3)))
 
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        document: dict[str, Any] = {
+            "ok": not self.problems,
+            "problems": [{"where": each.where, "what": each.what, "fix": each.fix} for each in self.problems],
+            "notes": list(self.experts.notes),
+        }
+        if (parts := self.parts) is None:
+            return document
+        left_out = {task: source.split.left_out for task, source in parts.sources.items()}
+        document |= {
+            "family": parts.family.name,
+            "method": self.recipe.method,
+            "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
+            "left_out": {"base": parts.base_split.left_out, **left_out},
+            "heads": {task: list(source.labels) for task, source in parts.sources.items()},
+            "bytes": {"read": self.bytes_to_read, "write": self.bytes_to_write, "memory": self.peak_memory},
+        }
+        for name in ("fit", "align"):
+            section = getattr(self.recipe, name)
+            if section is not None:
+                document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
+        return document
+
 
 def plan(recipe: Recipe) -> Plan:
     """Open everything, read headers only, and list every problem; nothing is computed or written."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.progress import Watch
@@ -33,6 +33,7 @@ from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.folders import RUN, claim, drop
 from orthomerge.files.publish import check_target
 from orthomerge.models.experts import Experts
+from orthomerge.models.manifest import read_manifest
 from orthomerge.runs.driver import Artifact, ArtifactError, Done, drive
 from orthomerge.runs.engines import Engine, On, engine_of
 from orthomerge.runs.models import input_paths
@@ -60,6 +61,19 @@ class Ran:
     seconds: dict[str, float]
     page: Path | None = None
     swept: Swept | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The outcome as plain data."""
+        document: dict[str, Any] = {
+            "run": str(self.folder),
+            "report": None if self.page is None else str(self.page),
+            "stages": {
+                name: {"state": state, "seconds": round(self.seconds[name], 3)} for name, state in self.stages.items()
+            },
+        }
+        if self.out is not None:
+            document |= {"out": str(self.out), "evaluation": read_manifest(self.out).get("evaluation")}
+        return document if self.swept is None else document | self.swept.as_dict()
 
 
 def run(

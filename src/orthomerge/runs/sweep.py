@@ -64,6 +64,15 @@ class Swept:
     done: int = 0
     found: int = 0
 
+    def as_dict(self) -> dict[str, Any]:
+        """Counts, choices and failures as plain data."""
+        return {
+            "cells": self.cells,
+            "models": {"done": self.done, "found": self.found},
+            "best": [best.as_dict() for best in self.best],
+            "failed": [{"cell": failure.title, "message": failure.message} for failure in self.failures],
+        }
+
 
 def sweep_artifacts(work: Work) -> Iterator[Artifact]:
     """Every artifact of a recipe with a sweep, in order."""
