@@ -32,8 +32,7 @@ from benchmarks.fitted_sheets import sheets
 from benchmarks.suite import GRIDS
 
 from orthomerge.api.align import align
-from orthomerge.data.sampling import few_shot, share
-from orthomerge.data.task import Split, Task
+from orthomerge.data.task import Split, Task, few_shot, share
 from orthomerge.evaluation.answers import extra_numbers
 from orthomerge.evaluation.metrics import hits, predict
 from orthomerge.evaluation.scale import search_scale

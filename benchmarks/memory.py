@@ -70,8 +70,7 @@ def make_models(gigabytes: float, dtype: str) -> None:
     import torch
 
     from orthomerge.files.checkpoint import Spec
-    from orthomerge.files.safetensors import encode_header
-    from orthomerge.files.shards import plan_shards
+    from orthomerge.files.safetensors import encode_header, plan_shards
 
     width, kind = {"bfloat16": (2, "BF16"), "float32": (4, "F32")}[dtype]
     encoder = shapes(int(gigabytes * 1e9 / width))

@@ -33,7 +33,7 @@ from orthomerge.fitting.moma import FeatureDistance
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.family import cls, mean
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 TASKS, CLASSES, LENGTH = 8, 10, 128
 BARS = {"plain": 1.25, "straightforward": 4.0}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.aligning import HEADS
+from tests.berts import HEADS
 from tests.models.making import open_models, write_models
 
 from orthomerge.api.align import align
@@ -22,7 +22,7 @@ from orthomerge.api.open import open as open_named
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.data.task import Examples, Task
 from orthomerge.files import safetensors
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import RawFile
 from orthomerge.fitting import loop
 from orthomerge.fitting.fit import fit, setting_of
 from orthomerge.fitting.inputs import encoded
@@ -30,7 +30,7 @@ from orthomerge.fitting.realign import Realign
 from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
-from orthomerge.models import modules
+from orthomerge.models import model_data
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
@@ -155,7 +155,7 @@ def test_a_fit_parses_each_header_once_and_builds_one_module(
 
     monkeypatch.setattr(safetensors, "_header", counted)
     monkeypatch.setattr(Skeleton, "build", building)
-    modules.release()
+    model_data.release()
     experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
     assert tensors(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(cache=None, device="cpu")))
     assert len(headers) == len(set(headers)) == 4

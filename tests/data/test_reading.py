@@ -11,9 +11,8 @@ import pytest
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data import datasets_hub, reading
-from orthomerge.data.reading import may_be_read, names_dataset, read_task
+from orthomerge.data.reading import as_input, may_be_read, names_dataset, read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Lazy, Task
-from orthomerge.data.tasks import as_input, unlabelled_tasks
 
 Write = Callable[[Path, Sequence[dict[str, Any]]], Path]
 SHARED = Path(__file__).parents[3] / "shared" / "data"

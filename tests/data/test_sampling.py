@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.sampling import few_shot, share, stratified
+from orthomerge.data.task import few_shot, share, stratified
 
 LABELS = np.array([0] * 5 + [1] * 9 + [2] * 3)
 

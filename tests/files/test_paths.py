@@ -14,8 +14,7 @@ import pytest
 from blake3 import blake3
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files.hashing import Hasher, algorithm_of
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import Hasher, RawFile, algorithm_of
 
 SIZE = 700_000  # more than two gaps of the hash
 

@@ -23,9 +23,10 @@ from orthomerge.core.errors import OutputError
 from orthomerge.files import publish as module
 from orthomerge.files import replacing
 from orthomerge.files.checkpoint import Spec
-from orthomerge.files.ownership import MANIFEST
-from orthomerge.files.publish import check_room, check_target, publish, write_bytes, write_json
-from orthomerge.files.shards import write_shards
+from orthomerge.files.documents import write_bytes, write_json
+from orthomerge.files.folders import MANIFEST
+from orthomerge.files.publish import check_room, check_target, publish
+from orthomerge.files.safetensors import write_shards
 
 WORK = ".out.orthomerge-0123abc_"  # a working folder, as a killed run leaves it
 SPECS = {"a": Spec((4,), "F32"), "b": Spec((2,), "F32")}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orthomerge.files.removal import remove_folder, remove_listed
+from orthomerge.files.replacing import remove_folder, remove_listed
 
 SOURCE = Path(__file__).parents[2] / "src" / "orthomerge"
 REMOVING = {"rmtree", "unlink", "rmdir", "remove", "removedirs"}
-MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "files" / "removal.py")
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "files" / "replacing.py")
 
 
 def removals(tree: ast.AST) -> Iterator[str]:
@@ -29,7 +29,7 @@ def removals(tree: ast.AST) -> Iterator[str]:
 def test_nothing_else_removes_files() -> None:
     calls = {path.relative_to(SOURCE).as_posix(): list(removals(ast.parse(path.read_text()))) for path in MODULES}
     assert {name: each for name, each in calls.items() if each} == {}
-    assert len(list(removals(ast.parse((SOURCE / "files" / "removal.py").read_text())))) == 3  # the test sees them
+    assert len(list(removals(ast.parse((SOURCE / "files" / "replacing.py").read_text())))) == 3  # the test sees them
 
 
 def test_a_folder_without_a_proof_is_not_removed(tmp_path: Path) -> None:

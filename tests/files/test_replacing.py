@@ -54,7 +54,7 @@ def test_what_a_killed_writer_left_goes_and_what_another_writes_stays(tmp_path: 
         fcntl.flock(file, fcntl.LOCK_SH)
         replace_file(path, b"new")
         assert (left.exists(), busy.exists()) == (False, True)
-    clear_partials(tmp_path)
+    clear_partials(tmp_path, "file")
     assert list(tmp_path.iterdir()) == [path]
 
 

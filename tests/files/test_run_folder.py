@@ -12,8 +12,18 @@ from orthomerge.core.errors import OutputError
 from orthomerge.evaluation.comparisons import Predictions
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import FILES, drop_stale, put_records
-from orthomerge.files.ownership import EXPERT, EXPORT, MANIFEST, write_marker
-from orthomerge.files.run_folder import RUN, check_claim, claim, claimed, drop, ours_in
+from orthomerge.files.folders import (
+    EXPERT,
+    EXPORT,
+    MANIFEST,
+    RUN,
+    check_claim,
+    claim,
+    claimed,
+    drop,
+    ours_in,
+    write_marker,
+)
 
 PREDICTIONS = Predictions(np.zeros(2, np.int32), np.ones(2, np.int32))
 

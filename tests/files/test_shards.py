@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from orthomerge.core.errors import OutputError
 from orthomerge.files.checkpoint import DTYPES, Spec
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.files.shards import Written, plan_shards, write_shards
+from orthomerge.files.safetensors import Written, plan_shards, write_shards
 
 NAMES = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
 INDEX = "model.safetensors.index.json"

@@ -16,9 +16,9 @@ from tests.models.making import HEADS, TASKS, open_models, same_tensors, write_m
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.files.ownership import LOCAL
+from orthomerge.files.folders import LOCAL
 from orthomerge.models.experts import reopen_experts
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 NAMES = ("two", "three")
 

@@ -16,8 +16,8 @@ from tests.models.making import same_tensors, stock
 
 import orthomerge as om
 from orthomerge.core.errors import CheckpointError, OrthomergeError
+from orthomerge.files.folders import LOCAL
 from orthomerge.files.opening import open_expert
-from orthomerge.files.ownership import LOCAL
 from orthomerge.models.experts import reopen_experts
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import read_recipe

@@ -9,8 +9,7 @@ import numpy as np
 from orthomerge.alignment.aligners import find_aligner
 from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.sampling import share, stratified
-from orthomerge.data.task import Examples, Labels, Split, Task
+from orthomerge.data.task import Examples, Labels, Split, Task, share, stratified
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,14 @@ from orthomerge.analysis.recovery import Hits
 from orthomerge.analysis.verdict import Case, Witness, verdict
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import hits
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scale import ScaleSearch
-from orthomerge.merging.merged import task_vectors
-from orthomerge.merging.stream import single_threaded
+from orthomerge.merging.merge import task_vectors
 from orthomerge.merging.vectors import TaskVectors
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
@@ -181,7 +181,7 @@ def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[P
         setting.encoded.progress.stage(f"comparing features of {name}", None)
         head = head_of(encoded.classifier(encoded.teacher(name), name))
         classifier = encoded.classifier(setting.model, name)
-        with single_threaded():
+        with fixed_threads(1):
             comparison = compare_task(support, test, head=head, classifier=classifier, detail=setting.detail)
             points += _points(setting, task, test, comparison)
         comparisons[name] = comparison

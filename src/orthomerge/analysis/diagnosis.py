@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from typing import Any, get_args
 from orthomerge.analysis.figures import Figure
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
-from orthomerge.evaluation.records import read_document, write_text
+from orthomerge.evaluation.records import read_document, write_document
 
 FILE = "diagnosis.json"
 _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Figure)}
@@ -43,7 +42,7 @@ def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
     document = asdict(diagnosis)
     for figure, plain in zip(diagnosis.figures, document["figures"], strict=True):
         plain["kind"] = type(figure).__name__.lower()
-    write_text(path, json.dumps(_plain(document), ensure_ascii=False, allow_nan=False) + "\n")
+    write_document(path, _plain(document), indent=None)
 
 
 def read_diagnosis(path: Path) -> Diagnosis:

@@ -34,10 +34,9 @@ from orthomerge.analysis.figures import Bars, Heat, Series
 from orthomerge.analysis.geometry import SHOWN, Geometry
 from orthomerge.analysis.recovery import Hits
 from orthomerge.core.errors import RecipeError
-from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import Score, hits, mean_interval, wilson
 from orthomerge.evaluation.probe import Probe
-from orthomerge.evaluation.protocols import Aligned
+from orthomerge.evaluation.protocols import Aligned, Evidence
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head, Linear, head_kind, logits_of
 

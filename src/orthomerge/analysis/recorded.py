@@ -74,7 +74,7 @@ def shots_figure(records: Sequence[Record], *, method: str) -> Lines | None:
     rows = lines(records)
     groups: dict[Way, list[Line]] = {}
     for line in rows:
-        if line.method == method and line.shots is not None and line.shots >= 1:
+        if line.method == method and line.way.shots is not None and line.way.shots >= 1:
             groups.setdefault(replace(line.way, shots=None), []).append(line)
     curves = [_shots_curve(way, group) for way, group in groups.items()]
     if len({count for curve in curves for count in curve.x}) < 2:
@@ -98,8 +98,8 @@ def shots_figure(records: Sequence[Record], *, method: str) -> Lines | None:
 
 
 def _shots_curve(way: Way, group: Sequence[Line]) -> Curve:
-    points = sorted(group, key=lambda line: line.shots or 0)
-    x, y = tuple(float(line.shots or 0) for line in points), tuple(line.mean for line in points)
+    points = sorted(group, key=lambda line: line.way.shots or 0)
+    x, y = tuple(float(line.way.shots or 0) for line in points), tuple(line.mean for line in points)
     name = f"{way.title} ({way.access})"
     if all(line.spread is None for line in points):
         return Curve(name, x, y)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.alignment.align import align_model
 from orthomerge.api.load import resolve
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.tasks import sources_of
+from orthomerge.data.reading import sources_of
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model

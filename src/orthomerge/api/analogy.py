@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.tasks import labelled_tasks
+from orthomerge.data.reading import labelled_tasks
 from orthomerge.evaluation.editing import Analogous, Form, solve_analogy
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID, check_vectors

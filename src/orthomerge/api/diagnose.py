@@ -13,10 +13,10 @@ from orthomerge.analysis.diagnosis import FILE, write_diagnosis
 from orthomerge.api.load import resolve
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.tasks import labelled_tasks, sources_of
+from orthomerge.data.reading import labelled_tasks, sources_of
 from orthomerge.evaluation.records import read_records
 from orthomerge.evaluation.scale import ScaleSearch, search_scale
-from orthomerge.files.run_folder import check_claim, claim
+from orthomerge.files.folders import check_claim, claim
 from orthomerge.models.experts import Experts, reopen_experts
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from orthomerge.api.load import resolve
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import build
-from orthomerge.data.tasks import labelled_tasks, sources_of
+from orthomerge.data.reading import labelled_tasks, sources_of
 from orthomerge.evaluation.comparisons import MARGIN
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, score, with_unique_names
@@ -20,9 +20,8 @@ from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
-from orthomerge.runs.protocols import protocols_of
 from orthomerge.runs.recipe import parse_value
-from orthomerge.runs.sections import Scoring
+from orthomerge.runs.sections import Scoring, protocols_of
 
 Reference = Literal["base", "expert"]
 One = Model | Subject | str | Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.tasks import sources_of
+from orthomerge.data.reading import sources_of
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.opening import Named, opening_of

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.data.reading import read_task
+from orthomerge.data.reading import labelled_tasks, read_task, sources_of
 from orthomerge.data.task import Task
-from orthomerge.data.tasks import labelled_tasks, sources_of
 from orthomerge.evaluation.editing import KEEP, Negated, negate_task
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.scale import GRID

@@ -21,7 +21,7 @@ import numpy as np
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.data.raw import Key, Raw, by_split, split_named
 from orthomerge.data.task import Lazy, Split
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import RawFile
 
 if TYPE_CHECKING:
     from PIL.Image import Image

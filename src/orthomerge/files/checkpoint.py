@@ -18,7 +18,7 @@ from orthomerge.core.errors import CheckpointError, nearest
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.files.paths import MemoryFile, RawFile
+    from orthomerge.files.raw_file import MemoryFile, RawFile
 
 
 # Name in a safetensors header -> (bytes per element, name in torch).

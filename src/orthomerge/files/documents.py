@@ -1,10 +1,10 @@
-"""Read JSON documents beside the weights (configs, indexes), with a limit on size and no duplicate keys."""
+"""JSON documents beside the weights: read with a limit on size and without duplicate keys, and written."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orthomerge.core.errors import CheckpointError
@@ -44,3 +44,26 @@ def parse_json(data: bytes, what: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise CheckpointError(f"{what} must be a JSON object, got {type(document).__name__}; fetch it again")
     return document
+
+
+def json_bytes(document: Any) -> bytes:
+    """Encode a document as indented UTF-8; half a surrogate pair, which JSON can hold, is escaped."""
+    return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write a new JSON file."""
+    write_bytes(path, json_bytes(document))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a new file; an existing one is an error."""
+    with path.open("xb") as file:
+        file.write(data)
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name is a normalised relative path without `..`, such as `topic/config.json`."""
+    pure = PurePosixPath(name)
+    odd = not name.isprintable() or "\\" in name or ".." in pure.parts or pure.is_absolute()
+    return not odd and name != "." and pure.as_posix() == name

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import Entry, Spec, is_float
-from orthomerge.files.links import contained
+from orthomerge.files.folders import contained
 from orthomerge.files.lora_options import CONFIG, MERGE, RETRAIN, Scale, flag, read_config
-from orthomerge.files.paths import MemoryFile, RawFile
 from orthomerge.files.pickles import read_weights
+from orthomerge.files.raw_file import MemoryFile, RawFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained
-from orthomerge.files.paths import RawFile
+from orthomerge.files.folders import contained
+from orthomerge.files.raw_file import RawFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

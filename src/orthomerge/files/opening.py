@@ -13,8 +13,8 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
-from orthomerge.files.documents import read_json
-from orthomerge.files.links import contained, is_plain_name
+from orthomerge.files.documents import is_plain_name, read_json
+from orthomerge.files.folders import contained
 from orthomerge.files.lora import Adapter, read_adapter
 from orthomerge.files.pickles import ENDINGS, read_weights
 

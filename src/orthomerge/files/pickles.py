@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec
-from orthomerge.files.paths import RawFile
+from orthomerge.files.raw_file import RawFile
 from orthomerge.files.safetensors import are_counts, check_name, read_safetensors
 from orthomerge.files.state_dicts import find_weights
 from orthomerge.files.unpickler import MOST_BYTES, Machine, Stream

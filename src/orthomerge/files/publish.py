@@ -7,7 +7,7 @@ old/    what was in the target, for a moment, where the system cannot exchange t
 
 A run that fails removes its working folder; one that is killed leaves it, and the next run into the same target brings
 `old` back if the target is gone, and removes the rest. A lock beside the target, held until the last step, keeps two
-runs apart. A target that is there is replaced only if it is ours, and all that is in it (`files/ownership.py`).
+runs apart. A target that is there is replaced only if it is ours, and all that is in it (`files/folders.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import ctypes
 import errno
 import fcntl
 import glob
-import json
 import os
 import re
 import shutil
@@ -26,12 +25,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from orthomerge.core.errors import OutputError, some
-from orthomerge.files.ownership import LOCAL, MANIFEST, STATE, WORKING, why_not_ours
-from orthomerge.files.removal import remove_abandoned, remove_folder
-from orthomerge.files.replacing import sync
+from orthomerge.files.folders import LOCAL, MANIFEST, STATE, WORKING, why_not_ours
+from orthomerge.files.replacing import remove_abandoned, remove_folder, sync
 
 _SPARE = 16 << 20  # room for headers, configs and the card
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
@@ -128,18 +125,6 @@ def check_room(folder: Path, need: int) -> None:
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{folder} cannot be written to; choose another place, or change its permissions")
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a new file into a folder of `publish`, which will sync it."""
-    with path.open("xb") as file:
-        file.write(data)
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write a new JSON file."""
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    write_bytes(path, text.encode(errors="backslashreplace"))  # half a surrogate pair, as JSON can hold one
 
 
 def _absolute(path: Path) -> Path:

@@ -1,7 +1,10 @@
-"""Replace a single file atomically: readers see the complete old file or the complete new one.
+"""Replace a single file atomically, and remove files and folders; no other module removes any (a test checks that).
 
-The new one is written beside it as `.NAME.TOKEN.partial`, locked for as long as somebody writes it; so the next writer
-can tell what a killed one left from what another one is still busy with.
+A new file is written beside the old one as `.NAME.TOKEN.partial`, which its writer keeps locked: the next writer can
+tell a partial file that a killed process left from one that is being written.
+
+Whatever is removed was provably written by orthomerge: a folder by a marker in it, a file by a list, a partial file by
+its name and its lock.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from orthomerge.core.errors import OutputError
-from orthomerge.files.removal import remove_abandoned, remove_file
+from orthomerge.files.documents import is_plain_name
 
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
@@ -35,9 +39,9 @@ def replace_file(path: Path, *parts: bytes | memoryview) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to fill; if the block ends without an exception, it replaces `path`."""
     clear_partials(path.parent, path.name)
-    names: list[Path] = []  # on the list before the file exists, so that none is left whenever a signal comes
+    names: list[Path] = []  # listed before the file exists, so that none is left whenever a signal comes
     try:
-        with _open(path, names) as file:
+        with _open_partial(path, names) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -50,16 +54,28 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def clear_partials(folder: Path, name: str = "") -> None:
-    """Remove partial files of killed writers in a folder: those of one name, or all."""
-    partial = re.compile(rf"\.{re.escape(name) if name else '.+'}\.[0-9a-f]{{16}}\.partial")
+def _open_partial(path: Path, names: list[Path]) -> BinaryIO:
+    """Open a new partial file and lock it, again if another process removed it as abandoned before it was locked."""
+    while True:
+        names.append(path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial"))
+        file = names[-1].open("xb")
+        with suppress(OSError):  # a file system without locks: then nobody takes it for abandoned
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()
+
+
+def clear_partials(folder: Path, name: str) -> None:
+    """Remove partial files that killed writers of a file left in its folder."""
+    partial = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.partial")
     for path in [path for path in folder.iterdir() if partial.fullmatch(path.name)]:
         remove_abandoned(path)
 
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Raise faults of the disk as OSError: libraries in Rust (safetensors) put their number into other errors' text."""
+    """Raise faults of the disk as OSError; safetensors, written in Rust, only names their number in its text."""
     try:
         yield
     except Exception as error:
@@ -78,13 +94,56 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _open(path: Path, names: list[Path]) -> BinaryIO:
-    """Open a new partial file and lock it, again if another process removed it as abandoned before it was locked."""
-    while True:
-        names.append(path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial"))
-        file = names[-1].open("xb")
-        with suppress(OSError):  # a file system without locks: then nobody takes it for abandoned
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()
+def remove_file(path: Path) -> None:
+    """Remove a file that this program wrote; a link is removed, not its target. A missing file is no error."""
+    path.unlink(missing_ok=True)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if nothing is in it."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def remove_folder(folder: Path, *, proof: str) -> None:
+    """Remove a folder and its content, the marker `proof` last; a folder without the marker only if it is empty.
+
+    What cannot be removed stays, with the marker.
+    """
+    marker = folder / proof
+    if marker.is_file() and not marker.is_symlink():
+        for path in list(folder.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path != marker:
+                with suppress(OSError):
+                    remove_file(path)
+        if list(folder.iterdir()) == [marker]:
+            remove_file(marker)
+    remove_empty(folder)
+
+
+def remove_listed(folder: Path, names: Iterable[str]) -> None:
+    """Remove files below a folder, and the folders that this leaves empty.
+
+    A name that is not plain, or that leads through a link, is left alone.
+    """
+    for name in filter(is_plain_name, names):
+        parents = [folder / parent for parent in PurePosixPath(name).parents if parent.parts]
+        if not any(parent.is_symlink() for parent in parents):
+            if not (folder / name).is_dir() or (folder / name).is_symlink():
+                remove_file(folder / name)
+            for parent in parents:
+                remove_empty(parent)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove a partial file or lock that no process holds locked."""
+    with suppress(OSError):  # gone meanwhile, or not to be removed
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_nlink:  # otherwise the name is that of another file by now
+                remove_file(path)
+        finally:
+            os.close(handle)

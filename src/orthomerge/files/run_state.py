@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from orthomerge.core.errors import OutputError
-from orthomerge.files.ownership import STATE, names_in
-from orthomerge.files.removal import remove_folder, remove_listed
-from orthomerge.files.replacing import replacing
+from orthomerge.files.folders import STATE, names_in
+from orthomerge.files.replacing import remove_folder, remove_listed, replacing
 
 # What torch raises for a file that was cut short, or that another program wrote.
 _UNREADABLE = (

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from orthomerge.files.paths import RawFile
+    from orthomerge.files.raw_file import RawFile
 
 
 MOST_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB

@@ -11,28 +11,26 @@ from typing import Any, Literal
 
 import torch
 
+from orthomerge.alignment.align import as_saved
 from orthomerge.alignment.aligners import Alignment
-from orthomerge.alignment.saving import as_saved
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
+from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.data.task import Examples, Split
-from orthomerge.data.tasks import unlabelled_tasks
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.merge import check_merge, chosen_method, origin_of
-from orthomerge.merging.merged import DTYPE_NAMES, MergedTensors, copied_tensor
+from orthomerge.merging.merge import DTYPE_NAMES, MergedTensors, check_merge, chosen_method, copied_tensor, origin_of
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import Experts
 from orthomerge.models.heads import Extra, Head
+from orthomerge.models.manifest import short_hashes
 from orthomerge.models.model import Model
-from orthomerge.models.model_data import Origin
-from orthomerge.models.modules import finished, unshared
-from orthomerge.models.record import short_hashes
+from orthomerge.models.model_data import Origin, finished, unshared
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 

@@ -18,7 +18,7 @@ from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.files.documents import read_json
-from orthomerge.files.ownership import REPORT, check_no_output, listed_files, write_marker
+from orthomerge.files.folders import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import replacing
 from orthomerge.report.drawing import draw

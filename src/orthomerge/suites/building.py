@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.data.reading import read_task
+from orthomerge.files.folders import EXPERT, SUITE, write_marker
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.files.ownership import EXPERT, SUITE, write_marker
 from orthomerge.files.publish import publish
-from orthomerge.files.removal import remove_empty, remove_folder
-from orthomerge.models.load import quiet
+from orthomerge.files.replacing import remove_empty, remove_folder
 from orthomerge.models.processors import COMPANIONS
+from orthomerge.models.skeleton import quiet
 from orthomerge.suites.suite import Say, Suite
 from orthomerge.tuning.finetune import finetune, finetune_jointly
 

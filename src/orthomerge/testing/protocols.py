@@ -10,8 +10,7 @@ import torch
 
 from orthomerge.core.errors import OrthomergeError
 from orthomerge.core.rows import instance_of
-from orthomerge.evaluation.evidence import Builder, Evidence, Need
-from orthomerge.evaluation.protocols import Aligned, Row
+from orthomerge.evaluation.protocols import Aligned, Builder, Evidence, Need, Row
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Classifier
 from orthomerge.testing.aligners import turned_pair

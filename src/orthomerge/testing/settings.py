@@ -22,8 +22,8 @@ from orthomerge.merging.stream import prepare as surveyed
 from orthomerge.merging.vectors import TaskVector, TaskVectors
 from orthomerge.models.families import family
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.load import quiet
 from orthomerge.models.processing import PixelProcessor, Processor
+from orthomerge.models.skeleton import quiet
 
 if TYPE_CHECKING:
     from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod

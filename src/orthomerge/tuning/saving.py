@@ -11,16 +11,14 @@ import torch
 from orthomerge.core.checks import parse_size
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES, Spec
+from orthomerge.files.documents import write_json
+from orthomerge.files.folders import EXPERT, write_marker
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.files.ownership import EXPERT, write_marker
-from orthomerge.files.publish import write_json
-from orthomerge.files.removal import remove_file
-from orthomerge.files.replacing import os_errors
-from orthomerge.files.shards import write_shards
-from orthomerge.models.load import quiet
+from orthomerge.files.replacing import os_errors, remove_file
+from orthomerge.files.safetensors import write_shards
+from orthomerge.models.family import classifier_config, named_tensors
 from orthomerge.models.processors import companions
-from orthomerge.models.skeleton import encoder_config
-from orthomerge.models.stock import classifier_config, named_tensors
+from orthomerge.models.skeleton import encoder_config, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
