@@ -28,7 +28,7 @@ def largest_difference(out: Path, scratch: Path) -> float:
     from transformers import AutoModelForSequenceClassification
 
     import orthomerge
-    from orthomerge.models.load import quiet
+    from orthomerge.models.skeleton import quiet
 
     ids = torch.randint(1000, 30000, (4, 32), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -32,9 +32,9 @@ from orthomerge.data.task import Examples, Modality
 from orthomerge.models.encoding import Encoding, Precision, extract
 from orthomerge.models.families import family as find_family
 from orthomerge.models.family import Family
-from orthomerge.models.load import quiet
 from orthomerge.models.processing import PixelProcessor, Processor, batches
 from orthomerge.models.processors import load_processor
+from orthomerge.models.skeleton import quiet
 
 BAR = 1.10
 BATCH = 64

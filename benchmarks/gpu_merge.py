@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.environments import describe_run, table, write_result
 
 from orthomerge.files.opening import open_checkpoint
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-HEADS = {"two": 2, "three": 3, "five": 5}
 Once = Callable[[str, Callable[[Path], object]], Path]
 
 
@@ -55,13 +54,15 @@ def toy(once: Once) -> Toy:
 @pytest.fixture(scope="session")
 def berts(once: Once) -> Path:
     """A folder with a tiny BERT `base` and experts `two`, `three` and `five`, named for their numbers of classes."""
+    from tests.berts import write_berts
+
     return once("berts", write_berts)
 
 
 @pytest.fixture(scope="session")
 def tables(once: Once) -> Path:
     """A folder with TASK.csv for every expert of `berts`: columns text, label, split."""
-    from tests.aligning import write_tables
+    from tests.berts import write_tables
 
     return once("tables", write_tables)
 
@@ -69,43 +70,6 @@ def tables(once: Once) -> Path:
 @pytest.fixture(scope="session")
 def merged_berts(once: Once, berts: Path) -> Path:
     """The output folder of the merge of all experts of `berts` by task arithmetic."""
-    from tests.aligning import merge_berts
+    from tests.berts import merge_berts
 
     return once("merged", lambda folder: merge_berts(berts, folder / "out")) / "out"
-
-
-def write_berts(folder: Path) -> None:
-    import torch
-
-    from orthomerge.models.load import quiet
-
-    with quiet():
-        from transformers import BertConfig, BertForSequenceClassification, BertModel
-
-        sizes: dict[str, Any] = {
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 64,
-            "vocab_size": 99,
-            "max_position_embeddings": 40,
-        }
-        torch.manual_seed(0)
-        base = BertModel(BertConfig(**sizes))
-        base.save_pretrained(folder / "base")
-        for name, classes in HEADS.items():
-            torch.manual_seed(classes)
-            labels = {number: f"{name}-{number}" for number in range(classes)}
-            config = BertConfig(**sizes, id2label=labels, label2id={label: n for n, label in labels.items()})
-            expert = BertForSequenceClassification(config)
-            tuned = {
-                key: value + 0.02 * torch.randn_like(value) if value.is_floating_point() else value
-                for key, value in base.state_dict().items()
-            }
-            expert.bert.load_state_dict(tuned)
-            expert.save_pretrained(folder / name)
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film", "very", "not", "it", "was"]
-    (folder / "base" / "vocab.txt").write_text("\n".join(vocabulary + [f"[unused{n}]" for n in range(86)]) + "\n")
-    (folder / "base" / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'
-    )

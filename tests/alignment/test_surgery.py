@@ -11,8 +11,7 @@ from torch.distributions import Normal, kl_divergence
 
 from orthomerge.alignment.surgery import ProbSurgery, Surgery, first_layer
 from orthomerge.core.errors import CheckpointError
-from orthomerge.models.extras import SurgeryHead, rebuild_surgery
-from orthomerge.models.heads import Extra
+from orthomerge.models.heads import Extra, SurgeryHead, rebuild_surgery
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random
 
 

@@ -15,8 +15,8 @@ from orthomerge.data.task import Examples, Split, Task
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
-from orthomerge.models.load import quiet
 from orthomerge.models.processing import PixelProcessor
+from orthomerge.models.skeleton import quiet
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
 COUNTS: dict[Split, int] = {"train": 45, "val": 32, "test": 37}  # the last batch is never full

@@ -26,7 +26,7 @@ from orthomerge.data.task import Examples, Task
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.fitting.fit import fit
-from orthomerge.merging.merged import MergedTensors
+from orthomerge.merging.merge import MergedTensors
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.model import Model
 from orthomerge.suites import digits

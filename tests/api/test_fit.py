@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.aligning import HEADS
+from tests.berts import HEADS
 from tests.models.making import open_models, write_models
 
 from orthomerge.api.align import align
@@ -30,7 +30,7 @@ from orthomerge.fitting.realign import Realign
 from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.merge import merge_opened
 from orthomerge.merging.methods import FITTED
-from orthomerge.models import modules
+from orthomerge.models import model_data
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts
 from orthomerge.models.features import FeatureCache
@@ -155,7 +155,7 @@ def test_a_fit_parses_each_header_once_and_builds_one_module(
 
     monkeypatch.setattr(safetensors, "_header", counted)
     monkeypatch.setattr(Skeleton, "build", building)
-    modules.release()
+    model_data.release()
     experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
     assert tensors(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(cache=None, device="cpu")))
     assert len(headers) == len(set(headers)) == 4

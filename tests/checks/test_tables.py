@@ -13,8 +13,7 @@ import torch
 from orthomerge.alignment.aligners import ALIGNERS, Alignment
 from orthomerge.alignment.aligners import Row as AlignerRow
 from orthomerge.alignment.problem import Problem
-from orthomerge.evaluation.evidence import Evidence, Need
-from orthomerge.evaluation.protocols import PROTOCOLS, Current
+from orthomerge.evaluation.protocols import PROTOCOLS, Current, Evidence, Need
 from orthomerge.evaluation.protocols import Row as ProtocolRow
 from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.methods import FITTED, METHODS, Row, build_method

@@ -18,9 +18,9 @@ from orthomerge.data.reading import read_task
 from orthomerge.evaluation.probe import fit_probe
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.features import Features
-from orthomerge.models.load import quiet
 from orthomerge.models.processors import load_processor
 from orthomerge.models.saved import verify_folder
+from orthomerge.models.skeleton import quiet
 
 # The labels are those of the experts. `other` has those of `two` the wrong way round: any change is for the better.
 LABELS = {"two": ("bad", "good"), "three": ("film", "it", "not"), "other": ("good", "bad")}

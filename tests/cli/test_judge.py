@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.aligning import COUNTS as TABLE_COUNTS
-from tests.aligning import contents
+from tests.berts import COUNTS as TABLE_COUNTS
+from tests.berts import contents
 from tests.calling import call, refused
 from tests.cli.conftest import COUNTS, WORDS
 

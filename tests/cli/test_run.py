@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.aligning import contents, write_tables
+from tests.berts import contents, write_tables
 from tests.calling import call, refused
 from tests.runs.making import PLAIN, lay_out
 

@@ -18,9 +18,8 @@ from orthomerge.data.task import Split, few_shot
 from orthomerge.evaluation.answers import Draw, answers, gather
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import evaluate
-from orthomerge.evaluation.evidence import Builder, Evidence, Need
 from orthomerge.evaluation.metrics import UNSCORED
-from orthomerge.evaluation.protocols import EvaluationProtocol, make_protocol
+from orthomerge.evaluation.protocols import Builder, EvaluationProtocol, Evidence, Need
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Classifier, head_of
 from orthomerge.models.model import Model
@@ -128,7 +127,7 @@ def by_hand(
         name, head = protocol.aligner or protocol.name, head_of(expert.head(task))
         if name in ("current", "knn", "probe"):
             evidence = Evidence(head_of(model.head(task)), merged, seed=seed)
-            classifier = make_protocol(name, protocol.options).build(evidence)
+            classifier = EvaluationProtocol(name, protocol.options).builder().build(evidence)
         else:
             pair = FeaturePair(merged.unlabelled(), own.unlabelled())
             classifier = seeded(name, dict(protocol.options), seed).fit(pair, head).classifier
@@ -178,7 +177,7 @@ def test_contract(toy: Toy, case: EvaluationProtocol, access: Any) -> None:
 
 def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     """Only what needs evidence sees the head behind it."""
-    from orthomerge.models.extras import SurgeryHead
+    from orthomerge.models.heads import SurgeryHead
 
     model, tasks = average(toy).models["where"], encoded(toy)
     head = head_of(model.head("where"))

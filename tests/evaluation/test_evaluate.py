@@ -33,7 +33,7 @@ from orthomerge.evaluation.tables import lines
 from orthomerge.models import encoding, skeleton
 from orthomerge.models.encoding import extract
 from orthomerge.models.features import FeatureCache
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 ALIGNED = EvaluationProtocol("aligned-c", CHEAP)
 

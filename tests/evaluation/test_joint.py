@@ -11,7 +11,7 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import CURRENT, average, encoded, only, scored
 
 from orthomerge.data.task import Examples, Task
-from orthomerge.evaluation.answers import joint_labels, joint_predictions
+from orthomerge.evaluation.answers import joint_predictions
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, evaluate
 from orthomerge.models.features import Features
@@ -45,9 +45,11 @@ def test_by_hand() -> None:
     #   (0.5, 0): .5 -.5|  0  0  0   -> place 0 = left: the wrong task for `two`
     one, two = features("one", [[5.0, 1.0], [-2.0, 1.0]], [0, 1]), features("two", [[1.0, -2.0], [0.5, 0.0]], [2, 1])
     tasks, models = Given({"one": one, "two": two}), dict.fromkeys(HEADS)
-    predicted, truth = joint_predictions(tasks, models), joint_labels(tasks, models)  # type: ignore[arg-type]
-    assert {task: places.tolist() for task, places in predicted.items()} == {"one": [0, 2], "two": [4, 0]}
-    assert {task: places.tolist() for task, places in truth.items()} == {"one": [0, 1], "two": [4, 3]}
+    found = joint_predictions(tasks, models)  # type: ignore[arg-type]
+    assert {task: (predicted.tolist(), truth.tolist()) for task, predicted, truth in found} == {
+        "one": ([0, 2], [0, 1]),
+        "two": ([4, 0], [4, 3]),
+    }
 
 
 def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:

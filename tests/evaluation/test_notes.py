@@ -9,7 +9,7 @@ from tests.analysis.making import Toy
 from tests.evaluation.making import encoded, with_wrong_labels
 
 from orthomerge.data.task import Examples
-from orthomerge.evaluation.notes import contamination_notes
+from orthomerge.evaluation.evaluate import contamination_notes
 
 
 def test_an_expert_that_knows_the_test_inputs(toy: Toy) -> None:

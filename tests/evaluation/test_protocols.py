@@ -11,11 +11,10 @@ import torch
 
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.evaluation import knn, protocols
-from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.knn import Knn
 from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.evaluation.probe import Probe
-from orthomerge.evaluation.protocols import Current, Row, find_protocol, make_protocol
+from orthomerge.evaluation.protocols import Current, EvaluationProtocol, Evidence, Row, find_protocol
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
 
@@ -149,7 +148,7 @@ class TestProbe:
 )
 def test_evidence_that_is_not_enough(name: str, support: Features | None, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        make_protocol(name).build(Evidence(head_of(torch.ones(3, 2)), support))
+        EvaluationProtocol(name).builder().build(Evidence(head_of(torch.ones(3, 2)), support))
 
 
 def test_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:

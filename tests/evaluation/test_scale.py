@@ -18,7 +18,7 @@ from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.scale import GRID, ScaleSearch, Span, arithmetic, scales, search_scale, span_of
 from orthomerge.merging.methods import METHODS
 from orthomerge.models.model import Model
-from orthomerge.models.modules import loaded
+from orthomerge.models.model_data import loaded
 
 SCALED = [name for name, row in METHODS.items() if "scale" in schema(maker_of(row))]
 

@@ -15,6 +15,9 @@ from tests.faults.tiny import commands, evaluation, recipe_for, write_experts
 
 from orthomerge.runs.models import write
 
+# No variable holds the program back from the network: that it stays away is its own doing.
+ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "0", "DO_NOT_TRACK": "0"}
+
 
 @pytest.fixture(scope="session")
 def experts(once: Callable[..., Path]) -> Path:
@@ -35,8 +38,8 @@ def injected(experts: Path, merged: Path) -> Iterator[Injector]:
         words = {**commands(experts, merged, seed=1), "evaluate": evaluation(experts, merged)}
         warm = [[*each, "--out", str(folder / f"older-{name}")] for name, each in words.items()]
         warm.append(["report", str(folder / "older-evaluate"), "--out", str(folder / "older.html")])
-        # A fit keeps its state at every look.
-        with injector(folder / "root", warm=warm, settings={"orthomerge.fitting.fit:_BETWEEN": 0.0}) as process:
+        home = {"HOME": str(folder / "home"), "HF_HOME": str(folder / "home" / "hf")}
+        with injector(folder / "root", warm=warm, environment={**ONLINE, **home}) as process:
             assert process.run(["inspect", str(experts / "two")]).code == 0  # it has loaded everything when it answers
             yield process
 

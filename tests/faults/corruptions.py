@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shlex
 import shutil
 import struct
@@ -27,8 +26,6 @@ from orthomerge.runs.recipe import Recipe
 
 QUERY = "encoder.layer.0.attention.self.query.weight"
 EXPERTS = ("two", "three", "five")
-INDEX = "model.safetensors.index.json"
-SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 Tensors = dict[str, torch.Tensor]
 Damage = Callable[["World"], object]
 P = ParamSpec("P")
@@ -76,45 +73,32 @@ class World:
 # Formats
 
 
-def as_shards(world: World) -> Path:
-    """The expert `two` in two shards; its index."""
+def as_pickle(world: World) -> None:
+    """Save the expert `two` as torch did before safetensors, with hostile code in it."""
+    world.patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     tensors = load_file(world.weights("two"))
     world.weights("two").unlink()
-    names = sorted(tensors)
-    parts = dict(zip(SHARDS, (names[: len(names) // 2], names[len(names) // 2 :]), strict=True))
-    for shard, keys in parts.items():
-        save_file({key: tensors[key] for key in keys}, world.folder / "two" / shard, {"format": "pt"})
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    document = {
-        "metadata": {"total_size": total},
-        "weight_map": {key: shard for shard, keys in parts.items() for key in keys},
-    }
-    index = world.folder / "two" / INDEX
-    index.write_text(json.dumps(document))
-    return index
+    torch.save({**tensors, "evil": Evil(world.evil)}, world.folder / "two" / "pytorch_model.bin")
 
 
-def as_pickle(world: World, extra: dict[str, Any] | None = None, *, new: bool = True) -> Path:
-    """The expert `two` as torch wrote it before safetensors."""
-    tensors = load_file(world.weights("two"))
-    world.weights("two").unlink()
-    path = world.folder / "two" / "pytorch_model.bin"
-    torch.save({**tensors, **(extra or {})}, path, _use_new_zipfile_serialization=new)
-    return path
+class Evil:
+    """What would make a folder if it were unpickled as usual."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.target),)
 
 
-def as_adapter(world: World, **options: Any) -> Path:
-    """A LoRA adapter in the place of `two`, with its head; the path of its weights."""
+def as_adapter(world: World) -> Path:
+    """Put a LoRA adapter with the head of `two` in its place; gives the path of its weights."""
     head = {key: value for key, value in load_file(world.weights("two")).items() if key.startswith("classifier.")}
-    shutil.rmtree(world.folder / "two")
-    return write_adapter(world.folder / "two", head, **options)
-
-
-def write_adapter(folder: Path, head: Tensors, **options: Any) -> Path:
+    folder = world.folder / "two"
+    shutil.rmtree(folder)
     folder.mkdir()
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"], "task_type": "SEQ_CLS"}
-    config |= {"modules_to_save": ["classifier"], **options}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "modules_to_save": ["classifier"]}))
     generator = torch.Generator().manual_seed(1)
     tensors = {f"base_model.model.{key}": value for key, value in head.items()}
     for layer in (0, 1):
@@ -123,6 +107,23 @@ def write_adapter(folder: Path, head: Tensors, **options: Any) -> Path:
         tensors[f"{name}.lora_B.weight"] = torch.randn(32, 2, generator=generator) / 8
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
     return folder / "adapter_model.safetensors"
+
+
+def evil_adapter(world: World) -> None:
+    """An adapter whose weights are a hostile pickle."""
+    as_adapter(world).unlink()
+    torch.save({"evil": Evil(world.evil)}, world.folder / "two" / "adapter_model.bin")
+
+
+@damaging
+def factors(world: World, /, edit: Callable[[Tensors], object]) -> None:
+    path = as_adapter(world)
+    tensors = load_file(path)
+    edit(tensors)
+    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
+
+
+FACTOR = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_"
 
 
 # Bytes
@@ -136,134 +137,29 @@ def both(world: World, /, *damages: Damage) -> None:
 
 
 @damaging
-def write(world: World, /, name: str, data: bytes) -> None:
-    """Put bytes into the place of a file."""
-    (world.folder / name).write_bytes(data)
-
-
-@damaging
-def cut(world: World, /, name: str, share: float) -> None:
+def rewrite(world: World, /, name: str, edit: Callable[[bytes], bytes]) -> None:
+    """Change the bytes of a file."""
     path = world.folder / name
-    os.truncate(path, int(path.stat().st_size * share))
+    path.write_bytes(edit(path.read_bytes()))
 
 
-@damaging
-def append(world: World, /, name: str, data: bytes) -> None:
-    (world.folder / name).write_bytes((world.folder / name).read_bytes() + data)
+def write(name: str, data: bytes) -> Damage:
+    """Put bytes into the place of a file."""
+    return rewrite(name, lambda _: data)
 
 
-@damaging
-def flip(world: World, /, name: str, at: int = -1) -> None:
-    data = bytearray((world.folder / name).read_bytes())
-    data[at] ^= 1
-    (world.folder / name).write_bytes(data)
+def cut(name: str, share: float) -> Damage:
+    return rewrite(name, lambda data: data[: int(len(data) * share)])
 
 
-@damaging
-def blank(world: World, /, name: str) -> None:
+def flip(name: str) -> Damage:
+    """Change the last bit."""
+    return rewrite(name, lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def blank(name: str) -> Damage:
     """Zeros from the middle of a file on: it has its size, but was not written out."""
-    data = (world.folder / name).read_bytes()
-    (world.folder / name).write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
-
-
-# Headers of safetensors
-
-
-def parts_of(path: Path) -> tuple[dict[str, Any], bytes]:
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + length]), data[8 + length :]
-
-
-def join(path: Path, header: bytes, data: bytes) -> None:
-    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
-
-
-@damaging
-def header(world: World, /, edit: Callable[[dict[str, Any]], object], *, name: str = "two/model.safetensors") -> None:
-    fields, data = parts_of(world.folder / name)
-    edit(fields)
-    join(world.folder / name, json.dumps(fields).encode(), data)
-
-
-def entry(**fields: Any) -> Damage:
-    """Other fields for one tensor."""
-    return header(lambda state: state[f"bert.{QUERY}"].update(fields))
-
-
-def renamed(name: str) -> Damage:
-    return header(lambda state: state.update({name: state.pop(f"bert.{QUERY}")}))
-
-
-def named_twice(world: World) -> None:
-    fields, data = parts_of(world.weights("two"))
-    again = json.dumps({f"bert.{QUERY}": fields[f"bert.{QUERY}"]})[1:]
-    join(world.weights("two"), json.dumps(fields)[:-1].encode() + b"," + again.encode(), data)
-
-
-# Indexes
-
-
-@damaging
-def index(world: World, /, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = as_shards(world)
-    document = json.loads(path.read_text())
-    edit(document)
-    path.write_text(json.dumps(document))
-
-
-# Pickles
-
-
-class Evil:
-    """What would make a folder if it were unpickled as usual."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.target),)
-
-
-@damaging
-def evil_pickle(world: World, /, *, new: bool = True, bare: bool = False) -> None:
-    world.patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    if bare:
-        path = as_pickle(world)
-        path.write_bytes(pickle.dumps({"evil": Evil(world.evil)}))
-    else:
-        as_pickle(world, {"evil": Evil(world.evil)}, new=new)
-
-
-@damaging
-def repacked(world: World, /, change: Callable[[str], str] = str, *, method: int = zipfile.ZIP_STORED) -> None:
-    """The zip of a pickle written again, members renamed or packed."""
-    path = as_pickle(world)
-    with zipfile.ZipFile(path) as old:
-        members = {name: old.read(name) for name in old.namelist()}
-    with zipfile.ZipFile(path, "w", method) as new:
-        for name, data in members.items():
-            new.writestr(change(name), data)
-
-
-# Adapters
-
-
-@damaging
-def adapted(world: World, /, damage: Damage = lambda world: None, **options: Any) -> None:
-    as_adapter(world, **options)
-    damage(world)
-
-
-@damaging
-def factors(world: World, /, edit: Callable[[Tensors], object], **options: Any) -> None:
-    path = as_adapter(world, **options)
-    tensors = load_file(path)
-    edit(tensors)
-    save_file({key: value.contiguous() for key, value in tensors.items()}, path)
-
-
-FACTOR = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_"
+    return rewrite(name, lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
 
 
 # Models
@@ -483,11 +379,6 @@ def several_changes(world: World) -> None:
 @damaging
 def rows(world: World, /, *lines: str, name: str = "two", head: str = "text,label,split") -> None:
     world.table(name).write_text("\n".join((head, *lines)) + "\n")
-
-
-@damaging
-def raw_rows(world: World, /, data: bytes, name: str = "two") -> None:
-    world.table(name).write_bytes(data)
 
 
 @damaging

@@ -7,17 +7,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from tests.faults.injection import Injector, Ran
-from tests.faults.stand import STATE, Scenario, Stand, stands_for
+from tests.berts import contents
+from tests.faults.injection import Injector, Ran, What
+from tests.faults.tiny import commands
+
+from orthomerge.files.folders import MANIFEST
+from orthomerge.models.saved import verify_folder
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
-MOST = {"merge": 8, "align": 4, "fit": 3}  # points a scenario in `make test`
+MOST = {"merge": 8, "align": 4, "fit": 3}  # points per scenario in `make test`
 LAST = {"merge": 4, "align": 2, "fit": 2}  # of them at the end, where the output appears
 # What each call fails with.
 ERRORS = {
@@ -25,6 +33,19 @@ ERRORS = {
     "rename": errno.EACCES, "unlink": errno.EACCES, "rmdir": errno.EIO, "link": errno.EPERM,
 }  # fmt: skip
 REMOVING = ("unlink", "rmdir")  # what cannot be removed stays; the next run clears it away
+STATE = (".out.fitting", ".out.fitting/.orthomerge-state", ".out.fitting/state.pt")  # from which a fit goes on
+KEPT = re.compile(r"out(/.*)?|tmp|cache(/features(/[0-9a-f]{64}\.safetensors)?)?")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens to a command. `over`: an older output is there and `--force` is given."""
+
+    what: What
+    over: bool = False
+    swaps: bool = True
+
+
 SCENARIOS = (
     Scenario("fail"), Scenario("torn"), Scenario("fail", over=True), Scenario("torn", over=True),
     Scenario("fail", over=True, swaps=False), Scenario("torn", over=True, swaps=False), Scenario("full"),
@@ -32,9 +53,97 @@ SCENARIOS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def stands(injected: Injector, experts: Path, merged: Path) -> dict[str, Stand]:
-    return stands_for(injected, experts, merged)
+def outcome(folder: Path) -> dict[str, bytes]:
+    """Read every file by name. A file counts as the link that it stands for where none can be made."""
+    files = contents(folder)
+    if MANIFEST in files:
+        manifest = json.loads(files[MANIFEST])
+        for row in manifest["files"].values():
+            row.pop("link", None)
+        files[MANIFEST] = json.dumps(manifest).encode()
+    return files
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A command under test. `older`: an output of it with another seed; `new`: the bytes of the one that it makes."""
+
+    name: str
+    injector: Injector
+    words: list[str]
+    older: Path
+    new: dict[str, bytes]
+
+    @property
+    def out(self) -> Path:
+        return self.injector.root / "out"
+
+    def reset(self, scenario: Scenario) -> dict[str, bytes] | None:
+        """Make everything as it was before the command; gives the bytes of the output that is there."""
+        self.injector.reset()
+        if not scenario.over:
+            return None
+        shutil.copytree(self.older, self.out)
+        return outcome(self.out)
+
+    def run(self, scenario: Scenario, *, k: int = 0, code: int = 0) -> Ran:
+        words = [*self.words, *(["--force"] if scenario.over else [])]
+        return self.injector.run(words, what=scenario.what, k=k, code=code, swaps=scenario.swaps)
+
+    def calls(self, scenario: Scenario) -> tuple[tuple[str, str], ...]:
+        """List the calls of a run in which nothing happens; it must be right."""
+        self.reset(scenario)
+        ran = self.run(scenario)
+        assert (ran.code, self.output() == self.new, self.left()) == (0, True, []), ran.err
+        return ran.calls
+
+    def output(self) -> dict[str, bytes] | None:
+        return outcome(self.out) if os.path.lexists(self.out) else None
+
+    def left(self) -> list[str]:
+        """Name whatever is there besides the output and whole entries of the cache."""
+        root = self.injector.root
+        names = [path.relative_to(root).as_posix() for path in sorted(root.rglob("*"))]
+        return [name for name in names if not KEPT.fullmatch(name)]
+
+    def traces(self) -> list[str]:
+        """Name what the next run may meet: names beside the output, the state of a fit, entries of the cache."""
+        root = self.injector.root
+        names = [path.relative_to(root).as_posix() for path in (*root.iterdir(), *root.glob(".out.fitting/*"))]
+        kinds = sorted(re.sub(r"\.[0-9a-f]{16}\.|-[a-z0-9_]{8}$", ".*.", name) for name in names)
+        return [*kinds, *sorted(path.suffix for path in root.glob("cache/features/*"))]
+
+    def broken(self, scenario: Scenario, before: dict[str, bytes] | None) -> Iterator[str]:
+        """The output must be absent, old or complete; with two renames, the old one may stand aside after a kill."""
+        now = self.output()
+        if now == self.new:
+            yield from verify_folder(self.out)
+        elif now != before:
+            aside = next(self.injector.root.glob(".out.orthomerge-????????/old"), None)
+            stands = aside is not None and outcome(aside) == before
+            if now is not None or scenario.swaps or scenario.what != "torn" or not stands:
+                yield "the output is broken" if now is not None else "the older output is gone"
+
+    def again(self, scenario: Scenario) -> Iterator[str]:
+        """The same command once more makes the output, unless that is there, and clears up."""
+        done = self.output() == self.new
+        ran = self.run(replace(scenario, what="count"))
+        if ran.code and not (done and ran.code == 5 and "exists already" in ran.err):
+            yield f"the same command again: {ran.code} {ran.err}"
+        if self.output() != self.new:
+            yield "the same command again gives other bytes"
+        if not ran.code and (left := self.left()):
+            yield f"the same command again did not clear up: {left}"
+
+
+def make_stand(name: str, injector: Injector, experts: Path, merged: Path) -> Stand:
+    older, out = injector.root.parent / f"older-{name}", injector.reset() / "out"
+    stand = Stand(name, injector, [*commands(experts, merged)[name], "--out", str(out)], older, {})
+    ran = stand.run(Scenario("count"))
+    assert ran.code == 0, ran.err
+    stand.new.update(outcome(out))
+    assert stand.new != outcome(older)
+    return stand
 
 
 def points(name: str, calls: tuple[tuple[str, str], ...], scenario: Scenario) -> list[int]:
@@ -103,17 +212,18 @@ def wrong_at(stand: Stand, scenario: Scenario, k: int, kind: str, seen: set[tupl
 
 
 @pytest.mark.parametrize("name", MOST)
-def test_every_call(name: str, stands: dict[str, Stand]) -> None:
-    stand, wrong = stands[name], []
+def test_every_call(name: str, injected: Injector, experts: Path, merged: Path) -> None:
+    stand, wrong = make_stand(name, injected, experts, merged), list[str]()
+    calls = {}  # they do not depend on what happens
     for scenario in SCENARIOS:
+        quiet = replace(scenario, what="count")
+        if quiet not in calls:
+            calls[quiet] = stand.calls(quiet)
         seen: set[tuple[str, ...]] = set()
-        calls = stand.counted(scenario).calls
-        taken = points(stand.name, calls, scenario)
+        taken = points(stand.name, calls[quiet], scenario)
         for k in taken:
-            kind, path = calls[k - 1]
+            kind, path = calls[quiet][k - 1]
             faults = wrong_at(stand, scenario, k, kind, seen)
             wrong += [f"{scenario} at call {k} ({kind} {path}): {each}" for each in faults]
-        print(
-            f"{stand.name}: {scenario}: {len(taken)} of {len(calls)} calls, {len(seen)} kinds of leftovers", flush=True
-        )
+        print(f"{name}: {scenario}: {len(taken)} of {len(calls[quiet])} calls, {len(seen)} kinds of leftovers")
     assert not wrong, f"{len(wrong)} faults\n" + "\n".join(wrong[:40])

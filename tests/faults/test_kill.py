@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import time
@@ -51,7 +50,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(place: Path) -> int:
-    """Bytes in working folders, which another process is filling, moving or removing; -1 before there is one."""
+    """Count bytes in working folders, which another process fills, moves or removes; -1 before there is one."""
     total = -1
     for folder in place.glob(".out.orthomerge-????????"):
         total = max(total, 0)
@@ -64,7 +63,7 @@ def written(place: Path) -> int:
 
 
 def seed_of(out: Path) -> int | None:
-    """The seed that a whole output was made with; None if there is no output."""
+    """Read the seed that a whole output was made with; None if there is no output."""
     if not out.exists():
         return None
     assert verify_folder(out) == []
@@ -72,8 +71,8 @@ def seed_of(out: Path) -> int | None:
     return seed
 
 
-# From the first byte to the very end; in bytes, so that it does not matter how busy the machine is.
-@pytest.mark.parametrize(("share", "older"), [(0.0, False), (0.05, True), (0.4, False), (0.85, True), (0.99999, False)])
+# In bytes, so that it does not matter how busy the machine is; other moments are in `make soak` and `make crash`.
+@pytest.mark.parametrize(("share", "older"), [(0.4, False), (0.85, True)])
 def test_a_run_that_is_killed(recipe: Path, tmp_path: Path, start: Start, share: float, older: bool) -> None:
     out = tmp_path / "out"
     if older:
@@ -83,7 +82,6 @@ def test_a_run_that_is_killed(recipe: Path, tmp_path: Path, start: Start, share:
     while process.poll() is None and written(tmp_path) < share * TOTAL:
         assert time.monotonic() < until
         time.sleep(0.0005)
-    time.sleep(random.Random(share).random() * 0.02)
     process.kill()
     _, error = process.communicate(timeout=60)
     seed = seed_of(out)

@@ -8,15 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.faults.injection import injector, memory_folder
+from tests.faults.injection import Injector
 from tests.faults.tiny import TASKS, commands, data_words
-
-# Whoever may go online must be asked for by name, not held back by a variable.
-ONLINE = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "0", "DO_NOT_TRACK": "0"}
 
 
 def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
-    """What a user does with folders of their own, from the plan to the page."""
+    """List what a user does with folders of their own, from the plan to the page."""
     data = data_words(folder)
     experts = [word for task in TASKS for word in ("--expert", f"{task}={folder / task}")]
     by_name, quick = commands(folder, merged), ["--device", "cpu", "--out", str(root / "run"), "--points", "0"]
@@ -33,19 +30,16 @@ def every_command(folder: Path, root: Path, merged: Path) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def test_no_command_asks_for_the_network(experts: Path, merged: Path) -> None:
-    with memory_folder() as place:
-        home = {"HOME": str(place / "home"), "HF_HOME": str(place / "home" / "hf")}
-        loaded = [[*words, "--out", str(place / name)] for name, words in commands(experts, merged).items()]
-        with injector(place / "root", warm=loaded[1:], environment={**ONLINE, **home}) as process:
-            for words in every_command(experts, place / "root", merged):
-                ran = process.run(words)
-                assert ran.code == 0, (words, ran.err)
-                assert [path for kind, path in ran.calls if kind == "network"] == [], words
-            assert [call for call in process.warm_calls() if call.startswith("network")] == []
-            ran = process.run(["inspect", "somebody/something"])  # what is asked for is asked for
-            assert ran.code == 3
-            assert ("network", "huggingface.co") in ran.calls
+def test_no_command_asks_for_the_network(injected: Injector, experts: Path, merged: Path) -> None:
+    root = injected.reset()
+    for words in every_command(experts, root, merged):
+        ran = injected.run(words)
+        assert ran.code == 0, (words, ran.err)
+        assert [path for kind, path in ran.calls if kind == "network"] == [], words
+    assert [call for call in injected.warm_calls() if call.startswith("network")] == []
+    ran = injected.run(["inspect", "somebody/something"])  # what is asked for is asked for
+    assert ran.code == 3
+    assert ("network", "huggingface.co") in ran.calls
 
 
 PROGRAM = """
@@ -67,12 +61,7 @@ def test_a_merge_where_there_is_no_network(experts: Path, tmp_path: Path) -> Non
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-n", "true"], check=False).returncode:
         pytest.skip("may not make a network namespace here; the calls themselves are watched above")
     words = [*commands(experts, tmp_path)["merge"], "--out", str(tmp_path / "out")]
-    ended = subprocess.run(
-        ["unshare", "-n", sys.executable, "-c", PROGRAM, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    program = ["unshare", "-n", sys.executable, "-c", PROGRAM, *words]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "out" / "orthomerge.json").exists()

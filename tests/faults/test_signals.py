@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.aligning import contents
+from tests.berts import contents
 from tests.faults.injection import Injector, memory_folder
 from tests.faults.tiny import commands, evaluation, recipe_for
 
 from orthomerge.cli import app
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.evaluation.scores import read_run
-from orthomerge.merging.linear import TaskArithmetic
+from orthomerge.merging.elements import TaskArithmetic
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.aligning import contents
+from tests.berts import contents
 from tests.faults.injection import Injector, What
 from tests.faults.tiny import TASKS, commands, evaluation
 from tests.report.making import small_run, write_run

@@ -8,7 +8,7 @@ import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.dare import Dare, dare, dare_mergekit, dare_ties, dare_ties_mergekit
-from orthomerge.merging.linear import TaskArithmetic
+from orthomerge.merging.elements import TaskArithmetic
 from orthomerge.merging.ties import ties_sum
 from orthomerge.merging.vectors import TaskVectors
 

@@ -10,7 +10,7 @@ import torch
 from orthomerge.api.open import open as open_experts
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.expressions import evaluate
-from orthomerge.merging.merged import task_vectors
+from orthomerge.merging.merge import task_vectors
 from orthomerge.merging.vectors import TaskVector
 
 KEY = "encoder.layer.0.output.dense.weight"

@@ -11,9 +11,8 @@ import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging import knots
-from orthomerge.merging.joint import joint_basis, joint_basis_of_factors, parts, parts_of_factors
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod
-from orthomerge.merging.knots import Knots, Parts
+from orthomerge.merging.knots import Knots, Parts, joint_basis, joint_basis_of_factors, parts, parts_of_factors
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.vectors import InMemory, TaskVector, TaskVectors
 

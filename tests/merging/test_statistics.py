@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orthomerge.merging.statistics import grams, kth_largest, model_thresholds, tensor_thresholds
+from orthomerge.merging.statistics import grams, kth_largest, thresholds
 from orthomerge.merging.vectors import TaskVectors
 
 Make = Callable[..., TaskVectors]
@@ -72,12 +72,10 @@ def test_thresholds_of_tensors_and_of_the_model(
     vectors = random_vectors(tile=tile, coarse=coarse)
     rows = flat(vectors)
     expected = tuple(_oracle(row, rows.shape[1] // 3) for row in rows)
-    assert model_thresholds(vectors, lambda count: count // 3) == expected
-    thresholds = tensor_thresholds(vectors, lambda count: (count // 3, 1, 0, count + 1))
-    assert list(thresholds) == list(vectors.shapes)
+    assert thresholds(vectors, lambda count: (count // 3,)) == (expected,)
     for key, deltas in stacked(vectors).items():
         count = deltas[0].numel()
-        assert thresholds[key] == tuple(
+        assert thresholds(vectors, lambda count: (count // 3, 1, 0, count + 1), keys=(key,)) == tuple(
             tuple(_oracle(row.flatten(), rank) for row in deltas) for rank in (count // 3, 1, 0, count + 1)
         )
 

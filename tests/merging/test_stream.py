@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from orthomerge.core.errors import NumericalError
+from orthomerge.merging.elements import Average
 from orthomerge.merging.kinds import Block, Scope, Site
-from orthomerge.merging.linear import Average
 from orthomerge.merging.stream import merge_blocks
 from orthomerge.merging.vectors import TaskVector, TaskVectors
 

@@ -14,8 +14,8 @@ import orthomerge as om
 from orthomerge.models.experts import Experts
 from orthomerge.models.families import family
 from orthomerge.models.family import Family
-from orthomerge.models.load import quiet
 from orthomerge.models.model import Model
+from orthomerge.models.skeleton import quiet
 from orthomerge.models.tensors import Tensors
 
 TASKS = ("one", "two")

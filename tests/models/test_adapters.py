@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.aligning import HEADS
+from tests.berts import HEADS
 from tests.models.making import tensors_of
 
 import orthomerge as om
 from orthomerge.core.errors import NumericalError
 from orthomerge.models.experts import Experts
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 BATCH = {"input_ids": torch.randint(5, 90, (6, 9), generator=torch.Generator().manual_seed(7))}
 ATTENTION = ["query", "value"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from tests.aligning import contents, merge_berts, write_tables
+from tests.berts import contents, merge_berts, write_tables
 from tests.files.test_hub import NAME, Hub, cache, hub
 from tests.models.making import stock
 
@@ -21,8 +21,7 @@ from orthomerge.evaluation.records import Record
 from orthomerge.files.folders import MANIFEST
 from orthomerge.files.hub import fetch
 from orthomerge.models.card import model_card
-from orthomerge.models.manifest import read_manifest
-from orthomerge.models.record import licence_of
+from orthomerge.models.manifest import licence_of, read_manifest
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.writing import rewrite_card
 from orthomerge.runs.publishing import evaluation_of

@@ -14,7 +14,7 @@ from tests.models.making import batch_for, build, nudged, save, stock, tensors_o
 import orthomerge as om
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.models.families import family
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 PETS: Any = {"pets": {"classes": ("cat", "dog")}}
 

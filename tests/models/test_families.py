@@ -16,7 +16,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import FAMILIES, family, family_for, generic
 from orthomerge.models.heads import Head
-from orthomerge.models.modules import Encoder
+from orthomerge.models.model_data import Encoder
 from orthomerge.models.skeleton import encoder_config
 from orthomerge.models.split import specs_of, split_base
 from orthomerge.models.tensors import FileTensors

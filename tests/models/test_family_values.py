@@ -25,9 +25,8 @@ import orthomerge as om
 from orthomerge.models.experts import reopen_experts
 from orthomerge.models.families import FAMILIES, family
 from orthomerge.models.heads import head_of
-from orthomerge.models.load import quiet
 from orthomerge.models.saved import verify_folder
-from orthomerge.models.skeleton import KNOWN, Skeleton
+from orthomerge.models.skeleton import KNOWN, Skeleton, quiet
 
 WITHOUT_STOCK_CLASS = {name for name, row in FAMILIES.items() if row.architecture is None}
 

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from tests.aligning import write_tables
+from tests.berts import write_tables
 from tests.calling import call, refused
 from tests.models.making import build, nudged
 
@@ -19,8 +19,8 @@ import orthomerge as om
 from orthomerge.core.errors import NumericalError, OutputError, RecipeError
 from orthomerge.models import onnx as onnx_export
 from orthomerge.models.families import FAMILIES, family
-from orthomerge.models.load import quiet
 from orthomerge.models.onnx import _INPUTS
+from orthomerge.models.skeleton import quiet
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.aligning import COUNTS, HEADS
+from tests.berts import COUNTS, HEADS
 from tests.models.making import TASKS, open_models, write_models
 
 import orthomerge as om

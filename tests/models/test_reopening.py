@@ -18,7 +18,7 @@ import orthomerge as om
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.files.folders import LOCAL
 from orthomerge.models.experts import reopen_experts
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 NAMES = ("two", "three")
 

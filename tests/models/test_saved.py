@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.aligning import contents
+from tests.berts import contents
 from tests.models.making import same_tensors, stock
 
 import orthomerge as om
@@ -20,11 +20,11 @@ from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.files.documents import is_plain_name
 from orthomerge.files.folders import LOCAL
 from orthomerge.files.raw_file import RawFile
-from orthomerge.models.load import quiet
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.opening import Live
 from orthomerge.models.processors import companions
 from orthomerge.models.saved import verify_folder
+from orthomerge.models.skeleton import quiet
 
 NAMES = ("two", "three")
 

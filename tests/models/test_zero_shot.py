@@ -9,7 +9,7 @@ import torch
 from tests.models.making import build, save, write_tokenizer
 
 from orthomerge.core.errors import CheckpointError, RecipeError
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 from orthomerge.models.zero_shot import zero_shot_head
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from tests.aligning import write_tables
+from tests.berts import write_tables
 
 from orthomerge.core.progress import Watch
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.aligning import contents
+from tests.berts import contents
 from tests.runs.making import BARE, PLAIN, RECIPE, KillAt, Killed, lay_out
 
 import orthomerge
@@ -17,8 +17,7 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputErr
 from orthomerge.data.reading import read_task
 from orthomerge.evaluation.records import read_info, read_records
 from orthomerge.models.saved import verify_folder
-from orthomerge.runs.models import write
-from orthomerge.runs.plan import plan
+from orthomerge.runs.models import plan, write
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.run import Ran, run
 from orthomerge.runs.sections import Evaluate

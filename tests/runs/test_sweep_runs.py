@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.aligning import contents
+from tests.berts import contents
 from tests.runs.making import RUN, SHARED, SMALL, SWEPT_PLAIN, KillAt, Killed, lay_out, outcome
 
 import orthomerge

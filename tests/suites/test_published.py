@@ -21,11 +21,11 @@ from orthomerge import load
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.data.task import Task
 from orthomerge.models.heads import head_of
-from orthomerge.models.load import quiet
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.model import Model
 from orthomerge.models.opening import Expert
 from orthomerge.models.saved import verify_folder
+from orthomerge.models.skeleton import quiet
 from orthomerge.models.zero_shot import zero_shot_head
 from orthomerge.suites import published
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orthomerge.data.task import Examples, Modality, Split, Task
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune
 from orthomerge.tuning.settings import Tuning
 

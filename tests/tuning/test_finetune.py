@@ -24,8 +24,8 @@ from orthomerge.files.lora import read_adapter
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.linearised import LinearisedEncoder, deltas_between
-from orthomerge.models.load import quiet
+from orthomerge.models.networks import LinearisedEncoder, deltas_between
+from orthomerge.models.skeleton import quiet
 from orthomerge.tuning import finetune as module
 from orthomerge.tuning import saving
 from orthomerge.tuning.loop import Report

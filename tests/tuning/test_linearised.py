@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from orthomerge.models.families import family
-from orthomerge.models.linearised import LinearisedEncoder, deltas_between
+from orthomerge.models.networks import LinearisedEncoder, deltas_between
 from orthomerge.tuning.model import load_base
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from orthomerge.core.errors import IncompatibleError
 from orthomerge.evaluation.metrics import counted, predict
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.families import family
-from orthomerge.models.linearised import LinearisedEncoder
-from orthomerge.models.load import quiet
+from orthomerge.models.networks import LinearisedEncoder
+from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.model import load_base
 
 if TYPE_CHECKING:

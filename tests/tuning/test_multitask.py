@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune_jointly
 from orthomerge.tuning.settings import Tuning
 

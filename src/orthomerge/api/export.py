@@ -34,7 +34,7 @@ def export(
         return export_onnx(value, target, task=task, force=force, inputs=inputs)
     if task is None:
         raise RecipeError("a stock classifier has one head: name the 'task', or write ONNX")
-    from orthomerge.models.stock import export as write
+    from orthomerge.models.writing import write_stock as write
 
     write(value, task, target, force=force, inputs=inputs)
     return {"task": task}

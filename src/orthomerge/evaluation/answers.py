@@ -1,4 +1,4 @@
-"""Evidence first, then a classifier, then predictions: one answer per draw of support inputs.
+"""Predictions of a protocol for the test inputs of a task: one answer per draw of support inputs.
 
 Support inputs come from another split than the scored one, or are the scored inputs themselves without their labels. A
 protocol that needs labels is never scored on an input whose label it was shown. Encoding uses all threads; fits are
@@ -6,8 +6,7 @@ small and run with one, so that a result does not depend on their number.
 
 The joint label space (KnOTS, Stoica et al. 2024, arXiv 2410.19735) asks whether the merged model is *one* model: the
 task of an input is unknown. Every task's classifier reads the same inputs in its own way (pooling, maximum length);
-their logits stand side by side as they are, [n, C_1 + ... + C_T], and a prediction counts only if it names the right
-task and the right class.
+their logits stand side by side, [n, C_1 + ... + C_T], and a prediction counts only if task and class are right.
 Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) is two classes here.
 """
 
@@ -15,19 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import cast
 
 import numpy as np
 import torch
 
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.threads import fixed_threads
 from orthomerge.data.task import Task, few_shot, share
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evidence import Evidence
 from orthomerge.evaluation.metrics import UNSCORED, predict
-from orthomerge.evaluation.protocols import EvaluationProtocol
-from orthomerge.merging.stream import single_threaded
+from orthomerge.evaluation.protocols import EvaluationProtocol, Evidence
 from orthomerge.models.heads import Classifier, Head, head_kind, head_of, logits_of
 from orthomerge.models.model import Model
 
@@ -42,7 +39,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Answer:
-    """The predicted class [n] of every test input for one seed; `extra`: numbers that inference needs beyond a head."""
+    """Predicted classes [n] of the test inputs for one seed; `extra`: numbers that inference needs beyond a head."""
 
     seed: int
     predicted: torch.Tensor
@@ -50,27 +47,27 @@ class Answer:
 
 
 def answers(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str) -> Iterator[Answer]:
-    """One answer per draw of support inputs; one in all if the protocol needs none."""
+    """Yield one answer per draw of support inputs, or a single one if the protocol needs none."""
     builder, test = protocol.builder(), encoded.features(model, task, "test")
     kind = head_of(encoded.classifier(model, task)).kind
     for draw in draws(protocol, encoded.tasks[task]):
-        shown = "labels" in protocol.needs and protocol.access == "transductive"
-        if shown and (draw.rows is None or len(draw.rows) >= len(test)):
+        labels_shown = "labels" in protocol.needs and protocol.access == "transductive"
+        if labels_shown and (draw.rows is None or len(draw.rows) >= len(test)):
             raise RecipeError(
                 "a protocol that needs labels cannot be scored on the inputs whose labels it was shown: of "
                 f"{len(test)} inputs 0 would remain; take a part of them as support"
             )
         evidence = gather(protocol, encoded, model, task, draw)
-        with single_threaded():
+        with fixed_threads(1):
             classifier = builder.build(evidence)
             predicted = predict(classifier, test.values, kind)
-        if shown:
+        if labels_shown:
             predicted[draw.rows] = UNSCORED
         yield Answer(draw.seed, predicted, extra_numbers(classifier))
 
 
 def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[Draw]:
-    """One per seed, one in all without support. Few shots are drawn per class, which uses labels, as in the papers."""
+    """Yield one draw per seed, or a single one without support; shots are drawn per class, as in the papers."""
     if not protocol.needs:
         yield Draw(protocol.first)
         return
@@ -89,7 +86,7 @@ def draws(protocol: EvaluationProtocol, task: Task) -> Iterator[Draw]:
 
 
 def gather(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, task: str, draw: Draw) -> Evidence:
-    """The evidence of one draw, with nothing in it that the protocol does not declare in `needs`."""
+    """Gather the evidence of one draw, with nothing in it that the protocol does not declare in `needs`."""
     needs, classifier = protocol.needs, encoded.classifier(model, task)
     if not needs:
         return Evidence(cast("Head", classifier), seed=draw.seed)  # unchanged, it may be more than a head
@@ -106,29 +103,25 @@ def gather(protocol: EvaluationProtocol, encoded: EncodedTasks, model: Model, ta
 
 
 def extra_numbers(classifier: Classifier) -> int:
-    """How many numbers a classifier keeps that a head does not: the anchors of `knn`, the module of `surgery`."""
+    """Count the numbers that a classifier keeps beyond a head: the anchors of `knn`, the module of `surgery`."""
     if isinstance(classifier, Head):
         return 0
-    tensors = getattr(classifier, "extra_tensors", None)
-    kept = tensors() if tensors is not None else vars(classifier)
+    kept = classifier.extra_tensors() if hasattr(classifier, "extra_tensors") else vars(classifier)
     return sum(value.numel() for value in kept.values() if isinstance(value, torch.Tensor))
 
 
-def joint_predictions(encoded: EncodedTasks, models: Mapping[str, Model]) -> dict[str, torch.Tensor]:
-    """Per task, the predicted place of every test input in the joint label space: tasks in the order of `models`."""
-    classifiers = [encoded.classifier(model, task) for task, model in models.items()]
-    kind = head_kind(head_of(classifiers[0]).kind)
-    predicted = {}
+def joint_predictions(
+    encoded: EncodedTasks, models: Mapping[str, Model]
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield each task with predicted and true classes [n] of its test inputs in the joint label space of `models`."""
+    classifiers = {task: encoded.classifier(model, task) for task, model in models.items()}
+    start = 0
     for task, model in models.items():
+        head = head_of(classifiers[task])
         logits = [
             logits_of(classifier, encoded.features(model, task, "test", reader=head_of(classifier)).values).float()
-            for classifier in classifiers
+            for classifier in classifiers.values()
         ]
-        predicted[task] = kind.choices(torch.cat(logits, 1)).cpu()
-    return predicted
-
-
-def joint_labels(encoded: EncodedTasks, models: Mapping[str, Model]) -> dict[str, torch.Tensor]:
-    """Per task, the true places of its test inputs in the joint label space."""
-    starts = accumulate((len(encoded.tasks[task].labels) for task in models), initial=0)
-    return {task: encoded.labels(task, "test") + start for task, start in zip(models, starts, strict=False)}
+        predicted = head_kind(head.kind).choices(torch.cat(logits, 1)).cpu()
+        yield task, predicted, encoded.labels(task, "test") + start
+        start += len(head.labels)

@@ -1,9 +1,8 @@
-"""Every method of a run against one of them, from the predictions that the run kept: no model is needed.
+"""Compare every method of a run with a reference, from the predictions that the run kept.
 
 Methods are compared where they were scored under the same protocol (with options, shots, access, support), on the
-tasks, seeds and inputs that both were scored on. One protocol with its methods is a *family*, over which Holm's
-correction runs. The reference is the method with the best mean unless another is named; since the best was chosen on
-these very inputs, its lead is slightly overestimated.
+tasks, seeds and inputs that both were scored on. Holm's correction runs over all methods of one protocol. The best mean
+is the reference unless another is named; chosen on these very inputs, its lead is slightly overestimated.
 
 A task is won or lost by exact McNemar. Over several seeds an input counts for the method that was right under more of
 them, so that test is about these seeds; the interval of the mean is about other seeds too.
@@ -11,7 +10,7 @@ them, so that test is about these seeds; the interval of the mean is about other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -24,7 +23,7 @@ from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.statistics import Difference, Equivalence, bootstrap, holm, mcnemar_hits, tost
 
-MARGIN = 0.01  # below one point either way two methods may be called comparable
+MARGIN = 0.01  # differences below one point may be called comparable
 _ALPHA = 0.05
 _COLUMNS = ("method", "verdict", "difference", "95 %", "p", "better on", "worse on")
 
@@ -33,7 +32,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class TaskDifference:
-    """One task: the difference with its 95 % interval, McNemar's p-value and that value after Holm's correction."""
+    """Difference on one task with its 95 % interval, McNemar's p-value, and `adjusted`: p after Holm's correction."""
 
     estimate: float
     low: float
@@ -47,8 +46,8 @@ class TaskDifference:
 class Comparison:
     """`method` minus `reference`, in shares. `adjusted`: the mean's p-value after Holm's correction.
 
-    `better` and `worse`: tasks on which McNemar, so corrected, tells them apart. `comparable`: both one-sided tests
-    reject a difference of the margin or more; only then does the `verdict` use that word.
+    `better` and `worse`: tasks on which McNemar's test is significant after Holm's correction. `comparable`: both
+    one-sided tests reject a difference of the margin or more.
     """
 
     method: str
@@ -67,35 +66,29 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What was predicted for every test input [n], and the truth [n] in the same label space."""
+    """Predicted and true classes [n] of every test input, in the same label space."""
 
     predicted: NDArray[np.int32]
     truth: NDArray[np.int32]
 
     @property
     def scored(self) -> Bools:
-        """On which inputs the record was counted."""
         return np.not_equal(self.predicted, UNSCORED)
 
     @property
     def hits(self) -> Bools:
-        """Which inputs were right."""
         return np.equal(self.predicted, self.truth) & self.scored
 
 
-_Row = Mapping[str, Mapping[int, Record]]  # one method: task, seed
-_Read = Callable[[Record], Predictions]
-_Hits = dict[str, tuple[Bools, Bools]]  # by task [seeds, n], of a method and of the reference
+_Row = dict[str, dict[int, Record]]  # records of one method by task and seed
+_Hits = dict[str, Bools]  # [seeds, n] by task
+Read = Callable[[Record], Predictions]
 
 
 def compare_records(
-    records: Sequence[Record],
-    read: _Read,
-    *,
-    against: str | None = None,
-    margin: float = MARGIN,
+    records: Sequence[Record], read: Read, *, against: str | None = None, margin: float = MARGIN
 ) -> list[Comparison]:
-    """All comparisons between records; `read` gives the predictions behind one.
+    """Compare all methods; `read` gives the predictions of a record.
 
     `against`: the reference wherever it was scored; elsewhere it is the best.
     """
@@ -103,18 +96,18 @@ def compare_records(
     if against is not None and against not in methods:
         raise RecipeError(f"there are no records of {against!r} to compare with; {nearest(against, methods)}")
     comparisons: list[Comparison] = []
-    for way, rows in _families(records):
+    for way, rows in _rows_by_way(records):
         reference = against if against in rows else max(rows, key=lambda name: _rank(rows[name]))
-        hits = {name: _paired_hits(read, row, rows[reference]) for name, row in rows.items() if name != reference}
-        comparisons += _compared(way, reference, {name: tasks for name, tasks in hits.items() if tasks}, margin)
+        pairs = {name: _paired_hits(read, row, rows[reference]) for name, row in rows.items() if name != reference}
+        comparisons += _compared(way, reference, {name: pair for name, pair in pairs.items() if pair[0]}, margin)
     return comparisons
 
 
 def comparison_tables(comparisons: Iterable[Comparison]) -> list[Table]:
-    """One table for each family."""
-    families: dict[tuple[Way, str, tuple[str, ...]], list[Comparison]] = {}
+    """Make one table per protocol, reference and set of tasks."""
+    groups: dict[tuple[Way, str, tuple[str, ...]], list[Comparison]] = {}
     for item in comparisons:
-        families.setdefault((item.way, item.reference, tuple(item.tasks)), []).append(item)
+        groups.setdefault((item.way, item.reference, tuple(item.tasks)), []).append(item)
     return [
         Table.of(
             f"Against {reference}: {way.title} ({way.access})",
@@ -125,7 +118,7 @@ def comparison_tables(comparisons: Iterable[Comparison]) -> list[Table]:
             f"{100 * items[0].equivalence.margin:g} either way, by two one-sided tests. p and the number of tasks "
             "after Holm's correction.",
         )
-        for (way, reference, tasks), items in families.items()
+        for (way, reference, tasks), items in groups.items()
     ]
 
 
@@ -142,9 +135,9 @@ def _cells(item: Comparison) -> tuple[str, ...]:
     )
 
 
-def _families(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
-    """Rows by protocol. A joint label space of other tasks is another family."""
-    rows: dict[tuple[Way, str], dict[str, dict[int, Record]]] = {}
+def _rows_by_way(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
+    """Rows by method, of each protocol; joint label spaces of different tasks are not compared."""
+    rows: dict[tuple[Way, str], _Row] = {}
     for record in records:
         if not record.headline:
             continue
@@ -155,76 +148,70 @@ def _families(records: Sequence[Record]) -> list[tuple[Way, dict[str, _Row]]]:
                 f"{record.seed}; evaluate again with this version, which tells them apart"
             )
         seeds[record.seed] = record
-    families: dict[tuple[Way, frozenset[str]], dict[str, _Row]] = {}
+    groups: dict[tuple[Way, frozenset[str]], dict[str, _Row]] = {}
     for (way, method), row in rows.items():
-        space = frozenset(row) if way.protocol == "joint" else frozenset()
-        families.setdefault((way, space), {})[method] = row
-    return [(way, family) for (way, _), family in families.items()]
+        label_space = frozenset(row) if way.protocol == "joint" else frozenset()
+        groups.setdefault((way, label_space), {})[method] = row
+    return [(way, group) for (way, _), group in groups.items()]
 
 
 def _rank(row: _Row) -> tuple[int, float]:
-    """The best method is the one with the best mean among those that were scored on the most tasks."""
+    """The best method has the best mean among those that were scored on the most tasks."""
     return len(row), mean(mean(record.value for record in seeds.values()) for seeds in row.values())
 
 
-def _paired_hits(read: _Read, first: _Row, second: _Row) -> _Hits:
-    """Hits of both by task: only the seeds and the inputs that both were scored on under every seed."""
+def _paired_hits(read: Read, first: _Row, second: _Row) -> tuple[_Hits, _Hits]:
+    """Hits of two methods on the tasks, seeds and inputs that both were scored on."""
     shared = [task for task in first if task in second]
-    kept = [set(first[task]) & set(second[task]) for task in shared]
-    seeds = sorted(set.intersection(*kept)) if kept else []
-    paired: _Hits = {}
+    common = [set(first[task]) & set(second[task]) for task in shared]
+    seeds = sorted(set.intersection(*common)) if common else []
+    hits: tuple[_Hits, _Hits] = ({}, {})
     for task in shared if seeds else ():
         pair = [[read(row[task][seed]) for seed in seeds] for row in (first, second)]
-        truths = [answers.truth for side in pair for answers in side]
-        if any(not np.array_equal(truth, truths[0]) for truth in truths):
+        every = [*pair[0], *pair[1]]
+        if any(not np.array_equal(each.truth, every[0].truth) for each in every):
             names = " and ".join(repr(row[task][seeds[0]].method) for row in (first, second))
             raise IncompatibleError(f"{names} were not scored on the same inputs of {task!r}; evaluate again")
-        scored = np.logical_and.reduce([answers.scored for side in pair for answers in side])
+        scored = np.logical_and.reduce([each.scored for each in every])
         if scored.any():
-            one, other = (np.stack([answers.hits[scored] for answers in side]) for side in pair)
-            paired[task] = (one, other)
-    return paired
+            for side, predictions in zip(hits, pair, strict=True):
+                side[task] = np.stack([each.hits[scored] for each in predictions])
+    return hits
 
 
-def _compared(way: Way, reference: str, hits: Mapping[str, _Hits], margin: float) -> list[Comparison]:
-    """One family: the tests of all methods, corrected together."""
-    bootstraps = {}
-    tests: dict[tuple[str, str], float] = {}
-    for name, pairs in hits.items():
-        first, second = ({task: pair[side] for task, pair in pairs.items()} for side in (0, 1))
-        bootstraps[name] = bootstrap(first, second)
-        tests |= {(name, task): mcnemar_hits(*pair) for task, pair in pairs.items()}
-    adjusted, singly = holm({name: overall.p for name, (overall, _) in bootstraps.items()}), holm(tests)
-    comparisons = []
-    for name, (difference, by_task) in bootstraps.items():
-        seeds, tasks = 1, {}
+def _compared(
+    way: Way, reference: str, pairs: Mapping[str, tuple[_Hits, _Hits]], margin: float
+) -> Iterator[Comparison]:
+    """Compare the methods of one protocol with the reference; their tests are corrected together."""
+    differences = {name: bootstrap(*pair) for name, pair in pairs.items()}
+    tests = {(name, task): mcnemar_hits(own[task], other[task]) for name, (own, other) in pairs.items() for task in own}
+    adjusted, adjusted_tests = holm({name: whole.p for name, (whole, _) in differences.items()}), holm(tests)
+    for name, (difference, by_task) in differences.items():
+        tasks = {}
         for task, gap in by_task.items():
-            seeds, inputs = hits[name][task][0].shape
-            p = (tests[name, task], singly[name, task])
+            seeds, inputs = pairs[name][0][task].shape
+            p = (tests[name, task], adjusted_tests[name, task])
             tasks[task] = TaskDifference(gap.estimate, gap.low, gap.high, *p, inputs)
         equivalence = tost(difference, margin=margin, alpha=_ALPHA)
-        apart = {task: gap.estimate for task, gap in tasks.items() if gap.adjusted < _ALPHA}
-        comparisons.append(
-            Comparison(
-                name,
-                reference,
-                way,
-                seeds,
-                difference,
-                adjusted[name],
-                equivalence,
-                comparable=equivalence.comparable,
-                tasks=tasks,
-                better=tuple(task for task, estimate in apart.items() if estimate > 0),
-                worse=tuple(task for task, estimate in apart.items() if estimate < 0),
-                verdict=_verdict(difference, adjusted[name], comparable=equivalence.comparable),
-            )
+        significant = {task: gap.estimate for task, gap in tasks.items() if gap.adjusted < _ALPHA}
+        yield Comparison(
+            name,
+            reference,
+            way,
+            seeds,
+            difference,
+            adjusted[name],
+            equivalence,
+            comparable=equivalence.comparable,
+            tasks=tasks,
+            better=tuple(task for task, estimate in significant.items() if estimate > 0),
+            worse=tuple(task for task, estimate in significant.items() if estimate < 0),
+            verdict=_verdict(difference, adjusted[name], comparable=equivalence.comparable),
         )
-    return comparisons
 
 
 def _verdict(difference: Difference, adjusted: float, *, comparable: bool) -> str:
-    apart = "" if adjusted >= _ALPHA else "better" if difference.estimate > 0 else "worse"
+    direction = "" if adjusted >= _ALPHA else "better" if difference.estimate > 0 else "worse"
     if comparable:
-        return f"{apart}, but comparable" if apart else "comparable"
-    return apart or "undecided"
+        return f"{direction}, but comparable" if direction else "comparable"
+    return direction or "undecided"

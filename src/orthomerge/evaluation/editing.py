@@ -1,18 +1,16 @@
-"""Editing models with task arithmetic: forgetting a task by negation, and a task without training data by analogy.
+"""Edit models with task arithmetic: forget a task by negation, make a model without training data by analogy.
 
-Ilharco et al., "Editing models with task arithmetic", 2023, arXiv 2212.04089. All coefficients are chosen on validation
-data; what is reported is the accuracy on test data.
+Ilharco et al., "Editing models with task arithmetic", 2023, arXiv 2212.04089. Coefficients are chosen on validation
+data; accuracies are reported on test data.
 
 Negation (Section 3): theta_0 - lambda tau. Of a grid of lambda, that with the lowest target accuracy whose control
 accuracy is at least 95 % of the pre-trained model's.
 Differs from the paper: several control tasks count as one, whose accuracy is their mean. The paper's models read every
-task by a frozen head of class names, and its control is ImageNet; where there is no such head, `base_heads` fits one on
-the pre-trained features.
+task by a frozen head of class names, and its control is ImageNet; without such heads `base_heads` fits some on the
+pre-trained features.
 
 Analogy (Section 5), "A is to B as C is to D": theta_0 + lambda tau_C + mu (tau_B - tau_A), for a D without training
-data. One coefficient for the whole sum, mu = lambda, or (their sentiment experiments) two that are independent. The
-result stands between the pre-trained model and fine-tuning on C on one side, and fine-tuning on D itself on the other.
-D is read by the head of C: an analogy says nothing about labels.
+data, read by the head of C. One coefficient for the whole sum, mu = lambda, or (their sentiment experiments) two.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
+from typing import Any
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Split
@@ -47,7 +46,7 @@ class NegationPoint:
 
 @dataclass(frozen=True)
 class Negation:
-    """Result of a search. `curve` starts at scale 0, the base; `base` and `edited` are by task, on test data."""
+    """Result of a search. `curve` starts at scale 0, the base; `base` and `edited`: test scores by task."""
 
     target: str
     keep: float
@@ -62,16 +61,14 @@ class Negation:
 
     @property
     def kept(self) -> float:
-        """The share of the base's control accuracy that is left on test data."""
+        """Share of the base's control accuracy that is left on test data."""
         edited, base = (fmean(scores[task].value for task in self.controls) for scores in (self.edited, self.base))
         return edited / base
 
 
 @dataclass(frozen=True, eq=False)
 class Negated:
-    """The searches along the task vector and along a random vector of the same length, and the model at the chosen
-    scale; None if that is 0.
-    """
+    """Searches along the task vector and along a random vector, and the model at the chosen scale; None at scale 0."""
 
     search: Negation
     random: Negation
@@ -89,29 +86,27 @@ def negate_task(
     dtype: str = "keep",
     seed: int = 0,
 ) -> Negated:
-    """Negate the task vector of a target, with all other tasks as control; `probes`: score with probes on the base's
-    features instead of the experts' heads.
+    """Negate the task vector of a target, with all other tasks as control.
+
+    `probes`: score with probes on the base's features instead of the experts' heads.
     """
     span = span_of(arithmetic(experts, {}), arithmetic(experts, {target: -1.0}, seed=seed))
     # Probes of tasks without an expert read the encoder as the target's head does.
     heads: Mapping[str, Head | Extra] = {task: experts.heads.get(task, experts.heads[target]) for task in encoded.tasks}
     if probes:
         heads = base_heads(span, encoded, heads)
-    search, random = (
-        search_negation(line, heads, encoded, target=target, grid=grid, keep=keep, title=title)
-        for line, title in ((span, f"minus {target}"), (span.random(seed=seed), "random vector"))
-    )
+    options: dict[str, Any] = {"target": target, "grid": grid, "keep": keep}
+    search = search_negation(span, heads, encoded, title=f"minus {target}", **options)
+    random = search_negation(span.random(seed=seed), heads, encoded, title="random vector", **options)
     model = arithmetic(experts, {target: -search.scale}, dtype=dtype, seed=seed) if search.scale else None
     return Negated(search, random, model)
 
 
 def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:
-    """For each task of `readers` a probe on the features of the span's origin, fitted on the train split; it reads the
-    encoder as the given head does.
-    """
-    origin, heads = [0.0 for _ in span.directions], {}
+    """Fit probes on the train features of the span's origin; each reads the encoder as the given head does."""
+    origin, heads = [0.0] * len(span.directions), {}
     for task, reader in readers.items():
-        encoded.labels(task, "train")  # must be there
+        encoded.labels(task, "train")  # refuses a split without labels
         features = span.features(origin, encoded, task, "train", reader)
         heads[task] = fit_probe(features, encoded.tasks[task].labels).reading_as(head_of(reader))
     return heads
@@ -127,9 +122,9 @@ def search_negation(
     keep: float = KEEP,
     title: str = "negation",
 ) -> Negation:
-    """Walk the line theta_0 - lambda tau. The tasks are those of `heads`; all but the target are the control.
+    """Search the line theta_0 - lambda tau; all tasks of `heads` but the target are the control.
 
-    If no scale of the grid keeps the control, or none forgets anything, the result is scale 0: the base as it is.
+    If no scale of the grid keeps the control, or none forgets anything, the result is scale 0, the base.
     """
     grid = scales(grid)
     if not 0 < keep <= 1:
@@ -157,28 +152,28 @@ def search_negation(
 
 
 def _check_labels(encoded: EncodedTasks, tasks: Iterable[str]) -> None:
-    """Refuse validation or test inputs without labels, before any work."""
+    """Refuse validation or test inputs without labels."""
     for task in tasks:
         for split in ("val", "test"):
             encoded.labels(task, split)
 
 
 def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
-    """Refuse a control on which the base is no better than its most frequent class: there is nothing to keep."""
+    """Refuse a control on which the base is no better than the most frequent class: there is nothing to keep."""
     for task, score in scores.items():
         truth = encoded.labels(task, "val")
-        usual = int(truth.bincount().max()) / len(truth)
-        if score.value <= usual:
+        share = int(truth.bincount().max()) / len(truth)
+        if score.value <= share:
             raise RecipeError(
                 f"the base gets {score.value:.1%} of the control {task!r} right on validation data, where the "
-                f"most frequent class alone is {usual:.1%}: there is nothing to keep; choose a control that the base "
+                f"most frequent class alone is {share:.1%}: there is nothing to keep; choose a control that the base "
                 "can do, or a head that was fitted on the base's features"
             )
 
 
 @dataclass(frozen=True)
 class Form:
-    """A is to B as C is to whatever is measured."""
+    """Three tasks of an analogy: A is to B as C is to the task of the data."""
 
     a: str
     b: str
@@ -198,7 +193,7 @@ class Form:
         return cls(*names)
 
     def coefficients(self, scale: float, shift: float) -> dict[str, float]:
-        """The coefficient of every task vector in scale * tau_C + shift * (tau_B - tau_A)."""
+        """Coefficient of every task vector in scale * tau_C + shift * (tau_B - tau_A)."""
         total = dict.fromkeys((self.a, self.b, self.c), 0.0)  # two of the three may be one
         for task, coefficient in ((self.c, scale), (self.b, shift), (self.a, -shift)):
             total[task] += coefficient
@@ -207,7 +202,7 @@ class Form:
 
 @dataclass(frozen=True)
 class AnalogyPoint:
-    """The accuracy on validation data at one pair of coefficients: `scale` of tau_C, `shift` of tau_B - tau_A."""
+    """Accuracy on validation data at one pair of coefficients: `scale` of tau_C, `shift` of tau_B - tau_A."""
 
     scale: float
     shift: float
@@ -218,8 +213,8 @@ class AnalogyPoint:
 class Analogy:
     """Result of a search, on test data but for the `curve`.
 
-    `auxiliary`: fine-tuned on C alone. `unscaled`: both coefficients 1, for which nothing of D was looked at. `edited`:
-    those of `best`. `expert`: fine-tuned on D, if there is such an expert.
+    `auxiliary`: the expert of C. `unscaled`: both coefficients 1, which needs no data. `edited`: the coefficients of
+    `best`. `expert`: fine-tuned on D, if there is such an expert.
     """
 
     task: str
@@ -234,7 +229,7 @@ class Analogy:
 
 @dataclass(frozen=True, eq=False)
 class Analogous:
-    """The search, and the model at the chosen coefficients; None if these are 0."""
+    """Search of an analogy, and the model at the chosen coefficients; None if these are 0."""
 
     search: Analogy
     model: Model | None
@@ -255,14 +250,14 @@ def solve_analogy(
     plane = analogy_plane(experts, form, seed=seed)
     head = experts.heads[form.c]
     search = search_analogy(plane, head, encoded, task=task, grid=grid, independent=independent, title=str(form))
-    scale, shift = search.best.scale, search.best.shift
-    if scale == shift == 0:
-        return Analogous(search, None)
-    return Analogous(search, arithmetic(experts, form.coefficients(scale, shift), dtype=dtype, seed=seed))
+    best, model = search.best, None
+    if best.scale or best.shift:
+        model = arithmetic(experts, form.coefficients(best.scale, best.shift), dtype=dtype, seed=seed)
+    return Analogous(search, model)
 
 
 def analogy_plane(experts: Experts, form: Form, *, seed: int = 0) -> Span:
-    """The plane of tau_C and tau_B - tau_A through the base."""
+    """Make the plane of tau_C and tau_B - tau_A through the base."""
     ends = (form.coefficients(scale, shift) for scale, shift in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
     return span_of(*(arithmetic(experts, end, seed=seed) for end in ends))
 
@@ -277,11 +272,9 @@ def search_analogy(
     independent: bool = False,
     title: str = "analogy",
 ) -> Analogy:
-    """Walk the plane of tau_C and tau_B - tau_A along its diagonal, or over a square if the coefficients are
-    `independent`.
+    """Search the diagonal of the plane of tau_C and tau_B - tau_A, or a square if coefficients are `independent`.
 
-    Of equal points the nearest to the base is taken; (0, 0), the base, is always among them. `head` is that of C. If
-    the task has a teacher, it is scored as the expert.
+    Of equal points the nearest to the base is taken; (0, 0), the base, is always tried. `head` is that of C.
     """
     grid = scales(grid)
     _check_labels(encoded, [task])

@@ -1,4 +1,4 @@
-"""Tasks as models encode them: features of what is scored now stay in memory, those of others in the cache."""
+"""Tasks with the features that models encode of their inputs, kept in memory while they are needed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Extra, Head, head_of
 from orthomerge.models.model import Model
-from orthomerge.models.modules import Encoder
+from orthomerge.models.model_data import Encoder
 
 _Key = tuple[Encoder, str, Split, str | None, int | None]
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedTasks:
-    """`tasks`: with labels in the order of the heads. `teachers`: the expert of each task, as a model."""
+    """Tasks, with labels in the order of the heads, and the expert of each task as its teacher."""
 
     tasks: Mapping[str, Task]
     teachers: Mapping[str, Model] = field(default_factory=dict)
@@ -31,23 +31,22 @@ class EncodedTasks:
     _features: dict[_Key, Features] = field(default_factory=dict, init=False)
 
     def features(self, model: Model, task: str, split: Split, *, reader: Head | None = None) -> Features:
-        """Features of one split as the head of a task reads them, with labels; `reader`: another head to read with."""
+        """Features and labels of one split as the head of the task, or another `reader`, reads them."""
         head = reader or head_of(self.classifier(model, task))
-        key = (model.encoder, task, split, head.pooling, head.max_length)
+        key, examples = (model.encoder, task, split, head.pooling, head.max_length), self.tasks[task][split]
         if key not in self._features:
-            examples = self.tasks[task][split]
             self.progress.stage(f"encoding {task}/{split} with {model.title} ({len(examples)} inputs)", None)
             self._features[key] = encode(model, examples, task=task, head=head, how=self.how)
         return self._features[key]
 
     def keep(self, models: Collection[Model]) -> None:
-        """Drop features from memory, except those of some models; the cache keeps all."""
+        """Drop the features of all other models from memory; the cache keeps them."""
         encoders = {model.encoder for model in models}
         for key in [key for key in self._features if key[0] not in encoders]:
             del self._features[key]
 
     def labels(self, task: str, split: Split) -> torch.Tensor:
-        """The labels [n] of one split of a task, without which it cannot be scored."""
+        """Labels [n] of one split of a task; a missing task or label is refused."""
         if task not in self.tasks:
             raise RecipeError(f"there is no data of {task!r}; {nearest(task, self.tasks)}")
         labels = self.tasks[task][split].labels
@@ -56,9 +55,8 @@ class EncodedTasks:
         return torch.tensor(labels, dtype=torch.int64)
 
     def classifier(self, model: Model, task: str) -> Head | Extra:
-        """The head of a model for a task; its labels must be the task's, in the same order."""
-        classifier = model.head(task)
-        labels = self.tasks[task].labels
+        """Head of a model for a task; its labels must be the task's, in the same order."""
+        classifier, labels = model.head(task), self.tasks[task].labels
         numbered = tuple(f"LABEL_{number}" for number in range(len(labels)))
         if classifier.labels not in (labels, numbered):
             raise IncompatibleError(
@@ -68,17 +66,17 @@ class EncodedTasks:
         return classifier
 
     def teacher(self, task: str) -> Model:
-        """The expert of a task."""
+        """Expert of a task."""
         if task not in self.teachers:
             raise RecipeError(f"the expert of {task!r} is needed as teacher; say where it is: --expert {task}=PATH")
         return self.teachers[task]
 
     def predictions(self, model: Model, task: str, split: Split) -> torch.Tensor:
-        """The predicted label of every input of one split [n]."""
+        """Predicted labels [n] of one split."""
         classifier = self.classifier(model, task)
         return predict(classifier, self.features(model, task, split).values, head_of(classifier).kind)
 
     def score(self, model: Model, task: str, split: Split) -> Score:
-        """The score of a model as it is on one split of a task."""
-        labels, kind = self.labels(task, split), head_of(model.head(task)).kind
-        return counted(self.predictions(model, task, split), labels, kind)
+        """Score of a model with its own head on one split of a task."""
+        labels = self.labels(task, split)
+        return counted(self.predictions(model, task, split), labels, head_of(model.head(task)).kind)

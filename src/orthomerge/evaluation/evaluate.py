@@ -1,11 +1,11 @@
-"""Score models: subjects x tasks x protocols x draws of support inputs, one record each."""
+"""Score models: one record per subject, task, protocol and draw of support inputs; and warnings about the scores."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,26 @@ import torch
 from orthomerge.core.checks import positive
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.version import VERSION
-from orthomerge.data.task import Access
-from orthomerge.evaluation.answers import Answer, answers, draws, extra_numbers, joint_labels, joint_predictions
+from orthomerge.data.task import Access, Split, Task
+from orthomerge.evaluation.answers import Answer, answers, draws, extra_numbers, joint_predictions
 from orthomerge.evaluation.comparisons import MARGIN, Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import UNSCORED, counted
-from orthomerge.evaluation.notes import contamination_notes
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scores import Scores, prediction_name
 from orthomerge.models.heads import head_kind, head_of
 from orthomerge.models.model import Model
 
+_MANY_SHARED = 0.01  # share of the test inputs; public datasets have a few in a thousand
+_SUSPICIOUS = 0.05  # gap between accuracy on test and on validation data
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is scored under one name: a model, or a model per task.
+    """What is scored under one name: a merge is one model for all tasks, the experts are one model per task.
 
-    `models`: by task; a merge is one model for all tasks, the experts are one model per task. `parameters`: options of
-    the method that made it. `access`: which inputs its making saw.
+    `parameters`: options of the method that made it. `access`: which inputs it was made with.
     """
 
     name: str
@@ -42,26 +43,20 @@ class Subject:
 
     @classmethod
     def of(cls, model: Model, tasks: Iterable[str]) -> Subject:
-        """A model under the name of its method, with that of its aligner if its heads were aligned."""
+        """Name a model after its method, and its aligner if its heads were aligned."""
         parameters = model.origin.facts["method"]["parameters"]
         return cls(model.title, dict.fromkeys(tasks, model), parameters, access=model.origin.access)
 
 
 def with_unique_names(subjects: Sequence[Subject], folders: Sequence[str] = ()) -> list[Subject]:
     """Append the folder, or else the options of the method, to names that occur more than once."""
-    names = [subject.name for subject in subjects]
-    return [
-        replace(subject, name=f"{subject.name} ({folder or _method_label(subject)})")
-        if names.count(subject.name) > 1
-        else subject
-        for subject, folder in zip(subjects, folders or [""] * len(subjects), strict=True)
-    ]
-
-
-def _method_label(subject: Subject) -> str:
-    """A method with its options, as in the name of a file."""
-    options = (f"-{key}={value}" for key, value in sorted(subject.parameters.items()) if value is not None)
-    return "".join([subject.name, *options]).replace("/", "_")
+    names, renamed = [subject.name for subject in subjects], []
+    for subject, folder in zip(subjects, folders or [""] * len(subjects), strict=True):
+        options = (f"-{key}={value}" for key, value in sorted(subject.parameters.items()) if value is not None)
+        label = folder or "".join([subject.name, *options]).replace("/", "_")
+        unique = names.count(subject.name) == 1
+        renamed.append(subject if unique else replace(subject, name=f"{subject.name} ({label})"))
+    return renamed
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +76,7 @@ def score(
     against: str | None = None,
     margin: float = MARGIN,
 ) -> Scores:
-    """Score all subjects, compare them, and collect warnings about the scores.
+    """Score all subjects, compare them, and collect warnings.
 
     `against`: the reference of the comparisons, else the best mean; `margin`: below it two methods may be comparable.
     """
@@ -92,9 +87,11 @@ def score(
     scored = list(evaluate(subjects, protocols, encoded, suite=suite))
     records = [item.record for item in scored]
     predictions = {str(item.record.predictions): item.predictions for item in scored}
-    comparisons = compare_records(
-        records, lambda record: predictions[str(record.predictions)], against=against, margin=margin
-    )
+
+    def read(record: Record) -> Predictions:
+        return predictions[str(record.predictions)]
+
+    comparisons = compare_records(records, read, against=against, margin=margin)
     return Scores(records, comparisons, contamination_notes(encoded), predictions)
 
 
@@ -154,23 +151,20 @@ def _check_protocols(subjects: Sequence[Subject], protocols: Sequence[Evaluation
 
 
 def _check_draws(encoded: EncodedTasks, subjects: Sequence[Subject], protocols: Sequence[EvaluationProtocol]) -> None:
-    """Refuse protocols for which there are too few support inputs, before anything is encoded."""
-    for protocol in protocols:
-        tasks = {task for subject in subjects if protocol.scores(subject.name) for task in subject.models}
-        for task in encoded.tasks:
-            if task in tasks:
-                next(draws(protocol, encoded.tasks[task]))
+    """Refuse protocols for which there are too few support inputs."""
+    for protocol, subject in product(protocols, subjects):
+        for task in subject.models if protocol.scores(subject.name) else ():
+            next(draws(protocol, encoded.tasks[task]))
 
 
 def _joint(encoded: EncodedTasks, subject: Subject, suite: str | None) -> Iterator[Scored]:
     """Score one model in the joint label space of its tasks."""
     # In the order of the data, which makes the joint label space the same for all subjects.
     models = {task: subject.models[task] for task in encoded.tasks if task in subject.models}
-    labels = joint_labels(encoded, models)
     extra = sum(extra_numbers(model.head(task)) for task, model in models.items())
-    for task, predicted in joint_predictions(encoded, models).items():
-        way = Way("joint", (), None, subject.access, None, None)
-        yield _scored(subject, task, way, {}, Answer(0, predicted, extra), labels[task], suite)
+    way = Way("joint", (), None, subject.access, None, None)
+    for task, predicted, truth in joint_predictions(encoded, models):
+        yield _scored(subject, task, way, {}, Answer(0, predicted, extra), truth, suite)
 
 
 def _scored(
@@ -182,7 +176,6 @@ def _scored(
     truth: torch.Tensor,
     suite: str | None,
 ) -> Scored:
-    """An answer as a record, with its predictions."""
     model = subject.models[task]
     kind, kept = head_of(model.head(task)).kind, answer.predicted != UNSCORED
     score = counted(answer.predicted[kept], truth[kept], kind)
@@ -206,3 +199,46 @@ def _scored(
         inputs={"model": model.digest},
     )
     return Scored(replace(record, predictions=prediction_name(record, predictions)), predictions)
+
+
+def contamination_notes(encoded: EncodedTasks) -> list[str]:
+    """Warn of test inputs that are training inputs too, and of experts that are much better on test than on val."""
+    notes = [note for name, task in encoded.tasks.items() for note in _shared_inputs_notes(name, task)]
+    for task, expert in encoded.teachers.items():
+        encoded.keep([expert])
+        test, val = (_accuracy(encoded, task, split) for split in ("test", "val"))
+        if test is not None and val is not None and test - val > _SUSPICIOUS:
+            notes.append(
+                f"the expert of {task!r} scores {100 * test:.1f} on test but {100 * val:.1f} on validation data, "
+                f"{100 * (test - val):.1f} points less (more than {100 * _SUSPICIOUS:g}): it may have been trained on "
+                "the test inputs"
+            )
+    return notes
+
+
+def _shared_inputs_notes(name: str, task: Task) -> Iterator[str]:
+    """Warn if many test inputs are also inputs for training or validation; files on disk are not compared."""
+    parts = {split: part.inputs for split, part in task.splits.items()}
+    if "test" not in parts or not all(isinstance(inputs, list | tuple) for inputs in parts.values()):
+        return
+    seen = {_content(item) for split, inputs in parts.items() if split != "test" for item in inputs}
+    count = sum(_content(item) in seen for item in parts["test"])
+    if count and count >= _MANY_SHARED * len(parts["test"]):
+        yield (
+            f"{count} of {len(parts['test'])} test inputs of {name!r} are among those for training or validation: what "
+            "is fitted there has seen them; take them out of one split"
+        )
+
+
+def _content(item: object) -> str | tuple[tuple[int, ...], bytes]:
+    if isinstance(item, str):
+        return item
+    array = np.ascontiguousarray(item)
+    return array.shape, array.tobytes()
+
+
+def _accuracy(encoded: EncodedTasks, task: str, split: Split) -> float | None:
+    examples = encoded.tasks[task].splits.get(split) if task in encoded.tasks else None
+    if examples is None or examples.labels is None or not len(examples):
+        return None
+    return encoded.score(encoded.teacher(task), task, split).value

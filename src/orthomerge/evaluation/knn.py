@@ -1,4 +1,4 @@
-"""The class whose support lies nearest on average: are the merged features still good, whatever the head makes of them?
+"""Classify by the smallest mean distance to the support inputs of a class: are the merged features still good?
 
 "KNN Eval" of "Rethink the Evaluation Protocol of Model Merging on Classification Task" (FT-Classifier, Eq. 5): the
 prediction is the class c with the smallest *mean Euclidean distance* to all its anchors,
@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.evaluation.evidence import Evidence, Need
+from orthomerge.evaluation.protocols import Evidence, Need
 
 _MOST = 1 << 22  # distances held at once: 32 MiB
 
@@ -53,21 +53,12 @@ class MeanDistance:
         # |x - a|^2 = |x|^2 + |a|^2 - 2 x.a cancels: around the anchors' mean and in float64 it does no harm.
         anchors = self.anchors.to(features.device, torch.float64)
         middle = anchors.mean(0)
-        anchors = anchors - middle
-        logits = features.new_empty((len(features), len(self.counts)), dtype=torch.float32)
-        step = max(1, _MOST // len(anchors))
-        for start in range(0, len(features), step):
-            rows = features[start : start + step].double() - middle
-            logits[start : start + step] = -self._means(rows, anchors)
-        return logits
+        blocks = torch.split(features, max(1, _MOST // len(anchors)))
+        return torch.cat([-self._mean_distances(block.double() - middle, anchors - middle) for block in blocks]).float()
 
-    def _means(self, rows: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-        squares = (anchors * anchors).sum(1) + (rows * rows).sum(1, keepdim=True)
-        distances = squares.addmm_(rows, anchors.T, alpha=-2).clamp_(min=0).sqrt_()
+    def _mean_distances(self, rows: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         means = rows.new_full((len(rows), len(self.counts)), torch.inf)
-        start = 0
-        for place, count in enumerate(self.counts):
-            if count:
-                means[:, place] = distances[:, start : start + count].mean(1)
-            start += count
+        for place, part in enumerate(torch.split(torch.cdist(rows, anchors), list(self.counts), dim=1)):
+            if part.shape[1]:
+                means[:, place] = part.mean(1)
         return means

@@ -1,7 +1,4 @@
-"""Predictions of a head and their accuracy, a share in [0, 1]; every scored input counts, none is dropped.
-
-What logits mean is up to the kind of the head (`models.kinds`). Wilson 1927 for the interval of one accuracy.
-"""
+"""Predictions of a classifier, and their accuracy as a share in [0, 1] with its interval (Wilson 1927)."""
 
 from __future__ import annotations
 
@@ -30,12 +27,12 @@ class Score:
 
 
 def predict(classifier: Classifier, values: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
-    """The predicted row of labels for every row of features [n, d], on the CPU; `kind`: what the logits mean."""
+    """Predicted labels [n] for features [n, d], on the CPU. `kind`: what the logits mean."""
     return head_kind(kind).choices(logits_of(classifier, values)).cpu()
 
 
 def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> torch.Tensor:
-    """Which predictions are right [n]."""
+    """Return which predictions are right [n]."""
     if predicted.ndim != 1 or predicted.shape != labels.shape or not len(labels):
         raise IncompatibleError(
             f"predictions and labels must be two lists of the same length, at least 1, "
@@ -45,7 +42,7 @@ def hits(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL
 
 
 def counted(predicted: torch.Tensor, labels: torch.Tensor, kind: str = SINGLE_LABEL) -> Score:
-    """Accuracy with its interval."""
+    """Accuracy of predictions, with its interval."""
     right = int(hits(predicted, labels, kind).sum())
     return Score(right / len(labels), *wilson(right, len(labels)), examples=len(labels))
 
@@ -62,11 +59,9 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def mean_interval(scores: Collection[Score]) -> tuple[float, float, float]:
-    """The mean of scores of several tasks, and its 95 % interval (Zou and Donner 2008, MOVER).
+    """Mean score of several tasks with its 95 % interval (Zou and Donner 2008, MOVER).
 
-    With m the mean of v_t, and [l_t, u_t] the interval of each of T tasks,
-
-        low = m - sqrt(sum_t (v_t - l_t)^2) / T,    high = m + sqrt(sum_t (u_t - v_t)^2) / T.
+    low = m - sqrt(sum_t (v_t - l_t)^2) / T, high alike: m the mean of v_t, [l_t, u_t] the interval of each of T tasks.
     """
     middle = mean(score.value for score in scores)
     low = middle - math.hypot(*(score.value - score.low for score in scores)) / len(scores)

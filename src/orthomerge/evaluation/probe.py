@@ -1,4 +1,4 @@
-"""A linear classifier trained with labels on the merged features: the ceiling for every head that could be put there.
+"""Linear classifier trained with labels on the merged features: a ceiling for every head that could be put there.
 
 Multinomial logistic regression, minimised by L-BFGS in float64,
 
@@ -20,7 +20,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from orthomerge.core.checks import at_least_one, positive
-from orthomerge.evaluation.evidence import Evidence, Need
+from orthomerge.evaluation.protocols import Evidence, Need
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Head, Linear
 
@@ -48,41 +48,38 @@ class Probe:
         sigma = torch.where(sigma > _FLAT * f.abs().amax(0), sigma, 1)
         seen = labels.to(f.device).bincount(minlength=len(evidence.head.labels)) > 0
         present, targets = seen.nonzero().flatten(), (seen.cumsum(0) - 1)[labels]
-        V, c = _fit((f - mu) / sigma, targets, len(present), l2=self.l2, steps=self.steps)
+        V, c = self._fit((f - mu) / sigma, targets, len(present))
         W = f.new_zeros(len(evidence.head.labels), f.shape[1])
         b = f.new_full((len(W),), -torch.inf)
         W[present] = V / sigma
         b[present] = c - (V / sigma) @ mu
         return Head(Linear(W.float(), b.float()), evidence.head.labels)
 
+    def _fit(self, z: torch.Tensor, targets: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """V [classes, d] and c [classes] at the minimum."""
+        theta = z.new_zeros(classes, z.shape[1] + 1).requires_grad_()
+        optimizer = torch.optim.LBFGS(
+            [theta],
+            max_iter=self.steps,
+            max_eval=2 * self.steps,
+            tolerance_grad=1e-7,
+            tolerance_change=1e-12,
+            history_size=20,
+            line_search_fn="strong_wolfe",
+        )
+
+        def loss_and_gradient() -> torch.Tensor:
+            V, c = theta[:, :-1], theta[:, -1]
+            loss = cross_entropy(torch.addmm(c, z, V.T), targets) + self.l2 / 2 * V.square().sum()
+            (theta.grad,) = torch.autograd.grad(loss, theta)
+            return loss.detach()
+
+        step: Callable[..., object] = optimizer.step  # untyped in torch
+        step(loss_and_gradient)
+        return theta[:, :-1].detach(), theta[:, -1].detach()
+
 
 def fit_probe(features: Features, labels: tuple[str, ...]) -> Head:
-    """A head for labelled features that never had one: a probe with the default settings."""
+    """Fit a probe with the default settings to labelled features."""
     blank = Head(Linear(features.values.new_zeros(len(labels), features.values.shape[1])), labels)
     return Probe().build(Evidence(blank, features))
-
-
-def _fit(
-    z: torch.Tensor, targets: torch.Tensor, classes: int, *, l2: float, steps: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """V [classes, d] and c [classes] at the minimum."""
-    theta = z.new_zeros(classes, z.shape[1] + 1).requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [theta],
-        max_iter=steps,
-        max_eval=2 * steps,
-        tolerance_grad=1e-7,
-        tolerance_change=1e-12,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-    )
-
-    def loss_and_gradient() -> torch.Tensor:
-        V, c = theta[:, :-1], theta[:, -1]
-        loss = cross_entropy(torch.addmm(c, z, V.T), targets) + l2 / 2 * V.square().sum()
-        (theta.grad,) = torch.autograd.grad(loss, theta)
-        return loss.detach()
-
-    step: Callable[..., object] = optimizer.step  # untyped in torch
-    step(loss_and_gradient)
-    return theta[:, :-1].detach().clone(), theta[:, -1].detach().clone()

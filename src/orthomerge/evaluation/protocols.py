@@ -1,11 +1,11 @@
-"""How models are scored: the table of protocols, written by hand, and one protocol with its options and its support.
+"""How models are scored: what evidence a protocol gets, the table of protocols, and a protocol with its options.
 
-"Current Eval" of FT-Classifier and of MOMA (Eq. 11) is the expert's head as it is: logits g(x; theta_m) W_t^T + b_t,
-what every merging paper reports. Every aligner is a protocol, too: it sees features of the merged encoder and of the
-expert on the same unlabelled inputs, and starts from the expert's own head, whatever the merged model has.
+A protocol declares the evidence it needs and is given nothing else, so labels cannot leak into a protocol without
+labels. "Current Eval" of FT-Classifier and of MOMA (Eq. 11) is the expert's head as it is: logits
+g(x; theta_m) W_t^T + b_t. Every aligner is a protocol, too: it gets features of the merged encoder and of the expert on
+the same unlabelled inputs, and starts from the expert's head, whatever the merged model has.
 
-Third parties add rows through the entry-point group `orthomerge.protocols`; each entry loads a `Row`. The joint label
-space is no row: it is a way to score any of these (`answers.py`).
+Plug-ins add rows through the entry-point group `orthomerge.protocols`; each entry loads a `Row`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,57 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
+
+import torch
 
 from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
 from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import find_row, instance_of, maker_of, with_plugins
 from orthomerge.data.task import Access, Split
-from orthomerge.evaluation.evidence import Builder, Evidence, Need
 from orthomerge.evaluation.records import Way, option_texts
+from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Classifier, Head
 
+# features: inputs without labels; expert: the expert's features of them and its head; labels: their true labels.
+Need = Literal["features", "expert", "labels"]
 Shots = int | float | None  # per class; a share of the split if below 1; None: all of it
-_WIDTH: dict[Access, int] = {"data-free": 0, "inductive": 1, "transductive": 2}
+_ACCESSES = get_args(Access)  # from the narrowest to the widest
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a classifier is built from: the model's features of some inputs, and the expert's.
+
+    `head` is the model's, or the expert's own if the protocol needs the expert. `support.labels` is None unless the
+    protocol needs labels. `seed` fixes whatever is random.
+    """
+
+    head: Head
+    support: Features | None = None
+    expert: Features | None = None
+    seed: int = 0
+
+    def labelled(self, protocol: str) -> tuple[Features, torch.Tensor]:
+        """Return the support and its labels; `protocol`: for messages."""
+        if self.support is None or self.support.labels is None:
+            raise RecipeError(f"{protocol!r} needs labels of its support inputs, got none; use a labelled split")
+        return self.support, self.support.labels
+
+    def pair(self) -> FeaturePair:
+        """Return features of the support by the model and by the expert."""
+        if self.support is None or self.expert is None:
+            raise RecipeError("an aligner needs features of its support inputs by the model and the expert, got none")
+        return FeaturePair(self.support, self.expert)
+
+
+class Builder(Protocol):
+    """Builder of the classifier that a model is scored with; its fields are its options."""
+
+    needs: ClassVar[frozenset[Need]]
+
+    def build(self, evidence: Evidence) -> Classifier: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +103,7 @@ class Row:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What evidence its class declares; an aligner declares nothing and needs what every aligner needs."""
+        """Evidence that its class declares, or that every aligner needs."""
         needs: frozenset[Need] = getattr(maker_of(self), "needs", Aligned.needs)
         return needs
 
@@ -89,30 +127,18 @@ PROTOCOLS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 @cache
 def protocols() -> Mapping[str, Row]:
-    """Our rows, then those of installed plug-ins."""
+    """Return our rows, then those of plug-ins."""
     return with_plugins(PROTOCOLS, Row, group="orthomerge.protocols")
 
 
 def find_protocol(name: str) -> Row:
-    """The row of a protocol; an unknown name offers the nearest."""
+    """Return the row of a protocol; an unknown name offers the nearest."""
     return find_row(protocols(), name, what="protocol")
-
-
-def make_protocol(name: str, options: Mapping[str, Any] | None = None) -> Builder:
-    """A protocol from its name and options; an aligner becomes one."""
-    options = options or {}
-    builder = instance_of(find_protocol(name), options, what="protocol")
-    if not hasattr(builder, "fit"):
-        return cast("Builder", builder)
-    if "seed" in options:
-        raise RecipeError(f"protocol {name}: the seed is that of the draw of support inputs; leave 'seed' out")
-    return Aligned(builder)
 
 
 @dataclass(frozen=True)
 class EvaluationProtocol:
-    """`name`: an entry of the table of protocols. `aligner`: an entry of the table of aligners instead, whose options
-    these then are; the name is `current`.
+    """A protocol `name`, or else an `aligner`, with its options, support inputs and access.
 
     `support`: the split of the support inputs under inductive access; transductive access takes them from the test
     split. `seeds`: draws of support inputs, from the seed `first` on. `fewer`: a class that has fewer inputs than
@@ -145,39 +171,40 @@ class EvaluationProtocol:
 
     @classmethod
     def of(cls, named: str | EvaluationProtocol) -> EvaluationProtocol:
-        """The protocol or aligner of a name, with defaults; a protocol as it is."""
+        """Return the protocol or aligner of a name with its defaults; return a protocol unchanged."""
         if isinstance(named, EvaluationProtocol):
             return named
         if named not in protocols() and named in aligners():
             return cls(aligner=named)
-        find_protocol(named)
-        return cls(named)
+        return cls(find_protocol(named).name)
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What evidence it looks at."""
         return Aligned.needs if self.aligner is not None else find_protocol(self.name).needs
 
     @property
     def split(self) -> Split:
-        """Where its support inputs come from."""
         return self.support if self.access == "inductive" else "test"
 
     def builder(self) -> Builder:
-        """What builds the classifier, with the options checked."""
-        if self.aligner is None:
-            return make_protocol(self.name, self.options)
-        return Aligned(make_aligner(self.aligner, self.options))
+        """Make what builds the classifier; options are checked."""
+        if self.aligner is not None:
+            return Aligned(make_aligner(self.aligner, self.options))
+        builder = instance_of(find_protocol(self.name), self.options, what="protocol")
+        if not hasattr(builder, "fit"):
+            return cast("Builder", builder)
+        if "seed" in self.options:
+            raise RecipeError(f"protocol {self.name}: the seed is that of the draw of support inputs; leave 'seed' out")
+        return Aligned(builder)
 
     def scores(self, subject: str) -> bool:
-        """Whether a subject of this name is scored."""
         return self.models is None or subject in self.models
 
     def way(self, seen: Access) -> Way:
-        """How it scores a model whose making saw inputs of access `seen`."""
+        """Describe how it scores a model that was made with inputs of access `seen`."""
         options = option_texts(self.options)
         if not self.needs:
             return Way(self.name, options, None, seen, None, None)
-        # A score has seen the most that any step before it has seen.
-        access = max(seen, self.access, key=_WIDTH.__getitem__)
+        # The access of a score is the widest of all steps before it.
+        access = max(seen, self.access, key=_ACCESSES.index)
         return Way(self.name, options, self.shots, access, self.split, self.aligner)

@@ -1,4 +1,4 @@
-"""One measurement and everything that says what it means, written as JSON lines; and how a run was made."""
+"""One score and how it was measured, written as JSON lines; and how a run was made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Way:
 
     @property
     def title(self) -> str:
-        """In words, without what a table's title says."""
+        """Short text for one row of a table of one access class."""
         name = self.protocol if self.aligner is None else f"aligner {self.aligner}"
         parts = [name, *(f"{option}={value}" for option, value in self.options)]
         if self.shots is not None:
@@ -43,17 +43,17 @@ class Way:
 
 
 def option_texts(options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Options as a `Way` holds them: in the order of their names, with values in JSON."""
+    """Sort options by name and write their values as JSON."""
     return tuple((name, json.dumps(value, sort_keys=True)) for name, value in sorted(options.items()))
 
 
 @dataclass(frozen=True)
 class Record:
-    """One value of one metric.
+    """One value of one metric with its 95 % interval.
 
-    `method` is the merge (or `expert`, `base`, `mtl`), `protocol` with its `options` how it was scored, `support` where
-    the inputs for that came from and `shots` how many of each class (None: all, or none needed), `low` and `high` the
-    95 % interval, `examples` how many were scored, `extra_parameters` what inference needs beyond encoder and heads.
+    `method` is the merge (or `expert`, `base`, `mtl`), `support` the split of the support inputs and `shots` their
+    number per class (None: all, or none needed), `examples` how many inputs were scored, `extra_parameters` what
+    inference needs beyond encoder and heads, `inputs` hashes of what was scored.
     """
 
     task: str
@@ -80,33 +80,27 @@ class Record:
 
     @property
     def headline(self) -> bool:
-        """Whether the metric is the one that tables and comparisons are about."""
+        """Whether tables and comparisons use this metric."""
         return self.metric in _HEADLINES
 
     @property
     def way(self) -> Way:
-        """How the model was scored."""
         return Way(self.protocol, option_texts(self.options), self.shots, self.access, self.support, self.aligner)
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Write JSON lines, whole or not at all."""
+    """Replace a file of JSON lines, one per record."""
     lines = (json.dumps(asdict(record), ensure_ascii=False, sort_keys=True) + "\n" for record in records)
-    write_text(path, "".join(lines))
+    replace_file(path, "".join(lines).encode())
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole, or leave the one that is there as it is."""
-    replace_file(path, text.encode())
-
-
-def write_document(path: Path, document: object) -> None:
-    """Write a JSON file whole, or leave the one that is there as it is."""
-    write_text(path, json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+def write_document(path: Path, document: object, *, indent: int | None = 2) -> None:
+    text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    replace_file(path, f"{text}\n".encode())
 
 
 def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError, fix: str = "") -> Any:
-    """What a JSON file of a run says. `error`: of which kind a file is that is no JSON; `fix`: what to do about it."""
+    """Read a JSON file of a run. `error`: what to raise for a file that is not JSON; `fix`: what to do about it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as failure:
@@ -116,8 +110,7 @@ def read_document(path: Path, *, error: type[OrthomergeError] = CheckpointError,
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read JSON lines back; a line that is no record is an error that names it."""
-    records = []
+    """Read JSON lines; an error names the line that is not a record."""
     try:
         # Not `splitlines`: JSON keeps some of the other line ends that Unicode has as they are.
         lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -125,6 +118,7 @@ def read_records(path: Path) -> list[Record]:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is not UTF-8: {error}") from error
+    records = []
     for number, line in enumerate(lines if lines != [""] else [], 1):
         try:
             records.append(build(Record, json.loads(line), where=f"{path} line {number}"))
@@ -135,11 +129,10 @@ def read_records(path: Path) -> list[Record]:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """How a run was made. `recipe`: its text. `started`: ISO 8601. `seconds`: by stage, in order. `memory`: bytes at
-    the peak.
+    """How a run was made. `recipe`: its text. `seconds`: by stage, in order. `memory`: bytes at the peak.
 
-    `manifests`: what was merged: folders of outputs, relative to the run folder, or blocks of a manifest as they are
-    (`method`, `inputs` with hashes, `heads`, `alignment`, `fit`).
+    `manifests`: what was merged: folders of outputs, relative to the run folder, or blocks of a manifest (`method`,
+    `inputs` with hashes, `heads`, `alignment`, `fit`).
     """
 
     command: str = ""
@@ -153,10 +146,8 @@ class RunInfo:
 
 
 def read_info(path: Path) -> RunInfo:
-    """Read `run.json`; what does not fit is an error that names the file."""
     return build(RunInfo, read_document(path, error=RecipeError), where=str(path))
 
 
 def write_info(path: Path, info: RunInfo) -> None:
-    """Write `run.json` whole or not at all."""
     write_document(path, asdict(info))

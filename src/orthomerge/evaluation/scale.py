@@ -1,10 +1,10 @@
-"""Weights on a line or a plane: one module in memory that is moved, where every point would else be a merge.
+"""Search over the scale of a merge, with one module in memory instead of a merge per scale.
 
     theta(c) = theta_0 + sum_i c_i d_i
 
-A merge is linear in its `scale`, so those at the origin and at the end of every direction give all the others. Lambda
-is chosen among the points of a grid on validation inputs: with labels by mean normalised accuracy (Ortiz-Jimenez et
-al. 2023), without by the mean agreement with the experts' own predictions. Test inputs play no part.
+A merge is linear in its `scale`, so the merges at 0 and 1 give all others. Lambda is chosen from a grid on validation
+inputs: with labels by mean normalised accuracy (Ortiz-Jimenez et al. 2023), without by the mean agreement with the
+experts' own predictions.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """`origin` and each of `directions`: floating-point tensors of the module of `skeleton`, by the names of its state
-    dict. `processor`: how inputs are processed, unless an `Encoding` says so.
+    """Weights theta_0 (`origin`) and d_i (`directions`): floating-point tensors by the names of a state dict.
+
+    `processor`: how inputs are processed, unless an `Encoding` says so.
     """
 
     skeleton: Skeleton
@@ -52,7 +53,7 @@ class Span:
     processor: ProcessorSource
 
     def at(self, *coefficients: float) -> torch.nn.Module:
-        """The module with the weights of one point: the same object every time, so use it before the next call."""
+        """Load the weights of one point; every call returns the same module."""
         state = self.skeleton.module.state_dict()
         with torch.no_grad():
             for name, start in self.origin.items():
@@ -65,7 +66,7 @@ class Span:
     def features(
         self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
     ) -> Features:
-        """Features of one split at one point, as a head reads them; they are not cached."""
+        """Features of one split at one point, as a head reads them; not cached."""
         reader, how = head_of(head), encoded.how
         return extract(
             self.at(*coefficients),
@@ -80,13 +81,13 @@ class Span:
     def score(
         self, coefficients: Sequence[float], encoded: EncodedTasks, task: str, split: Split, head: Head | Extra
     ) -> Score:
-        """The score of a head at one point on one split."""
-        truth = encoded.labels(task, split)
-        kind, features = head_of(head).kind, self.features(coefficients, encoded, task, split, head)
+        """Score of a head at one point on one split."""
+        truth, kind = encoded.labels(task, split), head_of(head).kind
+        features = self.features(coefficients, encoded, task, split, head)
         return counted(predict(head, features.values, kind), truth, kind)
 
     def random(self, *, seed: int) -> Span:
-        """The same origin, and directions drawn at random in which every tensor is as long as it was."""
+        """Replace the directions by random ones whose tensors have the same norms."""
         generator = torch.Generator().manual_seed(seed)
 
         def drawn(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,14 +99,14 @@ class Span:
 
 
 def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: str = "float32", seed: int = 0) -> Model:
-    """The base plus sum_t coefficient_t tau_t; experts that are not named only give their heads, as they are."""
+    """Merge to the base plus sum_t coefficient_t tau_t; missing coefficients are 0."""
     check_vectors(experts, coefficients)
     scale = {task: coefficients.get(task, 0.0) for task in experts.tasks}
     return merge_opened(experts, "task_arithmetic", {"scale": scale}, dtype=dtype, seed=seed)
 
 
 def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
-    """Refuse the task vector of a task that has no expert."""
+    """Refuse tasks without an expert."""
     for task in tasks:
         if task not in experts.tasks:
             raise RecipeError(
@@ -114,25 +115,22 @@ def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
 
 
 def span_of(origin: Model, *ends: Model) -> Span:
-    """The span of some models of one architecture, which should be in float32: rounded to 16 bits, small directions
-    would be noise.
-    """
+    """Make the span of models of one architecture, in float32: in 16 bits small directions would be noise."""
     skeleton = Skeleton.build(origin.family, origin.config, dict(origin.weights.specs))
-    start, *others = (_filled(skeleton, model) for model in (origin, *ends))
+    names, states = set(skeleton.names.values()), []
+    for model in (origin, *ends):
+        skeleton.fill(model.weights)
+        state = skeleton.module.state_dict()
+        states.append(
+            {name: state[name].clone() for name in state if name in names and state[name].is_floating_point()}
+        )
+    start, *others = states
     directions = ({name: end[name] - tensor for name, tensor in start.items()} for end in others)
     return Span(skeleton, origin.family, start, tuple(directions), origin.processor)
 
 
-def _filled(skeleton: Skeleton, model: Model) -> dict[str, torch.Tensor]:
-    """The floating-point tensors of a model, in the order of the module."""
-    skeleton.fill(model.weights)
-    names = set(skeleton.names.values())
-    state = skeleton.module.state_dict()
-    return {name: state[name].clone() for name in state if name in names and state[name].is_floating_point()}
-
-
 def scales(grid: Sequence[float]) -> tuple[float, ...]:
-    """0, which changes nothing and so can always be chosen, and the grid in ascending order."""
+    """Check a grid, sort it and add scale 0, the base."""
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
     for number in grid:
@@ -143,7 +141,7 @@ def scales(grid: Sequence[float]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class ScaleSearch:
-    """The curve: each scale with its score in percent, by task and in the mean; `best` has the highest mean."""
+    """Scores in percent by scale and task; `best` has the highest mean, and of equals is the smallest."""
 
     criterion: Criterion
     curve: dict[float, dict[str, float]]
@@ -157,7 +155,7 @@ class ScaleSearch:
         return max(self.means, key=lambda scale: (self.means[scale], -scale))
 
     def plot(self, width: int = 40) -> str:
-        """The curve as text."""
+        """Format the curve as text."""
         top = max(self.means.values())
         rows = []
         for scale, value in self.means.items():
@@ -180,11 +178,10 @@ def search_scale(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> ScaleSearch:
-    """Score the merges at every scale of a grid on the validation inputs of `data`; `.best` is the scale to take.
+    """Score the merges at every scale of a grid on the validation inputs of `data`.
 
     `criterion`: accuracy, normalised by the experts', or agreement with the experts, which needs no labels; "auto" is
-    accuracy if all validation inputs have labels. Test inputs are not looked at. Every method with a `scale` multiplies
-    its merged vector by it, so all merges lie on the line through those at 0 and 1.
+    accuracy if all validation inputs have labels.
     """
     if not grid:
         raise RecipeError("a search over scales needs at least one scale; give a grid")
@@ -201,15 +198,16 @@ def search_scale(
     span, encoded = span_of(*ends), EncodedTasks(tasks, teachers, encoding or Encoding())
     curve: dict[float, dict[str, float]] = {}
     for scale in map(float, grid):
-        curve[scale] = {task: _score(span, scale, experts.heads[task], encoded, task, criterion) for task in tasks}
+        curve[scale] = {task: _criterion_value(span, scale, experts, encoded, task, criterion) for task in tasks}
         progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(tasks):.1f}", None)
     return ScaleSearch(criterion, curve)
 
 
-def _score(
-    span: Span, scale: float, head: Head | Extra, encoded: EncodedTasks, task: str, criterion: Criterion
+def _criterion_value(
+    span: Span, scale: float, experts: Experts, encoded: EncodedTasks, task: str, criterion: Criterion
 ) -> float:
     """Accuracy normalised by the expert's, or agreement with the expert, on the val split; in percent."""
+    head = experts.heads[task]
     kind, features = head_of(head).kind, span.features((scale,), encoded, task, "val", head)
     predicted = predict(head, features.values, kind)
     expert = encoded.predictions(encoded.teacher(task), task, "val")

@@ -1,8 +1,8 @@
-"""Records of an evaluation with their predictions, notes and comparisons; in memory, and as a run folder.
+"""Records of an evaluation with predictions, notes and comparisons, in memory and as a run folder.
 
 RUN/orthomerge-run.json    which files are ours: no other is replaced or removed
 RUN/records.jsonl          one line per score
-RUN/predictions/*.npz      what was predicted for every test input, and the truth, in the same label space
+RUN/predictions/*.npz      predicted and true classes of every test input, in the same label space
 RUN/comparisons.json       each method against a reference, from the predictions
 RUN/notes.json             warnings about the scores
 RUN/table.md               the tables: one for each access class, comparisons, notes
@@ -27,7 +27,7 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputErr
 from orthomerge.core.schema import build
 from orthomerge.core.table import Table, markdown_escape
 from orthomerge.evaluation.comparisons import MARGIN, Comparison, Predictions, compare_records, comparison_tables
-from orthomerge.evaluation.records import Record, read_document, read_records, write_document, write_records, write_text
+from orthomerge.evaluation.records import Record, read_document, read_records, write_document, write_records
 from orthomerge.evaluation.tables import accuracy_tables
 from orthomerge.files.folders import check_claim, claimed, drop, ours_in
 from orthomerge.files.publish import check_room
@@ -42,10 +42,9 @@ _MOST_BYTES = 150  # of a file's name, before its digest
 
 @dataclass(frozen=True)
 class Scores:
-    """`comparisons`: each method against a reference. `notes`: warnings about the scores.
+    """Records, comparisons of each method with a reference, and notes: warnings about the scores.
 
-    `predictions`: by the name that a record has for them, which is their file once they are written; scores that were
-    read back leave them on disk.
+    `predictions`: by their file in a run folder, as records name it; scores that were read back leave them on disk.
     """
 
     records: list[Record]
@@ -54,22 +53,22 @@ class Scores:
     predictions: Mapping[str, Predictions] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
-        names = list(dict.fromkeys(record.method for record in self.records))
+        names = dict.fromkeys(record.method for record in self.records)
         return f"Scores({len(self.records)} records of {', '.join(names)})"
 
     def tables(self) -> list[Table]:
-        """Accuracies by access class, then comparisons."""
+        """Make tables of accuracies by access class, then of comparisons."""
         return [*accuracy_tables(self.records), *comparison_tables(self.comparisons)]
 
     def markdown(self) -> str:
-        """All tables, then the notes."""
+        """Format all tables, then the notes."""
         parts = [table.markdown() for table in self.tables()]
         if self.notes:
             parts.append("\n".join(("### Notes", "", *(f"- {markdown_escape(note)}" for note in self.notes))))
         return "\n\n".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the predictions as plain data."""
+        """Return everything but the predictions as plain data."""
         return {
             "records": [asdict(record) for record in self.records],
             "comparisons": [asdict(comparison) for comparison in self.comparisons],
@@ -89,17 +88,16 @@ class Scores:
 
 
 def check_run(out: Path) -> None:
-    """Refuse a folder into which no run can be written, before anything is computed."""
+    """Refuse a folder into which no run can be written."""
     check_claim(out, FILES)
     check_room(Path(os.path.abspath(out)), 0)
 
 
 def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, Predictions]) -> None:
-    """Predictions first, then the records that name them.
+    """Write predictions, then the records that name them; a failure removes what was not there before.
 
-    Predictions of an earlier run have other names and stay until no record names them. What was derived from earlier
-    records goes before these are replaced: whoever reads the folder meanwhile finds a file missing, not one of another
-    run. A failure takes away what was not there before.
+    Predictions of an earlier run have other names and stay until no record names them. Files derived from earlier
+    records are removed before these are replaced: a reader finds a file missing, not one of another run.
     """
     with claimed(out, [*FILES, *predictions]):
         put_predictions(out, predictions)
@@ -119,25 +117,25 @@ def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
 
 def write_derived(out: Path, scores: Scores) -> None:
     """Write what is derived from the records."""
-    write_text(out / "table.md", scores.markdown() + "\n")
+    replace_file(out / "table.md", f"{scores.markdown()}\n".encode())
     write_document(out / "comparisons.json", [asdict(comparison) for comparison in scores.comparisons])
     write_document(out / "notes.json", scores.notes)
 
 
 def drop_stale(out: Path, records: Iterable[Record]) -> None:
-    """Remove predictions of ours that no record names any more."""
+    """Remove our predictions that no record names any more."""
     kept = {record.predictions for record in records}
     drop(out, [name for name in ours_in(out) if name.startswith(f"{_FOLDER}/") and name not in kept])
 
 
 def read_run(folder: Path) -> Scores:
-    """A run folder, read back."""
+    """Read a run folder."""
     notes = read_notes(folder / "notes.json")
     return Scores(read_records(folder / RECORDS), read_comparisons(folder / "comparisons.json"), notes)
 
 
 def read_comparisons(path: Path) -> list[Comparison]:
-    """The comparisons that a run wrote."""
+    """Read the comparisons of a run."""
     items = read_document(path, fix="; compare the run again")
     if not isinstance(items, list):
         raise CheckpointError(f"{path} must be a list of comparisons, got {type(items).__name__}; compare again")
@@ -145,7 +143,7 @@ def read_comparisons(path: Path) -> list[Comparison]:
 
 
 def read_notes(path: Path) -> list[str]:
-    """The notes that a run wrote."""
+    """Read the notes of a run."""
     notes = read_document(path, fix="; evaluate again")
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise CheckpointError(f"{path} must be a list of strings; evaluate again")
@@ -153,16 +151,18 @@ def read_notes(path: Path) -> list[str]:
 
 
 def compare_run(folder: Path, *, against: str | None = None, margin: float = MARGIN) -> list[Comparison]:
-    """All comparisons of a run folder, from its predictions; see `compare_records`."""
-    records, read = read_records(folder / RECORDS), partial(read_predictions, folder)
-    return compare_records(records, read, against=against, margin=margin)
+    """Compare the methods of a run folder from its predictions; see `compare_records`."""
+    return compare_records(
+        read_records(folder / RECORDS), partial(read_predictions, folder), against=against, margin=margin
+    )
 
 
 def read_predictions(folder: Path, record: Record) -> Predictions:
-    """The predictions behind a record, which must be those that it was counted from."""
+    """Read the predictions of a record, which must be those that it was counted from."""
     if record.predictions is None:
-        whose = f"{record.method!r} on {record.task!r}"
-        raise CheckpointError(f"{folder / RECORDS} keeps no predictions of {whose}; evaluate again")
+        raise CheckpointError(
+            f"{folder / RECORDS} keeps no predictions of {record.method!r} on {record.task!r}; evaluate again"
+        )
     path = folder / record.predictions
     try:
         with path.open("rb") as handle, np.load(handle) as file:
@@ -186,13 +186,11 @@ def read_predictions(folder: Path, record: Record) -> Predictions:
 
 
 def prediction_name(record: Record, each: Predictions) -> str:
-    """The file of a record's predictions in a run folder: readable, and never that of another record or of other
-    predictions: options and odd letters are in the digest.
-    """
+    """Name the file of a record's predictions: readable, and by its digest distinct from all others."""
     content = hashlib.sha256(each.predicted.tobytes() + each.truth.tobytes()).hexdigest()
     key = json.dumps([record.method, record.task, record.seed, asdict(record.way), content])
     shots = "all" if record.shots is None else f"{record.shots:g}"
     parts = [record.method, record.task, record.protocol, record.access, record.support, shots]
-    shown = "-".join(part for part in parts if part is not None).replace("/", "_")
-    shown = shown.encode()[:_MOST_BYTES].decode(errors="ignore")
-    return f"{_FOLDER}/{shown}-{record.seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
+    text = "-".join(part for part in parts if part is not None).replace("/", "_")
+    start = text.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return f"{_FOLDER}/{start}-{record.seed}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"

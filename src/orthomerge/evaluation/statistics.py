@@ -1,10 +1,10 @@
-"""Two methods on the same inputs: is the difference more than chance, and is its absence more than a lack of data?
+"""Paired tests and intervals for two methods scored on the same inputs.
 
 McNemar 1947 (exact), Holm 1979, Schuirmann 1987 (two one-sided tests), Owen 2007 (bootstrap of crossed factors),
 Agresti and Min 2005 (variance of a paired difference that does not vanish). Accuracies and differences are shares.
 
-What is compared is *hits*: per task a boolean array [n], or [seeds, n] where a method was fitted with several seeds.
-Item i is the same input for both methods, seed s the same draw of support. Differences are first minus second.
+Hits are a boolean array [n] per task, or [seeds, n] where a method was fitted with several seeds. Item i is the same
+input for both methods, seed s the same draw of support. Differences are first minus second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUANTILES = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of a 95 % interval
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over tasks of the difference in accuracy, its 95 % interval, standard error and two-sided p-value."""
+    """Difference in accuracy with its 95 % interval, standard error and two-sided p-value."""
 
     estimate: float
     low: float
@@ -46,12 +46,12 @@ class Equivalence:
 
     @property
     def comparable(self) -> bool:
-        """Whether both tests reject. Only then may two methods be called comparable."""
+        """Whether both tests reject."""
         return max(self.p_below, self.p_above) < self.alpha
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
-    """Exact two-sided p-value: of n inputs that only one method got right, half should be either's.
+    """Exact two-sided p-value from the numbers of inputs that only one method got right.
 
     p = min(1, 2 P(X <= min)) with X ~ Binomial(n, 1/2), in whole numbers to the end.
     """
@@ -64,7 +64,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
-    """Exact McNemar from the hits of two methods on the same inputs of one task.
+    """Exact McNemar from the hits of two methods on one task.
 
     Over several seeds an input counts for the method that got it right under more of them: the sign test.
     """
@@ -75,12 +75,11 @@ def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
 def bootstrap(
     first: Mapping[str, ArrayLike], second: Mapping[str, ArrayLike], *, resamples: int = 10_000, seed: int = 0
 ) -> tuple[Difference, dict[str, Difference]]:
-    """Paired bootstrap of the difference of mean accuracy, and of every task's; items are resampled within each task.
+    """Paired bootstrap of the difference of mean accuracy, and of that of every task.
 
-    With several seeds both factors are resampled, seeds for all tasks together and items per task, each pair keeping
-    its place. Inputs on which the methods did the same under every seed are interchangeable, so counts of such groups
-    are drawn (multinomial) instead of inputs. `error` is the standard deviation over resamples, but not below Agresti
-    and Min's, which is positive even where the methods never differ.
+    Items are resampled per task and seeds for all tasks together. Inputs with the same differences under every seed are
+    interchangeable, so counts of such groups are drawn (multinomial) instead of inputs. `error` is the standard
+    deviation over resamples, but not below Agresti and Min's, which is positive even where the methods never differ.
     """
     tables = {task: _gaps(first[task], second[task]) for task in first}
     seeds = max(len(table) for table in tables.values())
@@ -102,7 +101,7 @@ def bootstrap(
 
 
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
-    """Holm's step-down: p-values that may all be compared with one level together."""
+    """Adjust p-values by Holm's step-down procedure, so that all may be compared with one level."""
     adjusted, least = {}, 0.0
     for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         least = max(least, min(1.0, (len(p_values) - place) * p))
@@ -111,7 +110,7 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 
 
 def tost(difference: Difference, *, margin: float = 0.005, alpha: float = 0.05) -> Equivalence:
-    """Is the difference smaller than `margin` (0.005: half a point) either way? Normal approximation."""
+    """Test whether the difference is smaller than `margin` either way, by a normal approximation."""
     normal = NormalDist()
     return Equivalence(
         margin=margin,
@@ -136,20 +135,19 @@ def _difference(estimate: float, draws: NDArray[np.float64], floor: float) -> Di
 def _resampled(
     table: NDArray[np.int8], weights: NDArray[np.float64], generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """One task's difference in every resample: weights^T [S] table [S, n] counts [n] / n."""
+    """Difference of one task in every resample: weights^T [S] table [S, n] counts [n] / n."""
     n = table.shape[1]
     groups, sizes = np.unique(table, axis=1, return_counts=True)
-    parts = []
-    step = max(1, _MOST // len(sizes))
+    differences, step = [], max(1, _MOST // len(sizes))
     for start in range(0, len(weights), step):
         part = weights[start : start + step]
         counts = generator.multinomial(n, sizes / n, size=len(part))
-        parts.append(((part @ groups) * counts).sum(1) / n)
-    return np.concatenate(parts)
+        differences.append(((part @ groups) * counts).sum(1) / n)
+    return np.concatenate(differences)
 
 
 def _variance(table: NDArray[np.int8]) -> float:
-    """Agresti and Min's variance of one task's difference: half an input more in each cell of the 2 x 2 table."""
+    """Variance of one task's difference by Agresti and Min: half an input more in each cell of the 2 x 2 table."""
     gaps, n = table.mean(0, dtype=np.float64), int(table.shape[1]) + 2
     return (float(gaps @ gaps) + 1 - float(gaps.sum()) ** 2 / n) / n**2
 

@@ -1,14 +1,12 @@
-"""Records as tables: a row for each method and way of reading, a column for each task, access classes never mixed.
+"""Records as tables: one row per method and way of scoring, one column per task, access classes never mixed.
 
-The interval of a mean over tasks (`metrics.mean_interval`) says what other test inputs could change. What other seeds
-could change is in the deviation, and in the worst seed.
+The interval of a mean over tasks is about other test inputs; the deviation and the worst seed are about other seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from statistics import mean, stdev
 
 from orthomerge.core.table import Cell, Table, number, span
@@ -25,11 +23,10 @@ TITLES: Mapping[Access, str] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One row: accuracies with their intervals by task, averaged over seeds, and their mean with its 95 % interval; all
-    in percent.
+    """One row, in percent: scores by task, averaged over seeds, and their mean with its 95 % interval.
 
-    `spread` is the deviation of the mean over seeds, `worst_seed` the lowest of these means, `extra` how many numbers
-    inference needs beyond encoder and heads.
+    `spread` is the standard deviation of the mean over seeds, `worst_seed` the lowest of these means, `extra` how many
+    numbers inference needs beyond encoder and heads.
     """
 
     method: str
@@ -52,10 +49,6 @@ class Line:
         return self.way.protocol
 
     @property
-    def shots(self) -> int | float | None:
-        return self.way.shots
-
-    @property
     def access(self) -> Access:
         return self.way.access
 
@@ -66,7 +59,7 @@ class Line:
 
 @dataclass(frozen=True)
 class LineColumn:
-    """A number of a line beyond its accuracies. `key`: its name for programs; `seeds`: it is about several seeds."""
+    """A number of a line beyond its accuracies. `key`: its name in CSV; `seeds`: only for lines of several seeds."""
 
     key: str
     name: str
@@ -79,7 +72,7 @@ class LineColumn:
         return number(self.value(line), self.form)
 
 
-# Every table, the page of a report and its files have these columns.
+# Columns of every table, of the page of a report and of its files.
 COLUMNS = (
     LineColumn("sd", "sd", "standard deviation of the mean over seeds", lambda line: line.spread, seeds=True),
     LineColumn("worst_seed", "worst", "the mean under the worst seed", lambda line: line.worst_seed, seeds=True),
@@ -95,13 +88,13 @@ COLUMNS = (
 
 
 def columns_of(rows: Sequence[Line], *, extra: bool) -> list[LineColumn]:
-    """Those about seeds where a row has several, the others if they are wanted."""
+    """Select columns: about seeds if a row has several; about extra parameters if `extra`."""
     several = any(row.seeds > 1 for row in rows)
     return [column for column in COLUMNS if (several if column.seeds else extra)]
 
 
 def lines(records: Iterable[Record]) -> list[Line]:
-    """Rows in the order in which they were measured."""
+    """Average records over seeds, in the order in which they were measured."""
     groups: dict[tuple[str, Way], list[Record]] = {}
     for record in records:
         if record.headline:
@@ -110,9 +103,8 @@ def lines(records: Iterable[Record]) -> list[Line]:
 
 
 def accuracy_tables(records: Sequence[Record]) -> list[Table]:
-    """One table per access class that occurs, data-free and inductive first."""
-    tasks = list(dict.fromkeys(record.task for record in records))
-    rows = lines(records)
+    """Make one table per access class that occurs, data-free and inductive first."""
+    tasks, rows = list(dict.fromkeys(record.task for record in records)), lines(records)
     groups = ((title, [row for row in rows if row.access == access]) for access, title in TITLES.items())
     return [accuracy_table(title, group, tasks) for title, group in groups if group]
 
@@ -127,26 +119,27 @@ def accuracy_table(
     extra: bool = False,
     note: str = "",
 ) -> Table:
-    """Rows of one access class. `marks`: a sign per row that says how it compares; `best`: its mean stands out.
+    """Make the table of one access class.
 
-    `extra`: whether the column about extra parameters is shown.
+    `marks`: a sign per row that says how it compares. `best`: the row whose mean stands out. `extra`: whether extra
+    parameters are shown.
     """
     columns = columns_of(rows, extra=extra)
-
-    def cells(row: Line, mark: str | None) -> list[tuple[str, Cell]]:
-        return [
-            ("method", Cell(row.method)),
-            ("protocol", Cell(row.title)),
-            *((task, number(row.values.get(task))) for task in tasks),
-            ("mean", number(row.mean, best=row is best)),
-            ("95 %", span(row.low, row.high)),
-            *([("ref.", Cell(mark))] if mark is not None else []),
-            *((column.name, column.cell(row)) for column in columns),
+    reference = ["ref."] if marks else []
+    names = ["method", "protocol", *tasks, "mean", "95 %", *reference, *(column.name for column in columns)]
+    cells = [
+        [
+            Cell(row.method),
+            Cell(row.title),
+            *(number(row.values.get(task)) for task in tasks),
+            number(row.mean, best=row is best),
+            span(row.low, row.high),
+            *([Cell(mark)] if marks else []),
+            *(column.cell(row) for column in columns),
         ]
-
-    named = [cells(row, mark) for row, mark in zip(rows, marks or repeat(None, len(rows)), strict=True)]
-    names = [name for name, _ in named[0]]
-    return Table.of(title, names, ([cell for _, cell in row] for row in named), left=2, note=note)
+        for row, mark in zip(rows, marks or [""] * len(rows), strict=True)
+    ]
+    return Table.of(title, names, cells, left=2, note=note)
 
 
 def _line(method: str, way: Way, group: Sequence[Record]) -> Line:

@@ -1,17 +1,16 @@
-"""Methods that angles decide, tensor by tensor: Model Stock and spherical interpolation."""
+"""Methods in which angles between tensors decide: Model Stock and spherical interpolation."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import ClassVar
 
 import torch
 
 from orthomerge.core.errors import RecipeError
+from orthomerge.merging.elect import scaled_sum
 from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
-from orthomerge.merging.options import fraction, scaled_sum
+from orthomerge.merging.options import fraction
 from orthomerge.merging.statistics import grams
 
 _PARALLEL = 0.9995
@@ -24,12 +23,12 @@ class ModelStock:
 
     It has no options. Jang et al., "Model Stock: all we need is just a few fine-tuned models", 2024, arXiv 2403.19522:
     per tensor theta = t mean_i theta_i + (1 - t) theta_b with t = N cos / (1 + (N - 1) cos). Meant for experts of *one*
-    task: those of different tasks are nearly orthogonal, so that t is near 0 and the result is near the base.
+    task: those of different tasks are nearly orthogonal, so that t is near 0.
 
     *Differs from the paper:* the paper gives cos for two models; for more it is the mean over all pairs, as in
     mergekit 0.1.5 (`model_stock` without `filter_wise`). It is clamped to [0, 1]: in mergekit a negative mean pushes
-    the result past the base, away from the experts. A pair in which one delta is zero counts as cos = 0; mergekit also
-    shrinks the cosine of pairs whose norms multiply to less than 1e-6, here tiny deltas count like others.
+    the result past the base. A pair in which one delta is zero has cos = 0; mergekit also shrinks the cosine of pairs
+    whose norms multiply to less than 1e-6.
     """
 
     scope: ClassVar[Scope] = "element"
@@ -40,11 +39,11 @@ class ModelStock:
                 "model stock needs at least 2 experts, whose angle decides, got 1; add one, or use 'average'"
             )
         ratios = {key: _ratio(gram) for key, gram in grams(vectors).items()}
-        return Surveyed(self.scope, partial(self._merge, ratios=ratios))
 
-    @staticmethod
-    def _merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site, ratios: Mapping[str, float]) -> torch.Tensor:
-        return scaled_sum(deltas, ratios[site.key] / len(deltas))
+        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+            return scaled_sum(deltas, ratios[site.key] / len(deltas))
+
+        return Surveyed(self.scope, merge)
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Slerp:
 
     Shoemake, "Animating rotation with quaternion curves", SIGGRAPH 1985, on each tensor as one vector, as in
     mergekit 0.1.5 (`slerp`): theta = [sin((1 - t) w) theta_1 + sin(t w) theta_2] / sin(w), w the angle between
-    theta_1 and theta_2. Where the two are nearly parallel or opposite (|cos w| > 0.9995, which is most tensors of
-    most fine-tuned models) the interpolation is linear.
+    theta_1 and theta_2. Where |cos w| > 0.9995 (most tensors of most fine-tuned models) the interpolation is linear.
 
     *Differs from mergekit:* the angle is computed in float64. There `base_model` names one of the two models;
     here both are experts, and the base is only what the deltas are measured from.
@@ -72,16 +70,14 @@ class Slerp:
     def survey(self, vectors: Vectors) -> Surveyed:
         if len(vectors.tasks) != 2:
             raise RecipeError(f"slerp merges exactly 2 experts, got {len(vectors.tasks)}; choose two, or use 'average'")
-        factors = {key: _arc(gram, self.t) for key, gram in grams(vectors).items()}
-        return Surveyed(self.scope, partial(self._merge, factors=factors))
+        coefficients = {key: _arc(gram, self.t) for key, gram in grams(vectors).items()}
 
-    @staticmethod
-    def _merge(
-        base: torch.Tensor, deltas: torch.Tensor, *, site: Site, factors: Mapping[str, tuple[float, float, float]]
-    ) -> torch.Tensor:
-        of_base, first, second = factors[site.key]
-        merged = (deltas[0] * first).add_(deltas[1], alpha=second)
-        return merged.add_(base, alpha=of_base) if of_base else merged
+        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+            of_base, first, second = coefficients[site.key]
+            merged = scaled_sum(deltas, (first, second))
+            return merged.add_(base, alpha=of_base) if of_base else merged
+
+        return Surveyed(self.scope, merge)
 
 
 def _ratio(gram: torch.Tensor) -> float:

@@ -1,17 +1,16 @@
 """DARE: drop entries of the task vectors at random, enlarge the rest, merge.
 
-Yu et al., "Language models are super Mario", 2023, arXiv 2311.03099: each entry of tau_t is dropped with
-probability p and the others are divided by 1 - p, so that tau_t is kept in expectation; then task arithmetic,
-or the election of signs of TIES (Yadav et al. 2023, arXiv 2306.01708).
+Yu et al., "Language models are super Mario", 2023, arXiv 2311.03099: each entry of tau_t is dropped with probability p
+and the others are divided by 1 - p, so that tau_t is kept in expectation; then task arithmetic, or the election of
+signs of TIES (Yadav et al. 2023, arXiv 2306.01708).
 
-`Dare` holds every choice in which published implementations differ. The functions below it are the rows of
-the table of methods: each fixes some choices and has the rest as options.
+`Dare` holds every choice in which published implementations differ. Each function below it is a row of the table of
+methods, which fixes some of them.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import ClassVar, Literal
 
@@ -19,9 +18,9 @@ import numpy as np
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import disjoint_mean, disjoint_sum, elect_sign, trim
+from orthomerge.merging.elect import disjoint_mean, disjoint_sum, elect_sign, scaled_sum, trim
 from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
-from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert, scaled_sum
+from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
 from orthomerge.merging.statistics import Thresholds, kth_largest, runs
 
 _TINY = 1e-7  # norms under this are not restored, as in mergekit
@@ -65,8 +64,24 @@ class Dare:
         weights = per_expert(1.0 if self.weights is None else self.weights, len(vectors.tasks))
         if self.normalize and self.elect == "no" and abs(share := sum(weights)) >= _NOTHING:
             weights = tuple(weight / share for weight in weights)
-        factors, thresholds = self._factors(vectors), self._thresholds(vectors)
-        return Surveyed(self.scope, partial(self._merge, weights=weights, factors=factors, thresholds=thresholds))
+        factors, limits = self._factors(vectors), self._limits(vectors)
+        keep = self.density if self.rescale == "density" else 1.0
+
+        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+            pairs = list(zip(weights, factors.get(site.key, (1.0,) * len(deltas)), strict=True))
+            rows = trim(self.dropped(deltas, site), limits)
+            if self.elect == "no":
+                return scaled_sum(rows, tuple(self.scale * weight * factor / keep for weight, factor in pairs))
+            numbers = [weight * factor for weight, factor in pairs]
+            if self.elect == "unweighted":
+                shares = [number / keep for number in numbers]
+                return disjoint_mean(rows, elect_sign(rows), factors=shares).mul_(self.scale)
+            rows = [row if number == 1 else row * number for row, number in zip(rows, numbers, strict=True)]
+            sign = elect_sign(rows)
+            agreeing = disjoint_mean(rows, sign, votes=weights) if self.normalize else disjoint_sum(rows, sign)
+            return agreeing.mul_(self.scale / keep)
+
+        return Surveyed(self.scope, merge)
 
     def dropped(self, deltas: torch.Tensor, site: Site) -> list[torch.Tensor]:
         """Each expert's entries with probability `density`, else zero; not enlarged, not copied when all stay."""
@@ -95,7 +110,7 @@ class Dare:
             for key, both in norms.items()
         }
 
-    def _thresholds(self, vectors: Vectors) -> Thresholds:
+    def _limits(self, vectors: Vectors) -> Thresholds:
         """Of the dropped vectors before they are enlarged: dividing all entries by 1 - p changes no order."""
         if self.trim >= 1:
             return (0.0,) * len(vectors.tasks)
@@ -107,38 +122,13 @@ class Dare:
         count = sum(prod(shape) for shape in vectors.shapes.values())
         return kth_largest(stream, (int(self.trim * count),), rows=len(vectors.tasks), count=count)[0]
 
-    def _merge(
-        self,
-        base: torch.Tensor,
-        deltas: torch.Tensor,
-        *,
-        site: Site,
-        weights: tuple[float, ...],
-        factors: Mapping[str, tuple[float, ...]],
-        thresholds: Thresholds,
-    ) -> torch.Tensor:
-        """Merge one block; `factors` restore norms, by tensor; `thresholds`: of the trim, one per expert."""
-        keep = self.density if self.rescale == "density" else 1.0
-        pairs = list(zip(weights, factors.get(site.key, (1.0,) * len(deltas)), strict=True))
-        rows = trim(self.dropped(deltas, site), thresholds)
-        if self.elect == "no":
-            return scaled_sum(rows, tuple(self.scale * weight * factor / keep for weight, factor in pairs))
-        numbers = [weight * factor for weight, factor in pairs]
-        if self.elect == "unweighted":
-            shares = [number / keep for number in numbers]
-            return disjoint_mean(rows, elect_sign(rows), factors=shares).mul_(self.scale)
-        rows = [row if number == 1 else row * number for row, number in zip(rows, numbers, strict=True)]
-        sign = elect_sign(rows)
-        agreeing = disjoint_mean(rows, sign, votes=weights) if self.normalize else disjoint_sum(rows, sign)
-        return agreeing.mul_(self.scale / keep)
-
 
 def keep_mask(site: Site, task: str, count: int, *, keep: float, seed: int) -> torch.Tensor:
     """Independent Bernoulli(`keep`) draws for `count` elements from `site.start` on, as booleans.
 
-    They depend on (seed, tensor, expert, position) and on nothing else: not on the size of blocks, the order of tensors
-    and experts, the number of threads, or the device. A counter-based generator (Philox, Salmon et al. 2011) is keyed
-    by a hash of seed, tensor name and expert name; element i of the tensor takes 32-bit lane i.
+    They depend on (seed, tensor, expert, position) alone, not on blocks, order, threads or device. A counter-based
+    generator (Philox, Salmon et al. 2011) is keyed by a hash of seed, tensor name and expert name; element i of the
+    tensor takes 32-bit lane i.
     """
     digest = hashlib.sha256(f"{seed}\0{site.key}\0{task}".encode()).digest()
     first, skip = divmod(site.start, _LANES)
@@ -166,11 +156,10 @@ def dare_ties(drop: float = 0.5, density: float = 0.2, scale: float = 0.5, seed:
 
     `drop`: p; `density`: share that survives the trim; `scale`: lambda; `seed` fixes what is dropped.
 
-    Section 4.3 of the paper, with the defaults of FusionBench (disjoint sum, lambda 0.5).
+    Section 4.3 of the paper, with the defaults of FusionBench.
 
-    *Differs from the paper:* the paper leaves the TIES that follows open; here it is the disjoint sum of
-    `ties_sum`. The trim counts dropped entries as the zeros they are: with `density` above 1 - `drop` it keeps
-    everything that was not dropped.
+    *Differs from the paper:* the paper leaves the TIES that follows open; here it is the disjoint sum of `ties_sum`.
+    The trim counts dropped entries as zeros: with `density` above 1 - `drop` it keeps all that was not dropped.
     """
     fraction("drop", drop, zero=True, one=False)
     fraction("density", density)
@@ -191,11 +180,9 @@ def dare_mergekit(
     options `density`, `weight`, `normalize`, `rescale` and `lambda`.
 
     *Differs from the paper:* what is left of a tensor is multiplied by (L1 norm before) / (L1 norm after), not divided
-    by the density; in small tensors the two differ, and the expectation is no longer exactly tau. `normalize` divides
-    by the sum of the weights.
+    by the density: in small tensors the expectation is not exactly tau. `normalize` divides by the sum of the weights.
 
-    *Differs from mergekit:* the draws depend on seed, tensor and expert alone, not on the order of the merge; the
-    norms are summed in float64, so that half precision cannot overflow.
+    *Differs from mergekit:* the draws, which there depend on the order of the merge; norms are summed in float64.
     """
     return Dare(density, scale, weights, normalize, "norm" if rescale else "no", seed=seed)
 
@@ -213,9 +200,8 @@ def dare_ties_mergekit(
     `density`: share of entries that stay; `weights`: one per expert, by default 1; `scale`: lambda. mergekit calls the
     options `density`, `weight`, `normalize`, `rescale` and `lambda`.
 
-    *Differs from the paper:* nothing is trimmed by magnitude, only dropped at random; each tensor's L1 norm is
-    restored (see `dare@mergekit`); the weights multiply before the sign is elected (see `ties@mergekit`). Those that
-    agree are added; `normalize`, off by default there and here, divides by the sum of their weights.
+    *Differs from the paper:* nothing is trimmed by magnitude; norms are restored as in `dare@mergekit`; weights
+    multiply before the sign is elected. Those that agree are added; `normalize` divides by the sum of their weights.
     """
     return Dare(density, scale, weights, normalize, "norm" if rescale else "no", "weighted", seed=seed)
 
@@ -226,7 +212,7 @@ def dare_peft(density: float = 0.5, weights: tuple[float, ...] | None = None, se
     `density`: share of entries that stay, 1 - p; `weights`: lambda, one per expert, each 1 by default; `seed` fixes
     what is dropped.
 
-    *Differs from PEFT:* the draws depend on seed, tensor and expert alone, not on what was drawn before.
+    *Differs from PEFT:* the draws, which there depend on what was drawn before.
     """
     return Dare(density, weights=weights, seed=seed)
 
@@ -238,6 +224,6 @@ def dare_ties_peft(density: float = 0.5, weights: tuple[float, ...] | None = Non
 
     *Differs from the paper:* nothing is trimmed by magnitude; election, weights and count as in `ties@peft`.
 
-    *Differs from PEFT:* the draws depend on seed, tensor and expert alone, not on what was drawn before.
+    *Differs from PEFT:* the draws, which there depend on what was drawn before.
     """
     return Dare(density, weights=weights, elect="unweighted", seed=seed)

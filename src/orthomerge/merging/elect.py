@@ -1,17 +1,32 @@
-"""Trim, elect, merge: the three steps of TIES, which its variants combine in different ways.
+"""Trim, elect, merge: the three steps of TIES, which its variants combine in different ways, and sums of rows.
 
-Yadav et al., "TIES-merging", 2023, arXiv 2306.01708, section 3. Pure functions on the rows of one block, one
-row per expert. Nothing here writes into the rows, which may belong to the caller.
+Yadav et al., "TIES-merging", 2023, arXiv 2306.01708, section 3. Pure functions on the rows of one block, one row per
+expert. Nothing here writes into the rows, which may belong to the caller.
 
-An entry *agrees* when its sign is the elected one; multiplied by that sign it is then positive, so `relu(row
-* sign)` is its magnitude and zero for all others. Comparisons, masks and `where` would say the same ten times
-slower on a CPU.
+An entry *agrees* when its sign is the elected one; multiplied by that sign it is then positive, so `relu(row * sign)`
+is its magnitude and zero for all others. Comparisons, masks and `where` would take ten times as long on a CPU.
 """
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
+
+from orthomerge.merging.options import PerExpert, per_expert
+
+
+def scaled_sum(rows: torch.Tensor | Sequence[torch.Tensor], scale: PerExpert) -> torch.Tensor:
+    """sum_t scale_t * rows[t], added in the order of the experts."""
+    numbers = per_expert(scale, len(rows))
+    result = rows[0] * numbers[0]
+    for row, number in zip(rows[1:], numbers[1:], strict=True):
+        result.add_(row, alpha=number)
+    return result
+
+
+def total(rows: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of the rows, added in their order."""
+    return scaled_sum(rows, 1.0)
 
 
 def trim(rows: Iterable[torch.Tensor], thresholds: Sequence[float]) -> list[torch.Tensor]:
@@ -24,17 +39,9 @@ def _trimmed(row: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.hardshrink(row, float(np.nextafter(np.float32(limit), np.float32(0)))) if limit > 0 else row
 
 
-def total(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of the rows, added in their order."""
-    result = rows[0].clone()
-    for row in rows[1:]:
-        result.add_(row)
-    return result
-
-
 def elect_sign(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     """+1 where the entries sum to zero or more, -1 where to less."""
-    return torch.copysign(torch.ones((), dtype=rows[0].dtype, device=rows[0].device), total(rows))
+    return torch.copysign(rows[0].new_ones(()), total(rows))
 
 
 def disjoint_sum(rows: Sequence[torch.Tensor], sign: torch.Tensor) -> torch.Tensor:
@@ -60,10 +67,7 @@ def disjoint_mean(
     factors: Sequence[float] | None = None,
     votes: Sequence[float] | None = None,
 ) -> torch.Tensor:
-    """sum_t factors_t x_t / sum_t votes_t, both over the entries that agree; each is 1 by default.
-
-    Where the votes come to zero the sum is left as it is.
-    """
+    """sum_t factors_t x_t / sum_t votes_t over the entries that agree, each 1 by default; votes of 0 do not divide."""
     factors = factors or (1.0,) * len(rows)
     votes = votes or (1.0,) * len(rows)
     result, count = torch.zeros_like(sign), torch.zeros_like(sign)

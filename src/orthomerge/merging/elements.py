@@ -1,17 +1,62 @@
-"""Methods that decide entry by entry which deltas count: MagMax, consensus and breadcrumbs."""
+"""Methods that merge entry by entry and need no statistics but Breadcrumbs': averages, sums, largest entries, masks."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import total, trim
-from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
-from orthomerge.merging.options import PerExpert, finite, fraction, per_expert, scaled_sum
-from orthomerge.merging.statistics import Thresholds, tensor_thresholds
+from orthomerge.merging.elect import scaled_sum, total, trim
+from orthomerge.merging.kinds import Scope, Site, Surveyed, TensorMethod, Vectors
+from orthomerge.merging.options import PerExpert, finite, fraction, per_expert
+from orthomerge.merging.statistics import thresholds
+
+
+@dataclass(frozen=True)
+class Average:
+    """Weighted average of the experts: theta = sum_t w_t theta_t.
+
+    `weights`: one number per expert, normalised to sum to one; equal by default.
+
+    Wortsman et al., "Model soups", 2022, arXiv 2203.05482. The result is the base plus the weighted mean of the task
+    vectors, in which the base cancels.
+    """
+
+    weights: tuple[float, ...] | None = None
+
+    scope: ClassVar[Scope] = "element"
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            finite("weights", self.weights)
+            if sum(self.weights) <= 0:
+                raise RecipeError(f"'weights' must sum to a positive number, got {list(self.weights)}")
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        if self.weights is None:
+            return total(deltas).div_(len(deltas))
+        whole = sum(self.weights)
+        return scaled_sum(deltas, tuple(weight / whole for weight in self.weights))
+
+
+@dataclass(frozen=True)
+class TaskArithmetic:
+    """Task arithmetic: theta = theta_b + sum_t lambda_t tau_t.
+
+    `scale`: lambda, one for all experts or one per expert (0.3 suits eight tasks, 0.7 five).
+
+    Ilharco et al., "Editing models with task arithmetic", 2023, arXiv 2212.04089.
+    """
+
+    scale: PerExpert = 0.3
+
+    scope: ClassVar[Scope] = "element"
+
+    def __post_init__(self) -> None:
+        finite("scale", self.scale)
+
+    def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+        return scaled_sum(deltas, self.scale)
 
 
 @dataclass(frozen=True)
@@ -34,14 +79,10 @@ class MagMax:
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         best = deltas[0].clone()
-        most = best.abs()
-        wins = torch.empty_like(best)  # 1.0 where the next expert's entry is at least as large
         for delta in deltas[1:]:
-            size = delta.abs()
-            torch.ge(size, most, out=wins)
+            wins = torch.ge(delta.abs(), best.abs(), out=torch.empty_like(best))  # 1.0 where true
             # Exact: the old entry is subtracted from itself or left, then the new one is added or not.
             best.addcmul_(best, wins, value=-1).addcmul_(delta, wins)
-            torch.maximum(most, size, out=most)
         return best.mul_(self.scale)
 
 
@@ -77,12 +118,12 @@ class Consensus:
                 f"'agree' is {self.agree}, but there are {len(deltas)} experts: nothing would be merged; "
                 f"set it to at most {len(deltas)}"
             )
-        tau_m = total(list(deltas))
-        users, uses, rest = torch.zeros_like(tau_m), torch.empty_like(tau_m), torch.empty_like(tau_m)
+        tau_m = total(deltas)
+        users = torch.zeros_like(tau_m)
         for delta, threshold in zip(deltas, per_expert(self.threshold, len(deltas)), strict=True):
-            torch.sub(tau_m, delta, out=rest).abs_().mul_(threshold)
-            users.add_(torch.gt(delta.abs(), rest, out=uses))  # 1.0 where true
-        return tau_m.mul_(torch.ge(users, self.agree, out=uses)).mul_(self.scale)
+            rest = (tau_m - delta).abs_().mul_(threshold)
+            users += torch.gt(delta.abs(), rest, out=rest)  # 1.0 where true
+        return tau_m.mul_(users >= self.agree).mul_(self.scale)
 
 
 @dataclass(frozen=True)
@@ -95,8 +136,7 @@ class Breadcrumbs:
 
     *Differs from the paper:* hyper-parameters as in mergekit 0.1.5: of n entries the int(gamma * n) largest go,
     then the smallest until int(density * n) are left. When both shares do not fit (density + gamma > 1) fewer
-    outliers go. gamma = 0 drops no outliers: a plain trim by magnitude, here and in mergekit. density = 1 keeps
-    everything, outliers included.
+    outliers go. gamma = 0 is a plain trim by magnitude; density = 1 keeps everything, outliers included.
 
     *Differs from mergekit:* entries as large as the largest or as small as the smallest that is kept are all
     kept; mergekit keeps exactly int(density * n), and which of several equal ones depends on an unstable sort.
@@ -113,28 +153,25 @@ class Breadcrumbs:
         fraction("gamma", self.gamma, zero=True, one=False)
         finite("scale", self.scale)
 
-    def survey(self, vectors: Vectors) -> Surveyed:
+    def survey(self, vectors: Vectors) -> TensorMethod:
         scale = per_expert(self.scale, len(vectors.tasks))
-        everything: tuple[Thresholds, ...] = ((0.0,) * len(scale), (float("inf"),) * len(scale))
-        limits = dict.fromkeys(vectors.shapes, everything)
-        if self.density < 1:
-            limits = tensor_thresholds(vectors, self._ranks)
-        return Surveyed(self.scope, partial(self._merge, limits=limits))
+        if self.density >= 1:
+            return TaskArithmetic(scale)
+        limits = {key: thresholds(vectors, self._ranks, keys=(key,)) for key in vectors.shapes}
+
+        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+            smallest, largest = limits[site.key]
+            # hardshrink leaves what is over the largest; subtracted from itself that is zero, the rest stays.
+            rows = [
+                torch.sub(row, torch.hardshrink(delta, limit)) if limit < float("inf") else row
+                for row, delta, limit in zip(trim(deltas, smallest), deltas, largest, strict=True)
+            ]
+            return scaled_sum(rows, scale)
+
+        return Surveyed(self.scope, merge)
 
     def _ranks(self, count: int) -> tuple[int, int]:
         """Ranks of the smallest and of the largest entry to keep."""
         kept = int(self.density * count)
         outliers = min(int(self.gamma * count), count - kept)
         return (outliers + kept, outliers + 1) if kept else (0, 0)
-
-    def _merge(
-        self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site, limits: Mapping[str, tuple[Thresholds, ...]]
-    ) -> torch.Tensor:
-        """Keep magnitudes from the smallest to the largest limit of each expert."""
-        smallest, largest = limits[site.key]
-        # hardshrink leaves what is over the largest; subtracted from itself that is zero, the rest stays.
-        rows = [
-            torch.sub(row, torch.hardshrink(delta, limit)) if limit < float("inf") else row
-            for row, delta, limit in zip(trim(deltas, smallest), deltas, largest, strict=True)
-        ]
-        return scaled_sum(rows, self.scale)

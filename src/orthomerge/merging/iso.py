@@ -1,12 +1,11 @@
-"""Isotropic merging: all directions of the merged update of a matrix are equally strong.
+"""Isotropic merging: make all directions of the merged update of a matrix equally strong.
 
 Marczak et al., "No Task Left Behind: Isotropic Model Merging with Common and Task-Specific Subspaces", 2025,
 arXiv 2502.04959. Tensors that are no matrices get scale * mean of the task vectors.
 
 Letters: T experts; tau_t, X [m, k]; X = sum_t tau_t = U diag(s) V^T; W = U V^T its polar factor.
 Differs from the paper: directions whose singular value is rounding are left out, of the mean too; the authors' code
-fills the null space with directions that are arbitrary but as strong as the rest. The authors' code averages a CLIP
-`text_projection`; here it is a matrix like any other.
+fills the null space with arbitrary ones. It averages a CLIP `text_projection`; here that is a matrix like any other.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Types of merging methods and of what they read.
 
-A *tensor method* is a pure function of one tensor across the experts. A *survey method* first streams
-everything once (thresholds, norms, angles) and then becomes a tensor method. Both are small frozen dataclasses
-whose fields are their hyper-parameters and therefore the schema of a recipe.
+A *tensor method* is a pure function of one tensor across the experts. A *survey method* first streams everything once
+(thresholds, norms, angles) and then becomes a tensor method. Both are small frozen dataclasses whose fields are their
+hyper-parameters and therefore the schema of a recipe.
 
 Letters: T experts; a block holds `base` [n] and `deltas` [T, n] in float32, where n elements start at `site.start` of
 the flattened tensor. A method with `scope = "matrix"` gets every two-dimensional tensor whole: `base` [m, k], `deltas`
@@ -50,15 +50,12 @@ class Vectors(Protocol):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every merged tensor, in streaming order."""
-        ...
 
     def blocks(self, *, keys: tuple[str, ...] | None = None, scope: Scope = "element") -> Iterator[Block]:
         """Every block of every tensor (or of those named) in order."""
-        ...
 
     def factors(self, key: str) -> tuple[tuple[torch.Tensor, torch.Tensor], ...] | None:
         """Each expert's delta of one matrix as two thin factors [m, r] and [r, k]; None unless all are known."""
-        ...
 
 
 class TensorMethod(Protocol):
@@ -70,7 +67,6 @@ class TensorMethod(Protocol):
     @property
     def merge(self) -> Callable[..., torch.Tensor]:
         """`merge(base, deltas, *, site)`: the delta to add to `base`; same shape as `base`, float32."""
-        ...
 
 
 @dataclass(frozen=True)

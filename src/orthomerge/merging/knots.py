@@ -1,23 +1,28 @@
 """KnOTS: bring the experts' updates of a matrix into one basis, merge them there by any merger, and go back.
 
 Stoica et al., "Model merging with SVD to tie the Knots", 2025, arXiv 2410.19735. Per matrix the updates side by side
-are decomposed together, [tau_1 .. tau_T] = U S [V_1 .. V_T]^T (`joint`); the merger sees the parts S V_t^T in the place
-of the tau_t, in its trim over the whole model too, and delta = U merged. Whatever is linear gives what it gives without
-KnOTS: `average` and `task_arithmetic` are there to show it.
+are decomposed together, [M_1 .. M_T] = U S [V_1 .. V_T]^T. In the basis U expert t's update is the *part*
+S V_t^T = U^T M_t; the merger sees the parts in the place of the updates, in its trim over the whole model too, and
+delta = U merged. Whatever is linear gives what it gives without KnOTS. U is defined up to a rotation among equal
+singular values, so what is merged element by element there is not unique.
 
-Differs from the paper: it writes that V_t is merged; its code, and this, merge S V_t^T. It treats LoRA's matrices
-alone; here tensors that are no matrices go to the merger, and into its trim, as they are. Its KnOTS-TIES is `ties` with
-density 0.2 and scale 0.6, its KnOTS-DARE-TIES `dare_ties@peft` (no trim, disjoint mean) with density 0.9 and weights
-0.7; `dare_ties` here trims and adds. Mergers are those of this package, with their rules for equal magnitudes.
+From factors M_t = B_t A_t it is B = [B_1 .. B_T] = Q R and A_t^T = Q_t L_t^T, and U = Q U' with U' of the small matrix
+[R_1 L_1 .. R_T L_T]: O(m (sum r)^2). From dense updates it costs a QR decomposition of [T k, m], O(T k m^2).
 
-U is defined up to a rotation among equal singular values, so what is merged element by element there is not unique.
+Letters: T experts; M_t [m, k], m what goes out and k what comes in; r_t the rank of expert t; U [m, p], p the rank of
+all together.
+Differs from the paper: it writes that V_t is merged; its code, and this, merge S V_t^T. Directions are dropped whose
+singular value is rounding (2^-23 of the largest), not those of 1e-5 or less. It treats LoRA's matrices alone; here
+tensors that are no matrices go to the merger, and into its trim, as they are, and a table of tokens or positions is
+decomposed as its transpose. Its KnOTS-TIES is `ties` with density 0.2 and scale 0.6, its KnOTS-DARE-TIES
+`dare_ties@peft` with density 0.9 and weights 0.7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal, cast
 
 import torch
@@ -25,16 +30,16 @@ import torch
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import build, schema
-from orthomerge.merging.joint import Pair, joint_basis, joint_basis_of_factors, parts, parts_of_factors
 from orthomerge.merging.kinds import Block, Scope, Site, Surveyed, SurveyMethod, TensorMethod, Vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.options import PerExpert
-from orthomerge.merging.polar import is_table
+from orthomerge.merging.polar import ROUNDING, basis, is_table
 
 Merger = Literal[
     "average", "task_arithmetic", "ties", "ties_sum", "ties_per_tensor", "ties@peft", "dare", "dare_ties", "dare@peft",
     "dare_ties@peft", "magmax",
 ]  # fmt: skip
+Pair = tuple[torch.Tensor, torch.Tensor]
 _OPTIONS = ("scale", "density", "drop", "weights")
 _KEPT = 128 << 20  # bytes of bases that are kept from one pass to the next; others are computed again
 
@@ -74,20 +79,17 @@ class Knots:
     def survey(self, vectors: Vectors) -> Surveyed:
         aligned, inner = Parts(vectors), self.inner()
         merger = inner.survey(aligned) if hasattr(inner, "survey") else inner
-        return Surveyed(self.scope, partial(_merge_aligned, aligned=aligned, merger=merger))
 
+        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+            if len(site.shape) != 2:
+                return merger.merge(base.cpu(), deltas.cpu(), site=site).to(base.device)
+            U, part = aligned.part(Block(site, base, deltas))
+            if not U.shape[1]:
+                return torch.zeros_like(base)
+            merged = U @ merger.merge(part.base, part.deltas, site=part.site).to(U)
+            return (merged.T if is_table(site.key) else merged).float()
 
-def _merge_aligned(
-    base: torch.Tensor, deltas: torch.Tensor, *, site: Site, aligned: Parts, merger: TensorMethod
-) -> torch.Tensor:
-    """Merge the parts of one block and go back to its basis."""
-    if len(site.shape) != 2:
-        return merger.merge(base.cpu(), deltas.cpu(), site=site).to(base.device)
-    U, part = aligned.part(Block(site, base, deltas))
-    if not U.shape[1]:
-        return torch.zeros_like(base)
-    merged = U @ merger.merge(part.base, part.deltas, site=part.site).to(U)
-    return (merged.T if is_table(site.key) else merged).float()
+        return Surveyed(self.scope, merge)
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,13 @@ class Parts:
         return tuple((A.T, B.T) for B, A in pairs) if pairs is not None and is_table(key) else pairs
 
     def _basis(self, key: str, updates: torch.Tensor | tuple[Pair, ...]) -> torch.Tensor:
-        if (kept := self._bases.get(key)) is not None:
-            return kept
-        if isinstance(updates, torch.Tensor):
-            U = joint_basis(updates, key=key)
-        else:
-            U = joint_basis_of_factors(updates, key=key)
+        if key in self._bases:
+            return self._bases[key]
+        U = (
+            joint_basis(updates, key=key)
+            if isinstance(updates, torch.Tensor)
+            else joint_basis_of_factors(updates, key=key)
+        )
         if sum(each.nbytes for each in list(self._bases.values())) + U.nbytes <= _KEPT:
             self._bases[key] = U
         return U
@@ -156,3 +159,36 @@ class Parts:
     def _block(self, key: str, values: torch.Tensor) -> Block:
         shape = (values.shape[1], values.shape[2])
         return Block(Site(key, shape, 0, self.tasks), values.new_zeros(shape), values)
+
+
+def joint_basis(updates: torch.Tensor, *, key: str) -> torch.Tensor:
+    """U [m, p] in float64 from dense updates [T, m, k]; `key` names them in errors."""
+    T, m, k = updates.shape
+    rows = torch.empty(T, k, m, dtype=torch.float64, device=updates.device).copy_(updates.transpose(1, 2))
+    return basis(rows.reshape(T * k, m).T, key=key)
+
+
+def joint_basis_of_factors(pairs: Sequence[Pair], *, key: str) -> torch.Tensor:
+    """U [m, p] in float64 from each expert's factors B_t [m, r_t] and A_t [r_t, k]."""
+    Q, R = torch.linalg.qr(torch.cat([B for B, _ in pairs], 1).double())
+    blocks, start, size = [], 0, 0.0
+    for B, A in pairs:
+        size += float(B.norm() * A.norm())
+        L = torch.linalg.qr(A.double().T, mode="r").R.T
+        blocks.append(R[:, start : start + B.shape[1]] @ L)
+        start += B.shape[1]
+    # Products may cancel (a - a): what is left is then the rounding of float64, not a direction.
+    return torch.matmul(Q, basis(torch.cat(blocks, 1), key=key, floor=ROUNDING**2 * size))
+
+
+def parts(U: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+    """Each update in the basis U: U^T M_t, [T, p, k] in float32, on the host even if U is on a device."""
+    result = torch.empty(len(updates), U.shape[1], updates.shape[2])
+    for part, M in zip(result, updates, strict=True):
+        part.copy_(U.T @ M.double())
+    return result
+
+
+def parts_of_factors(U: torch.Tensor, pairs: Sequence[Pair]) -> torch.Tensor:
+    """The same from factors: (U^T B_t) A_t."""
+    return torch.stack([((U.T @ B.to(U)) @ A.to(U)).float() for B, A in pairs]).cpu()

@@ -1,23 +1,41 @@
-"""Merge opened experts by a method without inputs, and check first whether they can be merged."""
+"""Merge opened experts by a method without inputs: checks, and the merged encoder as lazy tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from orthomerge.core.device import device_of
-from orthomerge.core.errors import OrthomergeError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
-from orthomerge.merging.kinship import check_kinship
-from orthomerge.merging.merged import MergedTensors, check_tied, task_vectors
+from orthomerge.core.threads import fixed_threads
+from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
+from orthomerge.files.lora import Adapter
+from orthomerge.merging.checks import check_origin, check_tied
+from orthomerge.merging.expressions import evaluate
 from orthomerge.merging.methods import known_method, make_method, methods, name_of, options_of
+from orthomerge.merging.stream import MEMORY, merge_blocks, prepare
+from orthomerge.merging.vectors import TILE, Difference, TaskVector, TaskVectors
 from orthomerge.models.model_data import Origin
 from orthomerge.models.problems import Problem, check_problems
+from orthomerge.models.tensors import FileTensors, in_writing_order
 from orthomerge.models.writing import plain
 
 if TYPE_CHECKING:
+    from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
     from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
+    from orthomerge.models.split import Source
+
+
+DTYPE_NAMES: Mapping[str, str] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+_LARGER = 32  # times the memory for blocks in progress on a device: whole matrices, several at once
+_SHARES = (1, 8)  # by how much blocks shrink when memory runs out
 
 
 def merge_opened(
@@ -56,13 +74,11 @@ def origin_of(
     experts: Experts, name: str, options: Mapping[str, Any], *, seed: int, vector: str | None = None
 ) -> Origin:
     """What a model records of its merge."""
-    facts = {
-        "method": {"name": name, "parameters": plain(options)},
-        "seed": seed,
-        "vector": vector,
-        "notes": list(experts.notes),
-    }
-    return Origin(facts, experts=experts)
+    method = {"name": name, "parameters": plain(options)}
+    return Origin(
+        {"method": method, "seed": seed, "vector": vector, "notes": list(experts.notes)},
+        experts=experts,
+    )
 
 
 def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: str | None = None) -> None:
@@ -72,7 +88,8 @@ def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: s
         check_problems(problems)
     check_tied(experts)
     if vector is None:
-        check_kinship(experts, task_vectors(experts))
+        with fixed_threads(1):  # small products: more threads only wait for each other
+            check_origin(experts, task_vectors(experts))
 
 
 def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Iterator[Problem]:
@@ -97,3 +114,131 @@ def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Ite
         device_of(device)
     except OrthomergeError as error:
         yield Problem.of("device", error)
+
+
+def task_vectors(
+    experts: Experts, vector: str | None = None, *, order: Mapping[str, Spec] | None = None
+) -> TaskVectors:
+    """The task vectors of experts, lazy, in writing order; with an expression, the one vector that it evaluates to."""
+    parts = experts.parts
+    merged = [key for key in order or experts.specs if key in parts.merged]
+    base = FileTensors({key: (parts.base, parts.base_split.names[key]) for key in merged})
+    vectors = {task: TaskVector(base, ((1.0, _delta(source, merged)),)) for task, source in parts.sources.items()}
+    return TaskVectors({"vector": evaluate(vector, vectors)} if vector is not None else vectors)
+
+
+def _delta(source: Source, merged: list[str]) -> Difference | Adapter:
+    names = source.split.names
+    if isinstance(source.checkpoint, Adapter):
+        return source.checkpoint.under(names)
+    tensors = FileTensors({key: (source.checkpoint, name) for key, name in names.items()})
+    return Difference(tensors, frozenset(key for key in merged if key not in names))
+
+
+def copied_tensor(experts: Experts, key: str, spec: Spec) -> torch.Tensor:
+    """A tensor of the base as it is; integer buffers must be the same in every expert that has them."""
+    parts = experts.parts
+    name = parts.base_split.names[key]
+    tensor = parts.base.read(name, 0, spec.numel)
+    for task, source in parts.sources.items():
+        other = source.split.names.get(key)
+        if is_float(spec.dtype) or other is None or not isinstance(source.checkpoint, Checkpoint):
+            continue
+        if not torch.equal(tensor, source.checkpoint.read(other, 0, spec.numel).to(tensor.dtype)):
+            raise IncompatibleError(
+                f"the integer buffer {key!r} differs between the base and expert {task!r} "
+                f"({source.checkpoint.origin(other)}); such tensors cannot be merged: use experts of the same base"
+            )
+    cast = tensor.to(torch_dtype(spec.dtype))
+    if is_float(spec.dtype) and not torch.isfinite(cast.float()).all():
+        raise NumericalError(
+            f"{name!r} in the base ({parts.base.origin(name)}) holds NaN or infinity, or does not fit into "
+            f"{spec.dtype}; find a sound checkpoint, or list it under 'ignore'"
+        )
+    return cast
+
+
+@dataclass(frozen=True, eq=False)
+class MergedTensors:
+    """The merged encoder, computed when it is streamed.
+
+    `dtype`: of the result; None keeps the base's. `vector`: an expression over the task vectors. `device`: for methods
+    that decompose matrices.
+    """
+
+    experts: Experts
+    method: TensorMethod | SurveyMethod
+    dtype: str | None = None
+    vector: str | None = None
+    device: str = "cpu"
+
+    @cached_property
+    def specs(self) -> Mapping[str, Spec]:
+        target = DTYPE_NAMES[self.dtype] if self.dtype else None
+        specs = {**self.experts.parts.merged, **self.experts.parts.copied}
+        return in_writing_order({key: spec.cast(target) for key, spec in specs.items()})
+
+    @cached_property
+    def vectors(self) -> TaskVectors:
+        vectors = task_vectors(self.experts, self.vector, order=self.specs)
+        return vectors if self.device == "cpu" else replace(vectors, device=device_of(self.device))
+
+    @cached_property
+    def prepared(self) -> TensorMethod:
+        """The method after its survey of all vectors, if it has one."""
+        if self.vectors.device is not None:
+            # torch loads its library of decompositions at the first call, which two threads must not make at once.
+            torch.linalg.eigvalsh(torch.eye(2, device=self.vectors.device))
+        return prepare(self.method, self.vectors)
+
+    def blocks(self) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """The merged encoder in order. When memory runs out, the rest is computed in smaller tiles: the same bits."""
+        sent = 0  # elements that the caller has
+        for share in _SHARES:
+            position = 0
+            try:
+                for key, block in self._attempt(share):
+                    fresh = block[max(sent - position, 0) :]
+                    position += len(block)
+                    if len(fresh) or not len(block):
+                        yield key, fresh
+                        sent = max(sent, position)
+            except (MemoryError, RuntimeError) as error:
+                # torch has no class of its own for memory that runs out on a CPU.
+                exhausted = isinstance(error, MemoryError | torch.OutOfMemoryError)
+                if not exhausted and "can't allocate memory" not in str(error):
+                    raise
+            else:
+                return
+        raise OrthomergeError(
+            f"there is not enough memory to merge {len(self.experts.tasks)} experts, even in blocks an eighth as "
+            "large; close other programs, or use a method that does not need whole matrices, such as task_arithmetic"
+        )
+
+    def _attempt(self, share: int) -> Generator[tuple[str, torch.Tensor], None, None]:
+        copied, vectors = self.experts.parts.copied, replace(self.vectors, tile=max(TILE // share, 1))
+        memory = MEMORY // share * (1 if self.vectors.device is None else _LARGER)
+        workers = None if share == 1 else 1
+        with closing(merge_blocks(vectors, self.prepared, self._cast, workers=workers, memory=memory)) as merged:
+            for key, spec in self.specs.items():
+                if key in copied:
+                    yield key, copied_tensor(self.experts, key, spec)
+                    continue
+                left = spec.numel
+                while left:
+                    name, weights = next(merged)
+                    left -= weights.numel()
+                    yield name, weights
+
+    def _cast(self, block: Block, weights: torch.Tensor) -> tuple[str, torch.Tensor]:
+        """To the dtype of the output, once; what does not fit is an error."""
+        key = block.site.key
+        dtype = self.specs[key].dtype
+        cast = weights.to(torch_dtype(dtype))
+        if not torch.isfinite(cast.float().sum()) and not torch.isfinite(cast.float()).all():
+            largest = float(weights.abs().max())
+            raise NumericalError(
+                f"{key!r} does not fit into {dtype} after the merge (largest magnitude {largest:.3g}); "
+                "use a smaller scale, or --dtype float32 or bfloat16"
+            )
+        return key, cast.reshape(-1)

@@ -1,7 +1,6 @@
-"""The tables of merging methods, written by hand.
+"""The tables of merging methods, written by hand; `FITTED` also need unlabelled inputs (`orthomerge.fitting`).
 
-`METHODS` need the weights alone; those of `FITTED` also need unlabelled inputs (`orthomerge.fitting`). Third parties
-add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`, and
+Third parties add rows through the entry-point group `orthomerge.methods`; each entry loads a `Row`, and
 `orthomerge.testing.check_method` checks it.
 """
 
@@ -21,9 +20,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """One method. `maker` is `module:Class`, or `module:function` for one variant of a class; imported when first used.
-
-    Its options are the fields of the class, or the parameters of the function.
+    """One method. `maker`: `module:Class`, or `module:function` for one variant of a class; its options are theirs.
 
     `base`: whether a base must be given; `experts`: how many, at least and at most; `fitted`: whether it needs inputs;
     `matrices`: whether it decomposes matrices, so that a GPU pays.
@@ -90,8 +87,8 @@ def _table(*rows: Row) -> Mapping[str, Row]:
 
 
 METHODS = _table(
-    _element("average", "linear:Average", "Weighted average", _SOUP, {}, base=False),
-    _element("task_arithmetic", "linear:TaskArithmetic", "Scaled sum of task vectors", _SUM, _ONE),
+    _element("average", "elements:Average", "Weighted average", _SOUP, {}, base=False),
+    _element("task_arithmetic", "elements:TaskArithmetic", "Scaled sum of task vectors", _SUM, _ONE),
     _element("ties", "ties:ties", "TIES as in the paper: global trim, disjoint mean", _TIES, _BOTH),
     _element("ties_sum", "ties:ties_sum", "TIES as AdaMerging, Surgery and MOMA use it: disjoint sum", _TIES, _BOTH),
     _element("ties_per_tensor", "ties:ties_per_tensor", "TIES, trimmed tensor by tensor", _TIES, _BOTH),

@@ -1,10 +1,7 @@
 """Checks of hyper-parameters, and numbers that are given once for all experts or once per expert."""
 
 import math
-from collections.abc import Sequence
 from typing import Literal, get_args, get_origin, get_type_hints
-
-import torch
 
 from orthomerge.core.errors import RecipeError, nearest
 
@@ -45,12 +42,3 @@ def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:
     if len(value) != count:
         raise RecipeError(f"{len(value)} numbers were given for {count} experts; give one, or one each")
     return value
-
-
-def scaled_sum(rows: torch.Tensor | Sequence[torch.Tensor], scale: PerExpert) -> torch.Tensor:
-    """sum_t scale_t * rows[t], added in the order of the experts."""
-    numbers = per_expert(scale, len(rows))
-    result = rows[0] * numbers[0]
-    for row, number in zip(rows[1:], numbers[1:], strict=True):
-        result.add_(row, alpha=number)
-    return result

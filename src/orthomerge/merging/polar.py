@@ -1,18 +1,16 @@
 """Singular and polar factors in float64, for the methods that merge a matrix as a matrix.
 
-X = U diag(s) V^T (singular value decomposition) and X = W H with W = U V^T (polar decomposition): W is the
-matrix with orthonormal columns (or rows, where X is wide) that lies nearest to X. Golub & Van Loan, "Matrix
-Computations", 4th ed., sections 2.4, 6.4.1 and 9.4.3.
+X = U diag(s) V^T and X = W H with W = U V^T, the matrix with orthonormal columns (rows, where X is wide) nearest to X.
+Golub & Van Loan, "Matrix Computations", 4th ed., sections 2.4, 6.4.1 and 9.4.3.
 
-Both keep the *numerical rank* p only: directions whose singular value is lost in the rounding of float32
-weights have no direction of their own, and whatever LAPACK returns for them is noise that later steps would
-amplify. Of a matrix without full rank, W is therefore the partial isometry of the polar decomposition, the
-only one that is unique.
+Both keep the *numerical rank* p only: directions whose singular value is lost in the rounding of float32 weights are
+noise that later steps would amplify. Without full rank W is therefore the partial isometry, the only one that is
+unique.
 
 Letters: X [m, k]; U [m, p], s [p] falling, Vh = V^T [p, k]; R [k, k] the triangle of X = QR.
-Differs from the textbook: Q is never formed. Singular values and V come from R; then U = X V / s, whose
-columns are orthonormal to 2e-9 or better, because s never falls below 1e-7 of the largest. On a GPU, whose SVD is slow,
-s^2 and V are eigenvalues and eigenvectors of X^T X where all that is wanted is large enough for them.
+Differs from the textbook: Q is never formed. s and V come from R; then U = X V / s, whose columns are orthonormal to
+2e-9 or better, because s never falls below 1e-7 of the largest. On a GPU, whose SVD is slow, s^2 and V are eigenvalues
+and eigenvectors of X^T X where all that is wanted is large enough for them.
 """
 
 from collections.abc import Sequence
@@ -40,8 +38,8 @@ def is_table(key: str) -> bool:
 def svd(X: torch.Tensor, *, key: str, top: int | None = None, floor: float = 0.0) -> Factors:
     """U, s, Vh of the numerical rank, at most `top` of them, in float64; `key` names X in errors.
 
-    Singular values up to `floor` count as zero, where the caller knows better than X how large rounding is.
-    Signs: the largest entry of each row of Vh (of each column of U, where X is wide) is positive.
+    Singular values up to `floor` count as zero. The largest entry of each row of Vh (column of U, where X is wide) is
+    positive.
     """
     if X.shape[0] < X.shape[1]:
         U, s, Vh = svd(X.T, key=key, top=top, floor=floor)
@@ -61,7 +59,7 @@ def polar(X: torch.Tensor, *, key: str) -> torch.Tensor:
 
 
 def basis(X: torch.Tensor, *, key: str, floor: float = 0.0) -> torch.Tensor:
-    """U alone, in float64: what X maps to, its strongest direction first. V of a wide X is never formed."""
+    """U alone, in float64, its strongest direction first; V of a wide X is never formed."""
     if X.shape[0] >= X.shape[1]:
         return svd(X, key=key, floor=floor)[0]
     return _right(X.double().T, key=key, floor=floor)[1].T

@@ -1,7 +1,7 @@
-"""Statistics of task vectors from streamed passes: Gram matrices, and the k-th largest magnitudes.
+"""Gram matrices and k-th largest magnitudes of task vectors, in streamed passes.
 
-All of them are the same bits for every size of block: sums are taken in float64 over runs of one fixed length, and
-order statistics are exact. No tensor is held in memory.
+The bits do not depend on the size of blocks: sums are taken in float64 over runs of one fixed length, and order
+statistics are exact. No tensor is held in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,25 +53,17 @@ def grams(vectors: Vectors) -> dict[str, torch.Tensor]:
     return result
 
 
-def model_thresholds(vectors: Vectors, rank: Callable[[int], int]) -> Thresholds:
-    """The rank(count)-th largest magnitude of each task vector, over all its `count` elements."""
-    count = sum(prod(shape) for shape in vectors.shapes.values())
+def thresholds(
+    vectors: Vectors, ranks: Callable[[int], tuple[int, ...]], *, keys: tuple[str, ...] | None = None
+) -> tuple[Thresholds, ...]:
+    """The ranks(count)-th largest magnitudes over the whole model, or over some tensors, of `count` elements."""
+    count = sum(prod(vectors.shapes[key]) for key in keys or vectors.shapes)
     return kth_largest(
-        lambda: (block.deltas for block in vectors.blocks()), (rank(count),), rows=len(vectors.tasks), count=count
-    )[0]
-
-
-def tensor_thresholds(vectors: Vectors, ranks: Callable[[int], tuple[int, ...]]) -> dict[str, tuple[Thresholds, ...]]:
-    """The ranks(count)-th largest magnitudes of each tensor of `count` elements, per rank and expert."""
-    return {
-        key: kth_largest(
-            lambda key=key: (block.deltas for block in vectors.blocks(keys=(key,))),  # type: ignore[misc]
-            ranks(prod(shape)),
-            rows=len(vectors.tasks),
-            count=prod(shape),
-        )
-        for key, shape in vectors.shapes.items()
-    }
+        lambda: (block.deltas for block in vectors.blocks(keys=keys)),
+        ranks(count),
+        rows=len(vectors.tasks),
+        count=count,
+    )
 
 
 def kth_largest(

@@ -1,21 +1,21 @@
-"""The engine: read a block, merge it, hand it on, in order and in bounded memory.
+"""Read blocks, merge them in a few threads, and yield them in order and in bounded memory.
 
-The caller's thread reads (and so hashes the input files on the way) and a few threads merge. Every block is computed by
-one thread with torch's own threading off, so the bytes do not depend on how many threads there are.
+The caller's thread reads, so that input files are hashed in order. Every block is computed by one thread with torch's
+own threading off, so the bytes do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from orthomerge.core.errors import NumericalError
+from orthomerge.core.threads import fixed_threads
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
 
 if TYPE_CHECKING:
@@ -28,20 +28,9 @@ MEMORY = 64 << 20  # bytes of blocks in progress by default
 _SCRATCH = 4  # rows of a block beside the deltas: base, result, and what a method needs
 
 
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """Turn torch's threads off inside; results then depend on the data alone."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def prepare(method: TensorMethod | SurveyMethod, vectors: Vectors) -> TensorMethod:
     """Run the survey of a survey method; return a tensor method as it is."""
-    with single_threaded():
+    with fixed_threads(1):
         return method.survey(vectors) if hasattr(method, "survey") else method
 
 
@@ -70,7 +59,7 @@ def merge_blocks(
     used = 0
     pool = ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8), thread_name_prefix="orthomerge-merge")
     try:
-        with single_threaded():
+        with fixed_threads(1):
             for site, stop in vectors.sites(scope=method.scope):
                 size = 4 * rows * (stop - site.start)
                 while pending and used + size > memory:

@@ -1,11 +1,11 @@
 """TIES: trim each task vector, elect a sign for each entry, merge the entries that agree with it.
 
-Yadav et al., "TIES-merging: resolving interference when merging models", 2023, arXiv 2306.01708: theta =
-theta_b + lambda * mean over {t : sign(tau_t) = elected} of trimmed tau_t, where each tau_t keeps the
-`density` share of entries that is largest in magnitude among all its tensors.
+Yadav et al., "TIES-merging: resolving interference when merging models", 2023, arXiv 2306.01708: theta = theta_b +
+lambda * mean over {t : sign(tau_t) = elected} of trimmed tau_t, where each tau_t keeps the `density` share of entries
+that is largest in magnitude among all its tensors.
 
-`Ties` holds every choice in which published implementations differ. The functions below it are the rows of
-the table of methods: each fixes some choices and has the rest as options.
+`Ties` holds every choice in which published implementations differ. Each function below it is a row of the table of
+methods, which fixes some of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
 from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
 from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
-from orthomerge.merging.statistics import Thresholds, model_thresholds, tensor_thresholds
+from orthomerge.merging.statistics import Thresholds, thresholds
 
 Merge = Literal["sum", "mean", "max"]
 _Voters = Callable[[torch.Tensor, str], list[torch.Tensor]]
@@ -58,29 +58,43 @@ class Ties:
 
     def survey(self, vectors: Vectors) -> Surveyed:
         weights = per_expert(1.0 if self.weights is None else self.weights, len(vectors.tasks))
-        voters = partial(self._voters, weights=weights, thresholds=self._thresholds(vectors))
+        voters = partial(self._voters, weights=weights, limits=self._limits(vectors))
         zero = self._majority(voters, vectors) if self.zero == "majority" else None
-        return Surveyed(self.scope, partial(self._merge, voters=voters, weights=weights, zero=zero))
 
-    def _thresholds(self, vectors: Vectors) -> Mapping[str, Thresholds]:
+        def merge(base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
+            rows = voters(deltas, site.key)
+            sign = _elected(rows, zero)
+            if self.merge == "sum":
+                merged = disjoint_sum(rows, sign)
+            elif self.merge == "max":
+                merged = disjoint_max(rows, sign)
+            elif self.weigh == "after":
+                merged = disjoint_mean(rows, sign, factors=weights)
+            else:
+                merged = disjoint_mean(rows, sign, votes=weights)
+            return merged.mul_(self.scale)
+
+        return Surveyed(self.scope, merge)
+
+    def _limits(self, vectors: Vectors) -> Mapping[str, Thresholds]:
         """The smallest magnitude of each tensor that survives, per expert."""
         if self.density >= 1:
             return dict.fromkeys(vectors.shapes, (0.0,) * len(vectors.tasks))
         if self.trim == "tensor":
-            thresholds = tensor_thresholds(vectors, lambda count: (self._kept(count),))
-            return {key: experts for key, (experts,) in thresholds.items()}
-        return dict.fromkeys(vectors.shapes, model_thresholds(vectors, self._kept))
+            return {key: thresholds(vectors, self._ranks, keys=(key,))[0] for key in vectors.shapes}
+        return dict.fromkeys(vectors.shapes, thresholds(vectors, self._ranks)[0])
 
-    def _kept(self, count: int) -> int:
+    def _ranks(self, count: int) -> tuple[int]:
         """How many of `count` entries survive the trim."""
         kept = int(self.density * count)
-        return {"down": kept, "at least one": max(1, kept), "one more": kept + 1}[self.rounding]
+        ranks = {"down": kept, "at least one": max(1, kept), "one more": kept + 1}
+        return (ranks[self.rounding],)
 
     def _voters(
-        self, deltas: torch.Tensor, key: str, *, weights: tuple[float, ...], thresholds: Mapping[str, Thresholds]
+        self, deltas: torch.Tensor, key: str, *, weights: tuple[float, ...], limits: Mapping[str, Thresholds]
     ) -> list[torch.Tensor]:
         """The rows that elect: trimmed, and weighted if weights come before the election."""
-        rows = trim(deltas, thresholds[key])
+        rows = trim(deltas, limits[key])
         if self.weigh == "after":
             return rows
         return [row if weight == 1 else row * weight for row, weight in zip(rows, weights, strict=True)]
@@ -97,33 +111,14 @@ class Ties:
             return 0.0 if self.merge == "max" else -1.0
         return 1.0 if lead > 0 else -1.0
 
-    def _merge(
-        self,
-        base: torch.Tensor,
-        deltas: torch.Tensor,
-        *,
-        site: Site,
-        voters: _Voters,
-        weights: tuple[float, ...],
-        zero: float | None,
-    ) -> torch.Tensor:
-        """Merge one block; `zero`: the sign elected where entries sum to zero, None for plus."""
-        rows = voters(deltas, site.key)
-        if zero is None:
-            sign = elect_sign(rows)
-        else:
-            sign = total(rows).sign_()
-            draws = torch.eq(sign, 0, out=torch.empty_like(sign))  # 1.0 where true
-            sign.add_(draws, alpha=zero)
-        if self.merge == "sum":
-            merged = disjoint_sum(rows, sign)
-        elif self.merge == "max":
-            merged = disjoint_max(rows, sign)
-        elif self.weigh == "after":
-            merged = disjoint_mean(rows, sign, factors=weights)
-        else:
-            merged = disjoint_mean(rows, sign, votes=weights)
-        return merged.mul_(self.scale)
+
+def _elected(rows: list[torch.Tensor], zero: float | None) -> torch.Tensor:
+    """The elected signs; `zero`: the one where entries sum to zero, None for plus."""
+    if zero is None:
+        return elect_sign(rows)
+    sign = total(rows).sign_()
+    draws = torch.eq(sign, 0, out=torch.empty_like(sign))  # 1.0 where true
+    return sign.add_(draws, alpha=zero)
 
 
 def ties(density: float = 0.2, scale: float = 1.0) -> Ties:
@@ -143,8 +138,8 @@ def ties_sum(density: float = 0.2, scale: float = 0.3) -> Ties:
 
     `density`: share of entries that survive the trim; `scale`: lambda (0.3 suits eight tasks).
 
-    *Differs from the paper:* TIES averages the entries that agree, this adds them: the result is up to T times longer,
-    so that lambda is 0.3 and not about 1. Equal magnitudes and zero sums as in `ties`.
+    *Differs from the paper:* TIES averages the entries that agree, this adds them: the result is up to T times longer.
+    Equal magnitudes and zero sums as in `ties`.
     """
     return Ties(density, scale, merge="sum")
 
@@ -154,8 +149,7 @@ def ties_per_tensor(density: float = 0.2, scale: float = 1.0) -> Ties:
 
     `density`: share of each tensor's entries that survive the trim; `scale`: lambda.
 
-    *Differs from the paper:* the `density` share is taken of every tensor, not of the whole vector. Equal magnitudes
-    and zero sums as in `ties`.
+    *Differs from the paper:* the trim. Equal magnitudes and zero sums as in `ties`.
     """
     return Ties(density, scale, trim="tensor")
 
@@ -172,8 +166,7 @@ def ties_mergekit(
     before the sign is elected; the sum of those that agree is divided by the sum of their weights (by nothing when not
     normalised, or when those weights sum to zero). A sum of exactly zero elects plus.
 
-    *Differs from mergekit:* it keeps exactly k entries, and which of several equal ones depends on an unstable sort;
-    here all entries as large as the k-th are kept.
+    *Differs from mergekit:* all entries as large as the k-th are kept; it keeps exactly k, by an unstable sort.
     """
     merge: Merge = "mean" if normalize else "sum"
     return Ties(density, scale, weights, merge, trim="tensor", rounding="at least one")
@@ -187,8 +180,8 @@ def ties_peft(density: float = 0.2, weights: tuple[float, ...] | None = None) ->
     *Differs from the paper:* the trim is per tensor; the weights come after the election and are not divided out,
     so three experts at weight 1/3 give a third of the paper's result. A sum of exactly zero elects plus.
 
-    *Differs from PEFT:* it keeps exactly k entries, and which of several equal ones depends on `topk`; here all
-    entries as large as the k-th are kept. PEFT merges the factors of LoRA adapters, this merges any task vector.
+    *Differs from PEFT:* all entries as large as the k-th are kept; it keeps exactly k, as `topk` orders them. PEFT
+    merges the factors of LoRA adapters, this merges any task vector.
     """
     return Ties(density, weights=weights, trim="tensor", weigh="after")
 

@@ -2,19 +2,17 @@
 
 Gargiulo et al., "Task Singular Vectors: Reducing Task Interference in Model Merging", 2025, arXiv 2412.00081.
 
-Per matrix: tau_t = U_t diag(s_t) V_t^T, of which the first n = floor(r / T) directions are kept; their
-singular vectors are concatenated and replaced by the nearest orthonormal ones (polar factors), so that no
-expert's directions overlap with another's:
+Per matrix: tau_t = U_t diag(s_t) V_t^T, of which the first n = floor(r / T) directions are kept; their singular vectors
+are concatenated and replaced by the nearest orthonormal ones, so that no expert's directions overlap with another's:
 
     delta = scale * polar([U_1 .. U_T]) diag(s_1 .. s_T) polar([V_1 .. V_T])^T.
 
 Tensors that are no matrices get scale * mean of the task vectors.
 
 Letters: T experts; tau_t [m, k]; r = min(m, k); U_t [m, n], s_t [n], V_t [k, n].
-Differs from the paper: with more experts than r each keeps one direction, where the authors' code keeps none
-and returns zero. Directions whose singular value is rounding are left out, not filled with arbitrary ones.
-The authors' code averages a CLIP `text_projection`; here it is a matrix like any other (theirs is never
-tuned, so both give zero).
+Differs from the paper: with more experts than r each keeps one direction, where the authors' code returns zero.
+Directions whose singular value is rounding are left out, not filled with arbitrary ones. The authors' code averages a
+CLIP `text_projection`; here it is a matrix like any other.
 """
 
 from dataclasses import dataclass

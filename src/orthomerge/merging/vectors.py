@@ -1,7 +1,6 @@
 """Task vectors: lazy differences of weights that can be added, subtracted and scaled.
 
-tau = theta_t - theta_b (Ilharco et al. 2023, arXiv 2212.04089). Nothing is read or subtracted before a block is
-requested, so `tau_c + (tau_b - tau_a)` costs three numbers until then.
+tau = theta_t - theta_b (Ilharco et al. 2023, arXiv 2212.04089). Nothing is read before a block is requested.
 """
 
 from __future__ import annotations
@@ -10,32 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, some
+from orthomerge.merging.elect import scaled_sum
 from orthomerge.merging.kinds import Block, Scope, Site
-
-if TYPE_CHECKING:
-    import torch
-
+from orthomerge.models.tensors import FileTensors
 
 TILE = 1 << 18  # elements in a block: the block, its deltas and the result stay in the cache of a core
-
-
-class Weights(Protocol):
-    """Named tensors that can be read in part."""
-
-    def shape(self, key: str) -> tuple[int, ...]: ...
-
-    def keys(self) -> tuple[str, ...]: ...
-
-    def read(self, key: str, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened tensor, in float32."""
-        ...
-
-    def origin(self, key: str) -> str:
-        """Where a tensor comes from, for messages."""
-        ...
 
 
 class Source(Protocol):
@@ -43,24 +26,20 @@ class Source(Protocol):
 
     def shape(self, key: str) -> tuple[int, ...] | None:
         """Shape of the delta; None where the source does not touch that tensor."""
-        ...
 
     def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
-        """Elements [start, stop) of the delta, float32, a new tensor; `base` holds the same elements of the base."""
-        ...
+        """Elements [start, stop) of the delta, float32; `base` holds the same elements of the base."""
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Two thin matrices whose product is the delta, float32; None if they are not known."""
-        ...
 
     def origin(self, key: str) -> str:
         """Where a delta comes from, for messages."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A state dict as `Weights`; tensors that are not floating point are left out."""
+    """A state dict read as `FileTensors` are; tensors that are not floating point are left out."""
 
     tensors: Mapping[str, torch.Tensor]
 
@@ -81,6 +60,9 @@ class InMemory:
 
     def origin(self, key: str) -> str:
         return "memory"
+
+
+Weights = FileTensors | InMemory
 
 
 @dataclass(frozen=True)
@@ -131,18 +113,11 @@ class TaskVector:
         """Elements [start, stop) of the flattened tensor; `base` saves reading the base again."""
         if base is None:
             base = self.base.read(key, start, stop)
-        (coefficient, source), *rest = self.terms
-        total = source.delta(key, start, stop, base=base)
-        if coefficient != 1.0:
-            total = total * coefficient
-        for factor, other in rest:
-            total = total.add(other.delta(key, start, stop, base=base), alpha=factor)
-        return total
+        deltas = [source.delta(key, start, stop, base=base) for _, source in self.terms]
+        return scaled_sum(deltas, tuple(coefficient for coefficient, _ in self.terms))
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Thin matrices [m, r] and [r, k] whose product is the delta (r = 0: untouched); None if they are not known."""
-        import torch
-
+        """Matrices [m, r] and [r, k] whose product is the delta (r = 0: no change); None if they are not known."""
         m, k = self.base.shape(key)
         left, right = [torch.zeros(m, 0)], [torch.zeros(0, k)]
         for coefficient, source in self.terms:
@@ -232,8 +207,6 @@ class TaskVectors:
 
     def block(self, site: Site, stop: int) -> Block:
         """Read one block: the base once, then each expert's delta."""
-        import torch
-
         base = self.base.read(site.key, site.start, stop)
         deltas = torch.empty((len(self.vectors), *base.shape), dtype=torch.float32)
         for row, vector in zip(deltas, self.vectors.values(), strict=True):

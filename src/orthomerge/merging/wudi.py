@@ -12,14 +12,12 @@ Per linear weight, minimise over tau, with Adam from tau = sum_t tau_t,
 Stopping early is part of the method: no element moves much further than `steps` * `lr`.
 
 Letters: T experts; tau, tau_t, C [m, k]; G_t, G [k, k].
-A linear weight is a two-dimensional tensor [out, in] as torch.nn.Linear stores it. By its name, a table of
-tokens or positions is none (contains `embed`, `position`, `shared.weight`, `relative_attention_bias`,
-`wte.weight`, `wpe.weight`), nor are the bare [in, out] projections of open_clip (`visual.proj`,
-`text_projection`).
-Differs from the paper: the authors' code names the four linear weights of a CLIP block and leaves everything
-else at the base; here every linear weight is merged, and `rest` says what becomes of the others. The gradient
-is the closed form above. An expert that did not change the weight has no term in L. GPT-2 stores its
-weights as [in, out] under the names of linear weights; do not merge it with this method.
+A linear weight is a two-dimensional tensor [out, in] whose name is not that of a table of tokens or positions
+(`polar.is_table`) nor of the bare [in, out] projections of open_clip (`visual.proj`, `text_projection`).
+Differs from the paper: the authors' code names the four linear weights of a CLIP block and leaves everything else at
+the base; here every linear weight is merged, and `rest` says what becomes of the others. The gradient is the closed
+form above. An expert that did not change the weight has no term in L. GPT-2 stores its weights as [in, out] under the
+names of linear weights; do not merge it with this method.
 """
 
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from typing import ClassVar, Literal
 import torch
 
 from orthomerge.core.adam import Adam
+from orthomerge.core.checks import positive
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import choices, finite
@@ -53,8 +52,7 @@ class Wudi:
     def __post_init__(self) -> None:
         finite("scale", self.scale)
         finite("lr", self.lr)
-        if self.lr <= 0:
-            raise RecipeError(f"'lr' must be positive, got {self.lr}")
+        positive(lr=self.lr)
         if self.steps < 0:
             raise RecipeError(f"'steps' must be at least 0, got {self.steps}")
         choices(self)
@@ -73,12 +71,10 @@ class Wudi:
             G_t = unit.T @ unit
             G += G_t
             C += tau @ G_t
-        return self._descend(live.sum(0), (2 * G).float(), (2 * C).float()).mul_(self.scale)
-
-    def _descend(self, tau: torch.Tensor, G: torch.Tensor, C: torch.Tensor) -> torch.Tensor:
-        """The vector tau after `steps` iterations of Adam; `G` and `C` are twice those of the formula."""
+        # Twice the G and C of the formula, as the gradient has them.
+        tau, G, C = live.sum(0), (2 * G).float(), (2 * C).float()
         adam, gradient = Adam(tau), torch.empty_like(tau)
         for _ in range(self.steps):
             torch.matmul(tau, G, out=gradient)
             adam.step(tau, gradient.sub_(C), self.lr)
-        return tau
+        return tau.mul_(self.scale)

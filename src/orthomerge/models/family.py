@@ -1,9 +1,9 @@
-"""What orthomerge must know of a model family: where the encoder ends and its head begins, and how features are read.
+"""What is known of a model family: where the encoder ends and its head begins, and how features are read.
 
 `families` is the table. Names of tensors are those on disk, as stock transformers writes them; *canonical* names are
 the encoder's own (`encoder.layer.0...`, without the `bert.` under which a classifier keeps it). A pooling reads
-features [B, d] off an encoder's output: a pure function of the output, the batch that was run, and the encoder's config
-(None if it has none).
+features [B, d] off an encoder's output: a function of the output, the batch, and the encoder's config (None if it has
+none).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.files.checkpoint import Checkpoint
+    from orthomerge.models.heads import Extra
 
 
 Encoder = Callable[..., Any]  # a module, or a function of its parameters
@@ -88,7 +89,7 @@ class Family:
         return next(iter(self.poolings))
 
     def adapted(self, checkpoint: Checkpoint) -> Checkpoint:
-        """A checkpoint under the names of stock transformers."""
+        """The same tensors under the names of stock transformers."""
         return self.adapt(checkpoint) if self.adapt else checkpoint
 
     def features(self, encoder: Encoder, batch: Batch, pooling: str) -> torch.Tensor:
@@ -100,6 +101,51 @@ class Family:
         """Whether an expert may lack an encoder tensor: it is optional, and the features are not read through it."""
         through_pooler = pooling == "pooler" and name.startswith("pooler.")
         return not through_pooler and matches(name, self.optional)
+
+
+def classifier_config(config: Mapping[str, Any], family: Family, labels: tuple[str, ...], dtype: str) -> dict[str, Any]:
+    """The config of the stock classifier on top of an encoder."""
+    if config.get("model_type") == "clip_vision_model":  # the stock classifier needs the config of a whole CLIP
+        config = {"model_type": "clip", "vision_config": dict(config)}
+    return {
+        **config,
+        "dtype": dtype,
+        "architectures": [family.architecture],
+        "id2label": {str(number): label for number, label in enumerate(labels)},
+        "label2id": {label: number for number, label in enumerate(labels)},
+        "problem_type": "single_label_classification",
+    }
+
+
+def why_not_stock(family: Family, classifier: Head | Extra) -> str | None:
+    """Why no stock class computes what a classifier does; None where one does."""
+    if not isinstance(classifier, Head):
+        return (
+            f"its classifier is a head behind a module of {classifier.kind!r}, for which transformers has no place; "
+            "align the merge with an aligner that gives a head, such as auto"
+        )
+    if family.architecture is None or family.head is None:
+        return f"transformers has no classifier that computes what {family.name!r} does"
+    pooling = classifier.pooling or family.default_pooling
+    if pooling != family.default_pooling:
+        return f"{family.architecture} reads features by {family.default_pooling!r}, this head by {pooling!r}"
+    if not family.head.fits(classifier):
+        return f"the head is built otherwise than in {family.architecture}"
+    return None
+
+
+def head_names(family: Family, head: Head) -> dict[str, str]:
+    """Part of a head -> name on disk: the stock classifier's where the layers are like its own."""
+    parts = head.tensors()
+    if family.head is None or len(family.head.layers) != head.layers:
+        return {part: part for part in parts}
+    return {part: name for part, name in family.head.parts().items() if part in parts}
+
+
+def named_tensors(family: Family, head: Head) -> dict[str, torch.Tensor]:
+    """A head's tensors by their names on disk."""
+    tensors = head.tensors()
+    return {name: tensors[part] for part, name in head_names(family, head).items()}
 
 
 def cls(output: Any, batch: Batch, config: Any) -> torch.Tensor:
@@ -130,7 +176,7 @@ def pooler(output: Any, batch: Batch, config: Any) -> torch.Tensor:
 
 
 def projection(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """CLIP's projected image features."""
+    """CLIP's image features after the projection."""
     features: torch.Tensor = output.image_embeds
     return features
 

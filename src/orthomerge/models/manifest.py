@@ -1,4 +1,4 @@
-"""The layout of a model folder and its manifest, read as what it is: a file that anybody may have damaged or written.
+"""The layout of a model folder, and its manifest: what it records, and how it is read from a file of anybody.
 
 OUT/encoder.safetensors        the only large file (or shards); names as in the stock classifier
 OUT/tokenizer.json ...         tokenizer or image processor
@@ -7,22 +7,36 @@ OUT/TASK/config.json           only where a stock class computes what the head d
                                through an index and links to the encoder and the tokenizer above it
 OUT/README.md                  model card
 OUT/orthomerge.json            manifest: inputs with hashes, how they were opened, method, the hash of every other file
-OUT/orthomerge.local.json      where experts were on this machine; never pushed, not in the manifest
+OUT/orthomerge.local.json      where experts were on this machine, and short hashes of the inputs that a fit or an
+                               alignment has seen; never pushed, not in the manifest
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
 
 from orthomerge.core.errors import CheckpointError, nearest, some
 from orthomerge.data.task import Access
 from orthomerge.files.documents import is_plain_name, read_json
-from orthomerge.files.folders import MANIFEST, contained
+from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.heads import KINDS, Activation
+from orthomerge.models.tensors import content_digest
+
+if TYPE_CHECKING:
+    from orthomerge.data.task import Examples
+    from orthomerge.models.model_data import ModelData
+    from orthomerge.models.sources import Opened
+
 
 FORMAT = 2
 ENCODER = "encoder"  # what the names of the encoder's files start with
@@ -34,6 +48,10 @@ RECORD = ("inputs", "opening", "tensors")  # of what
 HEAD_FIELDS = ("kind", "pooling", "max_length", "activation", "normalise")  # those of `Head` that are no tensors
 _WAY_OUT = "the file is damaged: fetch the folder again, or merge again"
 _WORDS = {str: "a string", int: "a whole number", bool: "true or false", dict: "an object", list: "a list"}
+_MOST_CARD, _LONGEST_LICENCE = 64 << 10, 100  # characters
+_HEADER = re.compile(r"\ufeff?\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
+_LICENCE = re.compile(r"^(license|license_name):(.*(?:\n[ \t]*- .*)*)", re.MULTILINE)
+_SHORT = 12  # hexadecimal digits: enough to recognise an input, too few to be worth much to anybody else
 
 # Nested as the manifest is: a type, or a tuple of types and values. A key `*` stands for all, a key that ends with `?`
 # may be absent; a list is one of such.
@@ -66,6 +84,7 @@ _SHAPE = {
     "fit?": _STAGE,
     "alignment?": {**_STAGE, "aligner": str},
 }
+_LOCAL_SHAPE = {"places": {"*": {"absolute": str, "relative?": str}}, "inputs": {"*": list}}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -143,3 +162,134 @@ def _check_listed(manifest: Mapping[str, Any], path: Path) -> None:
     needed += [f"{task}/{EXTRA}" for task, head in heads.items() if head.get("extra")]
     if missing := [name for name in needed if name not in manifest["files"]]:
         raise CheckpointError(f"{path} needs {some(missing)}, not listed among its 'files'; {_WAY_OUT}")
+
+
+def record_of(model: ModelData) -> dict[str, Any]:
+    """What the manifest says of base and experts: hashes and how each was opened, but no path.
+
+    It comes from the experts, if they are open, else from the folder that the model was read from.
+    """
+    experts = model.origin.experts
+    if experts is None:
+        empty: dict[str, Any] = {"base": {"name": "", "files": []}, "experts": {}}
+        return {"inputs": empty, "opening": {}, "tensors": {}, **model.origin.record}
+    parts, opening = experts.parts, experts.opening
+    described = {task: asdict(expert) for task, expert in opening.experts.items()}
+    return {
+        "inputs": {
+            "base": _input(experts, "", opening.base or "the first expert"),
+            "experts": {task: _input(experts, task, expert.pop("path")) for task, expert in described.items()},
+        },
+        "opening": {**vars(opening), "experts": described, "base": experts.has_base},
+        "tensors": {
+            "merged": len(parts.merged),
+            "copied": sorted(parts.copied),
+            "left_out": {
+                "base": parts.base_split.left_out,
+                **{task: source.split.left_out for task, source in parts.sources.items()},
+            },
+        },
+    }
+
+
+def _input(experts: Opened, task: str, name: str) -> dict[str, Any]:
+    """What identifies an input without telling where on this machine it was."""
+    source = experts.checkpoints()[task]
+    if source.in_memory:
+        content = content_digest(experts.tensors(task), experts.family.prefix)
+        return {"name": name, "revision": None, "license": None, "files": [], "content": content}
+    revision = source.revision
+    return {
+        "name": name if revision else Path(name).name,
+        "revision": revision,
+        "license": licence_of(source.path, reference=name, revision=revision),
+        "files": [{"name": file.path.name, "size": file.size, "hash": file.digest()} for file in source.files],
+    }
+
+
+def licence_of(path: Path, *, reference: str = "", revision: str | None = None) -> str | None:
+    """The licence that the header of the model card in a folder names; None if it names none or cannot be read.
+
+    A model of the hub is fetched without its card, so the card is fetched here; if that fails, the licence is unknown.
+    """
+    if not path.is_dir():  # a bare file: a card beside it may be of another model
+        return None
+    card = path / README
+    if not card.is_file() and revision is not None:
+        card = _fetched_card(reference.partition("@")[0], revision) or card
+    elif leaves(card, path):
+        return None
+    try:
+        with card.open(encoding="utf-8", errors="replace") as file:
+            header = _HEADER.match(file.read(_MOST_CARD))
+    except OSError:
+        return None
+    # Two plain keys: a whole YAML document could be a bomb.
+    fields = {name: re.split(r"[,\n]", value) for name, value in _LICENCE.findall(header[1] if header else "")}
+    names, (own_name, *_) = fields.get("license", []), fields.get("license_name", [""])
+    licence = ", ".join(filter(None, (name.strip(" \t\r-[]'\"") for name in names)))
+    if licence == "other" and own_name.strip():
+        licence = f"other ({own_name.strip()})"
+    return "".join(char for char in licence if char.isprintable())[:_LONGEST_LICENCE] or None
+
+
+def _fetched_card(name: str, revision: str) -> Path | None:
+    try:
+        from huggingface_hub import constants, hf_hub_download
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        return Path(hf_hub_download(name, README, revision=revision))
+    except Exception:  # noqa: BLE001 - whatever it is: a card is no reason for a merge to fail
+        return None
+
+
+def local_document(model: ModelData, folder: Path) -> dict[str, Any]:
+    """Content of the local file of an output in `folder`; empty if there is nothing to say."""
+    experts, places = model.origin.experts, dict(model.origin.places)
+    if experts is not None:
+        opened = {task: source for task, source in experts.checkpoints().items() if task or experts.has_base}
+        places = {task: str(source.path) for task, source in opened.items() if not source.in_memory}
+    seen = {task: list(hashes) for task, hashes in model.origin.inputs.items()}
+    return local_places({"places": places, "inputs": seen}, folder) if places or seen else {}
+
+
+def local_places(local: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What `read_local` returns, as the local file of an output in `folder`: places absolute and relative to it."""
+    places = {}
+    for role, place in local["places"].items():
+        path = os.path.abspath(place)
+        places[role] = {"absolute": path, "relative": os.path.relpath(path, os.path.abspath(folder))}
+    return {**local, "places": places}
+
+
+def read_local(folder: Path) -> dict[str, Any]:
+    """The local file of an output: `places` as absolute paths, under "" that of the base, and `inputs`.
+
+    Both are empty where there is no such file.
+    """
+    path = folder / LOCAL
+    if not path.is_file() and not path.is_symlink():
+        return {"places": {}, "inputs": {}}
+    document = read_json(contained(path, folder))
+    try:
+        _check(document, _LOCAL_SHAPE, path, "")
+    except CheckpointError as error:
+        message = f"{path} is damaged; remove it, and give --base and --expert where they are needed"
+        raise CheckpointError(message) from error
+    places = {role: _current_path(place, folder) for role, place in document["places"].items()}
+    return {"places": places, "inputs": document["inputs"]}
+
+
+def _current_path(place: Mapping[str, str], folder: Path) -> str:
+    """Where an input is now: at its absolute path, else at its path relative to the output."""
+    paths = [os.path.abspath(folder / place[kind]) for kind in ("absolute", "relative") if kind in place]
+    return next((path for path in paths if Path(path).exists()), paths[0])
+
+
+def short_hashes(examples: Examples) -> tuple[str, ...]:
+    """One hash per input, in order."""
+    contents = (
+        item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes() for item in examples.inputs
+    )
+    return tuple(hashlib.sha256(content).hexdigest()[:_SHORT] for content in contents)

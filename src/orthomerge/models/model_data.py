@@ -1,21 +1,121 @@
-"""What a model consists of: an encoder, a head per task, how inputs are processed, and how it was made."""
+"""What a model consists of: an encoder, a head per task, how inputs are processed, and how it was made.
+
+A few encoders are kept in memory as modules, so that a model that is used twice is computed and built once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
+from orthomerge.models.skeleton import Skeleton
+from orthomerge.models.tensors import FileTensors, HashedTensors, content_digest
 
 if TYPE_CHECKING:
+    import torch
+
     from orthomerge.data.task import Access
+    from orthomerge.files.checkpoint import Spec
     from orthomerge.models.family import Family
     from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.modules import Encoder
     from orthomerge.models.processors import ProcessorSource
     from orthomerge.models.sources import Opened
     from orthomerge.models.tensors import Tensors
+
+
+_MOST_KEPT = 2  # modules in memory at a time: a merge and the expert that it is compared with
+
+
+@dataclass(eq=False)
+class Encoder:
+    """The weights of a model with what is needed to run them.
+
+    `config`: of the family's encoder class. `start`: of a linearised encoder, the weights it is linear around.
+    `content`: the hash of the one file that the tensors would be written to, once something has read all of them.
+    """
+
+    family: Family
+    config: Mapping[str, Any]
+    tensors: Tensors
+    start: Tensors | None = None
+    content: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Hash of tensors and config; paths, options and heads do not count."""
+        if self.content is None:
+            if isinstance(self.tensors, FileTensors) or not self.family.encoder_class:
+                self.content = content_digest(self.tensors, self.family.prefix)
+            else:
+                loaded(self)  # computes the weights once for both
+        parts = [self.family.name, self.content, self.config]
+        if self.start is not None:
+            parts.append(content_digest(self.start, self.family.prefix))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def runner(self, pooling: str) -> tuple[Any, Family]:
+        """The module that computes features, shared with other callers, and the family that says how it is read."""
+        if self.start is None:
+            return loaded(self).module, self.family
+        from orthomerge.models.networks import tangent
+
+        return tangent(self.family, self.config, self.start, self.tensors, pooling)
+
+    def module(self) -> torch.nn.Module:
+        """A new module with these weights, in eval mode, on the CPU."""
+        if self.start is not None:
+            raise RecipeError(
+                "a linearised model is a tangent, which stock classes cannot run; use predict or evaluate"
+            )
+        skeleton = Skeleton.build(self.family, self.config, dict(self.tensors.specs))
+        skeleton.fill(self.tensors)
+        return skeleton.module
+
+
+def loaded(encoder: Encoder) -> Skeleton:
+    """A module with the weights of an encoder, shared by all callers; nothing but its device may be changed.
+
+    The last two are kept, and refilled where the next encoder has the same architecture.
+    """
+    skeleton = next((skeleton for skeleton, owner in _kept if owner() is encoder), None)
+    if skeleton is None:
+        specs = dict(encoder.tensors.specs)
+        skeleton = unshared(encoder.family, encoder.config, specs)
+        skeleton.module.to("cpu")
+        hashed = HashedTensors(encoder.tensors, encoder.family.prefix)
+        skeleton.fill(encoder.tensors if encoder.content else hashed)
+        encoder.content = encoder.content or hashed.digest()
+    _kept[:] = [each for each in _kept if each[0] is not skeleton]
+    _kept.append((skeleton, weakref.ref(encoder)))
+    return skeleton
+
+
+def finished(encoder: Encoder) -> None:
+    """Let the module of an encoder be refilled for the next one of its architecture."""
+    _kept[:] = [(skeleton, (lambda: None) if owner() is encoder else owner) for skeleton, owner in _kept]
+
+
+def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
+    """A module with arbitrary weights for this caller alone: a kept one that is no longer used, else a new one."""
+    free = [skeleton for skeleton, owner in _kept if owner() is None]
+    if len(_kept) - len(free) >= _MOST_KEPT:
+        free.append(next(skeleton for skeleton, owner in _kept if owner() is not None))
+    _kept[:] = [each for each in _kept if each[0] not in free]
+    same = next((each for each in free if (each.family, each.config, each.specs) == (family, config, specs)), None)
+    return same or Skeleton.build(family, config, specs)
+
+
+def release() -> None:
+    """Release all modules in memory."""
+    _kept.clear()
+
+
+_kept: list[tuple[Skeleton, Callable[[], Encoder | None]]] = []  # with whose weights they hold; the last used is last
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,9 +123,9 @@ class Origin:
     """How a model was made, as plain data.
 
     `facts`: method, seed, notes, and what a fit, an alignment or an evaluation adds. `experts`: what it was made from,
-    if that is still open. `record`: what a saved model says of that (hashes, how each expert was opened), and `places`:
+    if that is still open. `record`: what a saved model says of that (hashes, how each expert was opened). `places`:
     the paths of experts and, under "", of the base, from a local file that is never pushed. `inputs`: short hashes of
-    inputs seen, by task.
+    the inputs seen, by task.
     """
 
     facts: Mapping[str, Any]
@@ -36,7 +136,7 @@ class Origin:
 
     @property
     def access(self) -> Access:
-        """Which inputs the making saw: none, unless it was fitted or its heads were aligned."""
+        """Which inputs the making saw: none, unless the model was fitted or its heads were aligned."""
         seen: list[Access] = [self.facts[stage]["access"] for stage in ("fit", "alignment") if stage in self.facts]
         return "transductive" if "transductive" in seen else seen[0] if seen else "data-free"
 
@@ -72,7 +172,7 @@ class ModelData:
 
     @property
     def digest(self) -> str:
-        """Identity of the encoder's content."""
+        """Hash of the encoder's content."""
         return self.encoder.digest
 
     @property

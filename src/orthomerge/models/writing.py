@@ -1,4 +1,7 @@
-"""The one writer of model folders (layout: `manifest`); the manifest is written last and makes a folder a result."""
+"""The one writer of model folders (layout: `manifest`), and the export of one task for its stock class.
+
+The manifest is written last and makes a folder a result.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,39 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.version import VERSION
-from orthomerge.files.checkpoint import DTYPES
+from orthomerge.files.checkpoint import DTYPES, Spec, is_float, torch_dtype
 from orthomerge.files.documents import write_bytes, write_json
-from orthomerge.files.folders import LOCAL, MANIFEST, names_in
+from orthomerge.files.folders import EXPORT, LOCAL, MANIFEST, names_in, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.safetensors import write_index, write_shards
 from orthomerge.models.card import model_card
+from orthomerge.models.family import classifier_config, head_names, named_tensors, why_not_stock
 from orthomerge.models.heads import Head, head_of
-from orthomerge.models.manifest import ENCODER, EXTRA, FORMAT, HEAD, HEAD_FIELDS, README, read_manifest
+from orthomerge.models.manifest import (
+    ENCODER,
+    EXTRA,
+    FORMAT,
+    HEAD,
+    HEAD_FIELDS,
+    README,
+    local_document,
+    read_manifest,
+    record_of,
+)
 from orthomerge.models.processors import COMPANIONS
-from orthomerge.models.record import local_document, record_of
-from orthomerge.models.stock import classifier_config, head_names, main_dtype, named_tensors, why_not_stock
-from orthomerge.models.tensors import ContentHash, MemoryTensors
+from orthomerge.models.tensors import HashedTensors, MemoryTensors
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +51,6 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 
-Progress = Callable[[int], None]
-
 
 def write_model(
     model: ModelData,
@@ -47,15 +59,30 @@ def write_model(
     force: bool = False,
     max_shard_size: str | int = "5GB",
     inputs: Iterable[Path] = (),
-    progress: Progress = lambda count: None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write a model folder atomically and return its manifest. `inputs`: paths that `out` must not overlap."""
     most = parse_size(max_shard_size)
+    taken = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
     for task in model.heads:
-        _check_name(task, model)
+        name = task.casefold()
+        if name in taken or (name.startswith(ENCODER) and name.endswith(".safetensors")):
+            raise RecipeError(
+                f"{task!r} cannot name a task, because the output has a file of that name; rename the task"
+            )
     need = sum(spec.nbytes for spec in model.weights.specs.values())
+    progress.stage("merging", need)
     with publish(out, force=force, need=need, inputs=[*inputs, *_inputs(model)]) as folder:
         return _fill(model, folder, out=out, most=most, progress=progress)
+
+
+def _inputs(model: ModelData) -> list[Path]:
+    """Files and folders that the model was made from or takes something from."""
+    experts = model.origin.experts
+    opened = [] if experts is None else experts.checkpoints().values()
+    places = [place for place in map(Path, model.origin.places.values()) if place.exists()]
+    folder = [model.processor.folder] if model.processor.folder is not None else []
+    return [*(source.path for source in opened if not source.in_memory), *places, *folder]
 
 
 def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Progress) -> dict[str, Any]:
@@ -63,10 +90,10 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
     with closing(_stream(model)) as blocks:
-        written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=ENCODER)
+        written = write_shards(folder, specs, blocks, most=most, progress=progress.advance, stem=ENCODER)
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
-    dtype = main_dtype(specs.values())
+    dtype = _main_dtype(specs.values())
     heads = {task: _write_task(model, task, folder, places, dtype, processor) for task in model.tasks}
     if model.origin.experts is not None:
         for checkpoint in model.origin.experts.checkpoints().values():
@@ -104,26 +131,22 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
 
 def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]:
     """The encoder's blocks, hashed as the one file that they could be."""
-    prefix = model.family.prefix
-    content = ContentHash(model.weights.specs, prefix)
-    for key, block in model.weights.blocks():
-        content.update(block)
-        yield prefix + key, block
-    model.encoder.content = content.digest()
+    hashed = HashedTensors(model.weights, model.family.prefix)
+    for key, block in hashed.blocks():
+        yield model.family.prefix + key, block
+    model.encoder.content = hashed.digest()
 
 
-def _check_name(task: str, model: ModelData) -> None:
-    """Refuse a task with the name of a file in the output."""
-    taken = {name.casefold() for name in (*COMPANIONS, *model.processor.files, README, MANIFEST, LOCAL)}
-    name = task.casefold()
-    if name in taken or (name.startswith(ENCODER) and name.endswith(".safetensors")):
-        raise RecipeError(f"{task!r} cannot name a task, because the output has a file of that name; rename the task")
+def _main_dtype(specs: Iterable[Spec]) -> str:
+    """The dtype of most floating-point tensors."""
+    dtypes = [spec.dtype for spec in specs if is_float(spec.dtype)]
+    return max(sorted(set(dtypes)), key=dtypes.count) if dtypes else "F32"
 
 
 def _write_task(
     model: ModelData, task: str, folder: Path, places: Mapping[str, str], dtype: str, processor: Iterable[str]
 ) -> dict[str, Any]:
-    """One task's folder; what the manifest says of its head. `places`: the encoder's tensors and their files."""
+    """Write one task's folder and return its head's entry in the manifest. `places`: file of each encoder tensor."""
     place, classifier, family = folder / task, model.heads[task], model.family
     head = head_of(classifier)
     place.mkdir()
@@ -134,7 +157,10 @@ def _write_task(
     stock = why_not_stock(family, classifier) is None and bool(model.config)
     if stock:
         for name in (*dict.fromkeys(places.values()), *processor):
-            _link(folder / name, place / name)
+            try:
+                (place / name).symlink_to(Path("..") / name)
+            except OSError:
+                _keep(folder / name, place / name)
         total = sum(spec.nbytes for spec in model.weights.specs.values())
         total += sum(tensor.nbytes for tensor in tensors.values())
         write_index(place / _INDEX, {**places, **dict.fromkeys(tensors, HEAD)}, total)
@@ -151,61 +177,11 @@ def _write_task(
     }
 
 
-def _link(target: Path, link: Path) -> None:
-    """The same file in a task's folder: a relative link, else a hard link, else a copy."""
-    try:
-        link.symlink_to(Path("..") / target.name)
-    except OSError:
-        _keep(target, link)
-
-
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a small file of tensors, read it back and compare."""
     specs = MemoryTensors(tensors).specs
     blocks = ((key, tensor.detach().cpu()) for key, tensor in tensors.items())
     write_shards(folder, {key: specs[key] for key in tensors}, blocks, most=2**62, stem=Path(name).stem)
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that can change results."""
-    return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: tuples become lists, infinity and NaN become strings."""
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _inputs(model: ModelData) -> list[Path]:
-    experts = model.origin.experts
-    opened = [] if experts is None else experts.checkpoints().values()
-    places = [place for place in map(Path, model.origin.places.values()) if place.exists()]
-    folder = [model.processor.folder] if model.processor.folder is not None else []
-    return [*(source.path for source in opened if not source.in_memory), *places, *folder]
-
-
-def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
-    """Write card and manifest anew with what was measured since, in one step: the output verifies at any time.
-
-    All other files, also those that the manifest does not list, stay the very same (hard links, if the file system has
-    them), and links stay links.
-    """
-    manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
-    if evaluation is not None:
-        manifest["evaluation"] = plain(evaluation)
-
-    def rewritten(inside: str, names: Iterable[str]) -> set[str]:
-        return {README, MANIFEST} if Path(inside) == folder else set()
-
-    with publish(folder, force=True, unlisted_but_ours=names_in(folder)) as partial:
-        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_keep, dirs_exist_ok=True)
-        write_bytes(partial / README, model_card(manifest).encode())
-        manifest["files"] = {**manifest["files"], README: _row(partial / README)}
-        write_json(partial / MANIFEST, manifest)
 
 
 def _keep(path: str | Path, target: str | Path) -> None:
@@ -234,3 +210,58 @@ def _file_table(folder: Path, rows: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 def _row(path: Path) -> dict[str, Any]:
     return {"size": path.stat().st_size, "hash": RawFile(path).digest()}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that can change results."""
+    return {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: tuples become lists, infinity and NaN become strings."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def rewrite_card(folder: Path, evaluation: Mapping[str, Any] | None) -> None:
+    """Write card and manifest anew with what was measured since, in one step: the output verifies at any time.
+
+    All other files, also those that the manifest does not list, stay the same (hard links, if the file system has
+    them), and links stay links.
+    """
+    manifest = {name: value for name, value in read_manifest(folder).items() if name != "evaluation"}
+    if evaluation is not None:
+        manifest["evaluation"] = plain(evaluation)
+
+    def rewritten(inside: str, names: Iterable[str]) -> set[str]:
+        return {README, MANIFEST} if Path(inside) == folder else set()
+
+    with publish(folder, force=True, unlisted_but_ours=names_in(folder)) as partial:
+        shutil.copytree(folder, partial, symlinks=True, ignore=rewritten, copy_function=_keep, dirs_exist_ok=True)
+        write_bytes(partial / README, model_card(manifest).encode())
+        manifest["files"] = {**manifest["files"], README: _row(partial / README)}
+        write_json(partial / MANIFEST, manifest)
+
+
+def write_stock(model: ModelData, task: str, out: Path, *, force: bool = False, inputs: tuple[Path, ...] = ()) -> None:
+    """Write one task as a folder that its stock class loads. `inputs`: paths that `out` must not overlap."""
+    head, family = model.head(task), model.family
+    why = why_not_stock(family, head)
+    if why is not None or not isinstance(head, Head):
+        way_out = "use orthomerge.load, which computes every head"
+        raise RecipeError(f"no stock class computes what the head of {task!r} does: {why}; {way_out}")
+    encoder = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
+    dtype = _main_dtype(encoder.values())
+    tensors = {name: tensor.to(torch_dtype(dtype)) for name, tensor in named_tensors(family, head).items()}
+    specs = {**encoder, **{name: Spec(tuple(tensor.shape), dtype) for name, tensor in tensors.items()}}
+    blocks = chain(((family.prefix + key, block) for key, block in model.weights.blocks()), tensors.items())
+    need = sum(spec.nbytes for spec in specs.values())
+    with publish(out, force=force, need=need, inputs=inputs, marker=EXPORT) as folder:
+        write_shards(folder, specs, blocks, most=parse_size("5GB"))
+        model.processor.write(folder)
+        config = classifier_config(model.config, family, head.labels, DTYPES[dtype][1])
+        write_json(folder / "config.json", config)
+        write_marker(folder, EXPORT, orthomerge=VERSION, task=task, model=model.digest)

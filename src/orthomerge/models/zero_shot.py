@@ -18,9 +18,8 @@ from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.load import quiet
 from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.skeleton import Skeleton
+from orthomerge.models.skeleton import Skeleton, quiet
 from orthomerge.models.tensors import FileTensors
 
 _BLANK = "{}"

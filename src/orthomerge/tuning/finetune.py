@@ -20,7 +20,7 @@ from orthomerge.files.folders import EXPERT
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.publish import publish
 from orthomerge.files.run_state import RunState, clear_state, state_folder
-from orthomerge.models.linearised import LinearisedEncoder
+from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, check_labelled
 from orthomerge.tuning.loop import Outcome, Progress, Run, count_steps, fit_head, train
 from orthomerge.tuning.lora import add_adapter

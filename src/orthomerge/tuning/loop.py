@@ -24,7 +24,7 @@ from orthomerge.core.device import enough_memory
 from orthomerge.core.errors import NumericalError
 from orthomerge.core.seeds import derive
 from orthomerge.files.run_state import RunState
-from orthomerge.models.linearised import LinearisedEncoder
+from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, epoch_order, moved, sample
 from orthomerge.tuning.model import Model
 from orthomerge.tuning.settings import LINEARISED, Tuning

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.load import quiet
+from orthomerge.models.skeleton import quiet
 
 if TYPE_CHECKING:
     from pathlib import Path

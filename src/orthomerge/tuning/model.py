@@ -13,7 +13,7 @@ from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
 from orthomerge.models.heads import Head, Linear
-from orthomerge.models.linearised import LinearisedEncoder
+from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.models.problems import base_problems, check_problems
 from orthomerge.models.skeleton import Skeleton, encoder_config
 from orthomerge.models.split import split_base

@@ -16,10 +16,9 @@ from orthomerge.files.folders import EXPERT, write_marker
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.replacing import os_errors, remove_file
 from orthomerge.files.safetensors import write_shards
-from orthomerge.models.load import quiet
+from orthomerge.models.family import classifier_config, named_tensors
 from orthomerge.models.processors import companions
-from orthomerge.models.skeleton import encoder_config
-from orthomerge.models.stock import classifier_config, named_tensors
+from orthomerge.models.skeleton import encoder_config, quiet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

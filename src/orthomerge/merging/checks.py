@@ -1,4 +1,4 @@
-"""Whether experts are what a recipe says they are: evidence from a sample of the weights, before any work.
+"""Checks of opened experts before a merge: that they come from the base, and that tied weights are the same.
 
 Fine-tuning moves weights little and each task in a direction of its own. So an expert of another base is orthogonal to
 this one; experts of one common other base have moved from this one in the same direction; an expert that equals the
@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError
+from orthomerge.files.checkpoint import Checkpoint
 from orthomerge.merging.kinds import Site
+from orthomerge.merging.vectors import TILE
+from orthomerge.models.split import TIED
 
 if TYPE_CHECKING:
     from orthomerge.merging.vectors import TaskVectors
@@ -33,14 +36,33 @@ _PAGE = 1 << 10  # elements of float32 in a page of 4 KiB
 _INSIST = "or set 'check_base: false' to merge all the same"
 
 
-def check_kinship(experts: Experts, vectors: TaskVectors) -> None:
+def check_tied(experts: Experts) -> None:
+    """Refuse checkpoints in which weights under two names, which must be tied, differ."""
+    parts = experts.parts
+    splits = [(parts.base, parts.base_split), *((each.checkpoint, each.split) for each in parts.sources.values())]
+    for source, split in splits:
+        for name, why in split.left_out.items():
+            twin = split.names.get(why.removeprefix(TIED)) if why.startswith(TIED) else None
+            if twin is None or not isinstance(source, Checkpoint) or source.entry(name) == source.entry(twin):
+                continue
+            count = source.spec(name).numel
+            for start in range(0, count, TILE):
+                stop = min(start + TILE, count)
+                if not torch.equal(source.read(name, start, stop), source.read(twin, start, stop)):
+                    raise IncompatibleError(
+                        f"{source.path}: {name!r} and {twin!r} must be one tensor and differ from element {start} on; "
+                        "save the model again with the stock class, which ties them"
+                    )
+
+
+def check_origin(experts: Experts, vectors: TaskVectors) -> None:
     """Refuse experts whose task vectors mean nothing, and say by which numbers."""
     if experts.has_base and vectors.tasks == experts.tasks and experts.opening.check_base:
-        _Kinship(experts, vectors).check()
+        _Sample(experts, vectors).check()
 
 
-class _Kinship:
-    """Sums over a sample, and the refusals that follow from them."""
+class _Sample:
+    """Sums over a sample of the weights, and the refusals that follow from them."""
 
     def __init__(self, experts: Experts, vectors: TaskVectors) -> None:
         self.vectors, self.tasks = vectors, vectors.tasks
@@ -65,9 +87,10 @@ class _Kinship:
                     self.gram += wide @ wide.T
                 self.moved |= (rows[1:] != 0).any(1)
                 self.apart |= torch.stack([(row != rows[1:]).any(1) for row in rows[1:]])
-        self._refuse_strangers()
-        self._refuse_twins()
-        self._refuse_common_direction()
+        self._refuse_another_base()
+        self._refuse_the_base()
+        self._refuse_equal_experts()
+        self._refuse_a_common_direction()
 
     def _refuse_zeros(self, site: Site, rows: torch.Tensor) -> None:
         """A page of zeros in one model where another has numbers: the file has its size, but not its content."""
@@ -84,7 +107,7 @@ class _Kinship:
             f"have numbers: the file was not written to its end; fetch it again, {_INSIST}"
         )
 
-    def _refuse_strangers(self) -> None:
+    def _refuse_another_base(self) -> None:
         base = self.gram[0, 0]
         if not base:
             return
@@ -98,13 +121,9 @@ class _Kinship:
                     f"weights is {cosine:.3f}, and fine-tuning leaves it near 1; find the right base, {_INSIST}"
                 )
 
-    def _refuse_twins(self) -> None:
-        """Experts that are the base, or each other, in every element; only suspects of the sample are read whole.
-
-        One file that was named twice, for its two heads say, is no mistake; opening has noted it.
-        """
-        named = list(zip(self.tasks, self.paths, strict=True))
-        for place, (task, path) in enumerate(named):
+    def _refuse_the_base(self) -> None:
+        """An expert that is the base in every element; only suspects of the sample are read whole."""
+        for place, (task, path) in enumerate(zip(self.tasks, self.paths, strict=True)):
             if path == self.base or self.moved[place]:
                 continue
             if not any(block.deltas[place].any() for block in self.vectors.blocks()):
@@ -112,17 +131,20 @@ class _Kinship:
                     f"expert {task!r} ({path}) is the base {self.base} itself: not one of its encoder's weights "
                     f"differs; give the fine-tuned model, {_INSIST} (an expert with a frozen encoder)"
                 )
-        for one, other in combinations(range(len(named)), 2):
+
+    def _refuse_equal_experts(self) -> None:
+        """Two files with the same weights. One file named twice, for its two heads say, is noted when it is opened."""
+        for one, other in combinations(range(len(self.tasks)), 2):
             if self.paths[one] == self.paths[other] or self.apart[one, other]:
                 continue
             if all(torch.equal(block.deltas[one], block.deltas[other]) for block in self.vectors.blocks()):
-                (first, path), (second, twin) = named[one], named[other]
                 raise IncompatibleError(
-                    f"experts {first!r} ({path}) and {second!r} ({twin}) are the same model: not one of "
-                    f"their encoders' weights differs; give each task its own expert, {_INSIST}"
+                    f"experts {self.tasks[one]!r} ({self.paths[one]}) and {self.tasks[other]!r} ({self.paths[other]}) "
+                    "are the same model: not one of their encoders' weights differs; give each task its own expert, "
+                    f"{_INSIST}"
                 )
 
-    def _refuse_common_direction(self) -> None:
+    def _refuse_a_common_direction(self) -> None:
         """Experts that all moved from the base in one direction were fine-tuned from where it leads."""
         different = [place for place, path in enumerate(self.paths) if path not in self.paths[:place]]
         gram = self.gram[1:, 1:][different][:, different]
