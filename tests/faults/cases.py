@@ -306,7 +306,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(46, "two of five",
             m.rows(*["a film,two-0,train", "it was,two-1,train"] * 3, "a film,two-0,test", "it was,two-1,test"), RECIPE,
             "class 0 has 2 examples", "ask for at most 2", meets="evaluate", more="--shots 50 --protocol knn"),
-    Held(46, "tests/data/test_sampling.py::test_refused"),
+    Held(46, "tests/data/test_task.py::test_refused"),
     # 47 features: not finite, constant
     Refused(47, "not finite", m.merged_from(m.spoil("two", "bert.embeddings.LayerNorm.bias", 3e38)), NUMBERS, "two",
             "check its weights", meets="align"),
