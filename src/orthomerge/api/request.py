@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def read_request(
     if options.get("method", document.get("method")) != document.get("method") and options["method"] is not None:
         document["parameters"] = {}  # options of another method mean nothing to this one
     document |= {key: value for key, value in options.items() if value is not None}
-    _set(document, read_options(settings or {}), where)
+    _set(document, read_options(settings), where)
     for section in ("align", "fit") if edit else ():
         if section in document:
             raise RecipeError(f"{where}: this command has no use for the section {section!r}; leave it out")
@@ -62,12 +61,12 @@ def read_request(
     }
     document |= _fit(document, {key: value for key, value in fit.items() if value is not None})
     recipe = build(Recipe, document, where=where)
-    return replace(recipe, fit=replace(recipe.fit, data=sources)) if recipe.fit is not None and sources else recipe
+    return recipe.with_fit_data(sources) if sources else recipe
 
 
-def read_options(settings: Mapping[str, str]) -> dict[str, Any]:
+def read_options(settings: Mapping[str, str] | None) -> dict[str, Any]:
     """Values of `--set KEY=VALUE`, read as in a recipe."""
-    return {key: parse_value(value) for key, value in settings.items()}
+    return {key: parse_value(value) for key, value in (settings or {}).items()}
 
 
 def _document(words: Sequence[str]) -> tuple[str, dict[str, Any], Sequence[str]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.analysis.detail import Detail
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.load import resolve
@@ -46,21 +47,24 @@ def evaluate_suite(
     name: str,
     methods: Sequence[str],
     *,
-    against: str | None = None,
+    folder: str | Path | None = None,
+    data: str | Path | None = None,
+    device: str = "auto",
     batch: int = 64,
-    opened: dict[str, Any],
+    say: Say = print,
+    against: str | None = None,
     **options: Any,
 ) -> Scores:
     """Score merges of a suite's experts beside its references.
 
-    `methods`: names, or "ties: density: 0.3". `opened`: arguments of `open_suite`; `options`: those of `evaluate`.
+    `methods`: names, or "ties: density: 0.3". `folder`, `data`, `say`: as of `open_suite`; `options`: of `evaluate`.
     """
     merges = [_method(name, text) for text in methods]
     merged = with_unique_names([Subject(method, {}, parameters) for method, parameters in merges])
     names = [*_REFERENCES, *(subject.name for subject in merged)]
     if against is not None and against not in names:
         raise RecipeError(f"--against {against}: there is no such method here; {nearest(against, names)}")
-    suite = open_suite(name, **opened)
+    suite = open_suite(name, folder=folder, data=data, device=device, say=say)
     references = suite.references()
     made = [Subject.of(suite.merged(method, parameters), suite.tasks) for method, parameters in merges]
     made = [replace(subject, parameters=merge[1]) for subject, merge in zip(made, merges, strict=True)]
@@ -70,7 +74,7 @@ def evaluate_suite(
         experts=references["expert"].models,
         against=against,
         suite=name,
-        encoding=suite.encoding(opened.get("device", "auto"), batch=batch),
+        encoding=suite.encoding(device, batch=batch),
         **options,
     )
 
@@ -80,24 +84,30 @@ def diagnose_suite(
     model: Model | str | Path | None,
     *,
     method: str = "task_arithmetic",
-    aligner: str = "auto",
+    folder: str | Path | None = None,
+    data: str | Path | None = None,
+    device: str = "auto",
     batch: int = 64,
-    opened: dict[str, Any],
+    say: Say = print,
+    detail: Detail | None = None,
     **options: Any,
 ) -> Diagnosis:
-    """Diagnose a suite's own merge by `method`, or a `model` whose experts are the suite's."""
+    """Diagnose a suite's own merge by `method`, or a `model` whose experts are the suite's.
+
+    `folder`, `data`, `say`: as of `open_suite`; `options`: of `diagnose`.
+    """
+    detail = detail or Detail()
     chosen, parameters = _method(name, method)
-    suite = open_suite(name, **opened)
+    suite = open_suite(name, folder=folder, data=data, device=device, say=say)
     value = suite.merged(chosen, parameters) if model is None else resolve(model)[0]
     text = method if model is None else _method_text(value)
-    folder = opened.get("folder")
     call = f"orthomerge evaluate --suite {name}" + (f" --folder {shlex.quote(str(folder))}" if folder else "")
     commands = {}
     if text is not None:
-        commands["score"] = f"{call} --method {shlex.quote(text)} --aligner {aligner}"
+        commands["score"] = f"{call} --method {shlex.quote(text)} --aligner {detail.aligner}"
         commands["probe"] = f"{call} --method {shlex.quote(text)} --protocol probe"
-    encoding = suite.encoding(opened.get("device", "auto"), batch=batch)
-    return diagnose(value, suite.tasks, experts=suite.experts(), commands=commands, encoding=encoding, **options)
+    how: dict[str, Any] = {"detail": detail, "commands": commands, "encoding": suite.encoding(device, batch=batch)}
+    return diagnose(value, suite.tasks, experts=suite.experts(), **how, **options)
 
 
 def _method(suite: str, text: str) -> tuple[str, dict[str, Any]]:

@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 
-from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Columns, Compute, Display, Force, Limit, Moved, Split, Unlabelled
-from orthomerge.cli.printing import print_json
-
-
-@dataclass(frozen=True)
-class Input:
-    """A merged model, and the inputs that its heads are aligned on."""
-
-    model: Annotated[str, Flag("Folder of a merged model.", "MODEL", positional=True)]
-    data: Unlabelled = field(default_factory=dict)
-    split: Annotated[Split, Flag("Split of the data; with `test`, what is measured there is transductive.")] = "train"
-    limit: Limit = None
-
-
-@dataclass(frozen=True)
-class How:
-    """The aligner and where it is computed."""
-
-    aligner: Annotated[str, Flag("See `list aligners`.", "NAME")] = "auto"
-    settings: Annotated[
-        dict[str, str], Flag("Option of the aligner (`list aligners NAME`), repeated.", "KEY=VALUE", name="--set")
-    ] = field(default_factory=dict)
-    seed: Annotated[int, Flag("Of --limit, and of aligners that draw at random.", "N")] = 0
-
-
-@dataclass(frozen=True)
-class Output:
-    """What is written."""
-
-    out: Annotated[str, Flag("Folder to write.", "FOLDER", short="-o")]
-    force: Force = False
+from orthomerge.cli.flags import How, Input, command
+from orthomerge.cli.options import Columns, Compute, Display, Force, Limit, Moved, Out, SavedModel, Split, Unlabelled
+from orthomerge.cli.printing import print_alignment, print_json
 
 
 @command(
@@ -50,7 +21,23 @@ class Output:
     ),
 )
 def align(
-    given: Input, columns: Columns, how: How, output: Output, moved: Moved, compute: Compute, display: Display
+    *,
+    model: SavedModel,
+    data: Unlabelled = None,
+    split: Annotated[Split, Input("Split of the data; with `test`, what is measured there is transductive.")] = "train",
+    limit: Limit = None,
+    columns: Columns,
+    aligner: Annotated[str, How("See `list aligners`.", "NAME")] = "auto",
+    settings: Annotated[
+        Mapping[str, str] | None,
+        How("Option of the aligner (`list aligners NAME`), repeated.", "KEY=VALUE", name="--set"),
+    ] = None,
+    seed: Annotated[int, How("Of --limit, and of aligners that draw at random.", "N")] = 0,
+    out: Out,
+    force: Force = False,
+    moved: Moved,
+    compute: Compute,
+    display: Display,
 ) -> None:
     """Fit the heads of a merged model to its encoder.
 
@@ -58,52 +45,34 @@ def align(
     add no parameters.
     """
     from orthomerge.api.align import align as fit_heads
-    from orthomerge.api.load import resolve
+    from orthomerge.api.load import load
     from orthomerge.api.request import read_options
-    from orthomerge.cli.progress import shown
-    from orthomerge.cli.writing import existing, write
     from orthomerge.data.reading import sources_of
     from orthomerge.files.publish import check_target
-    from orthomerge.models.encoding import Encoding
+    from orthomerge.models.writing import write_model
+    from orthomerge.runs.models import existing
 
-    options = read_options(how.settings)
-    model, _ = resolve(given.model)
-    data = sources_of(columns.of(given.data), model.tasks)
-    inputs = existing([given.model, *data.values(), *moved.expert.values(), moved.base])
-    check_target(Path(output.out), force=output.force, inputs=inputs)
-    with shown(quiet=display.silent) as progress:
+    options = read_options(settings)
+    sources = sources_of(columns.of(data), load(model).tasks)
+    inputs = existing([model, *sources.values(), *(moved.expert or {}).values(), moved.base])
+    check_target(Path(out), force=force, inputs=inputs)
+    with display.progress() as progress:
         aligned = fit_heads(
-            given.model,
-            data,
-            aligner=how.aligner,
+            model,
+            sources,
+            aligner=aligner,
             options=options,
             experts=moved.expert,
             base=moved.base,
-            split=given.split,
-            limit=given.limit,
-            seed=how.seed,
-            encoding=Encoding(device=compute.device, batch=compute.batch),
+            split=split,
+            limit=limit,
+            seed=seed,
+            encoding=compute.encoding(),
             progress=progress,
         )
-        manifest = write(aligned, output.out, force=output.force, inputs=inputs, progress=progress)
+        manifest = write_model(aligned, Path(out), force=force, inputs=inputs, progress=progress)
     if display.json:
-        print_json({"out": output.out, "manifest": manifest})
+        print_json({"out": out, "manifest": manifest})
         return
     print_alignment(manifest)
-    click.echo(f"wrote {output.out}, verified")
-
-
-def print_alignment(manifest: dict[str, Any]) -> None:
-    """One line per task: number of inputs, facts of the aligner, and parameters added."""
-    about = manifest["alignment"]
-    for task, results in about["tasks"].items():
-        facts = ", ".join(f"{name} {_shown(value)}" for name, value in results["facts"].items()) or "no facts"
-        added = results["extra"]["parameters"]
-        grown = f"{added:,} parameters added" if added else "nothing added"
-        click.echo(f"{task}: {about['aligner']} on {results['inputs']} inputs of {about['split']}; {facts}; {grown}")
-    for note in manifest["notes"]:
-        click.echo(f"note: {note}")
-
-
-def _shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    click.echo(f"wrote {out}, verified")

@@ -1,15 +1,16 @@
-"""Flags from the fields of dataclasses: a command takes a few such groups, and its help has one section per group.
+"""Flags from the parameters of a function: its signature is the command, its docstring the help.
 
-A field is `Annotated[type, Flag("help")]`. `Literal` gives choices, `dict[str, str]` a repeated NAME=PATH (in a union
-with `str`: or one PATH), a tuple of numbers a list with commas, a tuple of texts a repeated flag, and a `bool` that is
-true by default gets `--no-NAME`.
+A parameter is `Annotated[type, Input("help")]`, or a dataclass of such fields that several commands share. `Literal`
+gives choices, a mapping a repeated NAME=PATH (in a union with `str`: or one PATH), a tuple of numbers a list with
+commas, a tuple of texts a repeated flag, and a `bool` that is true by default gets `--no-NAME`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
-from types import NoneType, UnionType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from inspect import Parameter, signature
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -21,10 +22,10 @@ _PROGRAM = "orthomerge"
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field is written on the command line.
+    """How a parameter is written on the command line; the class is the section of the help screen.
 
     `metavar`: the placeholder of its value. `short`: a second name of one letter. `name`: the long name, if it is not
-    that of the field. `default`: in words, where the value does not say it. `positional`: an argument.
+    that of the parameter. `default`: in words, where the value does not say it. `positional`: an argument.
     """
 
     help: str
@@ -35,30 +36,45 @@ class Flag:
     positional: bool = False
 
 
-class Command(click.Command):
-    """A command of one function whose parameters are groups of flags, and whose docstring is the help.
+class Input(Flag):
+    """What a command reads."""
 
-    `usage` and `examples`: lines without the program's name.
-    """
+
+class How(Flag):
+    """How it is done."""
+
+
+class Output(Flag):
+    """What is written."""
+
+
+class Command(click.Command):
+    """A command of one function. `usage` and `examples`: lines without the program's name."""
 
     def __init__(self, function: Callable[..., None], usage: Sequence[str], examples: Sequence[str]) -> None:
         self.function, self.usage, self.examples = function, usage, examples
-        self.groups = {name: kind for name, kind in get_type_hints(function).items() if name != "return"}
-        self.sections = {kind.__name__: _parameters(kind) for kind in self.groups.values()}
+        self.sections: dict[str, list[click.Parameter]] = {}
+        self.groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+        for parameter, kind in _parameters(function):
+            if isinstance(kind, type) and is_dataclass(kind):
+                options = [_option(field, hint) for field, hint in _parameters(kind)]
+                self.sections[kind.__name__] = options
+                self.groups[parameter.name] = kind, [option.name or "" for option in options]
+            else:
+                section = type(get_args(kind)[1]).__name__
+                self.sections.setdefault(section, []).append(_option(parameter, kind))
         super().__init__(
             function.__name__,
             callback=self._call,
-            params=[parameter for section in self.sections.values() for parameter in section],
+            params=[option for section in self.sections.values() for option in section],
             help=function.__doc__,
             context_settings={"help_option_names": ["-h", "--help"]},
         )
 
     def _call(self, **values: Any) -> None:
-        groups = {
-            name: kind(**{field.name: values[field.name] for field in fields(kind)})
-            for name, kind in self.groups.items()
-        }
-        self.function(**groups)
+        for name, (group, fields) in self.groups.items():
+            values[name] = group(**{field: values.pop(field) for field in fields})
+        self.function(**values)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one line per form of the command."""
@@ -66,7 +82,7 @@ class Command(click.Command):
             formatter.write_usage(_PROGRAM, line, prefix="Usage: " if line == self.usage[0] else "       ")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write usage, description, examples, then each group of flags."""
+        """Write usage, description, examples, then each section of flags."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         formatter.write("\n" + "".join(f"  {_PROGRAM} {line}\n" for line in self.examples))
@@ -91,28 +107,6 @@ class _Argument(click.Argument):
         return self.metavar or self.human_readable_name, self.help or ""
 
 
-class _Pairs(click.Option):
-    """A repeated NAME=VALUE, as a mapping; of settings with one key the last counts. `or_one`: or one other text."""
-
-    def __init__(self, names: Sequence[str], *, or_one: bool, **options: Any) -> None:
-        super().__init__(names, **options)
-        self.or_one = or_one
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        texts: tuple[str, ...] = super().process_value(ctx, value) or ()
-        if self.or_one and len(texts) == 1 and "=" not in texts[0]:
-            return texts[0]
-        form = f"{self.opts[-1]} {'TASK=PATH' if self.or_one else self.metavar}"
-        pairs = [text.partition("=") for text in texts]
-        for text, (name, _, path) in zip(texts, pairs, strict=True):
-            if not name or not path:
-                raise RecipeError(f"expected {form}, got {text!r}")
-        values = {name: path for name, _, path in pairs}
-        if len(values) < len(pairs) and self.metavar != "KEY=VALUE":
-            raise RecipeError(f"two {form} have the same name; give each a name of its own")
-        return values
-
-
 class _Choice(click.Choice[Any]):
     """A choice that offers the nearest."""
 
@@ -123,55 +117,72 @@ class _Choice(click.Choice[Any]):
         raise RecipeError(f"{name} must be {' | '.join(self.choices)}, got {value!r}; {nearest(value, self.choices)}")
 
 
-class _Numbers(click.ParamType[tuple[float, ...]]):
+def _pairs(ctx: click.Context, option: click.Parameter, texts: Sequence[str]) -> Mapping[str, str] | str:
+    """A mapping of a repeated NAME=VALUE, where the last KEY counts; or the one text that a PATH may be."""
+    if option.metavar == "PATH" and len(texts) == 1 and "=" not in texts[0]:
+        return texts[0]
+    form = f"{option.opts[-1]} {'TASK=PATH' if option.metavar == 'PATH' else option.metavar}"
+    values: dict[str, str] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not name or not value:
+            raise RecipeError(f"expected {form}, got {text!r}")
+        if name in values and option.metavar != "KEY=VALUE":
+            raise RecipeError(f"two {form} have the same name; give each a name of its own")
+        values[name] = value
+    return values
+
+
+def _numbers(ctx: click.Context, option: click.Parameter, text: str | None) -> tuple[float, ...] | None:
     """Numbers with commas between them."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        try:
-            return value if isinstance(value, tuple) else tuple(float(part) for part in value.split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of numbers such as 0.2,0.5,1", param, ctx)
+    try:
+        return None if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        message = f"{text!r} is not a list of numbers such as 0.2,0.5,1"
+        raise click.BadParameter(message, ctx, option) from error
 
 
-def _parameters(group: type) -> list[click.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [_parameter(field, *get_args(hints[field.name])[:2]) for field in fields(group)]
+def _parameters(function: Callable[..., Any]) -> list[tuple[Parameter, Any]]:
+    """The parameters of a function, or the fields of a dataclass, with their types."""
+    hints = get_type_hints(function, include_extras=True)
+    return [(parameter, hints[name]) for name, parameter in signature(function).parameters.items()]
 
 
-def _parameter(field: Field[Any], kind: Any, flag: Flag) -> click.Parameter:
-    """The argument or option of a field."""
-    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    first = next(member for member in members if member is not NoneType)
-    required = field.default is MISSING and field.default_factory is MISSING
-    value = None if field.default is MISSING else field.default
-    parts: dict[str, Any] = {"required": required, "metavar": flag.metavar, **_type(first)}
+def _option(parameter: Parameter, annotated: Any) -> click.Parameter:
+    """The argument or option of a parameter."""
+    kind, flag = get_args(annotated)
+    required = parameter.default is Parameter.empty
+    options: dict[str, Any] = {"required": required, "metavar": flag.metavar, **_reading(kind)}
     if flag.positional:
-        return _Argument(field.name, text=flag.help, nargs=-1 if parts.pop("multiple", False) else 1, **parts)
-    name = flag.name or "--" + field.name.replace("_", "-")
-    names = [*filter(None, (flag.short, f"{name}/--no-{name[2:]}" if value is True else name)), field.name]
+        nargs = -1 if options.pop("multiple", False) else 1
+        return _Argument(parameter.name, text=flag.help, nargs=nargs, **options)
+    value = None if required else parameter.default
+    name = flag.name or "--" + parameter.name.replace("_", "-")
+    names = [*filter(None, (flag.short, f"{name}/--no-{name[2:]}" if value is True else name)), parameter.name]
     shown = flag.default or _shown(value)
     text = f"{flag.help}  [default: {shown}]" if shown else flag.help
-    if get_origin(first) is dict:
-        return _Pairs(names, or_one=str in members, help=text, **parts)
-    return click.Option(names, default=value, help=text, **parts)
+    return click.Option(names, default=value, help=text, **options)
 
 
-def _type(kind: Any) -> dict[str, Any]:
-    """How click reads the values of a flag."""
+def _reading(kind: Any) -> dict[str, Any]:
+    """How click reads the values of a type."""
+    if get_origin(kind) in (Union, UnionType):  # with `None`, or a mapping or `str`
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Mapping:
+        return {"multiple": True, "callback": _pairs}
     if get_origin(kind) is Literal:
         return {"type": _Choice(get_args(kind))}
+    if kind == tuple[float, ...]:
+        return {"callback": _numbers}
     if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
-        return {"type": _Numbers()} if item is float else {**_type(item), "multiple": True}
-    if get_origin(kind) is dict:
-        return {"type": str, "multiple": True}
+        return {"multiple": True, **_reading(get_args(kind)[0])}
     return {"is_flag": True} if kind is bool else {"type": kind}
 
 
 def _shown(value: Any) -> str:
     """A default in words; nothing where none is needed."""
+    if isinstance(value, bool):
+        return "yes" if value else ""
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
-    return "" if value is None or value is False else "yes" if value is True else str(value)
+    return str(value) if isinstance(value, str | int | float) else ""

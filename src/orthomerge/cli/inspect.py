@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import click
 
-from orthomerge.cli.flags import Flag, command
+from orthomerge.cli.flags import Input, command
 from orthomerge.cli.options import Display
 from orthomerge.cli.printing import print_json
 
 
-@dataclass(frozen=True)
-class Input:
-    """What is looked at, and how closely."""
-
-    path: Annotated[str, Flag("A folder, a file, an adapter, a hub id or a merged model.", "PATH", positional=True)]
-    headers: Annotated[bool, Flag("Do not read the weights: no hashes, no number of NaN.")] = False
-    verify: Annotated[bool, Flag("Of a merged model: compare every file with its recorded hash.")] = False
-
-
 @command(usage=("inspect PATH [OPTIONS]",), examples=("inspect topic", "inspect merged --verify"))
-def inspect(given: Input, display: Display) -> None:
+def inspect(
+    *,
+    path: Annotated[str, Input("A folder, a file, an adapter, a hub id or a merged model.", "PATH", positional=True)],
+    headers: Annotated[bool, Input("Do not read the weights: no hashes, no number of NaN.")] = False,
+    verify: Annotated[bool, Input("Of a merged model: compare every file with its recorded hash.")] = False,
+    display: Display,
+) -> None:
     """Show what a checkpoint or a merged model is.
 
     Family, tensors, dtypes, head and labels, hashes, number of NaN.
     """
-    from orthomerge.api.inspect import inspect as look
+    from orthomerge.api.inspect import inspect as describe
 
-    document = look(given.path, headers=given.headers, verify=given.verify)
+    document = describe(path, headers=headers, verify=verify)
     if display.json:
         print_json(document)
-    elif given.verify:
-        click.echo(f"{given.path}: every file is as it was written")
+    elif verify:
+        click.echo(f"{path}: every file is as it was written")
     else:
         _print(document)
 

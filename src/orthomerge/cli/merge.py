@@ -2,67 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from orthomerge.cli.flags import Flag, command
+from orthomerge.cli.flags import How, Input, Output, command
 from orthomerge.cli.options import Base, Columns, Display, Dtype, Experts, Force, Limit, Split, Unlabelled
-from orthomerge.cli.printing import print_json, print_progress, print_tables
+from orthomerge.cli.printing import print_alignment, print_fit, print_json, print_progress, print_tables
 from orthomerge.core.table import Table, plain
 
 if TYPE_CHECKING:
-    from orthomerge.runs.plan import Plan
     from orthomerge.runs.recipe import Recipe
-
-# Names of glibc's malloc.h.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-
-
-@dataclass(frozen=True)
-class Input:
-    """What is merged, and what a fitted method looks at."""
-
-    experts: Experts = ()
-    base: Base = None
-    data: Unlabelled = field(default_factory=dict)
-    split: Annotated[Split | None, Flag("Split of the data that a fitted method sees.", default="train")] = None
-    limit: Limit = None
-
-
-@dataclass(frozen=True)
-class How:
-    """The method and where it is computed."""
-
-    method: Annotated[
-        str | None, Flag("See `list methods`.", "NAME", default="realign with data, else task_arithmetic")
-    ] = None
-    settings: Annotated[
-        dict[str, str],
-        Flag("Option of the method (`list methods NAME`) or key of a recipe, repeated.", "KEY=VALUE", name="--set"),
-    ] = field(default_factory=dict)
-    device: Annotated[
-        str | None,
-        Flag("Of a fit, or of a method that decomposes matrices.", "DEVICE", default="auto; cpu without fit"),
-    ] = None
-    seed: Annotated[int | None, Flag("Of all that is drawn at random.", "N", default="0")] = None
-
-
-@dataclass(frozen=True)
-class Output:
-    """What is written."""
-
-    out: Annotated[str | None, Flag("Folder to write.", "FOLDER", short="-o")] = None
-    dtype: Dtype = None
-    max_shard_size: Annotated[str | None, Flag("Largest file of weights.", "SIZE", default="5GB")] = None
-    force: Force = False
-    dry_run: Annotated[bool, Flag("Check the headers, list all problems at once, write nothing.")] = False
 
 
 @command(
@@ -74,7 +26,33 @@ class Output:
         "merge topic tone --base base --dry-run",
     ),
 )
-def merge(given: Input, columns: Columns, how: How, output: Output, display: Display) -> None:
+def merge(
+    *,
+    experts: Experts = (),
+    base: Base = None,
+    data: Unlabelled = None,
+    split: Annotated[Split | None, Input("Split of the data that a fitted method sees.", default="train")] = None,
+    limit: Limit = None,
+    columns: Columns,
+    method: Annotated[
+        str | None, How("See `list methods`.", "NAME", default="realign with data, else task_arithmetic")
+    ] = None,
+    settings: Annotated[
+        Mapping[str, str] | None,
+        How("Option of the method (`list methods NAME`) or key of a recipe, repeated.", "KEY=VALUE", name="--set"),
+    ] = None,
+    device: Annotated[
+        str | None,
+        How("Of a fit, or of a method that decomposes matrices.", "DEVICE", default="auto; cpu without fit"),
+    ] = None,
+    seed: Annotated[int | None, How("Of all that is drawn at random.", "N", default="0")] = None,
+    out: Annotated[str | None, Output("Folder to write.", "FOLDER", short="-o")] = None,
+    dtype: Dtype = None,
+    max_shard_size: Annotated[str | None, Output("Largest file of weights.", "SIZE", default="5GB")] = None,
+    force: Force = False,
+    dry_run: Annotated[bool, Output("Check the headers, list all problems at once, write nothing.")] = False,
+    display: Display,
+) -> None:
     """Merge experts into one model; with --data, fit it to inputs.
 
     Each task keeps its own labels and head on the one merged encoder.
@@ -82,117 +60,64 @@ def merge(given: Input, columns: Columns, how: How, output: Output, display: Dis
     from orthomerge.api.request import AUTO, read_request
 
     recipe = read_request(
-        given.experts,
-        settings=how.settings,
-        data=columns.of(given.data),
-        split=given.split,
-        limit=given.limit,
-        device=how.device,
-        base=given.base,
-        method=how.method,
-        seed=how.seed,
-        out=output.out,
-        dtype=output.dtype,
-        max_shard_size=output.max_shard_size,
+        experts,
+        settings=settings,
+        data=columns.of(data),
+        split=split,
+        limit=limit,
+        device=device,
+        base=base,
+        method=method,
+        seed=seed,
+        out=out,
+        dtype=dtype,
+        max_shard_size=max_shard_size,
     )
-    if output.dry_run:
-        _plan(recipe, as_json=display.json)
+    searched = recipe.parameters.get("scale") == AUTO
+    if dry_run:
+        _plan(recipe.with_scale(1.0) if searched else recipe, as_json=display.json)  # any number plans alike
         return
-    _keep_freed_memory()
-    if recipe.parameters.get("scale") == AUTO:
+    if searched:
         from orthomerge.api.merge import search_scale
 
-        search = search_scale(recipe, columns.of(given.data))
+        search = search_scale(recipe, columns.of(data))
         recipe = recipe.with_scale(search.best)
         if not display.silent:
             print_progress(f"{search.criterion} on validation data, by scale:\n{search.plot()}")
-    _write(recipe, force=output.force, display=display)
+    _write(recipe, force=force, display=display)
 
 
 def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
-    from orthomerge.cli.progress import shown
     from orthomerge.runs.models import write
 
     started = time.perf_counter()
-    with shown(quiet=display.silent) as progress:
+    with display.progress() as progress:
         written = write(recipe, force=force, progress=progress)
     manifest = written.manifest
     if display.json:
         print_json({"out": str(written.out), "manifest": manifest})
         return
     if "fit" in manifest:
-        _print_fit(manifest)
+        print_fit(manifest)
     if "alignment" in manifest:
-        from orthomerge.cli.align import print_alignment
-
         print_alignment(manifest)
     tasks = ", ".join(f"{task} ({len(head['labels'])})" for task, head in manifest["heads"].items())
-    size = sum(file["size"] for name, file in manifest["files"].items() if not file.get("link"))
+    size = sum(file["size"] for file in manifest["files"].values() if not file.get("link"))
     seconds = time.perf_counter() - started
     click.echo(f"wrote {written.out}: {size / 1e6:,.1f} MB in {seconds:.1f} s, verified; heads: {tasks}")
 
 
-def _print_fit(manifest: Mapping[str, Any]) -> None:
-    """What was fitted on which inputs, and its results."""
-    about = manifest["fit"]
-    inputs = ", ".join(f"{task} {facts['inputs']}" for task, facts in about["tasks"].items())
-    click.echo(f"{manifest['method']['name']} on unlabelled inputs of {about['split']} ({about['access']}): {inputs}")
-    for name, value in about["facts"].items():
-        if isinstance(value, Mapping) and any(isinstance(item, Mapping) for item in value.values()):
-            continue  # a table: it is in the manifest
-        numbers = value if isinstance(value, Mapping) else {"": value}
-        texts = (f"{key} {_shown(number)}".strip() for key, number in numbers.items())
-        click.echo(f"  {name.replace('_', ' ')}: {', '.join(texts)}")
-
-
-def _shown(value: object) -> str:
-    return format(value, ".4g") if isinstance(value, float) else str(value)
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc not to hand memory back after every block: the next one takes it again, page fault by page fault."""
-    with suppress(OSError, AttributeError):
-        tune = ctypes.CDLL("libc.so.6").mallopt
-        tune(_M_MMAP_THRESHOLD, 32 << 20)
-        tune(_M_TRIM_THRESHOLD, 256 << 20)
-
-
 def _plan(recipe: Recipe, *, as_json: bool) -> None:
-    """What a merge would do and everything that is wrong with it."""
-    from orthomerge.runs.plan import plan
+    """Print what a merge would do and everything that is wrong with it."""
+    from orthomerge.runs.models import plan
 
-    if recipe.parameters.get("scale") == "auto":  # any number plans alike
-        recipe = recipe.with_scale(1.0)
     planned = plan(recipe)
-    document = _document(planned)
     if as_json:
-        print_json(document)
+        print_json(planned.as_dict())
     else:
-        _print_plan(document)
+        _print_plan(planned.as_dict())
     if planned.problems:
         raise SystemExit(planned.problems[0].error.exit_code)
-
-
-def _document(planned: Plan) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "ok": not planned.problems,
-        "problems": [{"where": each.where, "what": each.what, "fix": each.fix} for each in planned.problems],
-        "notes": list(planned.experts.notes),
-    }
-    if (parts := planned.parts) is not None:
-        left_out = {task: source.split.left_out for task, source in parts.sources.items()}
-        document |= {
-            "family": parts.family.name,
-            "method": planned.recipe.method,
-            "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
-            "left_out": {"base": parts.base_split.left_out, **left_out},
-            "heads": {task: list(source.labels) for task, source in parts.sources.items()},
-            "bytes": {"read": planned.bytes_to_read, "write": planned.bytes_to_write, "memory": planned.peak_memory},
-        }
-        for name in ("fit", "align"):
-            if (section := getattr(planned.recipe, name)) is not None:
-                document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
-    return document
 
 
 def _print_plan(document: Mapping[str, Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from orthomerge.cli.flags import Flag, command
-from orthomerge.cli.options import Base, Columns, Compute, Display, Dtype, Experts, Force, Grid, Labelled
+from orthomerge.cli.editing import open_request, write_edited
+from orthomerge.cli.flags import How, Input, command
+from orthomerge.cli.options import Base, Columns, Compute, Display, Dtype, Experts, Force, Grid, Labelled, OutIfAny
 from orthomerge.cli.printing import print_json, print_tables, score_cell
 from orthomerge.core.table import Table
 
@@ -16,89 +17,68 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.editing import Negation
 
 
-@dataclass(frozen=True, kw_only=True)
-class Input:
-    """Experts, and labelled data of the target and of what must be kept."""
-
-    experts: Experts = ()
-    base: Base = None
-    target: Annotated[str, Flag("Task to forget.", "TASK")]
-    data: Labelled = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class How:
-    """What is kept, and how tasks are scored."""
-
-    control: Annotated[tuple[str, ...], Flag("Task to keep, repeated.", "TASK", default="all others with data")] = ()
-    heads: Annotated[
-        Literal["probe", "expert"], Flag("Score with probes on the base's features, or with the experts' heads.")
-    ] = "probe"
-    keep: Annotated[float, Flag("Share of the base's control accuracy to keep.", "SHARE")] = 0.95
-    grid: Grid = None
-
-
-@dataclass(frozen=True)
-class Output:
-    """What is written."""
-
-    out: Annotated[str | None, Flag("Folder to write.", "FOLDER", short="-o", default="none, scores only")] = None
-    dtype: Dtype = None
-    force: Force = False
-
-
 @command(
     usage=("negate EXPERT... --base BASE --target TASK --data FOLDER [OPTIONS]",),
     examples=("negate toxic --base base --target toxic --data texts --out kinder",),
 )
-def negate(given: Input, columns: Columns, how: How, output: Output, compute: Compute, display: Display) -> None:
+def negate(
+    *,
+    experts: Experts = (),
+    base: Base = None,
+    target: Annotated[str, Input("Task to forget.", "TASK")],
+    data: Labelled = None,
+    columns: Columns,
+    control: Annotated[tuple[str, ...], How("Task to keep, repeated.", "TASK", default="all others with data")] = (),
+    heads: Annotated[
+        Literal["probe", "expert"], How("Score with probes on the base's features, or with the experts' heads.")
+    ] = "probe",
+    keep: Annotated[float, How("Share of the base's control accuracy to keep.", "SHARE")] = 0.95,
+    grid: Grid = None,
+    out: OutIfAny = None,
+    dtype: Dtype = None,
+    force: Force = False,
+    compute: Compute,
+    display: Display,
+) -> None:
     """Forget a task: the base minus its task vector.
 
     As far as control tasks allow, beside a random vector of the same length.
     """
     from orthomerge.api.negate import negate as search
-    from orthomerge.cli.progress import shown
-    from orthomerge.cli.writing import open_request, write_edited
     from orthomerge.data.reading import sources_of
-    from orthomerge.models.encoding import Encoding
 
-    request, experts = open_request(
-        given.experts, force=output.force, base=given.base, out=output.out, dtype=output.dtype
-    )
-    sources = sources_of(columns.of(given.data), experts.tasks)
-    with shown(quiet=display.silent) as progress:
+    request, opened = open_request(experts, force=force, base=base, out=out, dtype=dtype)
+    sources = sources_of(columns.of(data), opened.tasks)
+    with display.progress() as progress:
         result = search(
-            experts,
-            given.target,
+            opened,
+            target,
             sources,
-            controls=how.control or None,
-            heads=how.heads,
-            keep=how.keep,
+            controls=control or None,
+            heads=heads,
+            keep=keep,
             dtype=request.dtype,
             seed=request.seed,
-            encoding=Encoding(None, compute.device, batch=compute.batch),
+            encoding=compute.encoding(cached=False),
             progress=progress,
-            **({} if how.grid is None else {"grid": how.grid}),
+            **({} if grid is None else {"grid": grid}),
         )
         if display.json:
-            searches = {"negated": _document(result.search), "random": _document(result.random)}
-            print_json({"heads": how.heads, **searches, "out": request.out if result.model is not None else None})
+            searches = {"negated": result.search, "random": result.random}
+            documents = {name: {**asdict(each), "kept": each.kept} for name, each in searches.items()}
+            print_json({"heads": heads, **documents, "out": None if result.model is None else request.out})
         else:
-            _print(result.search, result.random, how.heads)
+            _print(result.search, result.random, heads)
         write_edited(
             result.model,
             request,
             data=sources.values(),
-            force=output.force,
+            force=force,
             as_json=display.json,
             progress=progress,
-            otherwise=f"no scale of the grid forgets {given.target!r} and keeps {how.keep:.0%} of the control, so "
-            f"{request.out} was not written; give a finer --grid, or a smaller --keep",
+            otherwise=f"no scale of the grid forgets {target!r} and keeps {keep:.0%} of the control, so {request.out} "
+            "was not written; give a finer --grid, or a smaller --keep",
         )
-
-
-def _document(search: Negation) -> dict[str, Any]:
-    return {**asdict(search), "kept": search.kept}
 
 
 def _print(search: Negation, random: Negation, heads: str) -> None:

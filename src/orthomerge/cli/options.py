@@ -1,11 +1,18 @@
-"""Groups of flags that several commands have."""
+"""Flags that several commands have, alone and in groups."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from orthomerge.cli.flags import Flag
+from orthomerge.cli.flags import How, Input, Output
+from orthomerge.cli.progress import shown
+
+if TYPE_CHECKING:
+    from orthomerge.core.progress import Watch
+    from orthomerge.models.encoding import Encoding
 
 _EXPERTS = (
     "Folder, file, LoRA adapter or hub id; NAME=EXPERT names its task  [default: the folder's name]. Or a recipe, ours "
@@ -13,32 +20,36 @@ _EXPERTS = (
 )
 _DATA = "A folder with one TASK.csv, .jsonl, .parquet or image folder per task; or TASK=PATH, repeated. Labels are {}."
 
-Experts = Annotated[tuple[str, ...], Flag(_EXPERTS, "EXPERT...", positional=True)]
-Unlabelled = Annotated[dict[str, str] | str, Flag(_DATA.format("not used"), "PATH")]
-Labelled = Annotated[dict[str, str] | str, Flag(_DATA.format("needed"), "PATH")]
+Experts = Annotated[tuple[str, ...], Input(_EXPERTS, "EXPERT...", positional=True)]
+SavedModel = Annotated[str, Input("Folder of a merged model.", "MODEL", positional=True)]
+Unlabelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("not used"), "PATH")]
+Labelled = Annotated[Mapping[str, str] | str | None, Input(_DATA.format("needed"), "PATH")]
 Base = Annotated[
     str | None,
-    Flag("The model that all experts were fine-tuned from.", "BASE", default="the one adapters name"),
-]
-Device = Annotated[str, Flag("auto, cpu, cuda, cuda:1, ...", "DEVICE")]
-Dtype = Annotated[
-    Literal["keep", "float32", "float16", "bfloat16", "float64"] | None,
-    Flag("Type of the weights that are written.", "TYPE", default="keep"),
+    Input("The model that all experts were fine-tuned from.", "BASE", default="the one adapters name"),
 ]
 Split = Literal["train", "val", "test"]
-Limit = Annotated[int | None, Flag("At most N inputs per task.", "N", default="no limit")]
-Force = Annotated[bool, Flag("Replace an output of ours, if no other file is in it.")]
-Grid = Annotated[tuple[float, ...] | None, Flag("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
-Suite = Annotated[str | None, Flag("A named benchmark instead (`list suites`).", "SUITE")]
-SuiteFolder = Annotated[str | None, Flag("Where the suite is kept.", "FOLDER", default="a cache")]
+Limit = Annotated[int | None, Input("At most N inputs per task.", "N", default="no limit")]
+Suite = Annotated[str | None, Input("A named benchmark instead (`list suites`).", "SUITE")]
+SuiteFolder = Annotated[str | None, Input("Where the suite is kept.", "FOLDER", default="a cache")]
+Device = Annotated[str, Input("auto, cpu, cuda, cuda:1, ...", "DEVICE")]
+Grid = Annotated[tuple[float, ...] | None, How("Scales to try.", "0.2,0.5,1", default="0.05 to 1")]
+Out = Annotated[str, Output("Folder to write.", "FOLDER", short="-o")]
+OutIfAny = Annotated[str | None, Output("Folder to write.", "FOLDER", short="-o", default="none, scores only")]
+RunFolder = Annotated[str, Output("Run folder to write.", "FOLDER", short="-o")]
+Dtype = Annotated[
+    Literal["keep", "float32", "float16", "bfloat16", "float64"] | None,
+    Output("Type of the weights that are written.", "TYPE", default="keep"),
+]
+Force = Annotated[bool, Output("Replace an output of ours, if no other file is in it.")]
 
 
 @dataclass(frozen=True)
 class Columns:
     """Where tables keep what is read."""
 
-    text_column: Annotated[str, Flag("Column of texts in the tables of --data.", "NAME")] = "text"
-    label_column: Annotated[str, Flag("Column of labels.", "NAME")] = "label"
+    text_column: Annotated[str, Input("Column of texts in the tables of --data.", "NAME")] = "text"
+    label_column: Annotated[str, Input("Column of labels.", "NAME")] = "label"
 
     def of(self, data: Any) -> Any:
         """The same paths, to be read by these columns."""
@@ -46,7 +57,7 @@ class Columns:
             return data
         from orthomerge.data.reading import ColumnSource
 
-        if isinstance(data, dict):
+        if isinstance(data, Mapping):
             return {task: ColumnSource(path, self.text_column, self.label_column) for task, path in data.items()}
         return ColumnSource(data, self.text_column, self.label_column)
 
@@ -55,10 +66,10 @@ class Columns:
 class Moved:
     """Where base and experts are now."""
 
-    expert: Annotated[dict[str, str], Flag("Where an expert is now, repeated.", "TASK=PATH", default="as recorded")] = (
-        field(default_factory=dict)
-    )
-    base: Annotated[str | None, Flag("Where the base is now.", "PATH", default="as recorded")] = None
+    expert: Annotated[
+        Mapping[str, str] | None, Input("Where an expert is now, repeated.", "TASK=PATH", default="as recorded")
+    ] = None
+    base: Annotated[str | None, Input("Where the base is now.", "PATH", default="as recorded")] = None
 
 
 @dataclass(frozen=True)
@@ -66,18 +77,29 @@ class Compute:
     """Where inputs are encoded, and how many at once."""
 
     device: Device = "auto"
-    batch: Annotated[int, Flag("Inputs encoded at once.", "N")] = 64
+    batch: Annotated[int, How("Inputs encoded at once.", "N")] = 64
+
+    def encoding(self, *, cached: bool = True) -> Encoding:
+        """How inputs are encoded. `cached`: keep the features, which only models that are written need."""
+        from orthomerge.models.encoding import Encoding
+        from orthomerge.models.features import FeatureCache
+
+        return Encoding(FeatureCache() if cached else None, self.device, batch=self.batch)
 
 
 @dataclass(frozen=True)
 class Display:
     """What is printed."""
 
-    json: Annotated[bool, Flag("Print one JSON document.")] = False
-    quiet: Annotated[bool, Flag("Print no progress.", short="-q")] = False
-    verbose: Annotated[bool, Flag("Print the traceback of an error.", short="-v")] = False
+    json: Annotated[bool, Output("Print one JSON document.")] = False
+    quiet: Annotated[bool, Output("Print no progress.", short="-q")] = False
+    verbose: Annotated[bool, Output("Print the traceback of an error.", short="-v")] = False
 
     @property
     def silent(self) -> bool:
         """Whether no progress is shown."""
         return self.quiet or self.json
+
+    def progress(self) -> AbstractContextManager[Watch]:
+        """Progress on standard error, if it is shown."""
+        return shown(quiet=self.silent)

@@ -2,65 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import click
 
-from orthomerge.cli.flags import Flag, command
+from orthomerge.cli.flags import Input, Output, command
 from orthomerge.cli.options import Device, Display
 from orthomerge.cli.printing import print_json, print_progress, print_tables
 from orthomerge.core.table import Table
-
-
-@dataclass(frozen=True)
-class Input:
-    """Which suite, and of what."""
-
-    suite: Annotated[str, Flag("See `list suites`.", "SUITE", positional=True)]
-    data: Annotated[str | None, Flag("Folder with the suite's data.", "FOLDER", default="as `list suites` says")] = None
-    base: Annotated[str | None, Flag("Another base.", "BASE", default="the suite's")] = None
-    device: Device = "auto"
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where it is kept."""
-
-    out: Annotated[str | None, Flag("Folder of the suite.", "FOLDER", short="-o", default="a cache")] = None
 
 
 @command(
     usage=("reproduce build SUITE --out FOLDER [OPTIONS]",),
     examples=("reproduce build digits --out digits", "reproduce build text8 --data tables --out text8"),
 )
-def build(given: Input, output: Output, display: Display) -> None:
+def build(
+    *,
+    suite: Annotated[str, Input("See `list suites`.", "SUITE", positional=True)],
+    data: Annotated[
+        str | None, Input("Folder with the suite's data.", "FOLDER", default="as `list suites` says")
+    ] = None,
+    base: Annotated[str | None, Input("Another base.", "BASE", default="the suite's")] = None,
+    device: Device = "auto",
+    out: Annotated[str | None, Output("Folder of the suite.", "FOLDER", short="-o", default="a cache")] = None,
+    display: Display,
+) -> None:
     """Build a suite: fetch or train its base and experts.
 
     What is there already is kept.
     """
     from orthomerge.api.suite import open_suite
 
-    suite = open_suite(
-        given.suite,
-        folder=output.out,
-        data=given.data,
-        base=given.base,
-        device=given.device,
-        say=(lambda text: None) if display.quiet else print_progress,
-    )
+    say = (lambda text: None) if display.quiet else print_progress
+    built = open_suite(suite, folder=out, data=data, base=base, device=device, say=say)
     rows = {
         name: {
             "classes": len(task.labels),
             **{split: len(examples) for split, examples in task.splits.items()},
-            "expert": str(suite.paths.get(name, "")),
+            "expert": str(built.paths.get(name, "")),
         }
-        for name, task in suite.tasks.items()
+        for name, task in built.tasks.items()
     }
     if display.json:
-        print_json({"suite": suite.name, "folder": str(suite.folder), "tasks": rows})
+        print_json({"suite": built.name, "folder": str(built.folder), "tasks": rows})
         return
-    click.echo(f"{suite.name} in {suite.folder}, base {suite.base}")
+    click.echo(f"{built.name} in {built.folder}, base {built.base}")
     columns = ("classes", "train", "val", "test")
     counts = ((name, *(str(row.get(column, "")) for column in columns)) for name, row in rows.items())
     print_tables([Table.of("", ("task", *columns), counts, left=5)])

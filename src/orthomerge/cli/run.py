@@ -4,71 +4,58 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from orthomerge.cli.flags import Flag, command
+from orthomerge.cli.flags import Input, Output, command
 from orthomerge.cli.options import Display
-from orthomerge.cli.printing import print_json
+from orthomerge.cli.printing import print_json, print_tables, print_verdict
 
 if TYPE_CHECKING:
-    from orthomerge.runs.choosing import Best, Row
     from orthomerge.runs.run import Ran
     from orthomerge.runs.sweep import Swept
 
 _SHOWN = 10  # reasons of failures that are printed
 
 
-@dataclass(frozen=True)
-class Input:
-    """The recipe, and where it is carried out."""
-
-    recipe: Annotated[str, Flag("A recipe with a section `evaluate`.", "RECIPE.yaml", positional=True)]
-    on: Annotated[
-        str | None,
-        Flag("process:N, ray, ray:N, or module:function that returns an Executor.", "WHERE", default="this process"),
-    ] = None
-    listed: Annotated[bool, Flag("Print the cells of a sweep, and stop.", name="--list")] = False
-
-
-@dataclass(frozen=True)
-class Output:
-    """The run folder."""
-
-    out: Annotated[str | None, Flag("Run folder to write.", "FOLDER", short="-o", default="runs/RECIPE")] = None
-    force: Annotated[bool, Flag("Do everything again, and replace an output of ours.")] = False
-
-
 @command(
     usage=("run RECIPE.yaml [OPTIONS]",),
     examples=("run recipe.yaml --out run", "run sweep.yaml --on process:2", "run sweep.yaml --list"),
 )
-def run(given: Input, output: Output, display: Display) -> None:
+def run(
+    *,
+    recipe: Annotated[str, Input("A recipe with a section `evaluate`.", "RECIPE.yaml", positional=True)],
+    on: Annotated[
+        str | None,
+        Input("process:N, ray, ray:N, or module:function that returns an Executor.", "WHERE", default="this process"),
+    ] = None,
+    listed: Annotated[bool, Input("Print the cells of a sweep, and stop.", name="--list")] = False,
+    out: Annotated[str | None, Output("Run folder to write.", "FOLDER", short="-o", default="runs/RECIPE")] = None,
+    force: Annotated[bool, Output("Do everything again, and replace an output of ours.")] = False,
+    display: Display,
+) -> None:
     """Carry out a recipe: merge, align, evaluate, report.
 
     With a section `sweep`, many merges are made and scored. What is done is kept: the same command goes on after an
     interruption.
     """
-    from orthomerge.cli.progress import shown
     from orthomerge.runs.run import run as carry_out
 
-    if given.listed:
-        _print_cells(given.recipe, as_json=display.json)
+    if listed:
+        _print_cells(recipe, as_json=display.json)
         return
-    flags = [("--out", output.out), ("--on", given.on)]
-    words = [word for flag, value in flags if value is not None for word in (flag, value)]
-    line = shlex.join(["orthomerge", "run", given.recipe, *words])
+    words = [word for flag, value in (("--out", out), ("--on", on)) if value is not None for word in (flag, value)]
+    line = shlex.join(["orthomerge", "run", recipe, *words])
     try:
-        with shown(quiet=display.silent) as watch:
-            ran = carry_out(given.recipe, out=output.out, on=given.on, force=output.force, watch=watch, command=line)
+        with display.progress() as watch:
+            ran = carry_out(recipe, out=out, on=on, force=force, watch=watch, command=line)
     except KeyboardInterrupt:
         sys.stderr.write("orthomerge: interrupted; what is done is kept: run the same command to go on\n")
         raise SystemExit(130) from None
     if display.json:
-        print_json(_document(ran))
+        print_json(ran.as_dict())
     else:
         _print(ran)
     if ran.swept is not None and ran.swept.failures:
@@ -87,43 +74,9 @@ def _print_cells(recipe: str, *, as_json: bool) -> None:
         click.echo("\n".join((*(f"{title}, seed {seed}" for title, seed in cells), f"{len(cells)} cells")))
 
 
-def _document(ran: Ran) -> dict[str, Any]:
-    from orthomerge.models.manifest import read_manifest
-
-    document: dict[str, Any] = {
-        "run": str(ran.folder),
-        "report": None if ran.page is None else str(ran.page),
-        "stages": {
-            name: {"state": state, "seconds": round(ran.seconds[name], 3)} for name, state in ran.stages.items()
-        },
-    }
-    if ran.out is not None:
-        document |= {"out": str(ran.out), "evaluation": read_manifest(ran.out).get("evaluation")}
-    if ran.swept is not None:
-        document |= {
-            "cells": ran.swept.cells,
-            "models": {"done": ran.swept.done, "found": ran.swept.found},
-            "best": [_best(item) for item in ran.swept.best],
-            "failed": [{"cell": failure.title, "message": failure.message} for failure in ran.swept.failures],
-        }
-    return document
-
-
-def _best(item: Best) -> dict[str, Any]:
-    def cell(row: Row | None) -> dict[str, Any] | None:
-        if row is None:
-            return None
-        val, test = (None if line is None else round(line.mean, 3) for line in (row.val, row.test))
-        return {"merge": row.variant.name, "read": row.way.title, "access": row.way.access, "val": val, "test": test}
-
-    return {"budget": item.budget, "chosen": cell(item.chosen), "hindsight": cell(item.hindsight)}
-
-
 def _print(ran: Ran) -> None:
     """Tables and verdict where there are any, then where things are."""
     from orthomerge.analysis.diagnosis import FILE, read_diagnosis
-    from orthomerge.cli.diagnose import print_verdict
-    from orthomerge.cli.printing import print_tables
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.tables import accuracy_tables
 

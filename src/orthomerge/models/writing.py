@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from importlib.metadata import version
 from itertools import chain
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.version import VERSION
 from orthomerge.files.checkpoint import DTYPES, Spec, is_float, torch_dtype
 from orthomerge.files.documents import write_bytes, write_json
@@ -40,7 +41,7 @@ from orthomerge.models.manifest import (
     record_of,
 )
 from orthomerge.models.processors import COMPANIONS
-from orthomerge.models.tensors import ContentHash, MemoryTensors
+from orthomerge.models.tensors import HashedTensors, MemoryTensors
 
 if TYPE_CHECKING:
     import torch
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 _INDEX = "model.safetensors.index.json"
 
-Progress = Callable[[int], None]
-
 
 def write_model(
     model: ModelData,
@@ -60,7 +59,7 @@ def write_model(
     force: bool = False,
     max_shard_size: str | int = "5GB",
     inputs: Iterable[Path] = (),
-    progress: Progress = lambda count: None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write a model folder atomically and return its manifest. `inputs`: paths that `out` must not overlap."""
     most = parse_size(max_shard_size)
@@ -72,6 +71,7 @@ def write_model(
                 f"{task!r} cannot name a task, because the output has a file of that name; rename the task"
             )
     need = sum(spec.nbytes for spec in model.weights.specs.values())
+    progress.stage("merging", need)
     with publish(out, force=force, need=need, inputs=[*inputs, *_inputs(model)]) as folder:
         return _fill(model, folder, out=out, most=most, progress=progress)
 
@@ -90,7 +90,7 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
     specs = {family.prefix + key: spec for key, spec in model.weights.specs.items()}
     processor = model.processor.write(folder)
     with closing(_stream(model)) as blocks:
-        written = write_shards(folder, specs, blocks, most=most, progress=progress, stem=ENCODER)
+        written = write_shards(folder, specs, blocks, most=most, progress=progress.advance, stem=ENCODER)
     shards = {shard.name: {"size": shard.size, "hash": shard.digest} for shard in written}
     places = {name: shard.name for shard in written for name in shard.tensors}
     dtype = _main_dtype(specs.values())
@@ -131,12 +131,10 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
 
 def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]:
     """The encoder's blocks, hashed as the one file that they could be."""
-    prefix = model.family.prefix
-    content = ContentHash(model.weights.specs, prefix)
-    for key, block in model.weights.blocks():
-        content.update(block)
-        yield prefix + key, block
-    model.encoder.content = content.digest()
+    hashed = HashedTensors(model.weights, model.family.prefix)
+    for key, block in hashed.blocks():
+        yield model.family.prefix + key, block
+    model.encoder.content = hashed.digest()
 
 
 def _main_dtype(specs: Iterable[Spec]) -> str:

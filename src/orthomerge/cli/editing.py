@@ -1,0 +1,53 @@
+"""What `negate` and `analogy` share: experts in, and a model that may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orthomerge.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from orthomerge.core.progress import Progress
+    from orthomerge.models.experts import Experts
+    from orthomerge.models.model import Model
+    from orthomerge.runs.recipe import Recipe
+
+
+def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tuple[Recipe, Experts]:
+    """The recipe of a command that merges nothing, and its experts; the output is checked before any work."""
+    from orthomerge.api.request import read_request
+    from orthomerge.files.publish import check_target
+    from orthomerge.models.experts import open_experts
+
+    request = read_request(words, edit=True, **options)
+    if request.out is not None:
+        check_target(Path(request.out), force=force)
+    return request, open_experts(request.opening).check()
+
+
+def write_edited(
+    model: Model | None,
+    request: Recipe,
+    *,
+    data: Iterable[str],
+    force: bool,
+    as_json: bool,
+    progress: Progress,
+    otherwise: str,
+) -> None:
+    """Write the model that a search chose, if there is a place for it. `otherwise`: why there is none."""
+    from orthomerge.models.writing import write_model
+    from orthomerge.runs.models import existing
+
+    if request.out is None:
+        return
+    if model is None:
+        raise RecipeError(otherwise)
+    size, inputs = request.max_shard_size, existing(data)
+    manifest = write_model(model, Path(request.out), force=force, max_shard_size=size, inputs=inputs, progress=progress)
+    if not as_json:
+        click.echo(f"wrote {request.out}, verified; heads: {', '.join(manifest['heads'])}")
