@@ -7,11 +7,13 @@ repeated there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from statistics import mean, stdev
 from typing import get_args
 
-from orthomerge.alignment.aligners import ALIGNERS, aligner_class
+from orthomerge.alignment.aligners import ALIGNERS
+from orthomerge.core.rows import maker_of
+from orthomerge.core.schema import schema
 from orthomerge.core.table import Table
 from orthomerge.data.task import Split
 from orthomerge.evaluation.protocols import EvaluationProtocol
@@ -61,7 +63,7 @@ def aligner_protocols(
 
 def _random(aligner: str) -> bool:
     """Whether the same inputs may give another head."""
-    return any(field.name == "seed" for field in fields(aligner_class(ALIGNERS[aligner])))
+    return "seed" in schema(maker_of(ALIGNERS[aligner]))
 
 
 def _ask(aligner: str, models: tuple[str, ...], access: Access, shots: float | None, seeds: int) -> EvaluationProtocol:

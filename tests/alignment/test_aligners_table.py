@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from statistics import mean
 
 import pytest
 import torch
 from tests.alignment.planted import accuracy, doubles, planted_task
 
-from orthomerge.alignment.aligners import ALIGNERS, Row, aligner_class, aligners, find_aligner, make_aligner
+from orthomerge.alignment.aligners import ALIGNERS, Row, aligners, find_aligner, make_aligner
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.rows import maker_of
+from orthomerge.core.schema import schema
 from orthomerge.testing.aligners import turned_pair
 from orthomerge.testing.toys import head_of, pair_of
 
@@ -27,12 +28,10 @@ every = pytest.mark.parametrize("name", ALIGNERS)
 def test_options_that_make_no_sense(name: str) -> None:
     with pytest.raises(RecipeError, match="unknown"):
         make_aligner(name, {"no such option": 1})
-    for field in fields(aligner_class(ALIGNERS[name])):
-        if field.name not in ("strength", "kappa", "prior"):
-            continue
+    for option in {"strength", "kappa", "prior"} & schema(maker_of(ALIGNERS[name])).keys():
         for value in (-1.0, math.nan):
-            with pytest.raises(RecipeError, match=f"'{field.name}' must be 0 or more, or auto, got"):
-                make_aligner(name, {field.name: value})
+            with pytest.raises(RecipeError, match=f"'{option}' must be 0 or more, or auto, got"):
+                make_aligner(name, {option: value})
 
 
 def test_options_of_single_rows() -> None:

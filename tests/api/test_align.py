@@ -17,11 +17,12 @@ from tests.berts import COUNTS, HEADS, contents, merge_berts
 from tests.models.making import build, nudged, stock, write_tokenizer
 
 import orthomerge as om
-from orthomerge.alignment.aligners import ALIGNERS, Alignment, aligner_class
+from orthomerge.alignment.aligners import ALIGNERS, Alignment
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.rows import maker_of
 from orthomerge.core.schema import schema
 from orthomerge.data.reading import read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Modality, Task
@@ -33,8 +34,7 @@ from orthomerge.models.heads import Head, Linear, SurgeryHead, head_of, rebuilt
 from orthomerge.models.opening import Expert
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.skeleton import quiet
-from orthomerge.runs.models import write
-from orthomerge.runs.plan import plan
+from orthomerge.runs.models import plan, write
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.sections import Align
 
@@ -71,7 +71,7 @@ def same_heads(one: om.Model, other: om.Model) -> bool:
 
 @pytest.mark.parametrize("aligner", [name for name, row in ALIGNERS.items() if not row.extra])
 def test_nothing_is_added(aligner: str, merged: om.Model, data: dict[str, Any]) -> None:
-    known = schema(aligner_class(ALIGNERS[aligner]))
+    known = schema(maker_of(ALIGNERS[aligner]))
     options = {name: value for name, value in CHEAP.items() if name in known}
     aligned = om.align(merged, data, aligner=aligner, options=options)
     assert aligned.encoder is merged.encoder

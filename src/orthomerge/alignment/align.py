@@ -1,15 +1,19 @@
-"""New heads for a model from features of the same inputs under its encoder and under its experts' encoders."""
+"""New heads for a model from features of the same inputs under its encoder and under its experts' encoders.
+
+A new head is saved in the dtype of the head that it replaces, and what is scored is what is saved.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from orthomerge.alignment.aligners import chosen_aligner
-from orthomerge.alignment.saving import as_saved
-from orthomerge.core.errors import IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
 from orthomerge.core.threads import fixed_threads
@@ -18,15 +22,19 @@ from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.experts import reopen_experts
 from orthomerge.models.features import FeaturePair
-from orthomerge.models.heads import head_of
+from orthomerge.models.heads import Head, head_of, rebuilt
 from orthomerge.models.manifest import short_hashes
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:
+    from orthomerge.alignment.aligners import Alignment
     from orthomerge.data.task import Split
     from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Head
+    from orthomerge.models.heads import Classifier, Extra
     from orthomerge.models.model import Model
+
+_ROWS = 256  # inputs on which rounding is measured
+_MOST_GAP = 1e-5  # between logits in float32, as a share of the largest
 
 
 def align_model(
@@ -43,11 +51,11 @@ def align_model(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """Fit each task's head to the encoder by what its expert makes of the same inputs; labels are not looked at.
+    """Fit each task's head to the merged features of inputs so that it says what the expert says; no label is used.
 
     `data`: inputs by task, a `Task` or what can be read as one; other tasks keep their heads. `experts`: those that the
-    model was made from; None opens them again as the model in `folder` says. `split`: "test" makes whatever is measured
-    there transductive. `limit`: at most N inputs per task, drawn by `seed`.
+    model was made from; None opens them again as the model in `folder` says. `split`: "test" makes the scores on it
+    transductive. `limit`: at most N inputs per task, drawn by `seed`.
     """
     if split not in ("train", "val", "test"):
         raise RecipeError(f"'split' must be train, val or test, got {split!r}")
@@ -78,14 +86,13 @@ def align_model(
             alignment = chosen.fit(FeaturePair(merged[task], expert), own)
         heads[task], results = as_saved(task, alignment, head_of(model.heads[task]), merged[task].values)
         facts[task] = {"inputs": len(examples), "data": f"sha256:{examples.digest()}", **results}
-    access = "transductive" if split == "test" else "inductive"
     about = {
         "orthomerge": VERSION,
         "aligner": aligner,
         "seed": seed,
         "split": split,
         "limit": limit,
-        "access": access,
+        "access": "transductive" if split == "test" else "inductive",
         "options": plain({option: getattr(chosen, option) for option in schema(type(chosen))}),
         "tasks": facts,
         "versions": versions(),
@@ -105,7 +112,7 @@ def align_model(
 
 
 def _own_head(model: Model, experts: Experts, task: str) -> Head:
-    """The expert's own head, its rows named as those of the model."""
+    """The expert's own head, with the model's labels."""
     head, here = experts.heads[task], head_of(model.heads[task])
     numbered = tuple(f"LABEL_{number}" for number in range(len(head.labels)))
     if head.labels not in (here.labels, numbered) or len(head.labels) != len(here.labels):
@@ -114,3 +121,65 @@ def _own_head(model: Model, experts: Experts, task: str) -> Head:
             "give the expert that was merged, with the same 'labels'"
         )
     return replace(head, labels=here.labels)
+
+
+def as_saved(task: str, alignment: Alignment, old: Head, sample: torch.Tensor) -> tuple[Head | Extra, dict[str, Any]]:
+    """The classifier in the dtype of `old`, and facts about it. `sample`: merged features [n, d].
+
+    The fact `rounding` is the change of the logits where that dtype is half precision.
+    """
+    exact = _checked(task, alignment.classifier, old)
+    dtype = old.output.weight.dtype
+    rounded = _cast(exact, dtype)
+    if _specs(head_of(rounded)) != _specs(old):
+        raise IncompatibleError(f"the aligned head of {task!r} has not the shapes and dtypes of the one that was there")
+    narrow = dtype not in (torch.float32, torch.float64)
+    gap = _gap(exact, rounded, sample[:_ROWS].double())
+    if not narrow and not gap <= _MOST_GAP:
+        raise NumericalError(
+            f"the logits of {task!r} change by {gap:.1e} of the largest when they are rounded to "
+            f"{str(dtype).removeprefix('torch.')}; use another aligner, or experts in float32"
+        )
+    tensors = {} if isinstance(rounded, Head) else rounded.extra_tensors()
+    extra = {
+        "parameters": sum(tensor.numel() for tensor in tensors.values()),
+        "bytes": sum(tensor.nbytes for tensor in tensors.values()),
+    }
+    facts = plain({**alignment.facts, **({"rounding": gap} if narrow else {})})
+    return rounded, {"facts": facts, "extra": extra}
+
+
+def _cast(classifier: Head | Extra, dtype: torch.dtype) -> Head | Extra:
+    """The same classifier on the CPU in another dtype."""
+    head = head_of(classifier)
+    head = head.with_tensors({name: tensor.detach().to("cpu", dtype) for name, tensor in head.tensors().items()})
+    if isinstance(classifier, Head):
+        return head
+    tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in classifier.extra_tensors().items()}
+    return rebuilt(classifier.kind, head, tensors, where=Path(classifier.kind))
+
+
+def _checked(task: str, classifier: Classifier, old: Head) -> Head | Extra:
+    """The classifier reading the encoder as the old head does, if it can be saved."""
+    if classifier.labels != old.labels:
+        raise IncompatibleError(f"the aligned classifier of {task!r} has other labels than the head it replaces")
+    if isinstance(classifier, Head):
+        return classifier.reading_as(old)
+    if not hasattr(classifier, "extra_tensors"):
+        raise RecipeError(
+            f"the classifier of {task!r} is a {type(classifier).__name__}, which cannot be saved; an aligner must "
+            "return a Head, or a head behind a module that has 'extra_tensors'"
+        )
+    extra = cast("Extra", classifier)
+    return rebuilt(extra.kind, extra.head.reading_as(old), extra.extra_tensors(), where=Path(extra.kind))
+
+
+def _specs(head: Head) -> dict[str, tuple[Any, ...]]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in head.tensors().items()}
+
+
+def _gap(one: Head | Extra, other: Head | Extra, sample: torch.Tensor) -> float:
+    """The largest difference between logits, as a share of the largest logit; computed in float64."""
+    ours, theirs = (_cast(each, torch.float64)(sample) for each in (one, other))
+    largest = ours.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+    return float((ours - theirs).abs().max() / largest)

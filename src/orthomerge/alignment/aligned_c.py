@@ -1,26 +1,22 @@
-"""The expert's head, fitted to merged features until its outputs are the expert's: no labels, no new parameters.
+"""The expert's head, fitted to merged features by Adam until its outputs are the expert's.
 
 Kong et al. 2024, "Rethink the Evaluation Protocol of Model Merging on Classification Task" (FT-Classifier), Eq. 8, and
 its third version, MOMA, Eq. 12; arXiv 2412.13526. From W' = W, b' = b and on unlabelled inputs x, Adam minimises
 
     mean over x of KL(softmax(teacher(x)) || softmax(head'(g(x; theta_m)))).
 
-All parameters of the head are trained: weight, bias where there is one, and the hidden layer where there is one.
-
-Adam's steps are absolute, so what a learning rate means depends on where the features lie and on their scale. What is
-trained is the same head in other coordinates, U = W / s and c = b + W m with logits U (s (f - m)) + c, and folded back:
+All parameters of the head are trained, those of a hidden layer too. Adam's steps are absolute, so what is trained is
+the same head in other coordinates, U = W / s and c = b + W m with logits U (s (f - m)) + c, and folded back:
 
 - `paper`: m = 0, s = 1; for heads that normalise (CLIP, whose weight holds the factor 100) s is the mean norm of W's
   rows, so that U is the unit-norm head of the text tower.
-- `tuned`: m = the mean of the head's inputs (0 where there is no bias to take it up), and s such that what is left has
-  norm 20 (root mean square): 384 entries of size 1. The result does not depend on the features' unit, nor, with a bias,
-  on their origin, and steps are as long for narrow encoders as for wide ones. Above all it converges: features share a
-  large mean, along which Adam would otherwise crawl.
+- `tuned`: m = the mean of the head's inputs (0 without a bias), and s such that what is left has norm 20 (root mean
+  square). The result does not depend on the features' unit, nor, with a bias, on their origin, and it converges:
+  features share a large mean, along which Adam would need many steps.
 
 Letters: f [n, d] merged features, normalised where the head does so; m [d]; W, U [C, d]; b, c [C]; teacher [n, C].
-Differs from the paper: `paper` is the authors' code for BERT (5 epochs, lr 5e-4, one input a step) without the dropout
-that their frozen encoder still applies; `tuned`, the default, is trained until it converges, which with hundreds of
-inputs and more the authors' recipe does not.
+Differs from the paper: `paper` is the authors' code for BERT (5 epochs, lr 5e-4, one input per step) without the
+dropout of their frozen encoder; `tuned`, the default, is trained until it converges.
 """
 
 from __future__ import annotations
@@ -90,7 +86,8 @@ class AlignedC:
     def schedule(self) -> Schedule:
         """The recipe with what was overridden."""
         options = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
-        return replace(_RECIPES[self.recipe], **{name: value for name, value in options.items() if value is not None})
+        schedule = _RECIPES[self.recipe]
+        return replace(schedule, **{name: value for name, value in options.items() if value is not None})
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean divergence from the expert's outputs under the old head and the new."""
@@ -156,10 +153,7 @@ class _Layers:
         return list(self._trained.values())
 
     def gradients(self, inputs: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
-        """Of the mean divergence from `target` [B, C] (probabilities), in the order of the parameters.
-
-        The output layer's are written out: dKL/dlogits = p - target.
-        """
+        """Gradients of the mean divergence from `target` [B, C] (probabilities): dKL/dlogits = p - target."""
         tensors, activation = self._trained, self._like.activation
         h = inputs
         if activation is not None:
@@ -176,7 +170,7 @@ class _Layers:
         return gradients
 
     def head(self) -> Head:
-        """What was trained, for features as they are."""
+        """The trained head in the coordinates of the features."""
         tensors = {name: tensor.detach().double() for name, tensor in self._trained.items()}
         weight, bias = self._names
         tensors[weight] = tensors[weight] * self._s

@@ -1,8 +1,8 @@
 """What an aligner is, and the table of aligners, written by hand.
 
-An aligner looks at the same unlabelled inputs through two encoders and returns a classifier. If that is a `Head`, it
-adds nothing to the model: the head takes the place of the expert's own. Other classifiers have parameters of their own,
-which are counted and stored beside the model.
+An aligner compares features of the same unlabelled inputs from two encoders and returns a classifier. A `Head` takes
+the place of the expert's; other classifiers have parameters of their own, which are counted and stored beside the
+model.
 
 Third parties add rows through the entry-point group `orthomerge.aligners`; each entry loads a `Row`, and
 `orthomerge.testing.check_aligner` checks it.
@@ -102,11 +102,6 @@ def find_aligner(name: str) -> Row:
     return ALIGNERS.get(name) or find_row(aligners(), name, what="aligner")
 
 
-def aligner_class(row: Row) -> type:
-    """The dataclass behind a row."""
-    return cast("type", maker_of(row))
-
-
 def make_aligner(name: str, options: Mapping[str, Any] | None = None) -> Aligner:
     """An aligner with its options, strictly checked."""
     return cast("Aligner", instance_of(find_aligner(name), options or {}, what="aligner"))
@@ -114,5 +109,5 @@ def make_aligner(name: str, options: Mapping[str, Any] | None = None) -> Aligner
 
 def chosen_aligner(name: str, options: Mapping[str, Any], *, seed: int) -> Aligner:
     """An aligner with its options; one that draws at random gets the seed, unless its options have one."""
-    drawn = {"seed": seed} if "seed" in schema(aligner_class(find_aligner(name))) else {}
+    drawn = {"seed": seed} if "seed" in schema(maker_of(find_aligner(name))) else {}
     return make_aligner(name, {**drawn, **options})

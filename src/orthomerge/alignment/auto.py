@@ -1,17 +1,15 @@
-"""The aligner to use when none is named: two estimates and their mean, and only if held-out inputs agree.
+"""The default aligner: ridge, kl-map or the mean of both, chosen on held-out inputs, or no change.
 
-- fewer than `few` inputs per class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs
+- Fewer than `few` inputs per class and than `enough` in all: `kl-map` with its default prior. Logits of so few inputs
   are too unequal for least squares, and cross-validation is too noisy to choose by.
-- more: `ridge`, its strength by exact leave-one-out, and `kl-map`, its strength by cross-validation. They are about as
-  good as each other and err on other inputs, so that the head halfway between them is mostly better than both. It is
-  taken unless held-out inputs, at least `few` per class, favour one alone: all three are fitted without the same ones,
-  500 of them or, in folds, all, and judged by the same KL. A difference of less than a standard error says nothing.
+- More: `ridge` and `kl-map`, their strengths by cross-validation, and the head halfway between them, which is mostly
+  better than both. It is taken unless held-out inputs, at least `few` per class, favour one alone by more than a
+  standard error of the KL: all three are fitted without the same inputs, 500 of them or, in folds, all.
 
 An alignment is kept only if it lowers a loss on inputs that it was fitted without: the mean KL to the expert's outputs
-or the squared error of the logits. Else the head stays as it is, and the facts say so. With too few inputs for least
-squares the head stays only if the loss rises by more than chance (two standard errors), and with fewer than two per
-class no loss is compared: a held-out input is then the only one of its class, of which no fit without it can learn, and
-the prior is the only guard. One input alone changes nothing.
+or the squared error of the logits. With too few inputs for least squares the head is left unchanged only if the loss
+rises by more than two standard errors, and with fewer than two per class no loss is compared, because a fit cannot
+learn the class of a held-out input that is the only one of it. One input alone changes nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class Auto(Solved):
         return _judged(problem, KlMap(DEFAULT, device=self.device).align(problem), "kl-map", kept=True)
 
     def _best(self, problem: Problem, kl: KlProblem, *, choose: bool) -> Alignment:
-        """What lowers the divergence of held-out inputs most; in doubt, or without a choice, the mean of both."""
+        """The alignment with the least held-out divergence; in doubt, or without a choice, the mean of both."""
         chosen = kl.chosen()
         losses = dict(zip(("none", "kl-map", "ridge", _MEAN), kl.rivals(chosen), strict=True))
         taken = _MEAN
@@ -84,16 +82,16 @@ class Auto(Solved):
 
 
 def _mean_and_error(differences: torch.Tensor) -> tuple[float, float]:
-    """Of differences [n] between losses of the same inputs."""
+    """Mean and standard error of differences [n] between losses of the same inputs."""
     return float(differences.mean()), float(differences.std()) / math.sqrt(len(differences))
 
 
 def _halfway(problem: Problem, ridge: Alignment, kl: Alignment) -> Alignment:
-    """The head whose first map is the mean of two; for a head of one layer its logits are the means of theirs."""
-    maps = [first_map(cast("Head", each.classifier)) for each in (ridge, kl)]
-    weight = torch.stack([each.weight.double() for each in maps]).mean(0)
-    biases = [each.bias.double() for each in maps if each.bias is not None]
-    head = with_first_map(problem.head, weight, torch.stack(biases).mean(0) if biases else None, task=problem.task)
+    """The head whose first map is the mean of two."""
+    one, other = (first_map(cast("Head", each.classifier)) for each in (ridge, kl))
+    weight = (one.weight.double() + other.weight.double()) / 2
+    bias = None if one.bias is None or other.bias is None else (one.bias.double() + other.bias.double()) / 2
+    head = with_first_map(problem.head, weight, bias, task=problem.task)
     return Alignment(head, {"strength of ridge": ridge.facts["strength"], "strength of kl-map": kl.facts["strength"]})
 
 

@@ -1,7 +1,6 @@
-"""Gradient descent for aligners: Adam on one batch of inputs after the other, in float32, reproducible by its seed.
+"""Adam over batches of inputs, in float32, reproducible by its seed.
 
-Aligners compute their gradients themselves: most are a few lines of algebra, and at these sizes autograd takes three
-times as long.
+Aligners compute their gradients themselves: most are a few lines of algebra, and autograd takes three times as long.
 """
 
 from __future__ import annotations

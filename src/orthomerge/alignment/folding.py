@@ -1,12 +1,12 @@
-"""Folding: a map of the features into the head that reads them, with no number more or less.
+"""Fold a map of the features into the head that reads them; the head keeps its size.
 
 A head reads features as they are or, in CLIP, scaled to unit length. A map A learned by an aligner acts on *what the
-head reads*, x, so that folding it into the head's first linear map is exact in every case:
+head reads*, x, so that folding it into the head's first linear map is exact:
 
     head(f) = out(act(W x + b)),  x = f or f / ||f||        aligned(f) = out(act(W (A x + c) + b))
                                                                       = out(act((W A) x + (b + W c)))
 
-Only the shift c needs a bias to go to; where the head has none, aligners do without (c = 0).
+The shift c needs a bias to go to; where the head has none, c = 0.
 
 Letters: W [m, d], b [m] the head's first linear map, which is the hidden layer where there is one.
 """
@@ -34,7 +34,7 @@ def first_map(head: Head) -> Linear:
 
 
 def with_first_map(head: Head, weight: torch.Tensor, bias: torch.Tensor | None, *, task: str) -> Head:
-    """The head with another first linear map, of the same shape and dtype: not one number more or less."""
+    """The head with another first linear map, of the same shape and dtype."""
     old = first_map(head)
     if (bias is None) != (old.bias is None) or weight.shape != old.weight.shape:
         raise IncompatibleError(f"the aligned head of {task!r} would not have the shape of the expert's")
@@ -63,13 +63,12 @@ def centred_rows(head: Head) -> torch.Tensor:
 
 
 def logits_from(head: Head, inputs: torch.Tensor) -> torch.Tensor:
-    """Logits in float64 from what the head's first map reads."""
-    values = _affine(first_map(head), inputs)
-    if head.hidden is not None and head.activation is not None:
-        values = _affine(head.output, getattr(torch.nn.functional, head.activation)(values))
-    return values
+    """Logits from what the head's first map reads, in float64 if that is."""
+    return logits_after(head, first_map(head)(inputs))
 
 
-def _affine(linear: Linear, values: torch.Tensor) -> torch.Tensor:
-    bias = None if linear.bias is None else linear.bias.double()
-    return torch.nn.functional.linear(values, linear.weight.double(), bias)
+def logits_after(head: Head, values: torch.Tensor) -> torch.Tensor:
+    """Logits from what the head's first map gives."""
+    if head.hidden is None or head.activation is None:
+        return values
+    return head.output(getattr(torch.nn.functional, head.activation)(values))

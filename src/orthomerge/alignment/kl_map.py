@@ -1,20 +1,17 @@
-"""KL to the expert's outputs with a Gaussian prior at the expert's head, to the optimum: Aligned-C without a learning
-rate.
+"""The head with the least KL to the expert's outputs, with a Gaussian prior at the expert's head.
 
     minimise over D    sum_i KL(softmax(z_i) || softmax(logits(x_i; W + D)))  +  lambda / 2 ||D||^2
 
-by Newton's method, where D changes the head's first linear map (and its bias). For a head of one layer the problem is
-convex, and the result is the maximum a posteriori estimate. lambda = strength / (mean square of the head's own
-weights): the prior says how far the weights move, compared with how large they are, and a strength means the same for
-every encoder. It is chosen by cross-validation on at most `_JUDGED` inputs (a prior that is right for a part of them is
-right for all), every fit starting where that under a stronger prior ended: of all within one standard error of the
-best, the one nearest to the default. Fewer than `_ENOUGH` inputs, two a fold, say nothing about a prior and leave the
-default alone.
+by Newton's method (`newton`), where D changes the head's first linear map (and its bias). For a head of one layer the
+problem is convex, and the result is the maximum a posteriori estimate. lambda = strength / (mean square of the head's
+own weights), so that a strength means the same for every encoder. It is chosen by cross-validation on at most
+`_JUDGED` inputs, every fit starting where that under a stronger prior ended: of all within one standard error of the
+best, the one nearest to the default, which is also taken with fewer than `_ENOUGH` inputs, two per fold.
 
-See `newton` for the method. It starts from the best of: no change; two least squares fits of the logits, in closed
-form in the basis of X = [H, a 1] = U diag(s) V^T (see `least_squares`), in which D = G V^T; for a head of one layer,
-the minimum of the objective's second-order expansion at the expert's own outputs. It ends when a step promises to lower
-the objective by less than a share `_SETTLED` of it.
+The method starts from the best of: no change; two least squares fits of the logits, in closed form in the basis of
+X = [H, a 1] = U diag(s) V^T (`least_squares`), in which D = G V^T; for a head of one layer, the minimum of the
+objective's second-order expansion at the expert's own outputs. It ends when a step promises to lower the objective by
+less than a share `_SETTLED` of it.
 
 Letters: H [n, d] what the head reads, z [n, C] the expert's logits, D [m, d + 1], G [m, r].
 """
@@ -28,10 +25,10 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from torch.nn.functional import linear, log_softmax
+from torch.nn.functional import log_softmax
 
 from orthomerge.alignment.aligners import Alignment
-from orthomerge.alignment.folding import centred_rows, first_map, with_first_map
+from orthomerge.alignment.folding import centred_rows, first_map
 from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.newton import Fit, Rows
 from orthomerge.alignment.problem import Problem, Solved
@@ -50,8 +47,9 @@ _ENOUGH = 2 * _FOLDS
 
 @dataclass(frozen=True)
 class KlMap(Solved):
-    """`strength` of the prior, auto for cross-validation; `steps`: most steps of Newton's method, of which few are
-    needed. `device`: what it is solved on; with many classes a GPU is faster.
+    """`strength` of the prior, auto for cross-validation; `steps`: most steps of Newton's method.
+
+    `device`: what it is solved on; with many classes a GPU is faster.
     """
 
     strength: float | Literal["auto"] = "auto"
@@ -68,19 +66,13 @@ class KlMap(Solved):
         if math.isinf(chosen):
             return Alignment(problem.head, {"strength": chosen, "converged": True, "steps": 0})
         fit = kl.solve(torch.arange(len(problem.H)), chosen)
-        change = fit.G.cpu() @ problem.spectrum.V.T
-        first, d = first_map(problem.head), problem.head.width
-        weight = first.weight.double() + change[:, :d]
-        bias = None if first.bias is None else first.bias.double() + problem.spectrum.a * change[:, d]
-        return Alignment(
-            with_first_map(problem.head, weight, bias, task=problem.task),
-            {"strength": chosen, "converged": fit.converged, "steps": fit.steps},
-        )
+        head = problem.changed(fit.G.cpu() @ problem.spectrum.V.T)
+        return Alignment(head, {"strength": chosen, "converged": fit.converged, "steps": fit.steps})
 
 
 @dataclass(frozen=True, eq=False)
 class _Fold:
-    """Inputs to fit to and inputs to judge by, in a basis [r, k] that the first do not leave."""
+    """Inputs to fit to and inputs to judge by, in a basis [r, k] of the first."""
 
     place: torch.Tensor
     train: Rows
@@ -92,20 +84,17 @@ class KlProblem:
 
     def __init__(self, problem: Problem, *, steps: int = _STEPS, device: str = "cpu") -> None:
         self._problem, self._steps, self._device = problem, steps, device_of(device)
-        spectrum = problem.spectrum
-        first = first_map(problem.head)
-        bias = None if first.bias is None else first.bias.double()
-        start = linear(problem.H, first.weight.double(), bias)
-        there = problem.head.with_tensors({name: t.to(self._device) for name, t in problem.head.tensors().items()})
-        X, target = spectrum.U * spectrum.s, log_softmax(problem.Z, 1)  # X is X V
-        self._all = Rows(X.to(self._device), start.to(self._device), target.to(self._device), there)
+        head, spectrum = problem.head, problem.spectrum
+        there = head.with_tensors({name: tensor.to(self._device) for name, tensor in head.tensors().items()})
+        XV, first, target = spectrum.U * spectrum.s, first_map(head)(problem.H), log_softmax(problem.Z, 1)
+        self._all = Rows(XV.to(self._device), first.to(self._device), target.to(self._device), there)
         spread = float(centred_rows(problem.head).square().mean())
         self._unit = 1 / spread if spread > 0 else spectrum.unit / len(problem.H)
 
     def solve(
         self, rows: torch.Tensor, strength: float, start: torch.Tensor | None = None, *, tolerance: float = _SETTLED
     ) -> Fit:
-        """G [m, r] at the optimum over some rows, from `start`, or from the best start that costs next to nothing."""
+        """G [m, r] at the optimum over some rows, from `start` or from the best of the module's."""
         mine, prior = self._all.take(rows), self._prior(strength)
         if start is None:
             start = mine.nearest([self._none(mine), *self._near(prior)], prior)
@@ -114,7 +103,7 @@ class KlProblem:
         return self._minimised(mine, prior, start, tolerance)
 
     def chosen(self) -> float:
-        """The strength that held-out inputs ask for; with few, the default."""
+        """The strength chosen by cross-validation; with few inputs the default."""
         if len(self.judged) < _ENOUGH:
             return DEFAULT
         rows: list[torch.Tensor] = []
@@ -124,7 +113,7 @@ class KlProblem:
             rows.append(losses)
             means = [float(row.mean()) for row in rows[-3:]]
             if len(rows) > 3 and means[2] > means[1] > means[0]:
-                break  # past the best: less prior only fits the noise better
+                break  # past the best: a weaker prior only fits more of the noise
         excess = torch.stack(rows)
         excess = excess - excess[int(excess.mean(1).argmin())]
         spread = excess.std(1, correction=1) / math.sqrt(excess.shape[1])
@@ -132,9 +121,9 @@ class KlProblem:
         return STRENGTHS[min(good, key=lambda place: abs(place - STRENGTHS.index(DEFAULT)))]
 
     def rivals(self, strength: float) -> torch.Tensor:
-        """The divergence [4, n] of `_JUDGED` inputs or, in folds, of all, by fits to the others.
+        """The divergence [4, n] of `_JUDGED` inputs or, in folds, of all, under fits to the others.
 
-        Unchanged, under this strength, by ridge, and by the mean of these two.
+        The four: the head unchanged, the fit under this strength, ridge, and the mean of the last two.
         """
         losses: list[torch.Tensor] = []
         for fold in range(min(_FOLDS, len(self._order))):
@@ -175,14 +164,14 @@ class KlProblem:
         number, folds = torch.arange(len(self.judged)) % count, []
         for each in range(count):
             train, test = (self._all.take(self.judged[place]) for place in (number != each, number == each))
-            if len(train.X) < train.X.shape[1]:  # fewer inputs than directions: the others stay as they are
+            if len(train.X) < train.X.shape[1]:  # fewer inputs than directions: use theirs alone
                 basis = torch.linalg.qr(train.X.T)[0]
                 train, test = train.through(basis), test.through(basis)
             folds.append(_Fold(number == each, train, test))
         return folds
 
     def _ridge(self, rows: torch.Tensor) -> torch.Tensor:
-        """G of ridge, fitted to some rows with the strength that is right for all."""
+        """G of ridge, fitted to some rows with the strength chosen on all."""
         problem, X = self._problem, self._all.X[rows]
         if math.isinf(problem.strength):
             return self._none(self._all)
@@ -201,7 +190,7 @@ class KlProblem:
         return rows.X.new_zeros(rows.base.shape[1], rows.X.shape[1])
 
     def _near(self, prior: float) -> list[torch.Tensor]:
-        """Least squares with a curvature for all inputs and classes in place of the divergence's."""
+        """Least squares starts: one curvature for all inputs and classes in the place of the divergence's."""
         spectrum, R = self._problem.spectrum, self._problem.residual
         seen = (spectrum.U.T @ R).T * spectrum.s
         q = self._all.target.exp()

@@ -1,15 +1,15 @@
-"""Least squares towards the expert, shrunk towards no change; strength by exact leave-one-out.
+"""Ridge regression from merged features to the expert's, with its strength chosen by exact leave-one-out.
 
 With X = [H, a 1] and the residual R = (T - H) W^T that the head sees, all linear aligners are one ridge regression:
 
     D = argmin ||X D - R||^2 + lambda ||D||^2 = (X^T X + lambda I)^-1 X^T R,     W' = W + D_1..d^T,  b' = b + a D_d+1.
 
-A linear map A = I + (T^T H - C) (C + lambda I)^-1 gives the same head W A: what is learned of directions the head does
-not read is lost on it. The column of ones, where the head has a bias, is as large as a typical feature (a).
+A linear map A = I + (T^T H - C) (C + lambda I)^-1 gives the same head W A. The column of ones, where the head has a
+bias, is as large as a typical feature (a).
 
-Leave-one-out is exact and costs one decomposition X = U diag(s) V^T for all strengths: the error of input i, fitted
-without it, is its residual over 1 - h_i with the leverage h_i = sum_k U_ik^2 s_k^2 / (s_k^2 + lambda). Of all strengths
-within one standard error (paired, over inputs) of the best, the largest is taken; infinity, "change nothing", is one.
+Leave-one-out costs one decomposition X = U diag(s) V^T for all strengths: the error of input i, fitted without it, is
+its residual over 1 - h_i with the leverage h_i = sum_k U_ik^2 s_k^2 / (s_k^2 + lambda). Of all strengths within one
+standard error (paired, over inputs) of the best, the largest is taken; infinity, "change nothing", is one.
 
 Letters: H, T [n, d], W [m, d] as in `problem`; C = H^T H; lambda = strength times the mean eigenvalue of X^T X.
 """
@@ -60,22 +60,19 @@ class Spectrum:
         return self.shrinkage(strength) / self.s * (R.T @ self.U) @ self.V.T
 
 
-def leave_one_out(
-    spectrum: Spectrum, R: torch.Tensor, strength: float, *, seen: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The error [n, m] of every input under the fit to all others; `seen`: U^T R, where it is known."""
+def leave_one_out(spectrum: Spectrum, R: torch.Tensor, strength: float) -> torch.Tensor:
+    """The error [n, m] of every input under the fit to all others."""
     f = spectrum.shrinkage(strength)
-    fitted = spectrum.U @ (f[:, None] * (spectrum.U.T @ R if seen is None else seen))
+    fitted = spectrum.U @ (f[:, None] * (spectrum.U.T @ R))
     leverage = spectrum.U.square() @ f
     return (R - fitted) / (1 - leverage).clamp_min(1e-9)[:, None]
 
 
 def chosen_strength(spectrum: Spectrum, R: torch.Tensor) -> float:
-    """By leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
+    """The strength by leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
     if len(R) < 2:
         return math.inf
-    seen = spectrum.U.T @ R
-    errors = (leave_one_out(spectrum, R, strength, seen=seen) for strength in STRENGTHS)
+    errors = (leave_one_out(spectrum, R, strength) for strength in STRENGTHS)
     return STRENGTHS[careful(torch.stack([error.square().sum(1) for error in errors]))]
 
 

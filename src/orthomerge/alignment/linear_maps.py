@@ -3,12 +3,9 @@
 `linear`, `invertible` and `affine` are least squares from merged to expert features, shrunk towards the identity;
 `ridge` fits the head to the expert's logits, shrunk towards the expert's head: the posterior mean of a Bayesian linear
 regression. All are one ridge regression (`least_squares`), and `ridge` is `affine` but for what is common to all
-classes. A head with a hidden layer is fitted at its first map, to what the expert's hidden layer gets. `scaling` gives
-every feature a factor of its own.
+classes. A head with a hidden layer is fitted at its first map. `scaling` gives every feature a factor of its own.
 
-Every linear map can be folded, not only the orthogonal ones (arXiv 2412.13526 v3 uses no more than <A g, w> = <g, A^T
-w>), so these cost as little as `orthogonal`.
-
+Every linear map can be folded, not only the orthogonal ones of MOMA (arXiv 2412.13526 v3), so these cost as little.
 Differs from the paper: the least squares loss, for which there is a closed form; a prior, without which fewer inputs
 than features would fit anything.
 
@@ -31,7 +28,7 @@ from orthomerge.core.errors import RecipeError
 
 @dataclass(frozen=True)
 class Affine(Solved):
-    """Any affine map; a head without a bias has nowhere to put the shift, and gets the linear map.
+    """Any affine map; a head without a bias cannot take up the shift, and gets the linear map.
 
     `strength` of the pull to no change: 0 for plain least squares, auto for leave-one-out.
     """
@@ -44,15 +41,9 @@ class Affine(Solved):
         check_strength("strength", self.strength)
 
     def align(self, problem: Problem) -> Alignment:
-        chosen = self.chosen(problem)
+        strength = self.chosen(problem)
         spectrum = problem.spectrum if self.shifts else problem.unshifted
-        first, d = first_map(problem.head), problem.head.width
-        change = spectrum.change(self.residual(problem), chosen)
-        bias = first.bias
-        if bias is not None and change.shape[1] > d:
-            bias = bias.double() + spectrum.a * change[:, d]
-        head = with_first_map(problem.head, first.weight.double() + change[:, :d], bias, task=problem.task)
-        return Alignment(head, {"strength": chosen})
+        return Alignment(problem.changed(spectrum.change(self.residual(problem), strength)), {"strength": strength})
 
     def chosen(self, problem: Problem) -> float:
         """The strength."""
@@ -100,20 +91,20 @@ class Invertible(Linear):
             raise RecipeError(f"'floor' must be between 0 and 1, got {self.floor}")
 
     def align(self, problem: Problem) -> Alignment:
-        chosen = self.chosen(problem)
-        A = problem.unshifted.change(problem.T - problem.H, chosen)
+        strength = self.chosen(problem)
+        A = problem.unshifted.change(problem.T - problem.H, strength)
         A.diagonal().add_(1)
         A, condition = lifted(A, self.floor)
-        return Alignment(folded(problem.head, A, task=problem.task), {"strength": chosen, "condition": condition})
+        return Alignment(folded(problem.head, A, task=problem.task), {"strength": strength, "condition": condition})
 
 
 def lifted(A: torch.Tensor, floor: float) -> tuple[torch.Tensor, float]:
     """A with no singular value below `floor` of the largest, and its condition number."""
     U, s, Vt = torch.linalg.svd(A)
-    if s[-1] >= floor * s[0]:
-        return A, float(s[0] / s[-1])
-    s = s.clamp_min(floor * float(s[0]))
-    return U * s @ Vt, float(s[0] / s[-1])
+    if s[-1] < floor * s[0]:
+        s = s.clamp_min(floor * float(s[0]))
+        A = U * s @ Vt
+    return A, float(s[0] / s[-1])
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,7 @@ class Scaling(Solved):
     """Every feature times a number of its own; `prior`: how many inputs the prior at 1 counts for.
 
     a_j = (S_jj + p_j) / (C_jj + p_j) minimises sum (a_j h_j - t_j)^2 + p_j (a_j - 1)^2 with C = sum h h^T, S = sum t
-    h^T and p_j = prior tr(C) / (n d), so that a feature which is always zero keeps its factor 1.
+    h^T and p_j = prior tr(C) / (n d).
     """
 
     prior: float = 10.0

@@ -1,8 +1,7 @@
-"""Procrustes where the head looks: the orthogonal map whose *logits* are nearest to the expert's.
+"""The orthogonal map whose *logits* are nearest to the expert's; plain Procrustes fits directions no head reads.
 
-Plain Procrustes spends most of its freedom on directions that the head never reads. Of W A with A orthogonal, all that
-can be reached are the matrices with the Gram matrix of W: W' = K Q with K = (W W^T)^1/2 [m, m] and Q [m, d] with
-orthonormal rows (on the range of K). Minimise over Q
+W A with A orthogonal can be any matrix with the Gram matrix of W: W' = K Q with K = (W W^T)^1/2 [m, m] and Q [m, d]
+with orthonormal rows (on the range of K). Minimise over Q
 
     sum_i ||K Q x_i - W t_i||^2  -  2 kappa s <K^2 Q_0, Q>
 
@@ -11,8 +10,7 @@ by majorisation: with L = lambda_max(C), or a bound of it, here ||C^2||_F^1/2, e
     Q <- polar(K^2 (L Q - Q C) + K W S + kappa s K^2 Q_0)
 
 lowers it, because tr(K^2 Q Q^T) is the same for all Q. Steps start ahead of where the last one ended, as in Nesterov
-1983; one that leads up is taken back, and tried again from there. The prior keeps directions without inputs where they
-are; its strength is taken from the cross-validated plain map (`rigid`), whose head is also where the iteration starts.
+1983; one that leads up is taken back. Strength of the prior and start are those of the plain map (`rigid`).
 
 Letters: x, t what the head reads of merged and expert encoder; C = sum x x^T, S = sum t x^T [d, d], s = tr(C) / d; W
 [m, d] the head's first linear map, Q_0 the polar factor of W.
@@ -55,7 +53,7 @@ class LogitProcrustes(Solved):
             C, S = H.T @ H, T.T @ H
             weight, steps = descend(weight, weight @ start.A, C, S, start.kappa, steps=self.steps, task=problem.task)
         bias = first.bias
-        if bias is not None:  # moves the means onto each other as far as was chosen
+        if bias is not None:  # moves the means onto each other, times the chosen share
             shift = first.weight.double() @ problem.T.mean(0) - weight @ problem.H.mean(0)
             bias = bias.double() + start.share * shift
         head = with_first_map(problem.head, weight, bias, task=problem.task)
@@ -115,6 +113,6 @@ class _Point:
     value: float
 
     def beyond(self, before: _Point, share: float) -> _Point:
-        """Further along from another point; the objective there is not wanted."""
+        """The point further along from another one, without its objective."""
         Q, QC = (torch.lerp(*pair, 1 + share) for pair in ((before.Q, self.Q), (before.QC, self.QC)))
         return _Point(Q, QC, math.nan)

@@ -3,13 +3,13 @@
     minimise over G    sum_i KL(q_i || softmax(logits(b_i + G x_i)))  +  lambda / 2 ||G||^2
 
 Steps solve (B + lambda I) d = -gradient by conjugate gradients, roughly, where B is the Gauss-Newton matrix: the
-Hessian itself for a head of one layer and never indefinite for one with a hidden layer, so that every step leads down.
-They are halved until the objective falls by a fair share of what was promised.
+Hessian itself for a head of one layer and never indefinite for one with a hidden layer. They are halved until the
+objective falls by a fair share of what was promised.
 
-Inputs of which the expert is sure have next to no curvature, and every class has its own that it is not sure of. So the
-gradients are preconditioned class by class (or hidden unit by hidden unit): the `_PAIRS` largest curvatures w_ij of
-input i at class j count with their input, M_j = diag(D_j) + sum_i w_ij x_i x_i^T, and the others along the axes of the
-basis alone, D_j = lambda + sum of what is left of w_j times the mean square of x along each axis.
+Curvature differs widely between inputs and classes, so gradients are preconditioned class by class (or hidden unit by
+hidden unit): the `_PAIRS` largest curvatures w_ij of input i at class j count with their input, M_j = diag(D_j) +
+sum_i w_ij x_i x_i^T, and the others along the axes of the basis alone, D_j = lambda + sum of what is left of w_j times
+the mean square of x along each axis.
 
 Letters: X [n, r] inputs x_i, b [n, m] what the head's first map gives for them, q [n, C] the expert's probabilities, G
 [m, r]; p [n, C] the head's probabilities, a [n, m] slopes of its activation, w [n, m].
@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear, log_softmax
+from torch.nn.functional import log_softmax
 
+from orthomerge.alignment.folding import logits_after
 from orthomerge.models.heads import Head
 
 _PAIRS = 4  # an input
@@ -68,18 +69,18 @@ class Rows:
         return self._divergence(self.base + self.X @ G.T)
 
     def nearest(self, starts: Sequence[torch.Tensor], prior: float) -> torch.Tensor:
-        """That with the least objective."""
+        """The start with the least objective."""
         return min(starts, key=lambda G: float(self.divergence(G).sum()) + prior / 2 * float(G.square().sum()))
 
     def expanded(self, prior: float, start: torch.Tensor) -> torch.Tensor:
-        """About where the objective's second-order expansion at the expert's own outputs is least; of one layer."""
+        """The minimum, roughly, of the objective's expansion at the expert's own outputs; for a head of one layer."""
         local = _Local(self, self.target, prior)
         gap = self.base + self.X @ start.T - self.target
         gradient = local.bent(gap).T @ self.X + prior * start
-        return start + _conjugate(local.times, local.preconditioner(), gradient, share=_INNER / 3).d
+        return start + _conjugate(local.times, local.preconditioner(), gradient, share=_INNER / 3)[0]
 
     def minimised(self, prior: float, start: torch.Tensor, *, tolerance: float, steps: int) -> Fit:
-        """Until a step promises less than a share `tolerance` of the objective."""
+        """The minimum, to a step that promises less than a share `tolerance` of the objective."""
         # Softmax does not see what is common to all classes, and the best change has none of it.
         G = start if self.head.hidden is not None else start - start.mean(0)
         first = self.base + self.X @ G.T
@@ -89,21 +90,21 @@ class Rows:
             local = _Local(self, first, prior)
             gradient = local.pulled(local.p - q).T @ self.X + prior * G
             solve = solve or local.preconditioner()
-            step = _conjugate(local.times, solve, gradient)
-            promised = -float((gradient * step.d).sum())
+            d, iterations = _conjugate(local.times, solve, gradient)
+            promised = -float((gradient * d).sum())
             if not promised > 2 * _NOTHING * len(first):
                 return Fit(G, value, True, done)
-            size, moved = 1.0, self.X @ step.d.T
-            while not (new := self._value(first + size * moved, G + size * step.d, prior)) <= (
+            size, moved = 1.0, self.X @ d.T
+            while not (new := self._value(first + size * moved, G + size * d, prior)) <= (
                 value - 1e-4 * size * promised
             ):
                 size /= 2
                 if size < 1e-9:  # rounding
                     return Fit(G, value, promised <= 2 * tolerance * value, done)
-            G, first, value = G + size * step.d, first + size * moved, new
+            G, first, value = G + size * d, first + size * moved, new
             if promised <= 2 * tolerance * value:
                 return Fit(G, value, True, done + 1)
-            if step.iterations > _STALE:
+            if iterations > _STALE:
                 solve = None
         return Fit(G, value, False, steps)
 
@@ -111,16 +112,7 @@ class Rows:
         return float(self._divergence(first).sum()) + prior / 2 * float(G.square().sum())
 
     def _divergence(self, first: torch.Tensor) -> torch.Tensor:
-        return (self.target.exp() * (self.target - log_softmax(self.logits(first), 1))).sum(1)
-
-    def logits(self, first: torch.Tensor) -> torch.Tensor:
-        """Of the head whose first map gives `first` [n, m]."""
-        head = self.head
-        if head.hidden is None or head.activation is None:
-            return first
-        values = getattr(torch.nn.functional, head.activation)(first)
-        bias = None if head.output.bias is None else head.output.bias.double()
-        return linear(values, head.output.weight.double(), bias)
+        return (self.target.exp() * (self.target - log_softmax(logits_after(self.head, first), 1))).sum(1)
 
 
 class _Local:
@@ -128,7 +120,7 @@ class _Local:
 
     def __init__(self, rows: Rows, first: torch.Tensor, prior: float) -> None:
         self._rows, self._prior = rows, prior
-        self.p = rows.logits(first).softmax(1)
+        self.p = logits_after(rows.head, first).softmax(1)
         head = rows.head
         self._slopes: torch.Tensor | None = None
         if head.hidden is not None and head.activation is not None:
@@ -161,7 +153,7 @@ class _Local:
         return spread.clamp_min(0) * self._slopes.square()
 
     def preconditioner(self) -> _Preconditioner:
-        """Gradients [m, r] times the inverses of M_j."""
+        """The map from gradients [m, r] to their products with the inverses of M_j."""
         X, w, most = self._rows.X, self.curvatures(), _PAIRS * len(self._rows.X)
         counted = w > (max(_FAINT, float(w.flatten().topk(most).values[-1])) if w.numel() > most else _FAINT)
         left = torch.where(counted, 0.0, w).sum(0)
@@ -185,7 +177,7 @@ class _Local:
         return solve
 
     def _whole(self, D: torch.Tensor, w: torch.Tensor) -> _Preconditioner:
-        """The same from the inverses of all M_j, which is more work in far fewer steps: what a GPU wants.
+        """The same from the inverses of all M_j, which is faster on a GPU.
 
         D [m, r] are squares here, and w [n, m] the curvatures that count with their input.
         """
@@ -203,14 +195,8 @@ class _Local:
         return solve
 
     def _free(self, change: torch.Tensor) -> torch.Tensor:
-        """Without what softmax does not see."""
+        """The change without what is common to all classes, which softmax does not see."""
         return change if self._slopes is not None else change - change.mean(0)
-
-
-@dataclass(frozen=True)
-class _Step:
-    d: torch.Tensor
-    iterations: int
 
 
 def _conjugate(
@@ -219,8 +205,8 @@ def _conjugate(
     gradient: torch.Tensor,
     *,
     share: float = _INNER,
-) -> _Step:
-    """The d with (B + lambda I) d = -gradient, but for a share of it."""
+) -> tuple[torch.Tensor, int]:
+    """The d with (B + lambda I) d = -gradient but for a share of it, and the number of iterations."""
     d, r = torch.zeros_like(gradient), -gradient
     v = y = solve(r)
     size = enough = float((r * y).sum())
@@ -235,7 +221,7 @@ def _conjugate(
         size, before = float((r * y).sum()), size
         v = y + size / before * v
         done += 1
-    return _Step(d, done)
+    return d, done
 
 
 def _block(Y: torch.Tensor) -> tuple[torch.Tensor, bool]:

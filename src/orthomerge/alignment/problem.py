@@ -1,6 +1,4 @@
-"""A pair of features as aligners want it: checked, in float64, and as the head reads it; see `folding`.
-
-What several aligners start from is computed once: a decomposition and a strength.
+"""The features that aligners start from: checked, in float64, and as the head reads them.
 
 Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; Z [n, C] the expert's logits.
 """
@@ -13,7 +11,7 @@ from functools import cached_property
 import torch
 
 from orthomerge.alignment.aligners import Alignment
-from orthomerge.alignment.folding import centred_rows, first_map, logits_from, read_by
+from orthomerge.alignment.folding import centred_rows, first_map, logits_from, read_by, with_first_map
 from orthomerge.alignment.least_squares import Spectrum, chosen_strength
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.models.features import FeaturePair, Features
@@ -22,7 +20,7 @@ from orthomerge.models.heads import Head, head_kind
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """See the module's legend; `task` is for messages."""
+    """A pair of features and the expert's head; several aligners share one decomposition. `task` is for messages."""
 
     H: torch.Tensor
     T: torch.Tensor
@@ -31,7 +29,7 @@ class Problem:
 
     @classmethod
     def of(cls, pair: FeaturePair, head: Head) -> Problem:
-        """Checked: at least one input, all finite, both as wide as the head."""
+        """Check that there is an input, that all are finite, and that both are as wide as the head."""
         if not len(pair.merged):
             raise RecipeError(f"an aligner needs at least one input of {pair.merged.task!r}, got 0")
         merged, expert = _checked(pair.merged, "merged", head), _checked(pair.expert, "expert's", head)
@@ -39,7 +37,7 @@ class Problem:
 
     @cached_property
     def Z(self) -> torch.Tensor:  # noqa: N802 - the letter of the legend
-        """The expert's logits, [n, C] in float64."""
+        """The expert's logits."""
         return logits_from(self.head, self.T)
 
     def divergence(self, logits: torch.Tensor) -> float:
@@ -71,15 +69,22 @@ class Problem:
         """Whether a shift of the features has a bias to go to."""
         return first_map(self.head).bias is not None
 
+    def changed(self, change: torch.Tensor) -> Head:
+        """The head with D^T [m, d] added to its first map or, with a bias, [m, d + 1], the last in units of a."""
+        first, d = first_map(self.head), self.head.width
+        bias = first.bias
+        if bias is not None and change.shape[1] > d:
+            bias = bias.double() + self.spectrum.a * change[:, d]
+        return with_first_map(self.head, first.weight.double() + change[:, :d], bias, task=self.task)
+
 
 class Solved:
-    """An aligner that starts from a `Problem`, which several of them can share."""
+    """An aligner that starts from a `Problem`."""
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         return self.align(Problem.of(pair, head))
 
     def align(self, problem: Problem) -> Alignment:
-        """What `fit` finds, from features that were prepared before."""
         raise NotImplementedError
 
 
@@ -89,8 +94,8 @@ def _checked(features: Features, who: str, head: Head) -> torch.Tensor:
             f"the head of {features.task!r} reads {head.width} features but the {who} are {features.values.shape[1]}"
         )
     values = features.values.double()
-    # A sum of finite numbers is finite, unless they are huge: a second look is hardly ever needed.
-    if not values.sum().isfinite() and not (finite := features.values.isfinite().all(1)).all():
+    finite = features.values.isfinite().all(1)
+    if not finite.all():
         raise NumericalError(
             f"{int((~finite).sum())} of {len(features)} {who} features of {features.task!r} are NaN or infinite; "
             "check the encoder that made them, no aligner can use them"

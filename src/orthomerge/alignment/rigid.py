@@ -5,20 +5,17 @@ A matrix-Langevin prior, p(A) proportional to exp(kappa s tr A), makes it
 
     A = polar(S + kappa s I),   s = tr(C) / d:
 
-kappa = 0 is Procrustes, whose map is arbitrary where there were no inputs; kappa = infinity is the identity. A tiny
-kappa is Procrustes with the identity for whatever it leaves open.
+kappa = 0 is Procrustes, whose map is arbitrary where there were no inputs; kappa = infinity is the identity.
 
-kappa and how much of the shift of the means is believed are chosen together by cross-validation: the mean squared error
-of the first linear map's outputs on held-out inputs. Of all choices within one standard error (over folds) of the best,
-the most careful is taken; "change nothing" is one of them. For this choice, not for the map itself, wide features are
-looked at through their `_LEADING` leading directions.
+kappa and the share of the shift of the means that is applied are chosen together by cross-validation: the mean squared
+error of the first linear map's outputs on held-out inputs. Of all choices within one standard error (over folds) of the
+best, the most careful is taken. For this choice, not for the map itself, wide features are projected on their
+`_LEADING` leading directions.
 
-`similarity` (MOMA's Table 1: A^T A = s I) has a scale beside the turn, the best one being tr(A^T S) / tr(C).
+`similarity` (MOMA's Table 1: A^T A = s I) has a scale beside the rotation, the best one being tr(A^T S) / tr(C).
 
-MOMA (arXiv 2412.13526 v3, Eq. 8) learns the rotation by gradient with a penalty for not being orthogonal; here it is
-found at once, is orthogonal to rounding, and has no learning rate.
-Differs from the paper: the least squares loss instead of the mean norm, for which there is a closed form; a prior; a
-shift where the head has a bias.
+Differs from the paper: MOMA (arXiv 2412.13526 v3, Eq. 8) learns the rotation by gradient with a penalty; here it is the
+closed form of the least squares loss, with a prior, and with a shift where the head has a bias.
 
 Letters: h, t what the head reads of merged and expert encoder, rows of H, T [n, d]; C = sum h h^T, S [d, d]; W [m, d]
 the first linear map.
@@ -39,7 +36,6 @@ from orthomerge.alignment.folding import centred_rows, folded
 from orthomerge.alignment.least_squares import careful, check_strength
 from orthomerge.alignment.problem import Problem, Solved
 from orthomerge.core.errors import NumericalError
-from orthomerge.models.heads import Head
 
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
 _SHIFTS = (0.0, 0.5, 1.0)
@@ -62,8 +58,9 @@ class Orthogonal(Solved):
 
     def align(self, problem: Problem) -> Alignment:
         rigid = choose_rigid(problem, kappa=self.kappa, bias=self.bias, scaled=self.scaled)
-        facts = {"kappa": rigid.kappa, "shift": rigid.share, **({"scale": rigid.scale} if self.scaled else {})}
-        return Alignment(rigid.folded_into(problem.head, task=problem.task), facts)
+        head = folded(problem.head, rigid.scale * rigid.A, rigid.shift, task=problem.task)
+        scale = {"scale": rigid.scale} if self.scaled else {}
+        return Alignment(head, {"kappa": rigid.kappa, "shift": rigid.share, **scale})
 
 
 @dataclass(frozen=True)
@@ -75,10 +72,7 @@ class Similarity(Orthogonal):
 
 @dataclass(frozen=True)
 class Rigid:
-    """x is mapped to scale A x + shift; `kappa` and `share` (of the shift that was believed) are what was chosen.
-
-    `means`: of h and t, if there is a shift.
-    """
+    """x is mapped to scale A x + shift. `means`: of h and t, if there is a shift, of which `share` is applied."""
 
     A: torch.Tensor
     scale: float
@@ -88,12 +82,8 @@ class Rigid:
 
     @property
     def shift(self) -> torch.Tensor | None:
-        """As far as it was believed, the means are moved onto each other."""
+        """The vector that moves the means onto each other, times `share`."""
         return None if self.means is None else self.share * (self.means[1] - self.scale * self.A @ self.means[0])
-
-    def folded_into(self, head: Head, *, task: str) -> Head:
-        """The head that reads x as `head` reads scale A x + shift."""
-        return folded(head, self.scale * self.A, self.shift, task=task)
 
 
 def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
@@ -107,10 +97,9 @@ def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
 
 
 def turn_of(S: torch.Tensor, energy: float, kappa: float, *, d: int, task: str) -> torch.Tensor:
-    """A [r, r] from S [r, r] and tr(C) of rows of width r, of features that are d wide."""
-    if math.isinf(kappa) or energy <= 0:
-        return torch.eye(len(S), dtype=S.dtype)
-    return polar_factor(S + kappa * energy / d * torch.eye(len(S), dtype=S.dtype), task=task)
+    """A [r, r] from S [r, r] and energy = tr(C), for features of width d that are projected to width r."""
+    identity = torch.eye(len(S), dtype=S.dtype)
+    return identity if math.isinf(kappa) or energy <= 0 else polar_factor(S + kappa * energy / d * identity, task=task)
 
 
 def scale_of(A: torch.Tensor, S: torch.Tensor, energy: float, kappa: float) -> float:
@@ -121,7 +110,7 @@ def scale_of(A: torch.Tensor, S: torch.Tensor, energy: float, kappa: float) -> f
 
 
 def spread(H: torch.Tensor, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """H and T without their means, and exactly zero for inputs that are all the same: rounding has no direction."""
+    """H and T without their means; exactly zero if all inputs are the same to rounding."""
     centred = H - H.mean(0)
     if float(centred.square().sum()) > _ROUNDING * float(H.square().sum()):
         return centred, T - T.mean(0)
@@ -129,14 +118,14 @@ def spread(H: torch.Tensor, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool, scaled: bool = False) -> Rigid:
-    """The map with a given kappa and the whole shift or, with `auto`, with what held-out inputs say of both.
+    """The map with a given kappa and the whole shift or, with `auto`, with both chosen by cross-validation.
 
     `bias`: with a shift, if the head has a bias that can take it up.
     """
     bias = bias and problem.biased
     if kappa == "auto":
         chosen, share = _cross_validated(problem, KAPPAS, bias=bias, scaled=False)
-        if scaled:  # of the turn that is best without a scale, or else of all: a scale may be worth it by itself
+        if scaled:  # with the rotation that is best without a scale, or, if that is none, with any
             kappas = KAPPAS if math.isinf(chosen) else (math.inf, chosen)
             chosen, share = _cross_validated(problem, kappas, bias=bias, scaled=True)
     else:
@@ -149,7 +138,7 @@ def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool
 
 
 def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, scaled: bool) -> tuple[float, float]:
-    """Of all kappas and shares, from careful to bold, the first that is within one standard error of the best."""
+    """The kappa and share to use: from careful to bold, the first within one standard error of the best."""
     W, H, T, d = centred_rows(problem.head), problem.H, problem.T, problem.H.shape[1]
     shares = _SHIFTS if bias else (0.0,)
     if len(H) < 2:  # nothing to choose by

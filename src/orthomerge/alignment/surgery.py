@@ -1,4 +1,4 @@
-"""A small module of its own between merged features and head removes what merging has added to the features.
+"""A small module between merged features and head, which corrects the features.
 
 Yang et al. 2024, "Representation Surgery for Multi-Task Model Merging", arXiv 2402.02705, and its code:
 
@@ -11,17 +11,16 @@ and its code: the correction is drawn from a normal distribution while it is tra
 
 and Adam on the same loss plus beta times the mean over inputs of KL(N(mu, sigma^2) || N(0, I)).
 
-Both start from U = V = 0: training starts at the merged model. The module is no part of a checkpoint: its tensors are
-counted and kept beside the model.
+Both start from U = V = 0, the merged model. The module is no part of a checkpoint: its tensors are counted and kept
+beside the model.
 
 Letters: f, t [n, d] features of the merged encoder and of the expert, as they are, before a head normalises; D [r, d];
 U, V [d, r]; v = log sigma^2.
 Differs from the papers: one optimiser per task (the authors' single Adam lets idle tasks drift on momentum in old
 versions of torch); epochs go through the inputs in turn, where the code draws two batches of a fresh shuffle at each of
-500 rounds; unlabelled inputs are the caller's, not the test set. Of probsurgery V is not kept, because nothing reads it
-after training, and the result is where training ends; the authors' code evaluates on the test set 50 times and reports
-the best. It also has eight times Surgery's width and five times its steps, so what the noise itself brings shows only
-beside Surgery with `rank` 128 and `steps` 5000.
+500 rounds; unlabelled inputs are the caller's, not the test set. Of probsurgery V is not kept, and the result is where
+training ends; the authors' code evaluates on the test set 50 times and reports the best. Compare it with Surgery of
+`rank` 128 and `steps` 5000, which has its width and steps.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class ProbSurgery(Descent):
 
 
 def first_layer(rank: int, width: int, generator: torch.Generator) -> torch.Tensor:
-    """A [rank, width] matrix as torch starts its linear layers (Kaiming, a = sqrt 5): uniform up to 1 / sqrt(width)."""
+    """A [rank, width] matrix drawn as torch's linear layers are: uniform up to 1 / sqrt(width)."""
     bound = 1 / math.sqrt(width)
     return torch.empty(rank, width).uniform_(-bound, bound, generator=generator)
 
@@ -123,7 +122,7 @@ def _start(layers: int, rank: int, width: int, generator: torch.Generator) -> to
 
 
 def _noise(fit: torch.Generator, batch: int, width: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Normal numbers [batch, width] without end, by a seed that the fit draws; drawn for many steps at once."""
+    """Normal numbers [batch, width] for every step, by a seed that `fit` draws."""
     generator = torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=fit)))
     while True:
         yield from torch.randn(_AHEAD, batch, width, generator=generator, device=device)

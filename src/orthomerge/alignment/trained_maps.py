@@ -1,4 +1,4 @@
-"""A square matrix between frozen merged features and the frozen head, trained by Adam from I and folded into the head.
+"""A square matrix before the frozen head, trained by Adam from the identity and folded into the head.
 
 Kong et al. 2024, "Rethink the Evaluation Protocol of Model Merging on Classification Task", arXiv 2412.13526 v1:
 
@@ -9,23 +9,20 @@ Kong et al. 2026, "MOMA: Masked Orthogonal Matrix Alignment for Zero-Additional-
 
     moma-orthogonal, Eq. 8    mean over x of ||M H - T||_2  +  alpha ||M^T M - I||_F
 
-M goes into the head's first linear map, W M, with not one parameter more. Procrustes (`orthogonal`) has the optimum of
-the squared distances over exactly orthogonal matrices, at once and without a choice to make.
+Procrustes (`orthogonal`) has the optimum of the squared distances over orthogonal matrices in closed form.
 
 Letters: H, T [n, d] what the head reads of the merged encoder and of the expert; M [d, d]; S = M^T M - I; W [m, d] the
 head's first linear map; q [n, C] the expert's probabilities. (The papers write features as rows, H M W: their M is ours
 transposed; Eq. 8 calls it A.)
-Differs from the papers: v1 gives no optimiser, learning rate, batch, length or alpha; 2000 steps (1000 for orth-m, each
-of which multiplies [d, d] matrices) of 64 inputs and lr 2e-3 falling to zero along a cosine are ours. For heads that
-normalise (CLIP) M acts on the unit vectors that the head reads, and the result is not scaled to unit length again, so
-that folding M is exact. Eq. 9's penalty is printed as a norm with index 1 and read as the sum over entries, not as the
-largest sum of a column. It has d^2 terms, each as steep at 0.001 as at 1, so that a small alpha ends at an orthogonal
-matrix and a large one freezes M near I: 1e-2 is ours, the smallest power of ten that left no defect with 64 features
-(with 512 a tenth of it does). Eq. 8 sums over inputs, and so would weigh the penalty by their number; the mean is
-Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text), but not alpha, the start, the number of steps
-or what becomes of A: 1, the identity, 1000, a cosine, and at the end (`project`) the nearest orthogonal matrix are
-ours. Alpha weighs the penalty against distances on the scale of the encoder's features: where the head normalises, H
-and T are unit vectors times the mean norm of the expert's features, which keeps the balance.
+Differs from the papers: v1 gives no optimiser, learning rate, batch, length or alpha; 2000 steps (1000 for orth-m) of
+64 inputs and lr 2e-3 falling to zero along a cosine are ours. For heads that normalise (CLIP) M acts on unit vectors,
+and the result is not scaled to unit length again, so that folding M is exact. Eq. 9's penalty is read as the sum over
+entries, not as the largest sum of a column; its alpha of 1e-2 is the smallest power of ten that left no defect with 64
+features, and a large one freezes M near I. Eq. 8 sums over inputs, and so would weigh the penalty by their number; the
+mean is Eq. 10's. v3 gives Adam, lr 1e-3 and batches of 16 (5e-4 and 24 for text); alpha 1, the identity as start, 1000
+steps, a cosine, and at the end (`project`) the nearest orthogonal matrix are ours. Where the head normalises, moma-
+orthogonal takes H and T times the mean norm of the expert's features, so that alpha weighs the penalty against
+distances on that scale.
 """
 
 from __future__ import annotations
@@ -155,7 +152,7 @@ def divergence_gradient(problem: Problem, device: str) -> Gradient:
 
 
 def input_gradient(head: Head, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """Of the mean divergence, in x [B, d]: dKL/dz = p - q, pulled back through a head that does not normalise."""
+    """The gradient of the mean divergence in x [B, d], for a head that does not normalise: dKL/dz = p - q."""
     h = x if head.hidden is None else head.hidden(x).requires_grad_()
     seen = h if head.activation is None else getattr(torch.nn.functional, head.activation)(h)
     with torch.no_grad():

@@ -13,6 +13,7 @@ import torch
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
+from orthomerge.core.threads import fixed_threads
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
 from orthomerge.files.lora import Adapter
 from orthomerge.merging.checks import check_origin, check_tied
@@ -87,7 +88,8 @@ def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: s
         check_problems(problems)
     check_tied(experts)
     if vector is None:
-        check_origin(experts, task_vectors(experts))
+        with fixed_threads(1):  # small products: more threads only wait for each other
+            check_origin(experts, task_vectors(experts))
 
 
 def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Iterator[Problem]:
