@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 
-from orthomerge.core.seeds import derive
+from orthomerge.core.device import derive
 from orthomerge.data.task import Examples
 from orthomerge.models.prepared import Batch, Part, Pool
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor

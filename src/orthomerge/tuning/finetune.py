@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from orthomerge.core.device import device_of, free_memory
+from orthomerge.core.device import derive, device_of, free_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.core.seeds import derive
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Examples, Task
 from orthomerge.files.folders import EXPERT
