@@ -10,9 +10,8 @@ import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
 
 from orthomerge.alignment.folding import centred_rows, first_map
-from orthomerge.alignment.least_squares import STRENGTHS, Spectrum, chosen_strength, leave_one_out
 from orthomerge.alignment.linear_maps import Affine, Linear, Ridge
-from orthomerge.alignment.problem import Problem
+from orthomerge.alignment.problem import STRENGTHS, Problem, Spectrum, chosen_strength, leave_one_out
 from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
 
