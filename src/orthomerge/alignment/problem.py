@@ -65,6 +65,13 @@ class Spectrum:
         """D^T of the ridge regression to R [n, m]: [m, d] or, with a bias, [m, d + 1], the last in units of a."""
         return self.shrinkage(strength) / self.s * (R.T @ self.U) @ self.V.T
 
+    def leave_one_out(self, R: torch.Tensor, strength: float) -> torch.Tensor:
+        """The error [n, m] of every input under the fit to all others."""
+        f = self.shrinkage(strength)
+        fitted = self.U @ (f[:, None] * (self.U.T @ R))
+        leverage = self.U.square() @ f
+        return (R - fitted) / (1 - leverage).clamp_min(1e-9)[:, None]
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -104,8 +111,11 @@ class Problem:
 
     @cached_property
     def strength(self) -> float:
-        """How much change leave-one-out allows."""
-        return chosen_strength(self.spectrum, self.residual)
+        """The strength by leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
+        if len(self.H) < 2:
+            return math.inf
+        errors = [self.spectrum.leave_one_out(self.residual, strength) for strength in STRENGTHS]
+        return STRENGTHS[near_best(torch.stack([error.square().sum(1) for error in errors]))[0]]
 
     @cached_property
     def residual(self) -> torch.Tensor:
@@ -149,22 +159,6 @@ def _checked(features: Features, who: str, head: Head) -> torch.Tensor:
             "check the encoder that made them, no aligner can use them"
         )
     return values
-
-
-def leave_one_out(spectrum: Spectrum, R: torch.Tensor, strength: float) -> torch.Tensor:
-    """The error [n, m] of every input under the fit to all others."""
-    f = spectrum.shrinkage(strength)
-    fitted = spectrum.U @ (f[:, None] * (spectrum.U.T @ R))
-    leverage = spectrum.U.square() @ f
-    return (R - fitted) / (1 - leverage).clamp_min(1e-9)[:, None]
-
-
-def chosen_strength(spectrum: Spectrum, R: torch.Tensor) -> float:
-    """The strength by leave-one-out; one input alone leaves nothing to judge by, and changes nothing."""
-    if len(R) < 2:
-        return math.inf
-    errors = (leave_one_out(spectrum, R, strength) for strength in STRENGTHS)
-    return STRENGTHS[near_best(torch.stack([error.square().sum(1) for error in errors]))[0]]
 
 
 def near_best(losses: torch.Tensor) -> list[int]:
