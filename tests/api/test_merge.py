@@ -48,7 +48,7 @@ def batch() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_merges_heads_of_two_three_and_five_classes(method: str, berts: Path, tmp_path: Path) -> None:
     names = ("two", "five") if method == "slerp" else NAMES
-    written = write(recipe(berts, *names, method=method, parameters=QUICK.get(method, {})), out=tmp_path / "out")
+    write(recipe(berts, *names, method=method, parameters=QUICK.get(method, {})), out=tmp_path / "out")
     model = om.load(tmp_path / "out")
     assert verify_folder(tmp_path / "out") == []
     logits = model.module("cpu")(**batch())
@@ -59,7 +59,7 @@ def test_every_method_merges_heads_of_two_three_and_five_classes(method: str, be
             )
         assert logits[name].shape == (4, {"two": 2, "three": 3, "five": 5}[name])
     direct = om.merge(opened(berts, *names), method, **QUICK.get(method, {}))
-    assert direct.digest == model.digest == written.model.digest
+    assert direct.digest == model.digest
 
 
 def test_average_is_the_mean_of_the_experts(berts: Path) -> None:

@@ -22,9 +22,10 @@ from tests.berts import contents as all_contents
 from tests.berts import merge_berts
 from tests.calling import call, refused
 
+import orthomerge as om
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.files.folders import LOCAL
-from orthomerge.models.pushing import _additions, plan_upload, push
+from orthomerge.models.pushing import _additions, plan_upload
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -142,5 +143,5 @@ def test_refused(berts: Path, out: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="--revision must be the name of a branch, got 'a b'"):
         plan_upload(out, "org/name", revision="a b")
     with pytest.raises(OutputError, match="HF_HUB_OFFLINE forbids uploading"):
-        push(out, "org/name")
+        om.push(out, "org/name")
     assert "give --yes" in refused("push", out, "org/name", code=2)

@@ -15,11 +15,9 @@ from tests.runs.making import lay_out, outcome
 
 import orthomerge
 from orthomerge.core.errors import OutputError, RecipeError
-from orthomerge.core.progress import Watch
 from orthomerge.data.reading import read_task
 from orthomerge.runs import driver
-from orthomerge.runs.driver import Artifact, ArtifactError, drive
-from orthomerge.runs.engines import engine_of
+from orthomerge.runs.driver import Artifact, ArtifactError, drive, engine_of
 from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.sections import Evaluate
 from orthomerge.runs.work import Work
@@ -147,24 +145,24 @@ def diamond(tmp_path: Path, **options: str) -> Iterator[Artifact]:
 
 def test_workers_that_die(work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     artifacts = list(diamond(tmp_path, once=str(tmp_path / "died")))
-    made = [done.artifact.name for done in drive(artifacts, work, engine_of("process:2"), Watch())]
+    made = [done.artifact.name for done in drive(artifacts, work, engine_of("process:2"))]
     assert (made[0], sorted(made[1:3]), made[3]) == ("first", ["left", "right"], "last")
     assert (tmp_path / "log").read_text() == "made\n" * 4
 
     def refuse() -> Executor:
         raise AssertionError("everything is there")
 
-    assert [done.found for done in drive(artifacts, work, engine_of(refuse), Watch())] == [True] * 4
+    assert [done.found for done in drive(artifacts, work, engine_of(refuse))] == [True] * 4
     monkeypatch.setattr(driver, "_MOST_BREAKS", 0)
     with pytest.raises(OutputError, match="workers died 1 times"):
-        list(drive([Artifact("e" * 64, "fifth", die)], work, engine_of("process:1"), Watch()))
+        list(drive([Artifact("e" * 64, "fifth", die)], work, engine_of("process:1")))
 
 
 @pytest.mark.parametrize("on", ["serial", "process:2"])
 def test_the_first_error_ends_the_run(work: Work, tmp_path: Path, on: str) -> None:
     artifacts = list(diamond(tmp_path, error="no such thing"))
     with pytest.raises(ArtifactError, match="no such thing") as caught:
-        list(drive(artifacts, work, engine_of(on), Watch()))
+        list(drive(artifacts, work, engine_of(on)))
     assert caught.value.artifact.name == "left"
     assert isinstance(caught.value.error, RecipeError)
     assert work.store.get("d" * 64) is None

@@ -17,8 +17,7 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputErr
 from orthomerge.data.reading import read_task
 from orthomerge.evaluation.records import read_info, read_records
 from orthomerge.models.saved import verify_folder
-from orthomerge.runs.models import write
-from orthomerge.runs.plan import plan
+from orthomerge.runs.models import plan, write
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.run import Ran, run
 from orthomerge.runs.sections import Evaluate

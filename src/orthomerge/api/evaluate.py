@@ -20,9 +20,8 @@ from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
-from orthomerge.runs.protocols import protocols_of
 from orthomerge.runs.recipe import parse_value
-from orthomerge.runs.sections import Scoring
+from orthomerge.runs.sections import Scoring, protocols_of
 
 Reference = Literal["base", "expert"]
 One = Model | Subject | str | Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def read_request(
     }
     document |= _fit(document, {key: value for key, value in fit.items() if value is not None})
     recipe = build(Recipe, document, where=where)
-    return replace(recipe, fit=replace(recipe.fit, data=sources)) if recipe.fit is not None and sources else recipe
+    return recipe.with_fit_data(sources) if sources else recipe
 
 
 def read_options(settings: Mapping[str, str] | None) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _write(recipe: Recipe, *, force: bool, display: Display) -> None:
 
 def _plan(recipe: Recipe, *, as_json: bool) -> None:
     """Print what a merge would do and everything that is wrong with it."""
-    from orthomerge.runs.plan import plan
+    from orthomerge.runs.models import plan
 
     planned = plan(recipe)
     if as_json:

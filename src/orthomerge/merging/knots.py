@@ -27,8 +27,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import build, schema
+from orthomerge.core.schema import build, maker_of, schema
 from orthomerge.merging.kinds import Block, Scope, Site, Surveyed, SurveyMethod, TensorMethod, Vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.options import PerExpert

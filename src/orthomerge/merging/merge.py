@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.core.device import device_of
+from orthomerge.core.device import device_of, fixed_threads
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
@@ -87,7 +87,8 @@ def check_merge(experts: Experts, method: str, *, device: str = "cpu", vector: s
         check_problems(problems)
     check_tied(experts)
     if vector is None:
-        check_origin(experts, task_vectors(experts))
+        with fixed_threads(1):  # small products: more threads only wait for each other
+            check_origin(experts, task_vectors(experts))
 
 
 def merge_problems(experts: Experts, method: str, *, device: str = "cpu") -> Iterator[Problem]:

@@ -1,9 +1,8 @@
 """Features of inputs under a model's encoder, and what its heads predict from them.
 
-Every input is encoded once, none is left out or out of place, and the encoder stays as it is. Features are cached by
-content: the same weights never see the same inputs twice. No thread prepares inputs: it would compete with this one for
-Python's lock (on an H200: 6,600 texts per second through a BERT of six layers, where the model alone did 20,800 and the
-tokenizer 19,000).
+Features are cached by content: the same weights never see the same inputs twice. No thread prepares inputs: it would
+compete with this one for Python's lock (on an H200: 6,600 texts per second through a BERT of six layers, where the
+model alone did 20,800 and the tokenizer 19,000).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Encoding:
 def encode(
     model: ModelData, examples: Examples, *, task: str, head: Head | None = None, how: Encoding | None = None
 ) -> Features:
-    """The features [n, d] that a head reads; `head`: the model's own for this task, if none is given."""
+    """The features [n, d] that a head reads. `head`: by default the model's own for this task."""
     how = how or Encoding()
     device_of(how.device)  # a device that does not exist is refused even where nothing is left to encode
     reader = head or head_of(model.head(task))
@@ -117,10 +116,10 @@ def extract(
     task: str,
     how: Encoding,
 ) -> Features:
-    """Features of all examples in their order, in float32 on the CPU, with their labels; the cache is not used.
+    """Features of all examples, in float32 on the CPU, with their labels; the cache is not used.
 
-    A module is run in eval mode and put back into its own; it is moved to the device and stays there. A function of
-    parameters must have them on the device itself. Texts of similar length share a batch, for less padding.
+    A module is moved to the device and run in eval mode; its modes are restored. The parameters of a function must be
+    on the device already.
     """
     import torch
 
@@ -147,7 +146,11 @@ def extract(
             if width == "d":
                 values = torch.empty(len(examples), features.shape[1])
             values.index_copy_(0, rows, features.to("cpu", torch.float32))
-    _check_finite(values, task, how.precision)
+    finite = values.isfinite().all(1)
+    if not finite.all():
+        row = int((~finite).nonzero()[0])
+        cure = "check its weights" if how.precision == "float32" else f"{how.precision} may be too narrow for it"
+        raise NumericalError(f"the encoder gives features that are not finite for row {row} of {task!r}; {cure}")
     return Features.of(values, examples, task)
 
 
@@ -175,14 +178,6 @@ def _forward(
     shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
     with enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
         return family.features(encoder, {name: tensor.to(device) for name, tensor in inputs.items()}, pooling)
-
-
-def _check_finite(values: torch.Tensor, task: str, precision: Precision) -> None:
-    finite = values.isfinite().all(1)
-    if not finite.all():
-        row = int((~finite).nonzero()[0])
-        cure = "check its weights" if precision == "float32" else f"{precision} may be too narrow for it"
-        raise NumericalError(f"the encoder gives features that are not finite for row {row} of {task!r}; {cure}")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class Experts(Opened):
 
 
 def open_experts(opening: Opening, live: Mapping[str, Live] | None = None) -> Experts:
-    """Open everything, split it, and compare it. `live`: models in memory by task name, the base under ""."""
+    """Open base and experts and compare them. `live`: models in memory by task name, the base under ""."""
     return Experts(opening, live)
 
 
@@ -57,9 +57,9 @@ def reopen_experts(
     experts: Mapping[str, Any] | None = None,
     tasks: Iterable[str] | None = None,
 ) -> Experts:
-    """The experts of a model. `base` and `experts` only say where they are now; the recorded hashes decide.
+    """Open the experts of a model again and compare their hashes with those recorded.
 
-    `folder`: where the model was read, for messages. `tasks`: whose experts are needed, all by default.
+    `base`, `experts`: where they are now. `folder`: where the model was read, for messages. `tasks`: all by default.
     """
     named, wanted = dict(experts or {}), tuple(model.tasks if tasks is None else tasks)
     for task in (*named, *wanted):

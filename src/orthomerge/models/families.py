@@ -30,16 +30,14 @@ _DENSE_AND_OUT = ("classifier.dense", "classifier.out_proj")
 _TEXT_SIDE = ("text_model.*", "text_projection.*", "logit_scale")
 
 
-_Names = tuple[str, str, str]  # of a family, its title, and the start of the names of its classes in transformers
+_Names = tuple[str, str, str]  # name, title, and what the names of its classes in transformers start with
 
 
 def _text(names: _Names, **fields: Any) -> Family:
-    """A family of texts whose classifier keeps the encoder under the family's name."""
     return _stock(names, "Sequence", {"modality": "text", "adapt": modern_layer_norm, **fields})
 
 
 def _image(names: _Names, **fields: Any) -> Family:
-    """A family of images whose head is one linear layer."""
     return _stock(names, "Image", {"modality": "image", "head": _ONE_LAYER, **fields})
 
 
@@ -225,7 +223,7 @@ def family_for(model_type: str, keys: Iterable[str]) -> Family:
 
 
 def generic(prefix: str) -> Family:
-    """A module that keeps its encoder under `prefix`; where its head is, each expert says."""
+    """Any module that keeps its encoder under `prefix`; each expert names its head."""
     return Family(
         name="generic",
         title="any module",

@@ -1,9 +1,9 @@
-"""What orthomerge must know of a model family: where the encoder ends and its head begins, and how features are read.
+"""What is known of a model family: where the encoder ends and its head begins, and how features are read.
 
 `families` is the table. Names of tensors are those on disk, as stock transformers writes them; *canonical* names are
 the encoder's own (`encoder.layer.0...`, without the `bert.` under which a classifier keeps it). A pooling reads
-features [B, d] off an encoder's output: a pure function of the output, the batch that was run, and the encoder's config
-(None if it has none).
+features [B, d] off an encoder's output: a function of the output, the batch, and the encoder's config (None if it has
+none).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Family:
         return next(iter(self.poolings))
 
     def adapted(self, checkpoint: Checkpoint) -> Checkpoint:
-        """A checkpoint under the names of stock transformers."""
+        """The same tensors under the names of stock transformers."""
         return self.adapt(checkpoint) if self.adapt else checkpoint
 
     def features(self, encoder: Encoder, batch: Batch, pooling: str) -> torch.Tensor:
@@ -105,8 +105,7 @@ class Family:
 
 def classifier_config(config: Mapping[str, Any], family: Family, labels: tuple[str, ...], dtype: str) -> dict[str, Any]:
     """The config of the stock classifier on top of an encoder."""
-    if config.get("model_type") == "clip_vision_model":
-        # The stock classifier is configured as a CLIP of two towers, and builds the one only.
+    if config.get("model_type") == "clip_vision_model":  # the stock classifier needs the config of a whole CLIP
         config = {"model_type": "clip", "vision_config": dict(config)}
     return {
         **config,
@@ -177,7 +176,7 @@ def pooler(output: Any, batch: Batch, config: Any) -> torch.Tensor:
 
 
 def projection(output: Any, batch: Batch, config: Any) -> torch.Tensor:
-    """CLIP's projected image features."""
+    """CLIP's image features after the projection."""
     features: torch.Tensor = output.image_embeds
     return features
 

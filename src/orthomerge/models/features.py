@@ -1,9 +1,9 @@
-"""Features of inputs, and features on disk by what they depend on, so that nothing is computed twice.
+"""Features of inputs, and a cache of features on disk by what they depend on.
 
 An entry of the cache is one safetensors file, named by the hash of its key: `values` [n, d] in float32, and in the
-header a seal, the hash of key, shape and values. Entries are replaced as a whole; of two writers the last wins with the
-same features. An entry is used only if its header, shape and seal are right; else the features are computed again.
-Features do not depend on labels, so tasks that share inputs share an entry.
+header a seal, the hash of key, shape and values. Entries are replaced as a whole. An entry is used only if its header,
+shape and seal are right; else the features are computed again. Features do not depend on labels, so tasks that share
+inputs share an entry.
 """
 
 from __future__ import annotations
@@ -52,19 +52,17 @@ class Features:
 
     @classmethod
     def of(cls, values: torch.Tensor, examples: Examples, task: str) -> Features:
-        """Features of some examples, with their labels."""
+        """Features of examples, with their labels."""
         import torch
 
         labels = None if examples.labels is None else torch.tensor(examples.labels, dtype=torch.int64)
         return cls(values, task, examples.split, labels)
 
     def take(self, places: torch.Tensor) -> Features:
-        """Some rows, in the order given."""
         labels = None if self.labels is None else self.labels[places]
         return Features(self.values[places], self.task, self.split, labels)
 
     def unlabelled(self) -> Features:
-        """The same without labels."""
         return Features(self.values, self.task, self.split)
 
 
@@ -96,10 +94,7 @@ class FeatureCache:
         self.folder = root if folder is not None else root / "features"
 
     def get_or_compute(self, key: Mapping[str, Any], rows: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return the features [rows, d] of a key from disk; compute and store them if there is no valid entry.
-
-        `key`: all that the features depend on, as JSON.
-        """
+        """Features [rows, d], computed only if the cache has none. `key`: all that they depend on, as JSON."""
         import torch
 
         path = self.path(key)
@@ -116,7 +111,6 @@ class FeatureCache:
         return values
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of an entry."""
         return self.folder / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
 
     def _prepare(self) -> None:

@@ -1,11 +1,10 @@
 """Classifiers on top of features: the one part of an expert that is never merged.
 
-A head also says how it reads the encoder (pooling, maximum length) and what its outputs mean (its kind), because
-experts of one base differ in these. Everything else treats logits as rows of numbers. One kind exists now; others are
-further entries of `KINDS`.
+A head also says how it reads the encoder (pooling, maximum length) and what its outputs mean (its kind, an entry of
+`KINDS`), because experts of one base differ in these.
 
-`Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter
-by construction. Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
+`Head` is the only classifier that a stock checkpoint can store, so an aligner that returns a `Head` adds no parameter.
+Rows are samples: features F [B, d], weight W [C, d], logits F W^T + b.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Classifier(Protocol):
 
 
 class Extra(Classifier, Protocol):
-    """What a stock checkpoint cannot hold: a head behind a module, whose tensors are kept beside the model."""
+    """A head behind a module, which a stock checkpoint cannot hold: its tensors are kept beside the model."""
 
     @property
     def head(self) -> Head: ...
@@ -62,7 +61,7 @@ class Linear:
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         import torch
 
-        # A head in half precision reads features in float32 as they are.
+        # Features in float32 are not rounded to the precision of the head.
         dtype = torch.promote_types(values.dtype, self.weight.dtype)
         bias = None if self.bias is None else self.bias.to(dtype)
         return torch.nn.functional.linear(values.to(dtype), self.weight.to(dtype), bias)
@@ -114,7 +113,7 @@ class Head:
 
     @property
     def layers(self) -> int:
-        """How many there are."""
+        """Number of linear layers."""
         return 1 if self.hidden is None else 2
 
     @property
@@ -132,12 +131,12 @@ class Head:
         return replace(self, output=output, labels=labels)
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Head:
-        """The same head with other numbers; `tensors` has the names of `tensors()`."""
+        """The same head with other numbers; `tensors` as from `tensors()`."""
         head = Head.of(tensors, self.labels, activation=self.activation)
         return replace(self, output=head.output, hidden=head.hidden)
 
     def reading_as(self, other: Head) -> Head:
-        """The same layers, which read the encoder as another head does and mean what its outputs mean."""
+        """The same layers with the kind, pooling and maximum length of another head."""
         return replace(self, kind=other.kind, pooling=other.pooling, max_length=other.max_length)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -148,13 +147,29 @@ class Head:
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
+def misfit(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """The first part of a head that does not fit the others, by shapes; None if all do.
+
+    Weights are matrices, and the output layer reads as many numbers as the hidden layer has rows.
+    """
+    hidden = shapes.get("hidden.weight")
+    for part, shape in shapes.items():
+        if part.endswith("bias"):
+            fits = shape == shapes[part.replace("bias", "weight")][:1]
+        else:
+            fits = len(shape) == 2 and (part == "hidden.weight" or hidden is None or hidden[:1] == shape[1:])
+        if not fits:
+            return part
+    return None
+
+
 def head_of(classifier: Classifier) -> Head:
-    """The head of a classifier; of one that is more than a head, the head in it."""
+    """The head of a classifier, which may be that head."""
     return classifier if isinstance(classifier, Head) else classifier.head  # type: ignore[attr-defined]
 
 
 def logits_of(classifier: Classifier, values: torch.Tensor) -> torch.Tensor:
-    """Logits [n, C] of all features, block by block: a row for every input, or an error."""
+    """Logits [n, C] of all features, computed block by block."""
     import torch
 
     blocks = []
@@ -193,7 +208,7 @@ class SingleLabel:
         return (logs.exp() * (logs - student.log_softmax(-1))).sum(-1)
 
     def targets(self, teacher: torch.Tensor) -> torch.Tensor:
-        """What least squares fits [n, C]: logits without what all labels share, which softmax does not see."""
+        """What least squares fits [n, C]: logits minus their mean, which softmax does not see."""
         return teacher - teacher.mean(1, keepdim=True)
 
     def choices(self, logits: torch.Tensor) -> torch.Tensor:
@@ -246,7 +261,6 @@ class SurgeryHead:
         return self.head(features - (features @ self.down.T).relu() @ self.up.T)
 
     def extra_tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor beyond the head's, by name."""
         return {"down": self.down, "up": self.up}
 
 
@@ -264,7 +278,7 @@ def rebuild_surgery(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: st
 
 
 def rebuilt(kind: str, head: Head, tensors: Mapping[str, torch.Tensor], *, where: Path) -> Extra:
-    """Build the classifier of an aligner that adds a module to a head; `where` is for messages."""
+    """Build a classifier that is more than a head from its saved tensors; `where` is for messages."""
     if kind not in _rebuilders():
         raise CheckpointError(
             f"{where} belongs to the aligner {kind!r:.80}, which this version does not know "

@@ -15,32 +15,33 @@ from orthomerge.models.families import family_for
 from orthomerge.models.manifest import read_manifest
 from orthomerge.models.saved import is_output, read_model, verify_folder
 from orthomerge.models.split import OWN_HEAD, split_base
-
-_STEP = 1 << 22
+from orthomerge.models.tensors import FileTensors
 
 
 def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, Any]:
     """Describe a checkpoint, an adapter or an output of ours; with `headers` the weights are not read."""
-    if is_output(Path(reference).expanduser()):
-        return _describe_output(Path(reference).expanduser(), headers=headers)
+    folder = Path(reference).expanduser()
+    if is_output(folder):
+        return _describe_output(folder, headers=headers)
     source = open_expert(reference)
     whole = isinstance(source, Checkpoint)
-    entries = source.entries if isinstance(source, Checkpoint) else source.stored
+    stored = source if isinstance(source, Checkpoint) else Checkpoint(source.path, source.stored)
+    specs = {name: entry.spec for name, entry in stored.entries.items()}
     files: dict[str, dict[str, Any]] = {file.path.name: {"size": file.size} for file in source.files}
     document: dict[str, Any] = {
         "path": str(source.path),
         "format": "checkpoint" if whole else "LoRA adapter",
         "model_type": (source.config or {}).get("model_type" if whole else "peft_type"),
-        **_counts(entry.spec for entry in entries.values()),
-        **(_describe_model(source) if isinstance(source, Checkpoint) else {}),
+        **_counts(specs.values()),
+        **(_describe_model(stored) if whole else {}),
         "files": files,
     }
     if not headers:
         for file in source.files:
             digest = RawFile(file.path, algorithm="sha256").digest()
             files[file.path.name]["sha256"] = digest.removeprefix("sha256:")
-        document["non_finite"] = {name: count for name, entry in entries.items() if (count := _non_finite(entry))}
-    return {**document, "tensors": _listed({name: entry.spec for name, entry in entries.items()})}
+        document["non_finite"] = _non_finite(FileTensors({name: (stored, name) for name in specs}))
+    return {**document, "tensors": _listed(specs)}
 
 
 def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
@@ -101,11 +102,10 @@ def _describe_model(source: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _non_finite(entry: Any) -> int:
-    import torch
-
-    if not is_float(entry.spec.dtype):
-        return 0
-    step = entry.spec.numel if entry.strides is not None else _STEP
-    runs = range(0, entry.spec.numel, max(step, 1))
-    return sum(int((~torch.isfinite(entry.read(s, min(s + step, entry.spec.numel)).float())).sum()) for s in runs)
+def _non_finite(tensors: FileTensors) -> dict[str, int]:
+    """Number of elements that are NaN or infinite, for every tensor that has any."""
+    counts: Counter[str] = Counter()
+    for name, block in tensors.blocks():
+        if block.is_floating_point():
+            counts[name] += int((~block.float().isfinite()).sum())
+    return dict(+counts)

@@ -1,6 +1,6 @@
 """A model: one encoder, a head per task, and how inputs are processed. A base, an expert, a merge and a fit are models.
 
-A model is an immutable value. Nothing is computed before weights are needed, and no folder is needed.
+A model is an immutable value, and its weights are computed when they are needed.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Model(ModelData):
     def predict(
         self, inputs: Any, *, tasks: Sequence[str] | None = None, device: str = "auto", batch_size: int = 32
     ) -> dict[str, Prediction] | list[dict[str, Prediction]]:
-        """Predictions of every task's head for raw inputs: texts; or pictures as paths, PIL images or arrays.
+        """Predictions by task for raw inputs: texts; or images as paths, PIL images or arrays.
 
-        One input gives a dict by task, a list of inputs a list of such dicts in the same order.
+        One input gives a dict, a list of inputs a list of dicts in the same order.
         """
         return predict(self, inputs, tasks=tasks, device=device, batch_size=batch_size)
 

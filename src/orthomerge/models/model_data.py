@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
 from orthomerge.models.skeleton import Skeleton
-from orthomerge.models.tensors import ContentHash, FileTensors, content_digest
+from orthomerge.models.tensors import FileTensors, HashedTensors, content_digest
 
 if TYPE_CHECKING:
     import torch
@@ -87,10 +87,9 @@ def loaded(encoder: Encoder) -> Skeleton:
         specs = dict(encoder.tensors.specs)
         skeleton = unshared(encoder.family, encoder.config, specs)
         skeleton.module.to("cpu")
-        content = None if encoder.content else ContentHash(specs, encoder.family.prefix)
-        skeleton.fill(encoder.tensors, content=content)
-        if content is not None:
-            encoder.content = content.digest()
+        hashed = HashedTensors(encoder.tensors, encoder.family.prefix)
+        skeleton.fill(encoder.tensors if encoder.content else hashed)
+        encoder.content = encoder.content or hashed.digest()
     _kept[:] = [each for each in _kept if each[0] is not skeleton]
     _kept.append((skeleton, weakref.ref(encoder)))
     return skeleton
@@ -102,7 +101,7 @@ def finished(encoder: Encoder) -> None:
 
 
 def unshared(family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
-    """A module with arbitrary weights for this caller alone: a kept one that nobody uses any more, else a new one."""
+    """A module with arbitrary weights for this caller alone: a kept one that is no longer used, else a new one."""
     free = [skeleton for skeleton, owner in _kept if owner() is None]
     if len(_kept) - len(free) >= _MOST_KEPT:
         free.append(next(skeleton for skeleton, owner in _kept if owner() is not None))

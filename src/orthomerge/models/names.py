@@ -1,8 +1,8 @@
-"""Bringing the names of other writers to those of stock transformers, without reading a byte.
+"""Tensor names of other writers translated to those of stock transformers; no tensor is read.
 
 CLIP vision towers also come under the names of open_clip and OpenAI (Cherti et al. 2023, arXiv 2212.07143; the papers
 on task vectors publish experts in this format). Queries, keys and values are one fused matrix there, and the projection
-is stored the other way round.
+is stored transposed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _renamed(name: str, rules: Sequence[tuple[str, str]]) -> str:
 
 
 def _renaming(rules: Sequence[tuple[str, str]]) -> Callable[[Checkpoint], Checkpoint]:
-    """An `adapt` that applies rules to every name, in order; two that end up under one name are an error."""
+    """An `adapt` that applies rules to every name, in order; two tensors of one name are an error."""
 
     def adapt(checkpoint: Checkpoint) -> Checkpoint:
         names = {key: _renamed(key, rules) for key in (*checkpoint.entries, *checkpoint.aliases)}
@@ -92,10 +92,7 @@ _with_vision_model = _renaming(_BARE)
 
 
 def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
-    """Modern names; refuses an activation that DeBERTa's head does not have here.
-
-    It is the one family whose config chooses the head's activation; all published models have GELU.
-    """
+    """Modern names; a head with another activation than GELU, which all published DeBERTas have, is refused."""
     activation = (checkpoint.config or {}).get("pooler_hidden_act", "gelu")
     if activation != "gelu":
         raise IncompatibleError(
@@ -106,10 +103,9 @@ def deberta_names(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def vision_names(checkpoint: Checkpoint) -> Checkpoint:
-    """The vision tower of a CLIP under the names of `CLIPVisionModelWithProjection`, from those of any writer.
+    """The vision tower of a CLIP under the names of `CLIPVisionModelWithProjection`.
 
-    Of open_clip's, tensors of the text side are dropped; what is neither vision nor text keeps its name, for others to
-    refuse.
+    Of open_clip's tensors, those of the text side are dropped; what is neither vision nor text keeps its name.
     """
     prefixes = [key.removesuffix(_ANCHOR) for key in checkpoint.entries if key.endswith(_ANCHOR)]
     towers = [prefix for prefix in prefixes if prefix + _FIRST in checkpoint.entries]
@@ -135,7 +131,7 @@ def vision_names(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _converted(name: str, entry: Entry) -> dict[str, Entry]:
-    """One tensor of open_clip's under its new name, or three; none if it is not known."""
+    """One tensor of open_clip's as one or three of transformers'; none if it is not known."""
     if name == "proj":
         return {"visual_projection.weight": entry.transposed()}
     fused = _FUSED.fullmatch(name)

@@ -1,7 +1,7 @@
 """A model as an ONNX graph: the encoder with one task's head, or with all of them, one output per task.
 
-What is written is first run in onnxruntime, on batches and lengths that the export did not see, and compared with
-torch's logits; a graph that says something else is not kept. Weights are in float32.
+The graph is run in onnxruntime on batches and lengths that the export did not see, and kept only if its logits are
+those of torch. Weights are in float32.
 
 TO/model.onnx               inputs as the tokenizer or image processor names them; batch (and sequence) are free
 TO/config.json              of one task: labels, as transformers writes them
@@ -54,12 +54,20 @@ _SIZES = ((1, 3), (3, 8), (2, 17))  # of the batches that are compared: inputs, 
 def export_onnx(
     model: Model, out: Path, *, task: str | None = None, force: bool = False, inputs: tuple[Path, ...] = ()
 ) -> dict[str, Any]:
-    """Write one task, or all of them if it is None; what is in OUT/orthomerge-export.json.
+    """Write one task, or all if it is None, and return what is in the marker file.
 
-    `inputs`: what `out` must not overlap.
+    `inputs`: paths that `out` must not overlap.
     """
     family, config = model.family, model.config
-    heads = {name: _head(model, name) for name in (model.tasks if task is None else [task])}
+    heads: dict[str, Head] = {}
+    for name in model.tasks if task is None else [task]:
+        head = model.head(name)
+        if not isinstance(head, Head):
+            raise RecipeError(
+                f"the classifier of {name!r} is more than a head, for which an ONNX export has no place yet; use "
+                "orthomerge.load, or align the merge with an aligner that gives a head, such as auto"
+            )
+        heads[name] = head
     if family.name not in _INPUTS:
         raise RecipeError(
             f"ONNX export knows {', '.join(_INPUTS)}, and this model is of family {family.name!r}; {_INSTEAD}, "
@@ -90,16 +98,6 @@ def export_onnx(
         )
 
 
-def _head(model: Model, task: str) -> Head:
-    head = model.head(task)
-    if not isinstance(head, Head):
-        raise RecipeError(
-            f"the classifier of {task!r} is more than a head, for which an ONNX export has no place yet; use "
-            "orthomerge.load, or align the merge with an aligner that gives a head, such as auto"
-        )
-    return head
-
-
 def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
     """The model in float32, whose forward takes the inputs in order and gives logits in order."""
     import torch
@@ -116,7 +114,7 @@ def _graph(model: Model, inputs: tuple[str, ...]) -> torch.nn.Module:
 
 
 def _sample(config: Mapping[str, Any], inputs: tuple[str, ...], count: int, length: int) -> dict[str, torch.Tensor]:
-    """Inputs as the model takes them, always the same; the last text is half padding."""
+    """Random inputs, always the same; the last text is half padding."""
     import torch
 
     random = torch.Generator().manual_seed(count)
@@ -160,7 +158,7 @@ def _write(graph: torch.nn.Module, batch: Mapping[str, torch.Tensor], outputs: l
 def _gaps(
     graph: torch.nn.Module, config: Mapping[str, Any], inputs: tuple[str, ...], tasks: list[str], path: Path
 ) -> dict[str, float]:
-    """The largest difference between the logits of torch and onnxruntime, by task; too large is an error."""
+    """The largest difference between the logits of torch and onnxruntime by task, which must be small."""
     import onnxruntime
     import torch
 
@@ -187,7 +185,7 @@ def _gaps(
 
 @contextmanager
 def _calm() -> Iterator[None]:
-    """Silence warnings of the exporter about its own code and about torchvision, which is not needed."""
+    """Silence the exporter's warnings about its own code and about torchvision, which is not needed."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     with warnings.catch_warnings(), quiet():

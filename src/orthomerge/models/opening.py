@@ -1,6 +1,6 @@
-"""How experts and their base are named and read: plain data, kept in every output so that nobody names them twice.
+"""How experts and their base are named and read: plain data, which is saved with every output.
 
-A live `PreTrainedModel`, with its tokenizer or image processor if it has one, may stand in for a path.
+A live `PreTrainedModel`, with its tokenizer or image processor if it has one, may be given instead of a path.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from orthomerge.core.errors import CheckpointError, RecipeError, nearest
+from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.schema import build
-from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
+from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.raw_file import MemoryFile
+from orthomerge.models.tensors import spec_of
 
 Named = Mapping[str, Any] | Sequence[str | Path]
 
@@ -27,7 +28,7 @@ _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 @dataclass(frozen=True)
 class HeadNames:
-    """Where a head is, when it is not where its family keeps it; or of what a CLIP head is made.
+    """Where a head is, if not where its family keeps it; or what a CLIP head is made of.
 
     `layers`: names of the layers, first to last (`[fc]`, or `[head.dense, head.out]` with an `activation` between).
     `classes` and `templates`: a zero-shot head, through the base's text tower.
@@ -97,10 +98,7 @@ def opening_of(
     labels: Mapping[str, Sequence[str]] | None = None,
     **options: Any,
 ) -> tuple[Opening, dict[str, Live]]:
-    """What to open, as plain data, and the models that are in memory already (the base under "").
-
-    `options`: other fields of `Opening`.
-    """
+    """What to open, and the models in memory among it (the base under ""). `options`: other fields of `Opening`."""
     heads, labels = heads or {}, labels or {}
     named = experts if isinstance(experts, Mapping) else {_task_name(path): path for path in experts}
     if len(named) < len(experts):
@@ -141,7 +139,7 @@ def experts_by_name(words: Sequence[str]) -> dict[str, str]:
 
 
 def reference(role: str, value: object) -> str:
-    """What a user gave for a base or an expert, as text; a `Path` and a live model are never taken for a hub id."""
+    """A base or an expert as text; neither a `Path` nor a live model is ever taken for a hub id."""
     if as_live(value) is not None:
         return f"<{role} in memory>"
     if isinstance(value, Path):
@@ -180,28 +178,23 @@ def as_live(value: object) -> Live | None:
 
 
 def live_checkpoint(role: str, live: Live) -> Checkpoint:
-    """The tensors of a live model by name, with its config; nothing is copied."""
-    names = {torch_dtype(short): short for short in DTYPES}
+    """The tensors of a live model, not copied, with its config."""
     file = MemoryFile(Path(f"<{role} in memory>"))
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
     owners: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, tensor in live.model.state_dict().items():
-        if tensor.dtype not in names:
-            raise CheckpointError(
-                f"{name!r} of the live model of {role!r} is {tensor.dtype}; convert it to float first"
-            )
-        shape = tuple(tensor.shape)
-        owner = owners.setdefault((tensor.data_ptr(), shape), name)
+        spec = spec_of(tensor, f"{name!r} of the live model of {role!r}")
+        owner = owners.setdefault((tensor.data_ptr(), spec.shape), name)
         if owner != name and tensor.numel():
             aliases[name] = owner
         else:
-            entries[name] = Entry(file, file.add(tensor), Spec(shape, names[tensor.dtype]))
+            entries[name] = Entry(file, file.add(tensor), spec)
     config = json.loads(live.model.config.to_json_string())  # as in the config.json of a saved model
     return Checkpoint(file.path, entries, config=config, aliases=aliases, in_memory=True)
 
 
 def _task_name(path: str | Path) -> str:
-    """The task of an expert that is given by its path alone: `topic` for models/topic, tone.pth and org/topic@main."""
+    """The task of an expert that is given by its path alone: `topic` for models/topic, topic.pth, org/topic@main."""
     name = Path(path).name.partition("@")[0]
     return name.removesuffix(Path(name).suffix) if Path(name).suffix in _WEIGHT_FILES else name

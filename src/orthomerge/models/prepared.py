@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.data.task import Lazy
 from orthomerge.models.processing import TextProcessor, batches
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _PASS, _LONG_PASS = {"cpu": 200}, 2000  # tokens whose computation takes as long
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs that one processor reads."""
+    """Inputs with their processor."""
 
     examples: Examples
     processor: Processor
@@ -61,7 +60,7 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the kept inputs take."""
+        """Size of the kept inputs."""
         return sum(tensor.nbytes for tensor in (self.kept or {}).values())
 
     @cached_property
@@ -95,22 +94,22 @@ class Pool:
             kept = _stacked([self.kept, more], parts[0].processor)
         return Pool((*self.parts, *parts), self.device, kept)
 
-    def raw(self, rows: Sequence[int]) -> Sequence[Any]:
-        """Inputs as they were read: texts, or images as arrays, which are opened when they are used."""
-        places = []
-        for row in rows:
-            number = bisect_right(self._starts, row) - 1
-            places.append((number, row - self._starts[number]))
-        return Lazy(places, lambda place: self.parts[place[0]].examples.inputs[place[1]])
+    def raw(self, rows: Sequence[int]) -> list[Any]:
+        """Some inputs as they were read: texts, or images as arrays."""
+        numbers = [bisect_right(self._starts, row) - 1 for row in rows]
+        return [
+            self.parts[number].examples.inputs[row - self._starts[number]]
+            for number, row in zip(numbers, rows, strict=True)
+        ]
 
     def by_length(self, rows: torch.Tensor) -> torch.Tensor:
         """Places of rows from the shortest text to the longest; in their order where inputs have no length."""
         return torch.arange(len(rows)) if self.lengths is None else self.lengths[rows].argsort(stable=True)
 
     def groups(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Places of rows, in the one, two or three groups of similar length that are cheapest to encode one by one.
+        """Places of rows in one to three groups of similar length, whichever are cheapest to encode group by group.
 
-        A short text beside a long one is padded to its length, and another group costs the overhead of another pass.
+        Short texts beside long ones cost padding, each further group costs the overhead of another pass.
         """
         order = self.by_length(rows)
         if self.lengths is None:

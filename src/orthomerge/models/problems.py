@@ -1,4 +1,4 @@
-"""What does not fit between a base and its experts: every problem with its way out."""
+"""What does not fit between a base and its experts: every problem with what to do about it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.files.documents import read_json
 from orthomerge.files.folders import leaves
 from orthomerge.files.lora import Adapter
+from orthomerge.models.heads import misfit
 
 if TYPE_CHECKING:
-    from orthomerge.models.family import Family, HeadLayout
+    from orthomerge.models.family import Family
     from orthomerge.models.split import Source, Split
 
 
-_IN_MESSAGE = "as it says"  # the way out is within the message
+_IN_MESSAGE = "as it says"  # the advice is within the message
 _SAME_BASE = "all must come from the same base model"
 _NAME_LAYERS = "name the head's layers: head: {layers: [...]}"
 _STATISTICS = (".running_mean", ".running_var")
@@ -41,7 +42,7 @@ class Problem:
 
     @classmethod
     def of(cls, where: str, error: OrthomergeError) -> Problem:
-        """A problem from an error, whose message ends with the way out."""
+        """A problem from an error, whose message ends with the advice."""
         what, separator, fix = str(error).rpartition("; ")
         return cls(where, what, fix, type(error)) if separator else cls(where, fix, _IN_MESSAGE, type(error))
 
@@ -58,27 +59,10 @@ def check_problems(problems: Sequence[Problem]) -> None:
         raise problems[0].error(str(problems[0]))
 
 
-def base_problems(base: Checkpoint, split: Split) -> list[Problem]:
-    """Tensors of the base that nobody can place, or that no method can merge."""
-    return [Problem.of(f"base ({base.path})", IncompatibleError(text)) for text in _base_misfits(split)]
-
-
-def source_problems(
-    where: str, source: Source, reference: Mapping[str, Spec], family: Family, base: Checkpoint, *, missing: str
-) -> list[Problem]:
-    """Everything that does not fit between an expert and the base."""
-    ours, theirs = (config.get("model_type") for config in (base.config or {}, source.config))
-    if ours and theirs and theirs not in (ours, *family.model_types):  # everything else follows from that
-        return [Problem(where, f"it is a {theirs!r} model but the base is a {ours!r}", _SAME_BASE)]
-    misfits = _misfits(source, reference, family, base, missing)
-    vocabulary = _vocabulary(where, base.path, source.checkpoint.path)
-    return [*vocabulary, *(Problem.of(where, IncompatibleError(text)) for text in misfits)]
-
-
 def code_problem(where: str, source: Checkpoint | Adapter, family: str | None) -> list[Problem]:
-    """A model whose config asks for Python code of its own: it is never run, so the stock class may not be the model.
+    """A config that asks for Python code of its own, which is never run: the stock class may not be the model.
 
-    Whoever names the family says that it is.
+    A user who names the family says that it is.
     """
     code = (source.config or {}).get("auto_map") if isinstance(source, Checkpoint) else None
     if not code or family is not None:
@@ -89,22 +73,35 @@ def code_problem(where: str, source: Checkpoint | Adapter, family: str | None) -
     return [Problem(where, what, fix, CheckpointError)]
 
 
-def _base_misfits(split: Split) -> Iterator[str]:
+def base_problems(base: Checkpoint, split: Split) -> list[Problem]:
+    """Tensors of the base that nobody can place, or that no method can merge."""
+    misfits = []
     if counted := [key for key in split.names if key.endswith(_STATISTICS)]:
         patterns = ", ".join(f"'*{name}'" for name in (*_STATISTICS, ".num_batches_tracked"))
-        yield (
+        misfits.append(
             f"{some(counted)} is a statistic of BatchNorm, which is true of one model and of no mixture; "
             f"leave it out (ignore: [{patterns}]) and count anew: a pass over inputs in train mode"
         )
     if split.unknown:
-        yield f"{some(split.unknown)} is no part of the encoder; list it under 'ignore' to leave it out"
+        misfits.append(f"{some(split.unknown)} is no part of the encoder; list it under 'ignore' to leave it out")
     if not split.names:
-        yield "no encoder was found in it; name its prefix as 'encoder_prefix'"
+        misfits.append("no encoder was found in it; name its prefix as 'encoder_prefix'")
+    return [Problem.of(f"base ({base.path})", IncompatibleError(text)) for text in misfits]
 
 
-def _misfits(
-    source: Source, reference: Mapping[str, Spec], family: Family, base: Checkpoint, missing: str
-) -> Iterator[str]:
+def source_problems(
+    where: str, source: Source, reference: Mapping[str, Spec], family: Family, base: Checkpoint, *, missing: str
+) -> list[Problem]:
+    """Everything that does not fit between an expert and the base."""
+    ours, theirs = (config.get("model_type") for config in (base.config or {}, source.config))
+    if ours and theirs and theirs not in (ours, *family.model_types):  # everything else follows from that
+        return [Problem(where, f"it is a {theirs!r} model but the base is a {ours!r}", _SAME_BASE)]
+    misfits = [*_encoder_misfits(source, reference, family, missing), *_head_misfits(source, base, family)]
+    vocabulary = _vocabulary_problems(where, base.path, source.checkpoint.path)
+    return [*vocabulary, *(Problem.of(where, IncompatibleError(text)) for text in misfits)]
+
+
+def _encoder_misfits(source: Source, reference: Mapping[str, Spec], family: Family, missing: str) -> Iterator[str]:
     split = source.split
     if len(split.prefixes) > 1:
         yield f"the encoder is found under {some(split.prefixes)} alike; say which with 'prefix'"
@@ -123,23 +120,81 @@ def _misfits(
             f"{some(absent)} is in the base but not in the expert; "
             "if the expert was trained without it, set 'missing: base' to take the base's"
         )
-    yield from _shapes(split.names, source.specs, reference)
+    yield from _shape_misfits(split.names, source.specs, reference)
     if split.unknown:
         yield (
             f"{some(split.unknown)} is neither encoder nor head; list it under 'ignore' to leave it out, or "
             f"{_NAME_LAYERS}"
         )
-    if source.layout is not None:
-        yield from _head(source, source.layout, _widths(base, family))
-    elif not source.labels or not family.encoder_class:  # only a model that we can build makes a head of class names
+
+
+def _shape_misfits(names: Mapping[str, str], specs: Mapping[str, Spec], reference: Mapping[str, Spec]) -> Iterator[str]:
+    pairs = {key: (reference[key], specs[name]) for key, name in names.items()}
+    for key, (ours, theirs) in pairs.items():
+        if is_float(ours.dtype) and not is_float(theirs.dtype):
+            yield (
+                f"{key!r} is {ours.dtype} in the base but {theirs.dtype} in the expert ({names[key]!r}); "
+                "quantised weights must be converted to float first"
+            )
+            break
+    wrong = [key for key, (ours, theirs) in pairs.items() if ours.shape != theirs.shape]
+    for key in wrong[:3]:
+        ours, theirs = pairs[key]
+        yield f"{key!r} is {ours.shape} in the base but {theirs.shape} in the expert; {_SAME_BASE}"
+    if len(wrong) > 3:
+        yield f"{len(wrong) - 3} more tensors have other shapes than in the base; {_SAME_BASE}"
+
+
+def _head_misfits(source: Source, base: Checkpoint, family: Family) -> Iterator[str]:
+    layout, head, specs, labels = source.layout, source.split.head, source.specs, source.labels
+    if layout is None:
+        if not labels or not family.encoder_class:  # only a model that we can build makes a head of class names
+            yield (
+                "this family keeps no head in its checkpoints; "
+                "give class names: head: {classes: [...], templates: [...]}, or its layers: head: {layers: [...]}"
+            )
+        return
+    if "weight" not in head or (len(layout.layers) == 2 and "hidden.weight" not in head):
+        yield f"its head {some(layout.layers)} is not in the checkpoint; {_NAME_LAYERS}"
+        return
+    whole = [name for name in head.values() if not is_float(specs[name].dtype)]
+    part = misfit({part: specs[name].shape for part, name in head.items()})
+    if whole or part is not None:
+        odd = whole[0] if part is None else head[part]
         yield (
-            "this family keeps no head in its checkpoints; "
-            "give class names: head: {classes: [...], templates: [...]}, or its layers: head: {layers: [...]}"
+            f"{odd!r} of the head is {specs[odd].shape} {specs[odd].dtype}, which does not fit a linear classifier; "
+            f"{_NAME_LAYERS}"
         )
+        return
+    first, last = head.get("hidden.weight", head["weight"]), head["weight"]
+    widths = _widths(base, family)
+    if widths and (width := specs[first].shape[1]) not in widths:
+        sizes = " or ".join(map(str, sorted(widths)))
+        yield f"{first!r} reads {width} features, but the encoder makes {sizes}; {_SAME_BASE}"
+    rows, kind = specs[last].shape[0], source.config.get("problem_type")
+    if rows == 1 or kind in ("regression", "multi_label_classification"):
+        yield (
+            f"{last!r} has {rows} rows, for {kind or 'a single number'}, but heads here choose one class; "
+            "give an expert with a softmax over two classes or more, or leave this one out"
+        )
+    if rows != len(labels):
+        yield f"{last!r} has {rows} rows but there are {len(labels)} labels; give 'labels'"
+    if len(set(labels)) < len(labels):
+        yield f"two of its labels are the same ({some(sorted(labels))}); give distinct 'labels'"
 
 
-def _vocabulary(where: str, base: Path, expert: Path) -> Iterator[Problem]:
-    """Tables of one size can still be of different words: the same row would then mean two things."""
+def _widths(base: Checkpoint, family: Family) -> set[int]:
+    """Possible numbers of features, by the config; DINOv2 joins the class token and the mean of the rest."""
+    config: Mapping[str, Any] = (base.config if family.encoder_class else None) or {}
+    inner = config.get("vision_config")
+    named = {**config, **inner} if isinstance(inner, Mapping) else config
+    sizes = [named.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]
+    times = (1, 2) if family.name == "dinov2" else (1,)
+    return {size * number for size in sizes if type(size) is int for number in times}
+
+
+def _vocabulary_problems(where: str, base: Path, expert: Path) -> Iterator[Problem]:
+    """Two vocabularies of one size can have different words: the same row of the weights would mean two things."""
     try:
         for ours, theirs in ((base / name, expert / name) for name in _VOCABULARIES):
             if _is_readable(ours) and _is_readable(theirs) and _words(ours) != _words(theirs):
@@ -166,68 +221,3 @@ def _words(path: Path) -> object:
     rows = added if isinstance(added, list) else []
     tokens = [(item.get("id"), item.get("content")) for item in rows if isinstance(item, dict)]
     return (model.get("vocab") if isinstance(model, dict) else None), tokens
-
-
-def _shapes(names: Mapping[str, str], specs: Mapping[str, Spec], reference: Mapping[str, Spec]) -> Iterator[str]:
-    pairs = {key: (reference[key], specs[name]) for key, name in names.items()}
-    for key, (ours, theirs) in pairs.items():
-        if is_float(ours.dtype) and not is_float(theirs.dtype):
-            yield (
-                f"{key!r} is {ours.dtype} in the base but {theirs.dtype} in the expert ({names[key]!r}); "
-                "quantised weights must be converted to float first"
-            )
-            break
-    wrong = [key for key, (ours, theirs) in pairs.items() if ours.shape != theirs.shape]
-    for key in wrong[:3]:
-        ours, theirs = pairs[key]
-        yield f"{key!r} is {ours.shape} in the base but {theirs.shape} in the expert; {_SAME_BASE}"
-    if len(wrong) > 3:
-        yield f"{len(wrong) - 3} more tensors have other shapes than in the base; {_SAME_BASE}"
-
-
-def _head(source: Source, layout: HeadLayout, widths: set[int]) -> Iterator[str]:
-    head, specs, labels = source.split.head, source.specs, source.labels
-    if "weight" not in head or (len(layout.layers) == 2 and "hidden.weight" not in head):
-        yield f"its head {some(layout.layers)} is not in the checkpoint; {_NAME_LAYERS}"
-        return
-    odd = next((name for part, name in head.items() if not _is_part(part, specs[name], head, specs)), None)
-    if odd is not None:
-        yield (
-            f"{odd!r} of the head is {specs[odd].shape} {specs[odd].dtype}, which does not fit a linear classifier; "
-            f"{_NAME_LAYERS}"
-        )
-        return
-    first, last = head.get("hidden.weight", head["weight"]), head["weight"]
-    if widths and (width := specs[first].shape[1]) not in widths:
-        sizes = " or ".join(map(str, sorted(widths)))
-        yield f"{first!r} reads {width} features, but the encoder makes {sizes}; {_SAME_BASE}"
-    rows, kind = specs[last].shape[0], source.config.get("problem_type")
-    if rows == 1 or kind in ("regression", "multi_label_classification"):
-        yield (
-            f"{last!r} has {rows} rows, for {kind or 'a single number'}, but heads here choose one class; "
-            "give an expert with a softmax over two classes or more, or leave this one out"
-        )
-    if rows != len(labels):
-        yield f"{last!r} has {rows} rows but there are {len(labels)} labels; give 'labels'"
-    if len(set(labels)) < len(labels):
-        yield f"two of its labels are the same ({some(sorted(labels))}); give distinct 'labels'"
-
-
-def _widths(base: Checkpoint, family: Family) -> set[int]:
-    """Possible numbers of features, by the config; DINOv2 joins the class token and the mean of the rest."""
-    config: Mapping[str, Any] = (base.config if family.encoder_class else None) or {}
-    inner = config.get("vision_config")
-    named = {**config, **inner} if isinstance(inner, Mapping) else config
-    sizes = [named.get(name) for name in ("hidden_size", "dim", "d_model", "projection_dim")]
-    times = (1, 2) if family.name == "dinov2" else (1,)
-    return {size * number for size in sizes if type(size) is int for number in times}
-
-
-def _is_part(part: str, spec: Spec, head: Mapping[str, str], specs: Mapping[str, Spec]) -> bool:
-    """Whether a tensor can be that part of a head: matrices of floats that follow each other, biases of their rows."""
-    if not is_float(spec.dtype):
-        return False
-    if part.endswith("weight"):
-        follows = part == "hidden.weight" or "hidden.weight" not in head
-        return len(spec.shape) == 2 and (follows or specs[head["hidden.weight"]].shape[:1] == spec.shape[1:])
-    return spec.shape == specs[head[part.replace("bias", "weight")]].shape[:1]

@@ -1,6 +1,6 @@
 """From inputs to what an encoder reads: texts through a tokenizer, images through a processor, in batches.
 
-A digest says which files and options made the numbers, so that features can be cached by content.
+The digest of a processor covers its files and options, so that features can be cached by content.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Processor(Protocol):
 
 @dataclass(frozen=True)
 class TextProcessor:
-    """A tokenizer; texts are cut at `max_length` tokens and padded to the longest of their batch, with a mask.
+    """A tokenizer; texts are cut at `max_length` tokens and padded to the longest of their batch.
 
     `segments`: whether the model has token types. `files`: digest of the tokenizer's files.
     """
@@ -158,12 +158,11 @@ def batches(
 
 
 def json_digest(content: Mapping[str, Any] | list[Any]) -> str:
-    """The hash of a JSON document."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _with_channels(image: Any, channels: int) -> Pixels:
-    """An image [H, W] or [H, W, C] as [H, W, channels]; grey is repeated, colour is never thrown away."""
+    """An image [H, W] or [H, W, C] as [H, W, channels]; grey is repeated, colour is never dropped."""
     import numpy as np
 
     pixels = np.asarray(image)

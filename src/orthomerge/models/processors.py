@@ -1,7 +1,6 @@
-"""The tokenizer or image processor of a model: files that are copied along, and what they make of inputs.
+"""The tokenizer or image processor of a model: its files, which are checked and copied, and the object made of them.
 
-transformers reads a copy of these files in a folder of our own, in which nothing else lies; the bytes that are copied
-are those that were checked.
+transformers reads a copy of these files in a folder of our own, in which nothing else lies.
 """
 
 from __future__ import annotations
@@ -69,9 +68,9 @@ class ProcessorSource:
         return {}
 
     def processor(self, max_length: int | None = None) -> Processor:
-        """What makes batches of inputs; texts have at most so many tokens, and never more than the model has positions.
+        """The processor; texts are cut at `max_length` tokens, and never have more than the model has positions.
 
-        Without an image processor one is made from the config: resized to `image_size`, pixels from -1 to 1.
+        Without files of an image processor one is made from the config: `image_size`, pixels from -1 to 1.
         """
         if self.modality not in ("text", "image"):
             raise CheckpointError("a module of your own has no processor that is known here; process inputs yourself")
@@ -96,7 +95,6 @@ class ProcessorSource:
         return list(self.files)
 
     def _text(self, copy: Path, max_length: int) -> TextProcessor:
-        """The tokenizer whose files are in `copy`."""
         config, where = _nested(self.config, "text_config"), f"{self.folder or 'the live model'}"
         if self.live is None and self.folder is None:
             raise CheckpointError("there is no tokenizer beside the base or an expert; copy its files to the base")
@@ -118,7 +116,6 @@ class ProcessorSource:
         return TextProcessor(tokenizer, longest, segments, _digest_files(copy))
 
     def _image(self, copy: Path) -> ImageProcessor | PixelProcessor:
-        """The image processor whose files are in `copy`, or one by the config."""
         config, where = _nested(self.config, "vision_config"), f"{self.folder or 'the model'}"
         channels = config.get("num_channels", 3)
         nested = (copy / _PROCESSOR).is_file() and "image_processor" in read_json(copy / _PROCESSOR)

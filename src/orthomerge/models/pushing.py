@@ -1,8 +1,8 @@
-"""Uploading an output folder to the hub, through huggingface_hub.
+"""Upload an output folder to the hub, through huggingface_hub.
 
-Only what verifies is uploaded: exactly the files of the manifest and the manifest itself, one by one, each as it was
-when it was verified. What an earlier push of an output left in the repository and this one does not have (shards of
-the encoder, folders of tasks) is removed in the same commit; all else in the repository stays.
+Exactly the files of the manifest and the manifest itself are uploaded, each as it was when it was verified. What an
+earlier push of an output left in the repository and this one does not have (shards of the encoder, folders of tasks)
+is removed in the same commit; all else in the repository stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PATIENCE = 60.0  # seconds without an answer, or without a byte sent
 
 @dataclass(frozen=True)
 class Upload:
-    """What goes where: sizes in bytes by file name. `hashes`: of the files as they were verified."""
+    """What goes where. `files`: size in bytes by name. `hashes`: of the files as they were verified."""
 
     out: Path
     repo: str
@@ -43,7 +43,7 @@ class Upload:
 
 
 def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> Upload:
-    """Check an output and the names; nothing is sent."""
+    """Verify an output and check the names; nothing is sent."""
     out = Path(path)
     if not is_hub_id(repo) or "@" in repo:
         raise RecipeError(f"{repo!r} must name a repository of the hub as org/name; for a branch, give --revision")
@@ -59,17 +59,8 @@ def plan_upload(path: str | Path, repo: str, *, private: bool = False, revision:
     return Upload(out, repo, revision, private, sizes, {name: file["hash"] for name, file in files.items()})
 
 
-def push(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
-    """Upload an output folder to `repo` (org/name), which is made if it is not there; the address of the commit.
-
-    `private`: of a repository that is made now. `revision`: a branch, made if it is not there; main if None. The token
-    is that of `hf auth login`, or HF_TOKEN.
-    """
-    return send(plan_upload(path, repo, private=private, revision=revision))
-
-
 def send(upload: Upload) -> str:
-    """Upload the files and return the address of the commit."""
+    """Upload the files and return the address of the commit. The token is that of `hf auth login`, or HF_TOKEN."""
     from huggingface_hub import CommitOperationDelete, HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
@@ -89,7 +80,7 @@ def send(upload: Upload) -> str:
             )
     except OutputError:
         raise
-    except Exception as error:  # the hub's HTTP library has changed twice, and each brings errors of its own
+    except Exception as error:  # of whatever class: the hub's HTTP library has changed twice
         raise OutputError(_explain(error, upload.repo)) from error
     return str(commit.commit_url)
 
@@ -130,7 +121,6 @@ def _time_limit() -> Iterator[None]:
 
 
 def _explain(error: Exception, repo: str) -> str:
-    """Message for an error of the hub, with what to do about it."""
     from huggingface_hub import constants
 
     status = getattr(getattr(error, "response", None), "status_code", None)

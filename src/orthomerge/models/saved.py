@@ -1,4 +1,4 @@
-"""The one reader of model folders: what was verified is what is loaded."""
+"""The one reader of model folders; the bytes that are loaded are those that are verified."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
 from orthomerge.files.raw_file import RawFile, algorithm_of
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.heads import Head, rebuilt
+from orthomerge.models.heads import Head, misfit, rebuilt
 from orthomerge.models.manifest import (
     EXTRA,
     FACTS,
@@ -26,7 +26,7 @@ from orthomerge.models.manifest import (
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Encoder, Origin
 from orthomerge.models.processors import ProcessorSource
-from orthomerge.models.tensors import ContentHash, FileTensors
+from orthomerge.models.tensors import FileTensors, HashedTensors
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +39,12 @@ _WAY_OUT = "fetch the folder again, or merge again"
 
 
 def is_output(path: Path) -> bool:
-    """Whether a path is a folder with a manifest of ours."""
+    """Whether a path is a folder with a manifest."""
     return (path / MANIFEST).is_file()
 
 
 def read_model(folder: Path, *, verify: bool = True) -> Model:
-    """Read a saved model. Small files are verified now, the encoder whenever all its tensors are read."""
+    """Read a saved model. Small files are verified at once, the encoder whenever all its tensors are read."""
     manifest = read_manifest(folder)
     family = manifest_family(manifest, folder)
     about, files = manifest["encoder"], manifest["files"]
@@ -68,18 +68,16 @@ def read_model(folder: Path, *, verify: bool = True) -> Model:
 
 @dataclass(frozen=True, eq=False)
 class _VerifiedTensors(FileTensors):
-    """Tensors of an output: each pass over all of them ends with an error if they are not what was written."""
+    """Tensors of an output; each pass over all of them verifies their hash."""
 
     folder: Path = field(default_factory=Path)
     content: str = ""
     prefix: str = ""
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
-        running = ContentHash(self.specs, self.prefix, algorithm=algorithm_of(self.content))
-        for key, block in super().blocks():
-            running.update(block)
-            yield key, block
-        if running.digest() != self.content:
+        hashed = HashedTensors(FileTensors(self.places), self.prefix, algorithm=algorithm_of(self.content))
+        yield from hashed.blocks()
+        if hashed.digest() != self.content:
             raise CheckpointError(f"the encoder in {self.folder} has changed since it was written; {_WAY_OUT}")
 
 
@@ -96,7 +94,7 @@ def _encoder(folder: Path, about: Mapping[str, Any], family: Family, *, verify: 
 
 
 def _head(folder: Path, task: str, about: Mapping[str, Any], hashes: Mapping[str, str]) -> Head | Extra:
-    """One task's classifier. `hashes`: of the files that are compared with what was read."""
+    """One task's classifier. `hashes`: of the files to verify."""
     path = folder / task / HEAD
     stored = _read_tensors(path, folder, hashes.get(f"{task}/{HEAD}"))
     names = about["names"]
@@ -123,17 +121,11 @@ def _read_tensors(path: Path, folder: Path, expected: str | None) -> dict[str, t
 
 def _check_layers(parts: Mapping[str, torch.Tensor], path: Path, *, rows: int, activation: str | None) -> None:
     """Check that a head has one or two linear layers whose shapes fit each other and the labels."""
-    weights = ("weight",) if activation is None else ("hidden.weight", "weight")
-    allowed = {*weights, *(name.replace("weight", "bias") for name in weights)}
+    weights = {"weight"} if activation is None else {"hidden.weight", "weight"}
+    allowed = weights | {name.replace("weight", "bias") for name in weights}
     shapes = {name: tuple(tensor.shape) for name, tensor in parts.items()}
-    sound = set(weights) <= set(parts) <= allowed and all(tensor.is_floating_point() for tensor in parts.values())
-    inputs = shapes[weights[0]][-1:] if sound else ()
-    for name in weights if sound else ():
-        outputs = (rows,) if name == "weight" else shapes[name][:1]
-        bias = shapes.get(name.replace("weight", "bias"), outputs)
-        sound &= shapes[name] == (*outputs, *inputs) and len(shapes[name]) == 2 and bias == outputs
-        inputs = outputs
-    if not sound:
+    sound = weights <= parts.keys() <= allowed and misfit(shapes) is None and shapes["weight"][0] == rows
+    if not sound or not all(tensor.is_floating_point() for tensor in parts.values()):
         held = ", ".join(f"{name} {shapes[name]} {str(parts[name].dtype).removeprefix('torch.')}" for name in parts)
         raise CheckpointError(
             f"{path} must hold {len(weights)} linear layer{'s' * (len(weights) > 1)} with {rows} rows at the end, as "

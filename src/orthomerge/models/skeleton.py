@@ -1,9 +1,9 @@
 """Stock encoders of transformers, built for tensors of given names and shapes and then filled with them.
 
-transformers never sees a folder that somebody else made: the module is built from a config of known keys. Those keys
-say what a model is; keys that say how to load or run one (`auto_map`, `attn_implementation`, `quantization_config`,
-...) have no effect. transformers 5 gives some modules other names than the tensors it saves, so a state dict whose
-tensors hold their own number is loaded once, and the place of each number is read back.
+transformers never reads a folder of somebody else: the module is built from known keys of the config, those that say
+what a model is. Keys that say how to load or run one (`auto_map`, `attn_implementation`, `quantization_config`, ...)
+have no effect. transformers 5 gives some modules other names than the tensors it saves, so a state dict whose tensors
+hold their own number is loaded once, and the place of each number is read back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from orthomerge.models.family import Family
-    from orthomerge.models.tensors import ContentHash, Tensors
+    from orthomerge.models.tensors import Tensors
 
 
 _FIRST = 3  # of the numbers that tag tensors: 0 and 1 are what a module starts with
@@ -91,9 +91,7 @@ class Skeleton:
 
     @classmethod
     def build(cls, family: Family, config: Mapping[str, Any], specs: Mapping[str, Spec]) -> Skeleton:
-        """The module for tensors of these names and shapes; a weight that has no place, or a place without a weight,
-        is an error.
-        """
+        """The module for tensors of these names and shapes; every weight must have a place, every place a weight."""
         if not family.encoder_class:
             raise RecipeError(f"family {family.name!r} has no class to build; build the module yourself")
         import torch
@@ -108,8 +106,8 @@ class Skeleton:
         module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # loses nothing
         return cls(module.eval(), names, family, config, specs)
 
-    def fill(self, tensors: Tensors, *, content: ContentHash | None = None) -> None:
-        """Copy a stream of tensors into the module; `content` is fed what passes by."""
+    def fill(self, tensors: Tensors) -> None:
+        """Copy a stream of tensors into the module."""
         import torch
 
         state = self.module.state_dict()
@@ -117,8 +115,6 @@ class Skeleton:
         filled = dict.fromkeys(self.specs, 0)
         with torch.no_grad():
             for key, block in tensors.blocks():
-                if content is not None:
-                    content.update(block)
                 start, flat = filled[key], block.reshape(-1)
                 if key in places:
                     places[key][start : start + len(flat)].copy_(flat)
@@ -136,18 +132,11 @@ def _load(
         import transformers
 
         cls = getattr(transformers, family.encoder_class)
-        config_cls = cls.config_class
-        stock = {key: value for key, value in config.items() if key in KNOWN and key != "model_type"}
-        try:
-            stock_config = config_cls(**stock)
-        except Exception as error:  # validators of transformers raise errors of their own
-            raise CheckpointError(
-                f"the config does not fit {config_cls.__name__}: {error}; fetch the model again"
-            ) from error
+        known = {key: value for key, value in config.items() if key in KNOWN and key != "model_type"}
         try:
             module, info = cls.from_pretrained(
                 None,
-                config=stock_config,
+                config=cls.config_class(**known),
                 state_dict=dict(tags),
                 local_files_only=True,
                 trust_remote_code=False,
@@ -175,7 +164,7 @@ def _load(
 
 
 def _places(family: Family, module: torch.nn.Module, tags: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Where each tagged tensor is in the module: every tensor of the module holds exactly one tag."""
+    """Where each tagged tensor is in the module."""
     keys, names, owners = list(tags), dict[str, str](), dict[int, str]()
     for name, tensor in module.state_dict().items():
         if not tensor.numel():

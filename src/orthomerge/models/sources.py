@@ -1,4 +1,4 @@
-"""Base and experts, opened and compared: headers only, every tensor accounted for, every problem listed at once."""
+"""Base and experts, opened and compared: only headers are read, and every problem is listed at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """Base and experts, split. `merged` and `copied` are the encoder's tensors by canonical name."""
+    """Base and experts, split. `merged`, `copied`: the encoder's tensors by canonical name."""
 
     family: Family
     base: Checkpoint
@@ -51,7 +51,7 @@ class Parts:
 
 
 class Opened:
-    """Base and experts, opened and compared; where there are problems, only `problems` and `notes` can be used.
+    """Base and experts; where there are problems, only `problems` and `notes` can be used.
 
     `live`: models in memory by task, the base under "". `partial`: what could be opened, problems or not.
     """
@@ -74,7 +74,7 @@ class Opened:
 
     @property
     def parts(self) -> Parts:
-        """Base and experts, split, if nothing is wrong with them."""
+        """Base and experts, split; an error if there are problems."""
         self.check()
         if self.partial is None:
             raise AssertionError("experts without problems are opened")
@@ -95,7 +95,6 @@ class Opened:
 
     @cached_property
     def heads(self) -> dict[str, Head]:
-        """The head of every task; heads are small."""
         return {task: _read_head(self.parts.base, source) for task, source in self.parts.sources.items()}
 
     @cached_property
@@ -118,11 +117,11 @@ class Opened:
         return self.tensors("").specs
 
     def checkpoints(self) -> dict[str, Checkpoint | Adapter]:
-        """Everything that was opened, by task, the base under ""."""
+        """Every expert by task, and the base under ""."""
         return {"": self.parts.base, **{task: source.checkpoint for task, source in self.parts.sources.items()}}
 
     def tensors(self, task: str) -> Tensors:
-        """The encoder of an expert, or under "" of the base: its own bytes, and the base's where it has none."""
+        """The encoder of an expert, or of the base (""): its own tensors, and the base's where it has none."""
         parts = self.parts
         base = {key: (parts.base, name) for key, name in parts.base_split.names.items()}
         if not task:
@@ -134,7 +133,6 @@ class Opened:
 
     @contextmanager
     def _collecting(self, where: str) -> Iterator[None]:
-        """Turn an error into a problem, and go on."""
         try:
             yield
         except OrthomergeError as error:
@@ -173,7 +171,7 @@ class Opened:
         return None
 
     def _describe(self, opened: Mapping[str, Checkpoint | Adapter], base: Checkpoint) -> None:
-        """Note models that are named twice, and experts that are tangent models by their own config."""
+        """Note models that are named twice, and experts that are linearised by their own config."""
         tasks: dict[str, list[str]] = {}
         for task, source in (*opened.items(), *([("the base", base)] if self.opening.base else [])):
             tasks.setdefault(str(source.path), []).append(task)
@@ -215,13 +213,7 @@ class Opened:
         named = expert.head or HeadNames()
         layout = HeadLayout(named.layers, named.activation) if named.layers else family.head
         split = split_expert(
-            specs,
-            family,
-            reference,
-            pooling=pooling,
-            prefix=expert.prefix,
-            layout=layout,
-            ignore=self.opening.ignore,
+            specs, family, reference, pooling=pooling, prefix=expert.prefix, layout=layout, ignore=self.opening.ignore
         )
         labels = expert.labels or named.classes or ()
         if not labels:
@@ -230,7 +222,7 @@ class Opened:
         return Source(expert, checkpoint, specs, config, split, layout, labels, pooling, max_length)
 
     def _reading(self, config: Mapping[str, Any], family: Family) -> tuple[str, int | None]:
-        """How a head reads the encoder: as the opening says, else as the expert's config (`finetune` records it)."""
+        """Pooling and maximum length of a head: the opening's, else those of the expert's config (see `finetune`)."""
         about = config.get("orthomerge")
         about = about if isinstance(about, dict) else {}
         recorded, tuning = about.get("pooling"), about.get("tuning")

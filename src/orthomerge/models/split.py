@@ -1,8 +1,7 @@
-"""Where the encoder ends in a checkpoint: every tensor named, none guessed.
+"""Where the encoder ends in a checkpoint: every tensor is named, none is guessed.
 
-A checkpoint may keep its encoder under any prefix (`bert.`, `module.model.`). The prefix is not guessed from a list: it
-is the one under which *all* tensors of the base are, with the same shapes. If there is no such prefix, or more than
-one, that is an error that says so.
+A checkpoint may keep its encoder under any prefix (`bert.`, `module.model.`). The right one is that under which *all*
+tensors of the base are, with the same shapes. If there is no such prefix, or more than one, that is an error.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ _FOREIGN = "not part of the encoder"
 class Split:
     """What each tensor of a checkpoint is.
 
-    `names`: canonical encoder name -> name in the checkpoint. `head`: `weight`, `bias`, `hidden.weight`,
-    `hidden.bias` -> name. `left_out`: name -> why. `unknown`: neither. `prefixes`: every prefix under which the whole
-    encoder is; exactly one is right.
+    `names`: canonical encoder name -> name in the checkpoint. `head`: part (`weight`, `hidden.bias`, ...) -> name.
+    `left_out`: name -> why. `unknown`: neither. `prefixes`: every prefix under which the whole encoder is.
     """
 
     names: dict[str, str]
@@ -72,6 +70,7 @@ def split_base(
     unknown: list[str] = []
     for key in specs:
         bare, name = key.removeprefix(outer), key.removeprefix(prefix)
+        twin = family.tied.get(name, name)
         if matches(bare, ignore) or matches(key, ignore):
             left_out[key] = _IGNORED
         elif bare in heads:
@@ -80,7 +79,7 @@ def split_base(
             left_out[key] = _FOREIGN
         elif not key.startswith(prefix):
             unknown.append(key)
-        elif (twin := family.tied.get(name, name)) in names or (prefix + twin in specs and twin != name):
+        elif twin in names or (twin != name and prefix + twin in specs):
             left_out[key] = f"{TIED}{twin}"
         else:
             names[twin] = key
@@ -97,7 +96,7 @@ def split_expert(
     layout: HeadLayout | None = None,
     ignore: tuple[str, ...] = (),
 ) -> Split:
-    """Split an expert against the base's canonical tensors."""
+    """Split an expert. `reference`: the base's tensors by canonical name."""
     prefixes = _fitting_prefixes(specs, family, reference, pooling=pooling, prefix=prefix)
     prefix = prefixes[0]
     names = _encoder_names(specs, family, prefix, reference)
@@ -110,7 +109,7 @@ def split_expert(
         bare, name = key.removeprefix(outer), key.removeprefix(prefix)
         if matches(bare, ignore) or matches(key, ignore):
             left_out[key] = _IGNORED
-        elif name in family.tied and family.tied[name] in names:
+        elif family.tied.get(name) in names:
             left_out[key] = f"{TIED}{family.tied[name]}"
         elif matches(bare, family.foreign) or matches(key, family.foreign):
             left_out[key] = _FOREIGN
@@ -131,7 +130,7 @@ def with_stock_names(source: Checkpoint | Adapter, family: Family) -> Checkpoint
 
 
 def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
-    """The config of a model; that of an adapter's classifier may lie beside it, as `finetune` writes it."""
+    """The config of a model; `finetune` writes that of an adapter's classifier beside the adapter."""
     if isinstance(source, Checkpoint):
         return source.config or {}
     path = source.path / "config.json"
@@ -139,7 +138,7 @@ def model_config(source: Checkpoint | Adapter) -> Mapping[str, Any]:
 
 
 def stored_labels(config: Mapping[str, Any], specs: Mapping[str, Spec], split: Split) -> tuple[str, ...]:
-    """Class names in the order of the rows; numbered, as transformers does, when the checkpoint has none."""
+    """Class names in the order of the head's rows; `LABEL_0`, ... where the checkpoint has none."""
     rows = next(iter(specs[split.head["weight"]].shape), 0) if "weight" in split.head else 0
     numbered = tuple(f"LABEL_{number}" for number in range(rows))
     stored = config.get("id2label")
@@ -155,14 +154,14 @@ def stored_labels(config: Mapping[str, Any], specs: Mapping[str, Spec], split: S
 
 
 def specs_of(source: Checkpoint | Adapter) -> dict[str, Spec]:
-    """Every tensor of a model, second names included."""
+    """Every tensor of a model; second names count."""
     if isinstance(source, Adapter):
         return source.specs
     return {key: source.spec(key) for key in (*source, *source.aliases)}
 
 
 def _outer_wrapper(specs: Iterable[str]) -> str:
-    """Wrappers that every tensor shares."""
+    """The wrappers that all tensors share."""
     outer, keys = "", list(specs)
     while keys and (next_ := next((w for w in _WRAPPERS if all(key.startswith(outer + w) for key in keys)), None)):
         outer += next_
@@ -172,7 +171,7 @@ def _outer_wrapper(specs: Iterable[str]) -> str:
 def _fitting_prefixes(
     specs: Mapping[str, Spec], family: Family, reference: Mapping[str, Spec], *, pooling: str, prefix: str | None
 ) -> tuple[str, ...]:
-    """The prefixes under which most needed tensors are; if shapes decide among them, those that fit."""
+    """The prefixes under which most of the needed tensors are; of these, those with the right shapes, if any."""
     needed = {key: spec for key, spec in reference.items() if not family.may_lack(key, pooling)} or dict(reference)
     if prefix is not None:
         return (prefix if not prefix or prefix.endswith(".") else f"{prefix}.",)

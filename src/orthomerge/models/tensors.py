@@ -1,4 +1,4 @@
-"""Named tensors that can be streamed in order: what files hold, what a merge makes, or what lies in memory."""
+"""Named tensors that can be streamed in order: what files hold, what a merge computes, or what is in memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
 from orthomerge.files.raw_file import Hasher
 from orthomerge.files.safetensors import METADATA, encode_header
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 _RUN = 1 << 20  # elements per block
+_SHORT = {f"torch.{name}": short for short, (_, name) in DTYPES.items()}
 
 
 class Tensors(Protocol):
@@ -30,6 +32,13 @@ class Tensors(Protocol):
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in order, as one or more flat runs of elements."""
         ...
+
+
+def spec_of(tensor: torch.Tensor, what: str) -> Spec:
+    """Shape and dtype of a tensor in memory; a dtype that checkpoints do not have is an error about `what`."""
+    if str(tensor.dtype) not in _SHORT:
+        raise CheckpointError(f"{what} is {tensor.dtype}; convert it to float first")
+    return Spec(tuple(tensor.shape), _SHORT[str(tensor.dtype)])
 
 
 def in_writing_order(specs: Mapping[str, Spec]) -> dict[str, Spec]:
@@ -102,38 +111,38 @@ class MemoryTensors:
 
     @property
     def specs(self) -> Mapping[str, Spec]:
-        names = {torch_dtype(short): short for short in DTYPES}
-        return in_writing_order(
-            {key: Spec(tuple(tensor.shape), names[tensor.dtype]) for key, tensor in self.tensors.items()}
-        )
+        return in_writing_order({key: spec_of(tensor, repr(key)) for key, tensor in self.tensors.items()})
 
     def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         for key in self.specs:
             yield key, self.tensors[key].detach().cpu().contiguous().reshape(-1)
 
 
-class ContentHash:
-    """The hash of a safetensors file with given tensors, computed from blocks whether or not it is ever written."""
+class HashedTensors:
+    """Tensors that are hashed as they stream: the hash of the safetensors file that they could be written to."""
 
-    def __init__(self, specs: Mapping[str, Spec], prefix: str, *, algorithm: str | None = None) -> None:
-        self._hasher = Hasher(algorithm)
-        self._hasher.update(encode_header({prefix + key: spec for key, spec in specs.items()}, METADATA))
+    def __init__(self, tensors: Tensors, prefix: str, *, algorithm: str | None = None) -> None:
+        self.specs = tensors.specs
+        self._tensors, self._hasher = tensors, Hasher(algorithm)
+        self._hasher.update(encode_header({prefix + key: spec for key, spec in self.specs.items()}, METADATA))
 
-    def update(self, block: torch.Tensor) -> None:
-        """Feed the next run of elements."""
+    def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 
-        view = block.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        if len(view):
-            self._hasher.update(view)
+        for key, block in self._tensors.blocks():
+            view = block.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            if len(view):
+                self._hasher.update(view)
+            yield key, block
 
     def digest(self) -> str:
+        """The hash, once all blocks have passed."""
         return self._hasher.digest()
 
 
 def content_digest(tensors: Tensors, prefix: str) -> str:
     """The hash of the file that tensors would be written to, under names with a prefix."""
-    running = ContentHash(tensors.specs, prefix)
-    for _, block in tensors.blocks():
-        running.update(block)
-    return running.digest()
+    hashed = HashedTensors(tensors, prefix)
+    for _ in hashed.blocks():
+        pass
+    return hashed.digest()

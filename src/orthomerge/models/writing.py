@@ -41,7 +41,7 @@ from orthomerge.models.manifest import (
     record_of,
 )
 from orthomerge.models.processors import COMPANIONS
-from orthomerge.models.tensors import ContentHash, MemoryTensors
+from orthomerge.models.tensors import HashedTensors, MemoryTensors
 
 if TYPE_CHECKING:
     import torch
@@ -131,12 +131,10 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
 
 def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]:
     """The encoder's blocks, hashed as the one file that they could be."""
-    prefix = model.family.prefix
-    content = ContentHash(model.weights.specs, prefix)
-    for key, block in model.weights.blocks():
-        content.update(block)
-        yield prefix + key, block
-    model.encoder.content = content.digest()
+    hashed = HashedTensors(model.weights, model.family.prefix)
+    for key, block in hashed.blocks():
+        yield model.family.prefix + key, block
+    model.encoder.content = hashed.digest()
 
 
 def _main_dtype(specs: Iterable[Spec]) -> str:

@@ -1,8 +1,8 @@
-"""The cells of a sweep as rows, and the best of them for each budget of inputs.
+"""The cells of a sweep as rows, and the best of them per budget of inputs.
 
-The best is chosen on validation inputs and shown with its accuracy on test, which had no part in the choice. Beside it
-stands the best in hindsight: chosen by the very number that is shown, and therefore flattered. Cells with different
-budgets (how many inputs a merge and its scoring saw, and which) do not compete.
+The best is chosen on validation inputs and shown with its accuracy on test. Beside it is the best in hindsight, chosen
+by the accuracy on test that is shown, which is biased upwards. Rows with different budgets (how many inputs a merge and
+its scoring saw, and which) do not compete.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HINDSIGHT = (
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that could not be scored on a task and split; `place` is empty if the merge itself failed."""
+    """A cell that could not be scored. `place`: task and split, empty if the merge itself failed."""
 
     name: str
     way: Way
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Row:
-    """A merge scored in one way, all seeds together. `test` and `val`: None where it failed or was not scored."""
+    """A merge scored in one way, over all seeds. `test` and `val`: None if it failed or was not scored."""
 
     variant: Variant
     way: Way
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def budget(self) -> str:
-        """What merge and scoring saw, in words."""
+        """The inputs that merge and scoring used, in words."""
         fit = "the fit's" if self.variant.fitted else ""
         if self.way.support is None:
             return f"{fit} inputs" if fit else "no inputs"
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Best:
-    """The best of one budget. `chosen`: by validation, None where there is none; `hindsight`: by test."""
+    """The best row of one budget. `chosen`: on validation, None if nothing was scored there. `hindsight`: on test."""
 
     budget: str
     chosen: Row | None
@@ -94,7 +94,7 @@ class Best:
 def rows_of(
     cells: Iterable[Cell], records: Sequence[Record], validation: Sequence[Record], failures: Sequence[Failure]
 ) -> list[Row]:
-    """One row for each merge and way, in the order of the cells."""
+    """One row per merge and way, in the order of the cells."""
     test, val = ({(line.method, line.way): line for line in lines(part)} for part in (records, validation))
     failed = {(failure.name, failure.way): failure.message for failure in reversed(failures)}
     rows: dict[tuple[str, Way], Row] = {}
@@ -105,7 +105,7 @@ def rows_of(
 
 
 def best_of(rows: Iterable[Row]) -> list[Best]:
-    """By budget, in the order in which budgets come; of equals the first. Rows that failed anywhere have no part."""
+    """The best row per budget, the first of equals; rows that failed anywhere are left out."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.test is not None and not row.failed:
@@ -121,7 +121,7 @@ def best_of(rows: Iterable[Row]) -> list[Best]:
 
 
 def failure_lines(failures: Iterable[Failure]) -> list[str]:
-    """One line for each reason, with the cells that failed for it."""
+    """One line per reason, with the cells that failed for it."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
         groups.setdefault(" ".join(failure.message.split()), []).append(failure)
@@ -134,36 +134,40 @@ def failure_lines(failures: Iterable[Failure]) -> list[str]:
 
 
 def sweep_csv(rows: Sequence[Row], best: Sequence[Best], tasks: Sequence[str]) -> str:
-    """Every row with its numbers; `best` says why a row was chosen."""
-    columns = ("best", "budget", "method", "scale", "merge", "protocol", "access", "shots", "seeds", "val")
+    """Format every row with its numbers as CSV; the column `best` says on which split a row was chosen."""
+    chosen: dict[str, list[Row | None]] = {"val": [each.chosen for each in best]}
+    chosen["hindsight"] = [each.hindsight for each in best]
+    about = ("best", "budget", "method", "scale", "merge", "protocol", "access", "shots", "seeds")
     cells = list[tuple[Value, ...]]()
     for row in rows:
         line, way = row.test, row.way
-        reasons = [("val", row in [item.chosen for item in best])]
-        reasons += [("hindsight", row in [item.hindsight for item in best])]
-        about = (
-            " and ".join(reason for reason, holds in reasons if holds),
-            row.budget,
-            row.variant.method,
-            row.variant.parameters.get("scale", ""),
-            row.variant.name,
-            way.title,
-            way.access,
-            "" if way.support is None else "all" if way.shots is None else way.shots,
-            "" if line is None else line.seeds,
+        numbers: list[float | None] = [None if row.val is None else row.val.mean]
+        if line is None:
+            numbers += [None] * (4 + len(tasks))
+        else:
+            numbers += [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
+        cells.append(
+            (
+                " and ".join(name for name, choices in chosen.items() if row in choices),
+                row.budget,
+                row.variant.method,
+                row.variant.parameters.get("scale", ""),
+                row.variant.name,
+                way.title,
+                way.access,
+                "" if way.support is None else "all" if way.shots is None else way.shots,
+                "" if line is None else line.seeds,
+                *("" if value is None else f"{value:.3f}" for value in numbers),
+                row.failed,
+            )
         )
-        numbers = list[float | None]([None] * (4 + len(tasks)))
-        if line is not None:
-            numbers = [line.mean, line.low, line.high, line.spread, *(line.values.get(task) for task in tasks)]
-        values = [None if row.val is None else row.val.mean, *numbers]
-        cells.append((*about, *("" if value is None else f"{value:.3f}" for value in values), row.failed))
-    return csv_text((*columns, "test", "low", "high", "sd", *tasks, "failed"), cells)
+    return csv_text((*about, "val", "test", "low", "high", "sd", *tasks, "failed"), cells)
 
 
 def sweep_markdown(
     rows: Sequence[Row], best: Sequence[Best], failures: Sequence[Failure], references: Mapping[str, float]
 ) -> str:
-    """The best for each budget, all rows, and what failed."""
+    """Format the best per budget, all rows and the failures as Markdown."""
     parts = [_best_table(best).markdown() if best else "No cell was scored."]
     if references:
         scores = ", ".join(f"{name} {value:.1f}" for name, value in references.items())
@@ -176,7 +180,7 @@ def sweep_markdown(
 
 
 def _best_table(best: Sequence[Best]) -> Table:
-    """The best for each budget, chosen on validation inputs if there are any."""
+    """The best per budget, chosen on validation inputs if there are any."""
     if not any(item.chosen for item in best):
         rows = [(item.budget, *_shown(item.hindsight)) for item in best]
         names = ("budget", "merge", "protocol", "test", "95 %")
@@ -200,13 +204,11 @@ def _shown(row: Row) -> tuple[str, str, str, str]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    names = (row.budget, row.variant.name, row.way.title)
-    if row.failed:
-        return (*names, "failed", "", "", "", "")
-    if row.test is None:
-        return (*names, "", "", "", "", "")
+    names = (row.budget, row.variant.name, row.way.title, "failed" if row.failed else "")
+    if row.failed or row.test is None:
+        return (*names, "", "", "", "")
     spread = "" if row.test.spread is None else f"{row.test.spread:.1f}"
-    return (*names, "", _mean(row.val), _mean(row.test), spread, str(row.test.seeds))
+    return (*names, _mean(row.val), _mean(row.test), spread, str(row.test.seeds))
 
 
 def _value(line: Line | None) -> float:

@@ -1,29 +1,41 @@
-"""Artifacts of a run, each made when all that it needs is there, on any `concurrent.futures.Executor`."""
+"""Artifacts of a run, each made when all that it needs is there, on any `concurrent.futures.Executor`.
+
+Workers import nothing from the working directory: child processes start with PYTHONSAFEPATH, and Ray starts in an empty
+folder, because it adds the folder where it starts to the path of its workers.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
-from orthomerge.core.errors import OrthomergeError, OutputError
-from orthomerge.core.progress import Watch
-from orthomerge.runs.engines import Engine
+from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.runs.store import Entry
 from orthomerge.runs.work import Work
 
+Engine = Callable[[], AbstractContextManager[Executor]]
+On = str | Executor | Callable[[], Executor] | None
+_FORMS = "serial, process, process:N, ray, ray:N or module:function"
 _MOST_BREAKS = 3
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A result that can be made. `make(place, work, **arguments)`: a function of a module, with plain arguments, that
-    fills the folder `place`. `needs`: keys of results that it reads.
+    """A result to make. `make(place, work, **arguments)`: a function of a module, with plain arguments, that fills the
+    folder `place`. `needs`: keys of results that it reads.
 
-    `model`: where the model that it makes as `place/model` is put; None if it makes none. `files`: whether its files
-    are put into the run folder.
+    `model`: where its model `place/model` is put, None if it makes none. `files`: its files go to the run folder.
     """
 
     key: str
@@ -37,7 +49,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Done:
-    """An artifact that is in the store. `found`: whether it was there before."""
+    """An artifact in the store. `found`: it was there before."""
 
     artifact: Artifact
     entry: Entry
@@ -45,31 +57,30 @@ class Done:
 
 
 class ArtifactError(Exception):
-    """The error of an artifact, after all that was under way has ended."""
+    """The error of an artifact, raised after all running ones have ended."""
 
     def __init__(self, artifact: Artifact, error: Exception) -> None:
         super().__init__(str(error))
         self.artifact, self.error = artifact, error
 
 
-def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine, watch: Watch) -> Iterator[Done]:
-    """Make every artifact that is not in the store, and yield each when it is there; what is found comes first.
+def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine) -> Iterator[Done]:
+    """Make every artifact that is not in the store; yield those that are there first, then each when it is made.
 
-    After an error nothing more is begun. An executor whose workers died is started anew a few times: what they had
-    finished is in the store.
+    After an error no further artifact is started. An executor whose workers died is started again a few times: what
+    they had finished is in the store.
     """
-    artifacts = tuple(artifacts)
-    places = {artifact.key: place for place, artifact in enumerate(artifacts, 1)}
     missing = {artifact.key: artifact for artifact in artifacts}
+    places = {key: place for place, key in enumerate(missing, 1)}
 
     def begin(artifact: Artifact) -> None:
-        watch.begin(artifact.name, place=places[artifact.key], count=len(places))
+        work.progress.begin(artifact.name, place=places[artifact.key], count=len(places))
 
     def end(done: Done) -> None:
         name, seconds, place = done.artifact.name, done.entry.seconds, places[done.artifact.key]
-        watch.end(name, place=place, count=len(places), seconds=seconds, found=done.found)
+        work.progress.end(name, place=place, count=len(places), seconds=seconds, found=done.found)
 
-    for artifact in artifacts:
+    for artifact in list(missing.values()):
         if (entry := work.store.get(artifact.key)) is not None:
             del missing[artifact.key]
             begin(artifact)
@@ -92,7 +103,7 @@ def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine, watch: Watc
 def _make(
     missing: dict[str, Artifact], work: Work, executor: Executor, begin: Callable[[Artifact], None]
 ) -> Iterator[Done]:
-    """Make what is missing; what is there is removed from `missing`."""
+    """Make the missing artifacts, and remove each from `missing` when it is in the store."""
     waiting = {key: missing.keys() & artifact.needs for key, artifact in missing.items()}
     running = dict[Future[Any], str]()
     failure: ArtifactError | None = None
@@ -121,14 +132,114 @@ def _make(
 
 
 def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
-    """What a worker does; an error of ours is returned as it is, for executors wrap what is raised."""
-
-    def fill(place: Path) -> None:
-        artifact.make(place, work, **artifact.arguments)
-
+    """Make one artifact in a worker; our own errors are returned, because executors wrap what is raised."""
+    fill = partial(artifact.make, work=work, **artifact.arguments)
     try:
         with work.threads():
             work.store.make(artifact.key, artifact.name, fill, progress=work.progress)
     except (OrthomergeError, OSError) as error:
         return error
     return None
+
+
+class Serial(Executor):
+    """Run each call at once, in this process."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = Future[Any]()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def engine_of(on: On) -> Engine:
+    """What starts the executor that `on` names, or is, or returns."""
+    if on is None or on == "serial":
+        return Serial
+    if isinstance(on, Executor):
+        return lambda: nullcontext(on)
+    if not isinstance(on, str):
+        return partial(_started, on)
+    name, colon, rest = on.partition(":")
+    start = {"process": _processes, "ray": _ray}.get(name)
+    if start is not None and (not colon or (rest.isdecimal() and int(rest) > 0)):
+        return partial(start, int(rest) if rest else None)
+    if start is not None or not name or not rest:
+        raise RecipeError(f"'on' must be {_FORMS}, got {on!r}")
+    return partial(_started, _imported(name, rest))
+
+
+@contextmanager
+def _processes(count: int | None) -> Iterator[Executor]:
+    """Processes of this machine, which end with the run."""
+    before = set(active_children())
+    with _safe_path(), ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for child in set(active_children()) - before:
+                child.terminate()
+            raise
+
+
+class _Ray(Executor):
+    """Ray's tasks as an executor."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        import ray
+
+        future: Future[Any] = ray.remote(fn).remote(*args, **kwargs).future()
+        return future
+
+
+@contextmanager
+def _ray(count: int | None) -> Iterator[Executor]:
+    """Ray on this machine with `count` workers, or the cluster that $RAY_ADDRESS names."""
+    try:
+        import ray
+    except ImportError as error:
+        raise RecipeError("--on ray needs Ray: install orthomerge[ray]") from error
+    with tempfile.TemporaryDirectory() as empty, _safe_path():
+        with chdir(empty):
+            ray.init(num_cpus=count, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            yield _Ray()
+        finally:
+            ray.shutdown()
+
+
+def _imported(module: str, name: str) -> Callable[[], Executor]:
+    """A function of a module that is installed or on PYTHONPATH; the working directory is not searched."""
+    before = list(sys.path)
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    here = os.path.realpath(".")
+    sys.path[:] = [place for place in before if place and (place in named or os.path.realpath(place) != here)]
+    try:
+        function: Callable[[], Executor] = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"cannot import {name!r} of {module!r}: {error}; 'on' must be {_FORMS}, and the module must be installed "
+            "or on PYTHONPATH"
+        ) from error
+    finally:
+        sys.path[:] = before
+    if not callable(function):
+        raise RecipeError(f"{module}:{name} must be a function that returns an Executor, got {type(function).__name__}")
+    return function
+
+
+@contextmanager
+def _started(function: Callable[[], Executor]) -> Iterator[Executor]:
+    """The executor that a function returns."""
+    with _safe_path(), function() as executor:
+        yield executor
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep the working directory off the path of child processes that are started inside."""
+    before = os.environ.get("PYTHONSAFEPATH", "")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        os.environ["PYTHONSAFEPATH"] = before  # empty: as if it were not set

@@ -1,62 +1,189 @@
-"""A recipe up to the model: merge or fit, align the heads, write the folder."""
+"""A recipe up to the model: check it from headers, merge or fit, align the heads, write the folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import RecipeError
+from orthomerge.alignment.aligners import chosen_aligner
+from orthomerge.core.errors import CheckpointError, OrthomergeError, RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.files.publish import check_target
+from orthomerge.data.reading import may_be_read
+from orthomerge.files.publish import check_room, check_target
 from orthomerge.files.run_state import clear_state, state_folder
-from orthomerge.merging.merge import merge_opened
+from orthomerge.merging.merge import DTYPE_NAMES, merge_opened, merge_problems
+from orthomerge.merging.methods import find_method, make_method
+from orthomerge.merging.stream import MEMORY
+from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.problems import Problem, check_problems
 from orthomerge.models.writing import write_model
-from orthomerge.runs.plan import check_recipe
 from orthomerge.runs.recipe import Merge, Recipe
-from orthomerge.runs.sections import Align
+from orthomerge.runs.sections import Align, protocols_of
 
 if TYPE_CHECKING:
-    from orthomerge.models.encoding import Encoding
-    from orthomerge.models.experts import Experts
     from orthomerge.models.model import Model
+    from orthomerge.models.sources import Parts
+
+_FIT = "give the inputs of every expert as 'fit' (--data TASK=PATH)"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe would do. `bytes`: read, written, and held in memory; empty if nothing could be opened."""
+
+    recipe: Recipe
+    experts: Experts
+    problems: list[Problem]
+    bytes: Mapping[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        document: dict[str, Any] = {
+            "ok": not self.problems,
+            "problems": [{"where": each.where, "what": each.what, "fix": each.fix} for each in self.problems],
+            "notes": list(self.experts.notes),
+        }
+        parts = self.experts.partial
+        if parts is None:
+            return document
+        left_out = {task: source.split.left_out for task, source in parts.sources.items()}
+        document |= {
+            "family": parts.family.name,
+            "method": self.recipe.method,
+            "tensors": {"merged": len(parts.merged), "copied": len(parts.copied)},
+            "left_out": {"base": parts.base_split.left_out, **left_out},
+            "heads": {task: list(source.labels) for task, source in parts.sources.items()},
+            "bytes": dict(self.bytes),
+        }
+        for name in ("fit", "align"):
+            section = getattr(self.recipe, name)
+            if section is not None:
+                document[name] = {"split": section.split, "limit": section.limit, "tasks": list(section.data)}
+        return document
+
+
+def plan(recipe: Recipe) -> Plan:
+    """Read headers only, and list every problem; nothing is computed or written."""
+    experts = open_experts(recipe.opening)
+    problems, parts = recipe_problems(recipe, experts), experts.partial
+    if parts is None:
+        return Plan(recipe, experts, problems, {})
+    opened = [parts.base, *(source.checkpoint for source in parts.sources.values())]
+    dtype = DTYPE_NAMES.get(recipe.dtype)
+    sizes = {
+        "read": sum(file.size for checkpoint in opened for file in checkpoint.files),
+        "write": sum(spec.cast(dtype).nbytes for spec in (*parts.merged.values(), *parts.copied.values())),
+        "memory": 0 if any(problem.where == "method" for problem in problems) else _peak_memory(recipe, parts),
+    }
+    if recipe.out is not None:
+        with _noted(problems, "out"):
+            check_target(Path(recipe.out), inputs=[checkpoint.path for checkpoint in opened])
+            check_room(Path(recipe.out).expanduser().absolute().parent, sizes["write"])
+    return Plan(recipe, experts, problems, sizes)
+
+
+def _peak_memory(recipe: Recipe, parts: Parts) -> int:
+    """Bytes of the blocks that are in memory at once, without the interpreter and torch."""
+    method = make_method(recipe.method, recipe.parameters, tasks=_names(recipe, recipe.merge), seed=recipe.seed)
+    if getattr(method, "scope", "element") != "matrix":
+        return MEMORY
+    largest = max((spec.numel for spec in parts.merged.values() if len(spec.shape) == 2), default=0)
+    # A matrix method works in float64 beside the block itself.
+    count = len(parts.sources)
+    return max(MEMORY, largest * (4 * (count + 4) + 8 * (count + 3)))
+
+
+def check_recipe(recipe: Recipe, experts: Experts | None = None, *, merges: Sequence[Merge] | None = None) -> Experts:
+    """Return the opened experts of a recipe, or raise an error that lists every problem.
+
+    `merges`: those of a sweep, instead of the recipe's own.
+    """
+    experts = experts or open_experts(recipe.opening)
+    check_problems(recipe_problems(recipe, experts, merges=merges))
+    return experts
+
+
+def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge] | None = None) -> list[Problem]:
+    """Problems of merges, of every section of a recipe, and of its experts, in this order."""
+    merges = [recipe.merge] if merges is None else merges
+    problems = list(dict.fromkeys(problem for merge in merges for problem in _merge_problems(recipe, experts, merge)))
+    if recipe.align is not None:
+        with _noted(problems, "align"):
+            chosen_aligner(recipe.align.aligner, recipe.align.options, seed=recipe.seed)
+        problems += _data_problems(recipe, "align", recipe.align.data)
+    if recipe.evaluate is not None:
+        with _noted(problems, "evaluate"):
+            protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)
+        with _noted(problems, "diagnose"):
+            recipe.diagnosis.detail(seed=0)
+        problems += _data_problems(recipe, "evaluate", recipe.evaluate.data)
+    problems += experts.problems
+    if experts.partial is not None and not experts.partial.family.encoder_class:
+        for name in ("align", "evaluate"):
+            if getattr(recipe, name) is not None:
+                what = f"inputs cannot be encoded here by {experts.partial.family.title}, which is built elsewhere"
+                problems.append(Problem(name, what, "leave the section out", RecipeError))
+    return problems
+
+
+def _merge_problems(recipe: Recipe, experts: Experts, merge: Merge) -> list[Problem]:
+    """Problems of the method, its options and its inputs, which are not read."""
+    problems = list[Problem]()
+    with _noted(problems, "method"):
+        make_method(merge.method, merge.parameters, tasks=_names(recipe, merge), seed=merge.seed)
+    if problems:
+        return problems
+    problems += merge_problems(experts, merge.method, device=merge.device)
+    fitted = find_method(merge.method).fitted
+    if fitted and merge.fit is None:
+        what = f"{merge.method} looks at unlabelled inputs, and none are given"
+        problems.append(Problem("fit", what, _FIT, RecipeError))
+    if merge.fit is None:
+        return problems
+    if not fitted:
+        fix = "leave the section out, or use a fitted method such as realign"
+        problems.append(Problem("fit", f"{merge.method} looks at no inputs", fix, RecipeError))
+    if merge.vector is not None:
+        problems.append(Problem("fit", "a 'vector' cannot be fitted", "leave one of both out", RecipeError))
+    for task in recipe.experts:
+        if task not in merge.fit.data:
+            problems.append(Problem("fit", f"there are no inputs of {task!r}", _FIT, RecipeError))
+    return [*problems, *_data_problems(recipe, "fit", merge.fit.data)]
+
+
+def _data_problems(recipe: Recipe, section: str, data: Mapping[str, Any]) -> Iterator[Problem]:
+    for task, source in data.items():
+        where = f"{section}: data of {task!r}"
+        if task not in recipe.experts:
+            yield Problem(where, "there is no such expert", nearest(task, recipe.experts), RecipeError)
+        if isinstance(source, str) and not may_be_read(source):  # else it is a task in memory
+            fix = "give a file, a folder, or a dataset of Hugging Face"
+            yield Problem(where, f"{source} does not exist", fix, CheckpointError)
+
+
+def _names(recipe: Recipe, merge: Merge) -> tuple[str, ...]:
+    """The names of the task vectors that a method merges."""
+    return tuple(recipe.experts) if merge.vector is None else ("vector",)
+
+
+@contextmanager
+def _noted(problems: list[Problem], where: str) -> Iterator[None]:
+    """Add an error that the block raises to the problems."""
+    try:
+        yield
+    except OrthomergeError as error:
+        problems.append(Problem.of(where, error))
 
 
 @dataclass(frozen=True)
 class Written:
-    """A model folder and the model in it."""
+    """A model folder and its manifest."""
 
     out: Path
     manifest: dict[str, Any]
-    model: Model
-
-
-def merge(
-    experts: Experts,
-    merge: Merge,
-    *,
-    state: Path | None = None,
-    encoding: Encoding | None = None,
-    progress: Progress = SILENT,
-) -> Model:
-    """Merge or fit; nothing is written but `state`, from which a long fit that was killed continues."""
-    method, options = merge.method, dict[str, Any](dtype=merge.dtype, seed=merge.seed)
-    if merge.fit is None:
-        return merge_opened(experts, method, merge.parameters, device=merge.device, vector=merge.vector, **options)
-    from orthomerge.fitting.fit import fit
-
-    options |= {name: value for name, value in vars(merge.fit).items() if name not in ("data", "resume")}
-    options |= {"state": state if merge.fit.resume else None, "encoding": encoding, "progress": progress}
-    return fit(experts, method, merge.fit.data, merge.parameters, **options)
-
-
-def align(model: Model, experts: Experts, recipe: Recipe, section: Align, **how: Any) -> Model:
-    """The model with its heads aligned as a section `align` says. `how`: encoding and progress."""
-    from orthomerge.alignment.align import align_model  # most merges need no aligner, and importing them takes time
-
-    return align_model(model, experts=experts, seed=recipe.seed, **vars(section), **how)
 
 
 def write(
@@ -65,10 +192,9 @@ def write(
     out: str | Path | None = None,
     experts: Experts | None = None,
     force: bool = False,
-    encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Written:
-    """Carry out a recipe up to a model folder: either the whole folder is there afterwards, or nothing of it.
+    """Carry out a recipe up to a model folder, which is complete afterwards, or absent.
 
     `experts`: if they are open already.
     """
@@ -80,25 +206,38 @@ def write(
     inputs = [*input_paths(recipe), *(each.path for each in experts.checkpoints().values())]
     check_target(target, force=force, inputs=inputs)  # before any work
     state = state_folder(target, "fitting")
-    model = merge(experts, recipe.merge, state=state, encoding=encoding, progress=progress)
+    model = merge(experts, recipe.merge, state=state, progress=progress)
     if recipe.align is not None:
-        model = align(model, experts, recipe, recipe.align, encoding=encoding, progress=progress)
-    manifest = write_weights(model, target, recipe, force=force, inputs=inputs, progress=progress)
+        model = align(model, experts, recipe.align, seed=recipe.seed, progress=progress)
+    manifest = write_weights(model, target, recipe, force=force, progress=progress)
     clear_state(state)
-    return Written(target, manifest, model)
+    return Written(target, manifest)
+
+
+def merge(experts: Experts, merge: Merge, *, state: Path | None = None, progress: Progress = SILENT) -> Model:
+    """Merge or fit; nothing is written but `state`, from which a long fit continues after a kill."""
+    method, options = merge.method, dict[str, Any](dtype=merge.dtype, seed=merge.seed)
+    if merge.fit is None:
+        return merge_opened(experts, method, merge.parameters, device=merge.device, vector=merge.vector, **options)
+    from orthomerge.fitting.fit import fit
+
+    options |= {name: value for name, value in vars(merge.fit).items() if name not in ("data", "resume")}
+    state = state if merge.fit.resume else None
+    return fit(experts, method, merge.fit.data, merge.parameters, state=state, progress=progress, **options)
+
+
+def align(model: Model, experts: Experts, section: Align, *, seed: int, progress: Progress) -> Model:
+    """Return the model with its heads aligned as a section `align` says."""
+    from orthomerge.alignment.align import align_model  # most merges need no aligner, and importing them takes time
+
+    return align_model(model, experts=experts, seed=seed, progress=progress, **vars(section))
 
 
 def write_weights(
-    model: Model,
-    target: Path,
-    recipe: Recipe,
-    *,
-    force: bool = False,
-    inputs: Iterable[Path] = (),
-    progress: Progress = SILENT,
+    model: Model, target: Path, recipe: Recipe, *, force: bool = False, progress: Progress
 ) -> dict[str, Any]:
-    """Write a model of a recipe; its manifest."""
-    size = recipe.max_shard_size
+    """Write a model of a recipe and return its manifest."""
+    size, inputs = recipe.max_shard_size, input_paths(recipe)
     return write_model(model, target, force=force, max_shard_size=size, inputs=inputs, progress=progress)
 
 

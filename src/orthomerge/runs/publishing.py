@@ -1,4 +1,4 @@
-"""Results of the store where users look for them: models as hard links, files as copies, the card with its scores."""
+"""Put results of the store where users look for them: models as hard links, files as copies, scores on the card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PREDICTIONS = "predictions/"
 
 
 def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable[Path] = ()) -> None:
-    """Put a model of the store at its place. `replaced`: whether another model may be there."""
+    """Put a model of the store at its place. `replaced`: another model may be there."""
     if is_same_model(content, target):
         return
     with publish(target, force=replaced, inputs=inputs) as folder:
@@ -41,7 +41,7 @@ def place_model(content: Path, target: Path, *, replaced: bool, inputs: Iterable
 
 
 def is_same_model(content: Path, target: Path) -> bool:
-    """Whether a folder holds a model of the store, file by file; only its card may tell more."""
+    """Whether a folder holds a model of the store, file by file except the card."""
     try:
         files, own = (dict(read_manifest(folder)["files"]) for folder in (target, content))
         for table in (files, own):
@@ -53,7 +53,7 @@ def is_same_model(content: Path, target: Path) -> bool:
 
 
 def place_files(content: Path, run: Path) -> None:
-    """Put files of the store into the run folder: predictions, then what names them, then what is derived from that."""
+    """Copy files of the store into the run folder: predictions, then the records, then what is derived from them."""
     names = sorted(own_names(content), key=lambda name: (not name.startswith(_PREDICTIONS), name in DERIVED, name))
     claim(run, names)
     if not all(_is_same(content / name, run / name) for name in names):
@@ -67,12 +67,12 @@ def place_files(content: Path, run: Path) -> None:
 
 
 def own_names(content: Path) -> set[str]:
-    """The names that the files of a result have in the run folder."""
+    """Names of the files of a result in the run folder."""
     return {name for name in names_in(content) if name != RUN and not name.endswith("/")}
 
 
 def place_scores(out: Path, records: Sequence[Record]) -> None:
-    """Say on the card of a model what was measured of it."""
+    """Write the scores of a model on its card."""
     manifest = read_manifest(out)
     title = " + ".join(
         [manifest["method"]["name"], *([manifest["alignment"]["aligner"]] if "alignment" in manifest else [])]
@@ -83,10 +83,7 @@ def place_scores(out: Path, records: Sequence[Record]) -> None:
 
 
 def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | None:
-    """The block `evaluation` of a manifest: scores of the model as it is, by task, beside base and experts.
-
-    None if it was not scored by the protocol `current`.
-    """
+    """The block `evaluation` of a manifest: scores by the protocol `current` beside base and experts, or None."""
     current = [record for record in records if record.protocol == "current" and record.aligner is None]
     own = [record for record in current if record.method == title]
     if not own:
@@ -102,7 +99,7 @@ def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | Non
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two names are of one file or of equal files."""
+    """Whether two paths are the same file or equal files."""
     try:
         if one.samefile(other):
             return True

@@ -1,7 +1,6 @@
 """A recipe: what to merge, how, where to, and what to do with the result; typed, strict, and read from YAML.
 
-The file is flat. Its parts are what functions take: `opening` and `merge` are what the weights depend on, `out` and
-`max_shard_size` what is written, and the sections (`align`, `evaluate`, ...) what a run does afterwards.
+The file is flat; functions take its parts: `opening` and `merge`, which determine the weights, and the sections.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,24 +18,20 @@ import yaml
 from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build
-from orthomerge.merging.methods import find_method
 from orthomerge.models.opening import Expert, Opening, check_task_names
 from orthomerge.runs.sections import Align, Diagnose, Evaluate, Fit, Report, Sweep
 
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 50  # of lists and mappings in each other
 # Beside its own errors, PyYAML lets those of Python through: `!!bool x` is a KeyError.
-_NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError)
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError)
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16", "float64"]
 
 
 @dataclass(frozen=True)
 class Merge:
-    """What the weights depend on, beside base and experts; `device` and how a `fit` is computed do not identify them.
-
-    `fit`: the inputs of a fitted method.
-    """
+    """What determines the weights, beside base and experts. `fit`: the inputs of a fitted method."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -46,20 +41,14 @@ class Merge:
     device: str = "cpu"
     fit: Fit | None = None
 
-    def variant(self, method: str, parameters: Mapping[str, Any], *, seed: int) -> Merge:
-        """The same experts merged by another method; a fit has the same inputs."""
-        fit = self.fit if find_method(method).fitted else None
-        return replace(self, method=method, parameters=dict(parameters), seed=seed, fit=fit)
-
 
 @dataclass(frozen=True)
 class Recipe:
     """What to merge, how, and where to. Relative paths are relative to the recipe's own folder.
 
-    `method`: auto is `realign` where there are inputs to fit to, `task_arithmetic` where there are none.
-    `device`: where a method that decomposes matrices does so; the section `fit` has one of its own.
-    `evaluate`, `diagnose`, `report` and `sweep` are for `orthomerge.run`. Diagnosis and report are made wherever there
-    is `evaluate`, unless they are false. With `sweep`, many merges are made and scored instead of one.
+    `method`: auto is `realign` with inputs to fit to, else `task_arithmetic`. `device`: of methods that decompose
+    matrices; the section `fit` has its own. `evaluate`, `diagnose`, `report` and `sweep` are for `orthomerge.run`: with
+    `evaluate`, diagnosis and report are made unless they are false; with `sweep`, many merges are scored.
     """
 
     experts: Mapping[str, Expert | str]
@@ -95,10 +84,12 @@ class Recipe:
         for name in ("diagnose", "report", "sweep"):
             if getattr(self, name) and self.evaluate is None:
                 raise RecipeError(f"{name!r} needs data: give a section 'evaluate' too, or leave {name!r} out")
+        if self.diagnosis.scales and self.base is None:
+            raise RecipeError("'scales' merges anew, which needs a base; give 'base', or leave 'scales' out")
 
     @property
     def tasks(self) -> dict[str, Expert]:
-        """The experts by task name, short forms written out."""
+        """The experts by task name, with short forms written out."""
         return {task: Expert(item) if isinstance(item, str) else item for task, item in self.experts.items()}
 
     @property
@@ -109,8 +100,15 @@ class Recipe:
 
     @property
     def merge(self) -> Merge:
-        """What the weights depend on."""
+        """What determines the weights, beside base and experts."""
         return Merge(**{option.name: getattr(self, option.name) for option in fields(Merge)})
+
+    @property
+    def diagnosis(self) -> Diagnose:
+        """The section `diagnose` with its defaults."""
+        section = self.diagnose if isinstance(self.diagnose, Diagnose) else Diagnose()
+        aligner = section.aligner or ("auto" if self.align is None else self.align.aligner)
+        return replace(section, aligner=aligner)
 
     @property
     def data(self) -> list[Any]:
@@ -119,17 +117,21 @@ class Recipe:
         return [source for section in sections for source in section.data.values()]
 
     def with_scale(self, scale: float) -> Recipe:
-        """The same with a number in the place of `scale: auto`."""
+        """Return the recipe with a number in place of `scale: auto`."""
         return replace(self, parameters={**self.parameters, "scale": scale})
 
+    def with_fit_data(self, data: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with other sources of the inputs of its fit."""
+        return self if self.fit is None else replace(self, fit=replace(self.fit, data=data))
+
     def absolute(self) -> Recipe:
-        """The same with paths that other processes understand, wherever they work."""
+        """Return the recipe with absolute paths, which every process understands."""
         if not all(isinstance(source, str) for source in self.data):
             raise RecipeError("data in memory cannot be given to other processes; name files, or leave 'on' out")
-        return Recipe(**_anchored(vars(self), Path.cwd()))
+        return build(Recipe, _anchored(asdict(self), Path.cwd()), where="the recipe")
 
     def text(self) -> str:
-        """The recipe as JSON, which is YAML; options at their defaults are left out, and what is only in memory."""
+        """Format as JSON, which is YAML, without options at their defaults and without data in memory."""
         usual = Recipe(experts={"task": "path"})
         own = {name: value for name, value in vars(self).items() if value != getattr(usual, name)}
         return json.dumps({"experts": self.experts, **own}, default=_plain, indent=2, ensure_ascii=False)
@@ -141,7 +143,7 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
-    """A recipe file as plain data in our form, its relative paths made to start from where we are."""
+    """Read a recipe file as plain data in our form, with relative paths joined to its folder."""
     document = dict(load_yaml(path))
     if "merge_method" in document:
         from orthomerge.runs.mergekit import translate
@@ -151,7 +153,7 @@ def load_recipe_mapping(path: Path) -> Mapping[str, Any]:
 
 
 def load_yaml(path: Path) -> Mapping[str, Any]:
-    """A mapping from a YAML file: safe tags only, no key twice, no aliases (they make bombs), bounded size."""
+    """Read a mapping from a YAML file: safe tags only, no duplicate keys, no aliases, bounded size and depth."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -165,9 +167,8 @@ def load_yaml(path: Path) -> Mapping[str, Any]:
     try:
         document = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader that allows less
     except _NOT_YAML as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RecipeError(
-            f"{path} is not valid YAML: {why}\n"
+            f"{path} is not valid YAML: {error}\n"
             "a recipe holds plain words, numbers, lists and mappings; see docs/recipes.md"
         ) from error
     if not isinstance(document, dict):
@@ -176,7 +177,7 @@ def load_yaml(path: Path) -> Mapping[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A value of the command line, read as in a recipe: numbers, true, lists, mappings."""
+    """Parse a value of the command line as in a recipe: numbers, true, lists, mappings."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - as above
     except _NOT_YAML as error:
@@ -186,7 +187,7 @@ def parse_value(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases and without keys given twice; 1e-3 is a number, as in YAML 1.2."""
+    """YAML without aliases and duplicate keys; 1e-3 is a number, as in YAML 1.2."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -215,48 +216,42 @@ _Loader.add_implicit_resolver(
 
 
 def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths start from `folder`; what has the form of a hub id does so only if there is such a path."""
+    """Join relative paths of a recipe to `folder`."""
     from orthomerge.data.reading import names_dataset
     from orthomerge.files.hub import is_hub_id
 
-    def anchor(reference: Any, is_id: Callable[[str], bool] = is_hub_id) -> Any:
-        if not isinstance(reference, str) or reference.startswith("~"):
-            return reference
-        path = folder / reference
-        if is_id(reference) and not os.path.lexists(path):
-            return reference
-        return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
-
     changed = dict(document)
-    if isinstance(document.get("experts"), Mapping):
+    if isinstance(document.get("experts"), dict):
         changed["experts"] = {
-            task: anchor(expert) if isinstance(expert, str) else _changed(expert, "path", anchor)
+            task: {**expert, "path": _anchor(expert["path"], folder, is_hub_id)}
+            if isinstance(expert, dict) and "path" in expert
+            else _anchor(expert, folder, is_hub_id)
             for task, expert in document["experts"].items()
         }
     if "base" in document:
-        changed["base"] = anchor(document["base"])
-    if isinstance(document.get("out"), str):
-        changed["out"] = document["out"] if document["out"].startswith("~") else str(folder / document["out"])
-
-    def sources(data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {task: anchor(source, names_dataset) for task, source in data.items()}
-
-    for name in {"align", "fit", "evaluate"} & document.keys():
-        changed[name] = _changed(document[name], "data", sources)
+        changed["base"] = _anchor(document["base"], folder, is_hub_id)
+    if isinstance(document.get("out"), str) and not document["out"].startswith("~"):
+        changed["out"] = str(folder / document["out"])
+    for name in ("align", "fit", "evaluate"):
+        section = document.get(name)
+        if isinstance(section, dict) and isinstance(section.get("data"), dict):
+            data = {task: _anchor(source, folder, names_dataset) for task, source in section["data"].items()}
+            changed[name] = {**section, "data": data}
     return changed
 
 
-def _changed(section: Any, name: str, change: Callable[[Any], Any]) -> Any:
-    """A mapping or dataclass with one entry changed; whatever else a file has there is refused later."""
-    if is_dataclass(section) and not isinstance(section, type):
-        return replace(section, **{name: change(getattr(section, name))})
-    return {**section, name: change(section[name])} if isinstance(section, dict) and name in section else section
+def _anchor(reference: Any, folder: Path, is_id: Callable[[str], bool]) -> Any:
+    """Join a relative path to `folder`; what may be an id stays one unless there is such a path."""
+    if not isinstance(reference, str) or reference.startswith("~"):
+        return reference
+    path = folder / reference
+    if is_id(reference) and not os.path.lexists(path):
+        return reference
+    return str(path) if path.is_absolute() else f"./{path}"  # never taken for a hub id
 
 
 def _plain(value: Any) -> Any:
-    """A section or an expert as a mapping; of what is in memory only, the type."""
+    """A section or an expert as a mapping; of an object in memory only its type."""
     if type(value).__module__.startswith(("orthomerge.runs.", "orthomerge.models.opening")):
         return {name: part for name, part in vars(value).items() if part is not None}
     return dict(value) if isinstance(value, Mapping) else f"a {type(value).__name__} in memory"

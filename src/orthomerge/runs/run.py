@@ -8,8 +8,8 @@ RUN/report.html, report_files/
 RUN/sweep.md, sweep.csv, validation.jsonl, merges/      of a recipe with a sweep
 RUN/.store/                every result by content (`store.py`)
 
-A result whose inputs have not changed is found in the store and not made again; so a run that was killed, or that
-failed, continues when it is repeated. What the recipe does not ask for any more is removed at the end.
+A result whose inputs have not changed is found in the store and not made again; so a run that was killed or failed
+continues when it is repeated. What the recipe does not ask for any more is removed at the end.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.progress import Watch
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.evaluation.scores import RECORDS
@@ -34,10 +34,9 @@ from orthomerge.files.folders import RUN, claim, drop
 from orthomerge.files.publish import check_target
 from orthomerge.models.experts import Experts
 from orthomerge.models.manifest import read_manifest
-from orthomerge.runs.driver import Artifact, ArtifactError, Done, drive
-from orthomerge.runs.engines import Engine, On, engine_of
-from orthomerge.runs.models import input_paths
-from orthomerge.runs.plan import check_recipe
+from orthomerge.models.writing import versions
+from orthomerge.runs.driver import Artifact, ArtifactError, Done, Engine, On, drive, engine_of
+from orthomerge.runs.models import check_recipe, input_paths
 from orthomerge.runs.publishing import is_same_model, own_names, place_files, place_model, place_scores
 from orthomerge.runs.recipe import Recipe, read_recipe
 from orthomerge.runs.steps import PAGE, model_places, run_artifacts
@@ -45,19 +44,17 @@ from orthomerge.runs.sweep import MERGES, Swept, check_space, results_of, sweep_
 from orthomerge.runs.variants import check_sweep
 from orthomerge.runs.work import MODEL, STORE, Work
 
-State = Literal["done", "found"]
-
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run made. `out`: the last model; `stages`: whether each was done now, or found done.
+    """The outcome of a run. `out`: the last model. `stages`: whether each was done now, or found in the store.
 
     `swept`: rows and choices of a sweep, which has no last model.
     """
 
     folder: Path
     out: Path | None
-    stages: dict[str, State]
+    stages: dict[str, Literal["done", "found"]]
     seconds: dict[str, float]
     page: Path | None = None
     swept: Swept | None = None
@@ -85,11 +82,11 @@ def run(
     watch: Watch | None = None,
     command: str = "",
 ) -> Ran:
-    """Carry out a recipe in the run folder `out`; `runs/NAME` for a file NAME.yaml, if none is given.
+    """Carry out a recipe in the run folder `out`, by default `runs/NAME` for a file NAME.yaml.
 
-    `on`: where results are made: `process:N`, `ray`, `ray:N`, `module:function`, or an `Executor`; here by default.
-    `force`: do everything again, and replace an existing output of ours at the recipe's `out`. `command`: how this was
-    called, for the report.
+    `on`: where results are computed: `process:N`, `ray`, `ray:N`, `module:function`, or an `Executor`; by default in
+    this process. `force`: do everything again, and replace an output of ours at the recipe's `out`. `command`: how this
+    was called, for the report.
     """
     import torch
 
@@ -99,21 +96,19 @@ def run(
         recipe, text, out = read_recipe(path), path.read_text(encoding="utf-8"), out or Path("runs") / path.stem
     if out is None:
         raise RecipeError("where to? Give the run folder: run(recipe, out=...)")
-    folder, watch = Path(out).expanduser(), watch or Watch()
-    with ExitStack() as stack:
-        if recipe.sweep is not None:
-            stack.enter_context(fixed_threads())
+    folder = Path(out).expanduser()
+    with nullcontext() if recipe.sweep is None else fixed_threads():
         experts = _checked(recipe)
         _check_folder(folder, force=force)
         text = text or recipe.text()
         if on not in (None, "serial"):
             recipe, folder = recipe.absolute(), folder.absolute()
-        work = Work(recipe, text, folder, torch.get_num_threads(), watch, experts)
-        return _Run(work, command, watch, force).go(engine)
+        work = Work(recipe, text, folder, torch.get_num_threads(), watch or Watch(), experts)
+        return _Run(work, command, force).go(engine)
 
 
 def _checked(recipe: Recipe) -> Experts:
-    """The opened experts of a recipe, after everything that headers and names tell was checked."""
+    """The opened experts of a recipe, which was checked as far as headers and names allow."""
     if recipe.sweep is not None:
         return check_sweep(recipe)[1]
     if recipe.parameters.get("scale") == "auto":
@@ -143,17 +138,16 @@ def _check_folder(run: Path, *, force: bool) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run under way. `done`: the artifacts that are there, by name."""
+    """A run under way. `done`: the artifacts in the store, by name."""
 
     work: Work
     command: str
-    watch: Watch
     force: bool
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     done: dict[str, Done] = field(default_factory=dict)
 
     def go(self, engine: Engine) -> Ran:
-        """Make everything, publish each result when it is there, and remove what the recipe does not ask for."""
+        """Make every artifact, publish each when it is there, and remove what the recipe does not ask for."""
         work, recipe, folder = self.work, self.work.recipe, self.work.run
         claim(folder, [], kind="run" if recipe.sweep is None else "sweep")
         artifacts = list((run_artifacts if recipe.sweep is None else sweep_artifacts)(work))
@@ -162,9 +156,9 @@ class _Run:
         for entry in list(work.store.entries()) if self.force else []:
             work.store.remove(entry)
         if recipe.sweep is not None:
-            self.watch.stage(check_space(work, artifacts), None)
+            work.progress.stage(check_space(work, artifacts), None)
         try:
-            for done in drive(artifacts, work, engine, self.watch):
+            for done in drive(artifacts, work, engine):
                 self.done[done.artifact.name] = done
                 self._publish(done)
                 if done.artifact.name != "report" and all(each.name in (*self.done, "report") for each in artifacts):
@@ -174,21 +168,21 @@ class _Run:
         except OSError as error:
             raise OutputError(f"the run in {folder} cannot go on: {error}") from error
         self._remove_others(artifacts)
-        stages: dict[str, State] = {}
-        for artifact in artifacts:
-            stages[artifact.name] = "found" if self.done[artifact.name].found else "done"
-        seconds = {name: self.done[name].entry.seconds for name in stages}
-        page = folder / PAGE if "report" in stages and (folder / PAGE).is_file() else None
-        if recipe.sweep is not None:
-            return Ran(folder, None, stages, seconds, page, self._swept())
-        return Ran(folder, model_places(work)[-1], stages, seconds, page)
+        return Ran(
+            folder=folder,
+            out=model_places(work)[-1] if recipe.sweep is None else None,
+            stages={artifact.name: "found" if self.done[artifact.name].found else "done" for artifact in artifacts},
+            seconds={artifact.name: self.done[artifact.name].entry.seconds for artifact in artifacts},
+            page=folder / PAGE if "report" in self.done and (folder / PAGE).is_file() else None,
+            swept=None if recipe.sweep is None else self._swept(),
+        )
 
     def _scores(self) -> list[Done]:
         """The models that a sweep has scored."""
         return [done for done in self.done.values() if "variant" in done.artifact.arguments]
 
     def _swept(self) -> Swept:
-        """The outcome of the sweep; models that failed somewhere are forgotten, so that the next run scores them."""
+        """The outcome of the sweep; results with failures are removed, so that the next run makes them again."""
         scores = self._scores()
         swept = swept_of(self.work, results_of(self.work, [done.entry.key for done in scores]))
         failed = {failure.name for failure in swept.failures}
@@ -198,7 +192,7 @@ class _Run:
         return replace(swept, done=sum(not done.found for done in scores), found=sum(done.found for done in scores))
 
     def _may_replace(self, target: Path) -> bool:
-        """Whether a model may take the place of what is there: of a model of this run it may."""
+        """Whether a model may replace what is at its target: with force, or a model of this run."""
         store = self.work.store
         models = (store.content(entry.key) / MODEL for entry in store.entries())
         return self.force or self.work.run in target.parents or any(is_same_model(model, target) for model in models)
@@ -215,7 +209,7 @@ class _Run:
             place_scores(model_places(self.work)[-1], read_records(content / RECORDS))
 
     def _write_info(self) -> None:
-        """Write how the run was made; where nothing is new, what was written before stands."""
+        """Write how the run was made, unless that has not changed."""
         path, entries = self.work.run / INFO, [done.entry for done in self.done.values()]
         info = RunInfo(
             command=self.command,
@@ -224,7 +218,7 @@ class _Run:
             seconds={entry.name: round(entry.seconds, 3) for entry in entries},
             memory=max(entry.memory for entry in entries),
             machine=_machine(),
-            versions=_versions(),
+            versions={"orthomerge": VERSION, **versions(), "transformers": version("transformers")},
         )
         if scores := [done.entry for done in self._scores()]:
             seconds = {"scores": round(sum(entry.seconds for entry in scores), 3)}
@@ -250,7 +244,7 @@ class _Run:
             store.remove(entry)
 
     def _failure(self, artifact: Artifact, error: Exception, artifacts: Sequence[Artifact]) -> OrthomergeError:
-        """An error that says what is kept and how to go on."""
+        """The error with what is kept and how to continue."""
         folder, kept = self.work.run, ", ".join(done.artifact.name for done in self.done.values())
         what = error if isinstance(error, OrthomergeError) else f"cannot write to {folder}: {error}"
         message = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {what}\n"
@@ -272,12 +266,3 @@ def _machine() -> str:
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     system = f"{platform.system()} {platform.release()}"
     return f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}{gpu}"
-
-
-def _versions() -> dict[str, str]:
-    """The versions of whatever can change a number."""
-    installed = {"orthomerge": VERSION, "python": platform.python_version()}
-    for name in ("torch", "numpy", "transformers"):
-        with suppress(PackageNotFoundError):
-            installed[name] = version(name)
-    return installed

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
 
+from orthomerge.core.checks import at_least_one, not_negative, positive
 from orthomerge.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from orthomerge.analysis.detail import Detail
+    from orthomerge.evaluation.protocols import EvaluationProtocol
 
 Split = Literal["train", "val", "test"]
 Shots = int | float | Literal["all"]
@@ -16,7 +22,7 @@ Access = Literal["inductive", "transductive"]
 
 @dataclass(frozen=True)
 class Align:
-    """How to align the heads of the merge, and on which inputs; labels that these have are not looked at.
+    """How to align the heads of the merge, and on which inputs; their labels are not used.
 
     `data`: task name to a table, an .npz, an image folder or a dataset. `limit`: at most N inputs per task.
     """
@@ -33,11 +39,10 @@ class Align:
 
 @dataclass(frozen=True)
 class Fit:
-    """The inputs that a fitted method looks at, and what computes; labels that inputs have are not looked at.
+    """The unlabelled inputs of a fitted method, and how it is computed.
 
-    `data`, `split`, `limit`: as of `align`; in Python, a `Task` may be in the place of a path. `precision`: of the
-    forward passes; auto is bfloat16 on a GPU, float32 on a CPU. `resume`: keep the state of a long fit beside the
-    output, and continue from it after a kill. `save_every`: seconds between two such states, 60 if None.
+    `data`, `split`, `limit`: as in `Align`. `precision`: of the forward passes; auto is bfloat16 on a GPU. `resume`:
+    keep the state of the fit beside the output, every `save_every` seconds (60 if None), to continue after a kill.
     """
 
     data: Mapping[str, str]
@@ -50,8 +55,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         _check_inputs(self, "nothing to fit to: give the inputs of every task")
-        if self.save_every is not None and not 0 <= self.save_every < math.inf:
-            raise RecipeError(f"'save_every' must be a number of seconds, got {self.save_every}")
+        not_negative(save_every=self.save_every or 0)
 
 
 def _check_inputs(section: Align | Fit, empty: str) -> None:
@@ -59,17 +63,15 @@ def _check_inputs(section: Align | Fit, empty: str) -> None:
         raise RecipeError(f"{empty} as 'data'")
     if section.split not in ("train", "val", "test"):
         raise RecipeError(f"'split' must be train, val or test, got {section.split!r}")
-    if section.limit is not None and section.limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {section.limit}")
+    at_least_one(limit=section.limit)
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """One or several ways to score a model; every combination of what is listed is scored.
+    """Ways to score a model: every combination of the values that are lists.
 
-    `protocol`: see `docs/evaluation.md`, or else `aligner`: by the head that an aligner makes. `shots`: inputs per
-    class, a share below 1, or all. `seeds`: draws of few shots. `access`: where those inputs come from. `options`: of
-    the protocol or aligner.
+    `aligner`: instead of a `protocol`, score the head that an aligner fits. `shots`: inputs per class, a share below 1,
+    or all. `seeds`: draws of few shots. `access`: where those inputs come from.
     """
 
     protocol: str = "current"
@@ -87,26 +89,41 @@ class Scoring:
             )
         if () in (self.aligner, self.shots, self.access):
             raise RecipeError("'aligner', 'shots' and 'access' must not be empty lists; leave out what is not needed")
-        if self.seeds < 1:
-            raise RecipeError(f"'seeds' must be at least 1, got {self.seeds}")
+        at_least_one(seeds=self.seeds)
         for count in listed(self.shots):
             if count != "all" and (count <= 0 or (isinstance(count, float) and count >= 1)):
                 raise RecipeError(f"'shots' must be whole numbers per class, shares below 1, or all, got {count}")
 
 
 def listed(value: Any) -> tuple[Any, ...]:
-    """The items of an option that may be one value or a list of them."""
+    """Items of an option that is one value or a list."""
     return value if isinstance(value, tuple) else (value,)
+
+
+def protocols_of(scorings: Iterable[Scoring], support: Split) -> list[EvaluationProtocol]:
+    """Every protocol that sections name, each once; names and options are checked."""
+    from orthomerge.evaluation.protocols import EvaluationProtocol
+
+    protocols = list[EvaluationProtocol]()
+    for scoring in scorings:
+        for aligner, shots, access in product(listed(scoring.aligner), listed(scoring.shots), listed(scoring.access)):
+            protocol = EvaluationProtocol(scoring.protocol, scoring.options, aligner=aligner)
+            protocol.builder()  # checks names and options
+            if protocol.needs:
+                drawn = {} if shots == "all" else {"shots": shots, "seeds": scoring.seeds}
+                protocol = replace(protocol, access=access, support=support, **drawn)
+            if protocol not in protocols:
+                protocols.append(protocol)
+    return protocols
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """What the merge is scored on, always on test inputs, and how.
+    """How the merge is scored on labelled test inputs.
 
-    `data`: as of `align`, but labelled; of all tasks or of some. `protocols`: names, or mappings as of `Scoring`.
-    `support`: the split that inductive protocols are fitted to. `references`: whether base and experts are scored too.
-    `against`: the method that others are compared with, the best if None; `margin`: points below which two may be
-    called comparable.
+    `data`: of all tasks or of some. `protocols`: names, or mappings as in `Scoring`. `support`: the split that
+    inductive protocols are fitted to. `references`: also score base and experts. `against`: the method that others are
+    compared with, the best if None. `margin`: points below which two methods may be called comparable.
     """
 
     data: Mapping[str, str]
@@ -123,22 +140,20 @@ class Evaluate:
             raise RecipeError("nothing to score on: give the data of at least one task as 'data'")
         if not self.protocols:
             raise RecipeError("'protocols' is empty: name at least one, or leave it out")
-        if self.batch < 1:
-            raise RecipeError(f"'batch' must be at least 1, got {self.batch}")
-        if not self.margin > 0:
-            raise RecipeError(f"'margin' must be a positive number of points, got {self.margin:g}")
+        at_least_one(batch=self.batch)
+        positive(margin=self.margin)
 
     @property
     def scorings(self) -> tuple[Scoring, ...]:
-        """The protocols, short forms written out."""
+        """The protocols, with short forms written out."""
         return tuple(Scoring(item) if isinstance(item, str) else item for item in self.protocols)
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """How closely to look at the merge (see `docs/diagnosis.md`). `aligner`: that of `align`, else auto.
+    """How much to measure (`analysis.detail.Detail`). `aligner`: that of `align` if None, else auto.
 
-    `scales`: also a curve over scales, which merges anew.
+    `scales`: also draw a curve over scales, which merges again at each.
     """
 
     aligner: str | None = None
@@ -149,17 +164,24 @@ class Diagnose:
     limit: int | None = None
     scales: bool = False
 
+    def detail(self, *, seed: int) -> Detail:
+        """The same as options of a diagnosis, which are checked."""
+        from orthomerge.analysis.detail import Detail
+
+        options = {name: value for name, value in vars(self).items() if name != "scales"}
+        return Detail(**options, seed=seed)
+
 
 @dataclass(frozen=True)
 class Report:
-    """The page. `title`: its heading, the name of the run folder if None."""
+    """The page. `title`: its heading; the name of the run folder if None."""
 
     title: str | None = None
 
 
 @dataclass(frozen=True)
 class SweptMethod:
-    """A method of a sweep. `method`: its name. `parameters`: its options; where these give a scale, it stays."""
+    """A method of a sweep with its options; a `scale` among them is kept."""
 
     method: str
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -167,12 +189,12 @@ class SweptMethod:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every combination of these lists is merged and scored, each that means something else once.
+    """Every distinct combination of these lists is merged and scored.
 
-    `methods`: names, or mappings as of `SweptMethod`; the recipe's own if there are none. `scales`: of every method
-    that has one. `seeds`: how many, of merges that draw at random and of few inputs. `aligners`: names, and `none` for
-    heads as they are. `shots` and `access`: as of `evaluate`. `choose`: the split on which the best is chosen; val if
-    all tasks have one. `keep`: leave the merged models in the run folder.
+    `methods`: names, or mappings as in `SweptMethod`; the recipe's own if empty. `scales`: for every method that has
+    one. `seeds`: how many, for random merges and for draws of few inputs. `aligners`: names, and `none` for heads as
+    they are. `shots` and `access`: as in `Scoring`. `choose`: the split on which the best is chosen; val if all tasks
+    have one. `keep`: leave the merged models in the run folder.
     """
 
     methods: tuple[str | SweptMethod, ...] = ()
@@ -189,7 +211,7 @@ class Sweep:
             if not math.isfinite(scale):
                 raise RecipeError(f"'scales' must be finite numbers, got {scale}")
         if not self.aligners:
-            raise RecipeError("'aligners' is empty: name at least one, or `none` for the heads as they are")
+            raise RecipeError("'aligners' is empty: name at least one, or `none` for heads as they are")
         for name in ("methods", "scales", "aligners", "shots", "access"):
             items = listed(getattr(self, name))
             twice = next((item for place, item in enumerate(items) if item in items[:place]), None)

@@ -12,8 +12,8 @@ from pathlib import Path
 from orthomerge.evaluation.scores import RECORDS
 from orthomerge.files.run_state import clear_state, state_folder
 from orthomerge.runs.driver import Artifact
-from orthomerge.runs.models import align, input_paths, merge, write_weights
-from orthomerge.runs.sections import Align
+from orthomerge.runs.models import align, merge, write_weights
+from orthomerge.runs.sections import Align, protocols_of
 from orthomerge.runs.work import MODEL, Work, key_of, merge_key, section_content
 
 PAGE = "report.html"
@@ -21,10 +21,10 @@ _GRID = [step / 10 for step in range(1, 11)]
 
 
 def run_artifacts(work: Work) -> Iterator[Artifact]:
-    """Every artifact of a recipe without a sweep, in order."""
-    recipe = work.recipe
+    """Yield every artifact of a recipe without a sweep, in order."""
+    recipe, places = work.recipe, model_places(work)
     merged = merge_key(recipe, recipe.merge, work.experts)
-    models, places = [merged], model_places(work)
+    models = [merged]
     yield Artifact(merged, "merge", make_merge, arguments={"key": merged}, model=places[0])
     if recipe.align is not None:
         models.append(key_of("align", merged, section_content(recipe.align), recipe.seed))
@@ -36,16 +36,14 @@ def run_artifacts(work: Work) -> Iterator[Artifact]:
     yield Artifact(records, "evaluate", make_records, tuple(models), {"models": models}, files=True)
     needs = [*models, records]
     if recipe.diagnose is not False:
-        from orthomerge.runs.protocols import detail_of, diagnose_of
-
-        needs.append(key_of("diagnosis", records, asdict(detail_of(recipe)), diagnose_of(recipe).scales))
+        needs.append(key_of("diagnosis", records, asdict(recipe.diagnosis), recipe.seed))
         arguments = {"merged": merged, "records": records, "where": str(places[0])}
         yield Artifact(needs[-1], "diagnose", make_diagnosis, (merged, records), arguments, files=True)
     yield from page_artifact(work, needs)
 
 
 def model_places(work: Work) -> list[Path]:
-    """Where the models of a run are: the merge, and the same with aligned heads; the last one at the recipe's `out`."""
+    """Folders of the merge and of the same with aligned heads; the last one is the recipe's `out` if it has one."""
     recipe = work.recipe
     names = [recipe.method] + ([f"{recipe.method}-{recipe.align.aligner}"] if recipe.align is not None else [])
     places = [work.run / "models" / name.replace("/", "_") for name in names]
@@ -53,7 +51,7 @@ def model_places(work: Work) -> list[Path]:
 
 
 def page_artifact(work: Work, needs: Sequence[str]) -> Iterator[Artifact]:
-    """The page over everything that the run folder holds, if the recipe wants one."""
+    """Yield the page about the run folder, if the recipe wants one."""
     if work.recipe.report is not False:
         yield Artifact(key_of("page", needs, work.title, work.text), "report", make_page, tuple(needs), files=True)
 
@@ -62,24 +60,23 @@ def make_merge(place: Path, work: Work, *, key: str) -> None:
     """Merge or fit; a fit that was killed continues from its state beside the entry."""
     recipe, state = work.recipe, state_folder(work.store.content(key).parent, "fitting")
     model = merge(work.experts, recipe.merge, state=state, progress=work.progress)
-    write_weights(model, place / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
+    write_weights(model, place / MODEL, recipe, progress=work.progress)
     clear_state(state)
 
 
 def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> None:
     """Align the heads of the merge."""
-    recipe, model = work.recipe, work.model(merged)
-    model = align(model, work.experts, recipe, section, progress=work.progress)
-    write_weights(model, place / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
+    recipe = work.recipe
+    model = align(work.model(merged), work.experts, section, seed=recipe.seed, progress=work.progress)
+    write_weights(model, place / MODEL, recipe, progress=work.progress)
 
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
-    """Score models, with base and experts; write records, predictions, comparisons, notes and tables.
+    """Score models, base and experts; write records, predictions, comparisons, notes and tables.
 
-    Neither an expert is aligned with itself, nor a model whose heads have been aligned once more.
+    Neither experts nor models with aligned heads are scored by protocols that need the expert.
     """
     from orthomerge.evaluation.evaluate import Subject, score
-    from orthomerge.runs.protocols import protocols_of, teaches
 
     section, encoded, experts = work.section, work.encoded, work.experts
     subjects = []
@@ -90,7 +87,7 @@ def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
     subjects += [Subject.of(work.model(key), encoded.tasks) for key in models]
     plain = ("base", work.recipe.method)
     protocols = [
-        replace(protocol, models=plain) if teaches(protocol) else protocol
+        replace(protocol, models=plain) if "expert" in protocol.needs else protocol
         for protocol in protocols_of(section.scorings, section.support)
     ]
     score(subjects, protocols, encoded, against=section.against, margin=section.margin / 100).write(place)
@@ -103,21 +100,21 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
     from orthomerge.evaluation.records import read_records
     from orthomerge.evaluation.scale import search_scale
-    from orthomerge.runs.protocols import detail_of, diagnose_of
 
-    recipe, data, encoded, search = work.recipe, work.section.data, work.encoded, None
-    if diagnose_of(recipe).scales:
+    seed, data, encoded, search = work.recipe.seed, work.section.data, work.encoded, None
+    if work.recipe.diagnosis.scales:
         search = search_scale(
             work.experts,
             "task_arithmetic",
             data,
             grid=_GRID,
             criterion="accuracy",
-            seed=recipe.seed,
+            seed=seed,
             encoding=encoded.how,
             progress=work.progress,
         )
-    detail, in_files = detail_of(recipe), all(isinstance(source, str) for source in data.values())
+    detail = work.recipe.diagnosis.detail(seed=seed % 2**32)
+    in_files = all(isinstance(source, str) for source in data.values())
     diagnosis = diagnose(
         work.model(merged),
         work.experts,
@@ -133,7 +130,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
 
 
 def make_page(place: Path, work: Work) -> None:
-    """Write the page over the run folder, if anything was scored."""
+    """Write the page about the run folder, if anything was scored."""
     from orthomerge.report.report import report
 
     if (work.run / RECORDS).stat().st_size:

@@ -1,12 +1,11 @@
-"""Results by content: a folder per key, made beside its place and renamed, believed only with a seal of this machine.
+"""Results by content: a folder per key, written beside its place and renamed, trusted only with a seal of this machine.
 
 STORE/KEY/content/     the result
 STORE/KEY/entry.json   name, seconds, memory, the hash of every file, and a seal over all of it
 
-The seal is an HMAC whose secret lies in the cache of orthomerge and never in the store. A folder that somebody planted,
-a file that changed and a link that was added have no seal, or another hash: such an entry counts as none and is made
-again. Two commands on one store make nothing twice: a lease beside the entry keeps them apart, and is taken over when
-its holder was killed.
+The seal is an HMAC with a secret that is in orthomerge's cache and never in the store. An entry that was planted,
+changed or linked has no seal, or other hashes: it is ignored and made again. A lease beside the entry keeps two
+commands from making it twice, and is taken over when its holder was killed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _LEASE_SECONDS = 30
 
 @dataclass(frozen=True)
 class Entry:
-    """A result. `files`: hashes by name. `memory`: bytes at the peak."""
+    """A result. `files`: hashes by name. `memory`: peak bytes."""
 
     key: str
     name: str
@@ -65,26 +64,26 @@ class Store:
         self._verified = dict[str, Entry]()
 
     def content(self, key: str) -> Path:
-        """Where the content of an entry is, or will be."""
-        return self._place(key) / _CONTENT
+        """The folder of an entry's content, which may not exist yet."""
+        return self.root / key / _CONTENT
 
     def get(self, key: str) -> Entry | None:
-        """An entry, if it is there and every file is what this machine wrote; hashed once per process."""
+        """Return an entry if every file is what this machine wrote; files are hashed once per process."""
         if key not in self._verified:
             entry = self._read(key)
             with suppress(OSError, CheckpointError):
-                if entry is not None and entry.files == _hashes(self._place(key)):
+                if entry is not None and entry.files == _hashes(self.root / key):
                     self._verified[key] = entry
         return self._verified.get(key)
 
     def make(self, key: str, name: str, fill: Callable[[Path], object], *, progress: Progress = SILENT) -> Entry:
-        """The entry of a key: the one that is there, or one whose content `fill` writes into an empty folder."""
+        """Return the entry of a key; if there is none, `fill` writes its content into an empty folder."""
         with self._lease(key, progress):
             entry = self.get(key)
             if entry is not None:
                 return entry
             started = time.perf_counter()
-            with publish(self._place(key), force=True, marker=ENTRY, unlisted_but_ours=()) as folder:
+            with publish(self.root / key, force=True, marker=ENTRY, unlisted_but_ours=()) as folder:
                 (folder / _CONTENT).mkdir()
                 fill(folder / _CONTENT)
                 entry = Entry(key, name, time.perf_counter() - started, _peak_memory(), _hashes(folder))
@@ -93,27 +92,21 @@ class Store:
             return entry
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry that has the seal of this machine; contents are not looked at."""
-        names = sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
-        for entry in map(self._read, filter(_KEY.fullmatch, names)):
-            if entry is not None:
+        """Yield every entry with the seal of this machine; contents are not checked."""
+        for path in sorted(self.root.glob("*")):
+            if _KEY.fullmatch(path.name) and (entry := self._read(path.name)) is not None:
                 yield entry
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry, unless somebody makes it now or has put files of others into it."""
+        """Remove an entry, unless another command is making it or it holds files of others."""
         self._verified.pop(entry.key, None)
         with suppress(Timeout), self._lease(entry.key, None):
-            place = self._place(entry.key)
+            place = self.root / entry.key
             if self._read(entry.key) == entry and {*names_in(place)} <= {*entry.files, ENTRY}:
                 remove_folder(place, proof=ENTRY)
 
-    def _place(self, key: str) -> Path:
-        if not _KEY.fullmatch(key):
-            raise AssertionError(f"{key!r} is not a key")
-        return self.root / key
-
     def _read(self, key: str) -> Entry | None:
-        place = self._place(key)
+        place = self.root / key
         if place.is_symlink() or (place / ENTRY).is_symlink():
             return None
         try:
@@ -127,26 +120,24 @@ class Store:
 
     @contextmanager
     def _lease(self, key: str, progress: Progress | None) -> Iterator[None]:
-        """Be the only one who makes an entry. `progress`: None not to wait for another."""
+        """Be the only one who makes an entry; without `progress` do not wait for another command."""
         path = self.root / f".{key}.lease"
         lease = SoftFileLease(str(path), lease_duration=_LEASE_SECONDS, is_singleton=False)
         if self.root.is_symlink():
             raise OutputError(f"{self.root} is a link, and nothing is written through links; move it away")
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            try:
+            with suppress(Timeout):
                 lease.acquire(timeout=0)
-            except Timeout:
-                if progress is None:
-                    raise
+            if not lease.is_locked and progress is not None:
                 progress.stage(f"waiting for another command ({path})", None)
                 lease.acquire()
-        except Timeout:
-            raise
         except LeaseSettingsMismatch as error:
             raise OutputError(f"{path} is not a lease of this version of orthomerge; move it away") from error
         except OSError as error:
             raise OutputError(f"cannot write to {self.root}: {error.strerror or error}; give another folder") from error
+        if not lease.is_locked:
+            raise Timeout(str(path))
         try:
             yield
         finally:
@@ -154,7 +145,7 @@ class Store:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Every name below the content of an entry; a link counts as the file of the content that it leads to."""
+    """Hashes of all files of an entry's content by name; a link has the hash of the file that it leads to."""
     content, digests, hashes = folder / _CONTENT, dict[str, str](), dict[str, str]()
     if content.is_symlink():
         raise CheckpointError(f"{content} is a link")
@@ -175,7 +166,7 @@ def _seal(entry: Entry) -> str:
 
 
 def _secret() -> bytes:
-    """What only the users of this cache have; made when it is first needed."""
+    """The secret of this cache, made when it is first needed."""
     path = FeatureCache().folder.parent / "store.key"
     try:
         if not path.is_file():
@@ -193,6 +184,6 @@ def _secret() -> bytes:
 
 
 def _peak_memory() -> int:
-    """Bytes that this process had in memory at most."""
+    """Peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -27,8 +27,7 @@ from orthomerge.models.model_data import loaded
 from orthomerge.models.saved import read_model
 from orthomerge.runs.choosing import Best, Failure, Row, best_of, rows_of, sweep_csv, sweep_markdown
 from orthomerge.runs.driver import Artifact
-from orthomerge.runs.models import input_paths, merge, write_weights
-from orthomerge.runs.protocols import teaches
+from orthomerge.runs.models import merge, write_weights
 from orthomerge.runs.recipe import Recipe
 from orthomerge.runs.steps import page_artifact
 from orthomerge.runs.variants import REFERENCES, Variant, cells_of, protocols_for, splits_of, sweep_of, variants_of
@@ -42,7 +41,7 @@ _LONGEST = 100  # letters of a model's name in files
 
 @dataclass(frozen=True)
 class Result:
-    """The scores of one model: records on test and val, and what failed. `facts`: how it was made, for a report."""
+    """The scores of one model on test and val, and its failures. `facts`: how it was made, for a report."""
 
     records: tuple[Record, ...] = ()
     validation: tuple[Record, ...] = ()
@@ -52,9 +51,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Swept:
-    """The outcome of a sweep. `rows`: every merge in every way; `best`: for each budget of inputs.
+    """The outcome of a sweep. `rows`: every merge in every way. `best`: per budget of inputs.
 
-    `done` and `found`: how many models were scored now, and how many had been before.
+    `done` and `found`: numbers of models that were scored now and before.
     """
 
     cells: int
@@ -75,7 +74,7 @@ class Swept:
 
 
 def sweep_artifacts(work: Work) -> Iterator[Artifact]:
-    """Every artifact of a recipe with a sweep, in order."""
+    """Yield every artifact of a recipe with a sweep, in order."""
     recipe, (sweep, section) = work.recipe, sweep_of(work.recipe)
     splits, scores = splits_of(sweep, section), list[str]()
     for name, variant in _models(recipe).items():
@@ -92,7 +91,7 @@ def sweep_artifacts(work: Work) -> Iterator[Artifact]:
 
 
 def _models(recipe: Recipe) -> dict[str, Variant]:
-    """What is scored, by names that files can have: references, then merges."""
+    """References, then merges, by names that files can have."""
     sweep, section = sweep_of(recipe)
     models = dict[str, Variant]()
     if section.references:
@@ -107,7 +106,7 @@ def _models(recipe: Recipe) -> dict[str, Variant]:
 
 
 def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
-    """Say how much there is to do, and refuse what the disk cannot hold."""
+    """Describe how much there is to do; refuse models to keep that the disk cannot hold."""
     missing = [artifact for artifact in artifacts if work.store.get(artifact.key) is None]
     models = [artifact for artifact in missing if "variant" in artifact.arguments]
     kept = sum(artifact.arguments["keep"] for artifact in models)
@@ -120,13 +119,13 @@ def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
 
 
 def results_of(work: Work, keys: Iterable[str]) -> list[Result]:
-    """The scores of models, read back."""
+    """Read the scores of models."""
     paths = (work.folder(key) / RESULT for key in keys)
     return [build(Result, json.loads(path.read_text(encoding="utf-8")), where=str(path)) for path in paths]
 
 
 def swept_of(work: Work, results: Sequence[Result]) -> Swept:
-    """The outcome of a sweep, from the scores of all models."""
+    """Collect the outcome of a sweep from the scores of all models."""
     cells = cells_of(work.recipe)
     records = [record for result in results for record in result.records]
     validation = [record for result in results for record in result.validation]
@@ -136,14 +135,14 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
 
 
 def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str, ...], keep: bool) -> None:
-    """Score a merge, the base or the experts in every way on every split; what fails is noted and ends nothing else.
+    """Score a merge, the base or the experts in every way on every split; failures are noted.
 
     `keep`: leave the merged model beside its scores.
     """
     protocols = protocols_for(work.recipe, variant)
     if variant.name == "expert":
-        protocols = [protocol for protocol in protocols if not teaches(protocol)]
-    cells = [Failure(variant.name, variant.way(protocol), "") for protocol in protocols]
+        protocols = [protocol for protocol in protocols if "expert" not in protocol.needs]
+    cells = [Failure(variant.name, protocol.way(variant.seen), "") for protocol in protocols]
     records, failures, facts = {split: list[Record]() for split in ("test", "val")}, list[Failure](), dict[str, Any]()
     models, encoded = dict[str, Model](), _encoded_by_split(work.encoded, splits)
     with _noting(failures, *cells):
@@ -164,7 +163,7 @@ def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str,
 
 @contextmanager
 def _noting(failures: list[Failure], *cells: Failure) -> Iterator[None]:
-    """Note an error with the cells that it concerns, and go on; what cannot be written ends the sweep."""
+    """Note an error of the block for these cells; an output that cannot be written ends the sweep."""
     try:
         yield
     except OutputError:
@@ -174,7 +173,7 @@ def _noting(failures: list[Failure], *cells: Failure) -> Iterator[None]:
 
 
 def _models_of(work: Work, variant: Variant, kept: Path | None) -> dict[str, Model]:
-    """The model of each task, with its weights computed. `kept`: a result to keep it in."""
+    """The model of each task, with its weights computed. `kept`: a folder to write it to."""
     tasks, experts, recipe = work.encoded.tasks, work.experts, work.recipe
     if variant.name == "expert":
         return {task: experts.teacher(task) for task in tasks}
@@ -183,7 +182,7 @@ def _models_of(work: Work, variant: Variant, kept: Path | None) -> dict[str, Mod
     work.progress.stage("merging", None)
     model = merge(experts, variant.merge(recipe), progress=work.progress)
     if kept is not None:
-        write_weights(model, kept / MODEL, recipe, inputs=input_paths(recipe), progress=work.progress)
+        write_weights(model, kept / MODEL, recipe, progress=work.progress)
         model = replace(read_model(kept / MODEL), origin=model.origin)  # computed once
     loaded(model.encoder)  # computes the weights, which are then kept while the model is scored
     return dict.fromkeys(tasks, model)
@@ -198,7 +197,7 @@ def _subject(variant: Variant, models: Mapping[str, Model]) -> Subject:
 def _records(
     place: Path, subject: Subject, protocols: list[EvaluationProtocol], encoded: EncodedTasks, *, split: str = "test"
 ) -> list[Record]:
-    """The records of protocols, or of all labels in one space if there are none; predictions on test are kept."""
+    """Records of protocols, or of the joint label space if there are none; predictions on test are written."""
     scored = list(evaluate([subject], protocols, encoded))
     if split != "test":
         return [replace(item.record, split=split, predictions=None) for item in scored]
@@ -207,14 +206,14 @@ def _records(
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """What the report says of a merge."""
+    """Facts about a merge for the report."""
     facts = {name: value for name, value in model.origin.facts.items() if name in ("method", "fit", "seed")}
     heads = {task: {"labels": list(labels)} for task, labels in model.labels.items()}
     return {**facts, "inputs": record_of(model)["inputs"], "heads": heads, "family": model.family.name}
 
 
 def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[str, EncodedTasks]:
-    """The tasks for each split that is scored."""
+    """The tasks of each split to score."""
     if "val" not in splits:
         return {"test": encoded}
     val = {}
@@ -225,7 +224,7 @@ def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[st
 
 
 def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
-    """Write records, comparisons, notes and tables over all scores; rows that failed somewhere are left out."""
+    """Write records, comparisons, notes and tables of all scores, without rows that failed anywhere."""
     section, results = work.section, results_of(work, scores)
     swept = swept_of(work, results)
     failed = {(failure.name, failure.way) for failure in swept.failures}
@@ -238,7 +237,7 @@ def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
             (place / str(name)).write_bytes((work.folder(key) / str(name)).read_bytes())
     against = section.against if any(record.method == section.against for record in records) else None
     comparisons = compare_run(place, against=against, margin=section.margin / 100)
-    taught = any(map(teaches, protocols_for(work.recipe, Variant("base"))))
+    taught = any("expert" in protocol.needs for protocol in protocols_for(work.recipe, Variant("base")))
     encoded = work.encoded if section.references or taught else replace(work.encoded, teachers={})
     notes = contamination_notes(encoded)
     where = "sweep.md has those that validation chose" if any(item.chosen for item in swept.best) else "see sweep.md"

@@ -1,7 +1,7 @@
-"""What a sweep consists of: merges, ways to score them, and the cells that both make; each that differs once.
+"""The merges of a sweep, the ways to score them, and the cells that both make; each that differs once.
 
-A *variant* is one merge: method, options, seed. A merge that draws at random is made once for every seed, and scored
-with that very seed. One that does not is made once; few inputs are then drawn once for every seed.
+A *variant* is one merge: method, options, seed. A merge that draws at random is made once per seed and scored with that
+seed. Any other is made once; its draws of few inputs are repeated once per seed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
-from orthomerge.runs.plan import check_recipe
-from orthomerge.runs.protocols import protocols_of
+from orthomerge.runs.models import check_recipe
 from orthomerge.runs.recipe import Merge, Recipe
-from orthomerge.runs.sections import Evaluate, Scoring, Sweep, SweptMethod
+from orthomerge.runs.sections import Evaluate, Scoring, Sweep, SweptMethod, protocols_of
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Access
     from orthomerge.evaluation.records import Way
-
 
 REFERENCES = ("expert", "base")
 _NO_PLACE = {
@@ -37,7 +34,9 @@ _NO_PLACE = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One merge. `first` and `seeds`: the seeds with which it is scored. `seen`: which inputs its making saw."""
+    """One merge. `first` and `seeds`: the first seed with which it is scored, and how many. `seen`: the inputs that
+    were used to make it.
+    """
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -47,7 +46,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """What its records are called; the same for all seeds."""
+        """The name in its records, the same for all seeds."""
         return " ".join((self.method, *(f"{key}={_short(value)}" for key, value in self.parameters.items())))
 
     @property
@@ -55,13 +54,10 @@ class Variant:
         return self.seen != "data-free"
 
     def merge(self, recipe: Recipe) -> Merge:
-        """What its weights depend on."""
-        seed = recipe.seed + (self.first if self.seeds == 1 else 0)
-        return recipe.merge.variant(self.method, self.parameters, seed=seed)
-
-    def way(self, protocol: EvaluationProtocol) -> Way:
-        """How it is scored by a protocol, as its records say."""
-        return protocol.way(self.seen)
+        """What determines its weights."""
+        merge, seed = recipe.merge, recipe.seed + (self.first if self.seeds == 1 else 0)
+        fit = merge.fit if self.fitted else None
+        return replace(merge, method=self.method, parameters=dict(self.parameters), seed=seed, fit=fit)
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Cell:
 
 
 def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
-    """Both sections that a sweep needs; sections that have no meaning in it are refused."""
+    """Return both sections of a sweep; refuse sections that have no meaning in it."""
     if recipe.sweep is None or recipe.evaluate is None:
         raise RecipeError("the recipe has no section 'sweep'; add one, with the methods to try (docs/sweeps.md)")
     for name, way in _NO_PLACE.items():
@@ -92,7 +88,7 @@ def sweep_of(recipe: Recipe) -> tuple[Sweep, Evaluate]:
 
 
 def splits_of(sweep: Sweep, evaluate: Evaluate) -> tuple[str, ...]:
-    """What is scored: test, and val where the best is chosen there. Data is read for it."""
+    """The splits to score: test, and val if the best is chosen there. Reads the data."""
     from orthomerge.data.reading import read_task
 
     why = "the val split is what the protocols are fitted to ('support')" if evaluate.support == "val" else ""
@@ -108,7 +104,7 @@ def splits_of(sweep: Sweep, evaluate: Evaluate) -> tuple[str, ...]:
 
 
 def variants_of(recipe: Recipe) -> list[Variant]:
-    """Every merge that differs from the others, in the order of the section."""
+    """Every distinct merge, in the order of the section."""
     sweep, _ = sweep_of(recipe)
     variants: dict[tuple[str, int], Variant] = {}
     for item in sweep.methods or (SweptMethod(recipe.method, recipe.parameters),):
@@ -119,7 +115,7 @@ def variants_of(recipe: Recipe) -> list[Variant]:
 
 
 def _variants(recipe: Recipe, sweep: Sweep, swept: SweptMethod) -> Iterator[Variant]:
-    """A method at every scale, and with every seed if it draws at random."""
+    """Yield a method at every scale, and with every seed if it draws at random."""
     row = find_method(swept.method)
     options = schema(maker_of(row)).keys() - swept.parameters.keys()
     drawn = row.fitted or "seed" in options
@@ -128,18 +124,12 @@ def _variants(recipe: Recipe, sweep: Sweep, swept: SweptMethod) -> Iterator[Vari
         seen = "transductive" if recipe.fit is not None and recipe.fit.split == "test" else "inductive"
     for scale in sweep.scales if "scale" in options and sweep.scales else (None,):
         parameters = swept.parameters if scale is None else {**swept.parameters, "scale": scale}
-        if not drawn:
-            yield Variant(swept.method, parameters, 0, sweep.seeds, seen)
-            continue
-        for seed in range(sweep.seeds):
-            yield Variant(swept.method, parameters, seed, 1, seen)
+        for first in range(sweep.seeds if drawn else 1):
+            yield Variant(swept.method, parameters, first, 1 if drawn else sweep.seeds, seen)
 
 
 def protocols_for(recipe: Recipe, variant: Variant) -> list[EvaluationProtocol]:
-    """How a variant is scored: by the protocols of `evaluate` if it names some, and by the aligners of the sweep.
-
-    Few inputs are drawn once for every seed of the variant.
-    """
+    """How a variant is scored: by the protocols that `evaluate` names, and by the aligners of the sweep."""
     sweep, evaluate = sweep_of(recipe)
     scorings = () if evaluate.protocols == Evaluate.protocols else evaluate.scorings
     for scoring in scorings:
@@ -156,9 +146,9 @@ def protocols_for(recipe: Recipe, variant: Variant) -> list[EvaluationProtocol]:
 
 
 def cells_of(recipe: Recipe) -> list[Cell]:
-    """All cells, merge by merge."""
+    """All cells, in the order of the merges."""
     return [
-        Cell(variant, variant.way(protocol), seed)
+        Cell(variant, protocol.way(variant.seen), seed)
         for variant in variants_of(recipe)
         for protocol in protocols_for(recipe, variant)
         for seed in range(protocol.first, protocol.first + protocol.seeds)
@@ -166,7 +156,7 @@ def cells_of(recipe: Recipe) -> list[Cell]:
 
 
 def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
-    """The cells and the opened experts, after every name and number was checked; headers are read, inputs are not."""
+    """Check every name and number from headers; return the cells and the opened experts."""
     _, evaluate = sweep_of(recipe)
     variants, cells = variants_of(recipe), cells_of(recipe)
     if recipe.fit is not None and not any(variant.fitted for variant in variants):
@@ -178,7 +168,7 @@ def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
 
 
 def _short(value: object) -> str:
-    """An option as in a row of a table."""
+    """Format an option for a table."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

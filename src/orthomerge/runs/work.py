@@ -1,7 +1,7 @@
 """What the artifacts of a run share: recipe, run folder, store, opened experts, and keys of results.
 
-A key is a hash of everything that a result depends on, and of nothing else. Inputs count by content, so a key is the
-same wherever files lie and whenever they were written. Where and how a result is computed is no part of it.
+A key is a hash of everything that a result depends on, and of nothing else: of inputs their content, but not where
+files are, when they were written, or where and how the result is computed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import OutputError, RecipeError
-from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.progress import Watch
 from orthomerge.core.version import VERSION
 from orthomerge.files.folders import names_in
 from orthomerge.files.raw_file import RawFile
@@ -45,22 +45,22 @@ _COMPUTE = ("device", "batch", "precision", "resume", "save_every")  # keys of s
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Another process gets the fields alone and opens everything itself.
+    """A run under way; another process gets the plain fields and opens everything itself.
 
-    `text`: the recipe as it was written. `count`: how many threads torch has. `progress`: of this process. `opened`:
-    the experts, if this process has opened them already.
+    `text`: the recipe as it was written. `thread_count`: of torch. `opened`: the experts, if this process has opened
+    them already.
     """
 
     recipe: Recipe
     text: str
     run: Path
-    count: int
-    progress: Progress = SILENT
+    thread_count: int
+    progress: Watch = field(default_factory=Watch)
     opened: Experts | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**plain, "progress": SILENT, "opened": None}
+        return {**plain, "progress": Watch(), "opened": None}
 
     @property
     def title(self) -> str | None:
@@ -73,7 +73,7 @@ class Work:
 
     @cached_property
     def experts(self) -> Experts:
-        """Base and experts; headers only."""
+        """Base and experts, opened."""
         return self.opened or open_experts(self.recipe.opening).check()
 
     @property
@@ -97,7 +97,7 @@ class Work:
         return EncodedTasks(tasks, teachers, how, self.progress)
 
     def folder(self, key: str) -> Path:
-        """The content of a result that is needed."""
+        """The content of a result, which must be in the store."""
         if self.store.get(key) is None:
             raise OutputError(f"{self.store.content(key)} is gone, or not what was written; run the same command again")
         return self.store.content(key)
@@ -107,7 +107,7 @@ class Work:
         return {}
 
     def model(self, key: str) -> Model:
-        """The model of a result, read once, with the experts that it was made from."""
+        """The model of a result, read once per process, with the experts that it was made from."""
         if key not in self._models:
             model = read_model(self.folder(key) / MODEL)
             self._models[key] = replace(model, origin=replace(model.origin, experts=self.experts))
@@ -115,11 +115,11 @@ class Work:
 
     @contextmanager
     def threads(self) -> Iterator[None]:
-        """As many threads as where the run was started: sums depend on their number."""
+        """Use as many threads as the process that started the run: sums depend on their number."""
         import torch
 
         before = torch.get_num_threads()
-        torch.set_num_threads(self.count)
+        torch.set_num_threads(self.thread_count)
         try:
             yield
         finally:
@@ -127,26 +127,26 @@ class Work:
 
 
 def key_of(*parts: Any) -> str:
-    """The hash of plain data and of the code that makes a result of it."""
+    """Hash plain data and the versions of the code that computes with it."""
     content = [VERSION, version("torch"), *parts]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def merge_key(recipe: Recipe, merge: Merge, experts: Experts) -> str:
-    """The key of a merge or a fit of a recipe's experts."""
+    """The key of a merge or fit of a recipe's experts."""
     options = {name: value for name, value in vars(merge).items() if name != "device"}
     fit = None if merge.fit is None else section_content(merge.fit)
     return key_of({**options, "fit": fit}, _experts_content(recipe, experts), recipe.max_shard_size)
 
 
 def section_content(section: Fit | Align | Evaluate) -> dict[str, Any]:
-    """A section with its inputs by content, without what only says how it is computed."""
+    """A section with digests of its inputs, without the keys that only say how it is computed."""
     content = {name: value for name, value in vars(section).items() if name not in ("data", *_COMPUTE)}
     return {**content, "data": [(task, source_digest(source)) for task, source in section.data.items()]}
 
 
 def source_digest(source: str | Task) -> str:
-    """Of a task's data: a file, a folder with all below it, a task in memory; of a dataset of the hub, its name."""
+    """Hash a task's data: a file, all files of a folder, or a task in memory; a dataset of the hub is its name."""
     if not isinstance(source, str):
         parts = sorted(source.splits.items())
         labels = {split: None if part.labels is None else part.labels.tolist() for split, part in parts}
@@ -160,19 +160,19 @@ def source_digest(source: str | Task) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    """Of one file, which is read once as long as nobody writes to it."""
+    """Hash a file, once per process unless it is written to."""
     status = path.stat()
     return _digest(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=1 << 16)
 def _digest(path: Path, *stamp: int) -> str:
-    """A file's time of change cannot be set back, so `stamp` is another one after any write."""
+    """`stamp` includes the time of the last change of status, which cannot be set back: it differs after any write."""
     return RawFile(path).digest()
 
 
 def _experts_content(recipe: Recipe, experts: Experts) -> list[Any]:
-    """Base and experts by content, and how they are opened."""
+    """Digests of base and experts, and how they are opened."""
     checkpoints = experts.checkpoints()
     opening = {name: value for name, value in vars(recipe.opening).items() if name not in ("experts", "base")}
     base = None if recipe.base is None else _checkpoint_digest(checkpoints[""])
@@ -184,7 +184,7 @@ def _experts_content(recipe: Recipe, experts: Experts) -> list[Any]:
 
 
 def _checkpoint_digest(opened: Checkpoint | Adapter) -> str:
-    """Of a model, adapter or file of weights, with the documents beside it."""
+    """Hash a model, adapter or file of weights with the documents beside it."""
     path = opened.path
     beside = [path / name for name in _DOCUMENTS if path.is_dir() and (path / name).is_file()]
     files = [*(file.path for file in opened.files), *beside]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orthomerge.core.device import derive
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.seeds import derive
 from orthomerge.models.prepared import Batch, Part, Pool
 from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
 

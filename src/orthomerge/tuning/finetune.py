@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.core.device import device_of, free_memory
+from orthomerge.core.device import derive, device_of, free_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
-from orthomerge.core.seeds import derive
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Examples
 from orthomerge.files.folders import EXPERT

@@ -20,9 +20,8 @@ import torch
 from torch import nn
 
 from orthomerge.core.adam import rate_share
-from orthomerge.core.device import enough_memory
+from orthomerge.core.device import derive, enough_memory
 from orthomerge.core.errors import NumericalError
-from orthomerge.core.seeds import derive
 from orthomerge.files.run_state import RunState
 from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.tuning.batches import Feed, epoch_order, moved, sample
