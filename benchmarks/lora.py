@@ -35,8 +35,7 @@ from benchmarks.lora_cka import KINDS, adapted_share, measure
 from orthomerge.evaluation.scale import search_scale
 from orthomerge.models.opening import Expert
 from orthomerge.suites import digits, eights
-from orthomerge.suites.building import make_experts
-from orthomerge.suites.suite import Say, Suite
+from orthomerge.suites.suite import Say, Suite, make_experts
 from orthomerge.suites.table import build_suite
 
 GRID = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from orthomerge.analysis.cka import linear_cka
+from orthomerge.analysis.layers import linear_cka
 from orthomerge.merging.knots import joint_basis, parts
 from orthomerge.merging.merge import task_vectors
 from orthomerge.merging.vectors import TaskVectors

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.environments import ROOT, describe_run, table
 
 from orthomerge.data.task import Examples
-from orthomerge.fitting.distance import FeatureDistance
 from orthomerge.fitting.gates import Mask
 from orthomerge.fitting.inputs import prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.loop import Loop
+from orthomerge.fitting.moma import FeatureDistance
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.family import cls, mean
 from orthomerge.models.heads import Head, Linear
@@ -145,17 +145,17 @@ def objective_of(setting: Setting) -> FeatureDistance:
 def our_steps(setting: Setting, delta: torch.Tensor, batch: int, steps: int) -> float:
     """Median seconds of a step of the loop; a look at a clock a step, through the gates that it calls."""
     objective, device = objective_of(setting), setting.device
-    gates = Mask(setting.base.to(device), delta, decay=5e-9)
+    gates = Mask(setting.base.to(device), delta, penalty=5e-9)
     marks: list[float] = []
-    step = gates.step
+    write = gates.write
 
-    def marked(gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
+    def marked(weights: torch.Tensor, step: int = 0) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
         marks.append(time.perf_counter())
-        step(gradient, weights, share)
+        write(weights, step)
 
-    gates.step = marked  # type: ignore[method-assign]
+    gates.write = marked  # type: ignore[method-assign]
     Loop(steps=steps + 6, batch=batch, look=10**9).run(setting, gates, objective, setting.inputs, None)
     return float(np.median(np.diff(marks)[5:]))
 

@@ -33,8 +33,7 @@ from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding, encode
 from orthomerge.models.model import Model
 from orthomerge.suites import digits, eights
-from orthomerge.suites.building import more_experts
-from orthomerge.suites.suite import Say, Suite
+from orthomerge.suites.suite import Say, Suite, more_experts
 from orthomerge.suites.table import build_suite
 from orthomerge.tuning.settings import LINEARISED, Mode
 

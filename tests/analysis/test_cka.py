@@ -8,7 +8,7 @@ import pytest
 import torch
 from benchmarks.lora_cka import update_cka
 
-from orthomerge.analysis.cka import linear_cka
+from orthomerge.analysis.layers import linear_cka
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.testing.toys import random, rotation
 

@@ -10,15 +10,17 @@ import torch
 from tests.analysis.test_conflict import vectors
 
 from orthomerge.analysis.figures import Heat
-from orthomerge.analysis.masks import Masking, masked, start_masking
 from orthomerge.analysis.recorded import (
+    Masking,
     coefficient_figure,
     fit_figures,
     loss_figures,
+    masked,
     recorded_name,
     recorded_witnesses,
     scale_figure,
     shots_figure,
+    start_masking,
 )
 from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.records import Record

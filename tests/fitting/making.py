@@ -1,18 +1,22 @@
-"""What tests of fitted methods do with a setting of `orthomerge.testing.settings`."""
+"""Settings of `orthomerge.testing.settings` with variations, and steps of gates, for tests of fitted methods."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
+from orthomerge.core.adam import adamw, set_rates
+from orthomerge.fitting.gates import Gates
 from orthomerge.fitting.inputs import Targets, encoded_rows
 from orthomerge.fitting.setting import Setting
-from orthomerge.testing.settings import Kind, make_setting
+from orthomerge.testing.settings import CPU, Kind, make_setting
+
+KINDS: list[Kind] = ["bert", "vit"]
 
 
 def has_hooks(setting: Setting) -> bool:
-    """Whether anything still listens to a module of the encoder."""
+    """Whether a module of the encoder has hooks."""
     return any(module._forward_pre_hooks or module._forward_hooks for module in setting.encoder.module.modules())
 
 
@@ -35,6 +39,44 @@ def shared_setting(kind: Kind = "bert", weights: tuple[float, float] = (1.0, 0.3
     return replace(setting, inputs=setting.inputs.with_targets(targets))
 
 
-def numbers(seed: int, size: int) -> torch.Tensor:
+def with_equal_experts(setting: Setting) -> Setting:
+    """All experts are that of `three`."""
+    expert = setting.tuned("three")
+    return replace(setting, tuned=lambda task: expert.clone())
+
+
+def with_a_broken_expert(setting: Setting) -> Setting:
+    """The weights of expert `five` are NaN."""
+    return replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
+
+
+def average(setting: Setting) -> torch.Tensor:
+    """The mean of the experts, [P]."""
+    return torch.stack([setting.tuned(task) for task in setting.tasks]).mean(0)
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
     """Normal numbers of a seed."""
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass
+class Steps:
+    """Steps of gates as the training loop takes them, and the weights [P] after the last one."""
+
+    gates: Gates
+    size: int
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.weights, self.optimiser = torch.empty(self.size), adamw(self.gates.groups(), CPU)
+        self.gates.write(self.weights)
+
+    def take(self, gradient: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+        """One step against the gradient [P] of the weights, at a share of the full rate."""
+        self.gates.backward(gradient.clone(), self.count)
+        set_rates(self.optimiser, share)
+        self.optimiser.step()
+        self.count += 1
+        self.gates.write(self.weights, self.count)
+        return self.weights

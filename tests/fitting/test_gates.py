@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from copy import deepcopy
 
 import pytest
 import torch
-from tests.fitting.making import numbers
+from tests.fitting.making import Steps, numbers
 
-from orthomerge.fitting.coefficients import Coefficients, Components, Groups
 from orthomerge.fitting.concrete import ConcreteMask, TwoLevels
-from orthomerge.fitting.gates import Fixed, Free, Gates, Mask
+from orthomerge.fitting.gates import Coefficients, Components, Fixed, Free, Gates, Groups, Mask
 from orthomerge.fitting.layout import Layout
 
 P = 500
@@ -28,7 +28,7 @@ LAYOUT = Layout(
     }
 )
 COUNTS: dict[Groups, int] = {"encoder": 1, "tensor": 6, "row": 3 + 6 + 7 + 2 + 4 + 1}
-BOUNDS = (0.0, 1.0)
+BOUNDS, FREE = (0.0, 1.0), (-math.inf, math.inf)
 
 
 def flat(seed: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ def vectors() -> torch.Tensor:
     return torch.stack([flat(seed) for seed in range(1, T + 1)])
 
 
-def coefficients(groups: Groups, *, bounds: tuple[float, float] | None = None, lr: float = 0.1) -> Coefficients:
+def coefficients(groups: Groups, *, bounds: tuple[float, float] = FREE, lr: float = 0.1) -> Coefficients:
     return Coefficients(flat(0), vectors(), LAYOUT, groups=groups, start=0.3, lr=lr, bounds=bounds)
 
 
@@ -54,9 +54,9 @@ def two_levels() -> TwoLevels:
     return TwoLevels(mask, Coefficients(zero, vectors(), LAYOUT, groups="tensor", start=0.3, lr=1.0, bounds=BOUNDS))
 
 
-KINDS: dict[str, Callable[[], Gates]] = {
+GATES: dict[str, Callable[[], Gates]] = {
     "free": lambda: Free(flat(0), lr=0.1, decay=0.5),
-    "mask": lambda: Mask(flat(0), flat(1), decay=1e-3),
+    "mask": lambda: Mask(flat(0), flat(1), penalty=1e-3),
     "hard": lambda: Mask(flat(0), flat(1), cap=2.0, form="hard"),
     "row": lambda: coefficients("row"),
     "component": components,
@@ -65,85 +65,66 @@ KINDS: dict[str, Callable[[], Gates]] = {
 }
 
 
-def copied(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {name: copied(value) for name, value in state.items()}
-    return state.clone() if isinstance(state, torch.Tensor) else state
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_continues_to_the_bit_and_what_was_kept_comes_back(kind: str) -> None:
-    gates, weights = KINDS[kind](), torch.empty(LAYOUT.size)
+@pytest.mark.parametrize("kind", GATES)
+def test_values_and_moments_are_all_that_a_run_continues_from(kind: str) -> None:
+    whole = Steps(GATES[kind](), LAYOUT.size)
     for seed in range(3):  # of two levels: in the middle of a step
-        gates.step(flat(seed), weights, 1.0)
-    before, kept, state = weights.clone(), gates.kept(), copied(gates.state())
-    other, again = KINDS[kind](), torch.empty(LAYOUT.size)
-    other.load(state)
-    other.write(again)
-    assert torch.equal(again, before)
+        whole.take(flat(seed))
+    again = Steps(GATES[kind](), LAYOUT.size, whole.count)
+    again.optimiser.load_state_dict(deepcopy(whole.optimiser.state_dict()))
+    for group, other in zip(again.gates.groups(), whole.gates.groups(), strict=True):
+        for values, kept in zip(group["params"], other["params"], strict=True):
+            values.copy_(kept)
+    again.gates.write(again.weights, again.count)
+    assert torch.equal(again.weights, whole.weights)
+    before = whole.weights.clone()
     for seed in (7, 8):
-        gates.step(flat(seed), weights, 1.0)
-        other.step(flat(seed), again, 0.5 + 0.5)
-    assert torch.equal(again, weights)
-    assert not torch.equal(weights, before)
-    gates.restore(kept)
-    assert torch.equal(gates.values, kept)
-    if kind not in ("concrete", "two levels"):  # whose sample is of another step
-        gates.write(weights)
-        assert torch.equal(weights, before)
-    assert gates.size == gates.values.numel()
+        assert torch.equal(again.take(flat(seed)), whole.take(flat(seed)))
+    assert not torch.equal(whole.weights, before)
+    assert whole.gates.size == whole.gates.values.numel()
 
 
 def test_fixed_weights_stay() -> None:
-    gates, weights = Fixed(numbers(0, P)), torch.empty(P)
-    gates.write(weights)
-    gates.step(numbers(1, P), weights, 1.0)
-    gates.load(gates.state())
-    gates.restore(gates.kept())
-    assert torch.equal(weights, numbers(0, P))
-    assert gates.size == 0
-    assert gates.measures() == {}
+    steps = Steps(Fixed(numbers(0, P)), P)
+    assert torch.equal(steps.take(numbers(1, P)), numbers(0, P))
+    assert steps.gates.size == 0
+    assert steps.gates.measures() == {}
 
 
 def test_free_weights_move_as_in_adamw() -> None:
-    origin, weights = numbers(0, P), torch.empty(P)
-    gates = Free(origin, lr=0.01, decay=0.5)
-    gates.write(weights)
-    assert torch.equal(weights, origin)
+    origin = numbers(0, P)
+    steps = Steps(Free(origin, lr=0.01, decay=0.5), P)
+    assert torch.equal(steps.weights, origin)
     moved = torch.zeros(P, requires_grad=True)
     torchs = torch.optim.AdamW([moved], lr=0.01, weight_decay=0.5, eps=1e-15)
     for step in range(10):
-        gates.step(numbers(step, P), weights, 1.0)
         moved.grad = numbers(step, P)
         torchs.step()
-    torch.testing.assert_close(weights, origin + moved.detach(), rtol=1e-5, atol=1e-6)
-    assert gates.measures()["moved"] > 0
-    assert gates.size == P
+        steps.take(numbers(step, P))
+    torch.testing.assert_close(steps.weights, origin + moved.detach(), rtol=1e-5, atol=1e-6)
+    assert steps.gates.measures()["moved"] == pytest.approx(float(moved.detach().norm() / origin.norm()))
 
 
 def test_without_a_gradient_free_weights_go_back() -> None:
-    origin, weights = numbers(0, P), torch.empty(P)
-    gates = Free(origin, lr=0.1, decay=1.0)
-    gates.restore(numbers(1, P))
-    gates.step(torch.zeros(P), weights, 0.5)
-    torch.testing.assert_close(weights, 0.95 * numbers(1, P) + 0.05 * origin)
-    assert torch.equal(origin, numbers(0, P))
+    gates = Free(numbers(0, P), lr=0.1, decay=1.0)
+    gates.values.copy_(numbers(1, P))
+    weights = Steps(gates, P).take(torch.zeros(P), 0.5)
+    torch.testing.assert_close(weights, numbers(0, P) + 0.95 * numbers(1, P))
 
 
-@pytest.mark.parametrize(("cap", "decay"), [(1.0, 0.0), (1.0, 0.3), (4.0, 0.0), (4.0, 0.3)])
-def test_the_gradient_of_a_mask_is_autograds(cap: float, decay: float) -> None:
+@pytest.mark.parametrize(("cap", "penalty"), [(1.0, 0.0), (1.0, 0.3), (4.0, 0.0), (4.0, 0.3)])
+def test_the_gradient_of_a_mask_is_autograds(cap: float, penalty: float) -> None:
     base, delta, direction = (numbers(seed, P) for seed in range(3))
-    mask = Mask(base, delta, cap=cap, decay=decay, lr=0.1)
-    mask.restore(2 * numbers(3, P))
-    logits = mask.kept().requires_grad_(True)
+    mask = Mask(base, delta, cap=cap, penalty=penalty, lr=0.1)
+    mask.values.copy_(2 * numbers(3, P))
+    logits = mask.values.clone().requires_grad_(True)
     theta = base + cap * torch.sigmoid(logits) * delta
-    loss = theta @ direction + decay * torch.sigmoid(logits).square().sum()
+    loss = theta @ direction + penalty * torch.sigmoid(logits).square().sum()
     loss.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     torch.testing.assert_close(mask.gradient(direction.clone()), logits.grad, rtol=1e-5, atol=1e-6)
     # Adam's first step is a whole rate against the sign.
-    weights = torch.empty(P)
-    mask.step(direction, weights, 1.0)
+    weights = Steps(mask, P).take(direction)
     torch.testing.assert_close(mask.values, logits.detach() - 0.1 * logits.grad.sign(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(weights, base + cap * torch.sigmoid(mask.values) * delta)
 
@@ -154,8 +135,8 @@ def test_where_a_mask_starts_and_its_ends() -> None:
         Mask(base, delta, start=start, cap=cap).write(weights)
         torch.testing.assert_close(weights, base + start * cap * delta)
     mask = Mask(base, delta)
-    for logits, end in ((100.0, base + delta), (-100.0, base)):
-        mask.restore(torch.full((P,), logits))
+    for logit, end in ((100.0, base + delta), (-100.0, base)):
+        mask.values.fill_(logit)
         mask.write(weights)
         torch.testing.assert_close(weights, end)
 
@@ -164,7 +145,7 @@ def test_a_hard_mask_is_all_or_nothing_and_learns_straight_through() -> None:
     base, delta, weights = numbers(0, P), numbers(1, P), torch.empty(P)
     soft, hard = Mask(base, delta, cap=2.0), Mask(base, delta, cap=2.0, form="hard")
     for each in (soft, hard):
-        each.restore(numbers(3, P))
+        each.values.copy_(numbers(3, P))
     on = base + 2 * delta * (numbers(3, P) > 0)
     hard.write(weights)
     torch.testing.assert_close(weights, on)
@@ -174,7 +155,7 @@ def test_a_hard_mask_is_all_or_nothing_and_learns_straight_through() -> None:
     torch.testing.assert_close(weights, base + 2 * delta * torch.sigmoid(numbers(3, P)))
     slope = torch.sigmoid(numbers(3, P)) * torch.sigmoid(-numbers(3, P))
     torch.testing.assert_close(hard.gradient(numbers(2, P)), numbers(2, P) * 2 * delta * slope)
-    hard.step(numbers(2, P), weights, 0.5)
+    weights = Steps(hard, P).take(numbers(2, P), 0.5)
     torch.testing.assert_close(weights, base + 2 * delta * (hard.values > 0))
 
 
@@ -183,14 +164,13 @@ def test_measures_count_elements_that_some_expert_changed() -> None:
     delta[:100] = 0
     mask = Mask(numbers(0, P), delta)
     assert mask.measures() == {"masked": 0.0}
-    logits = torch.ones(P)
-    logits[:200] = -1
-    mask.restore(logits)
+    mask.values[:] = 1
+    mask.values[:200] = -1
     assert mask.measures() == {"masked": 100 / 400}
     assert Mask(numbers(0, P), torch.zeros(P)).measures() == {"masked": 0.0}
 
 
-def expected(values: torch.Tensor, groups: Groups, bounds: tuple[float, float] | None = None) -> torch.Tensor:
+def expected(values: torch.Tensor, groups: Groups, bounds: tuple[float, float]) -> torch.Tensor:
     """The formula of coefficients, element by element through an index of groups."""
     index, count = torch.zeros(LAYOUT.size, dtype=torch.int64), 0
     for name, place in LAYOUT.places.items():
@@ -198,20 +178,19 @@ def expected(values: torch.Tensor, groups: Groups, bounds: tuple[float, float] |
         rows = shape[0] if groups == "row" and shape else 1
         index[place] = 0 if groups == "encoder" else count + torch.arange(rows).repeat_interleave(size // rows)
         count += rows
-    clamped = values if bounds is None else values.clamp(*bounds)
     total = flat(0)
     for number in range(T):
-        total = total + clamped[number][index] * flat(number + 1)
+        total = total + values.clamp(*bounds)[number][index] * flat(number + 1)
     return total
 
 
 @pytest.mark.parametrize("groups", COUNTS)
-@pytest.mark.parametrize("bounds", [None, BOUNDS])
-def test_coefficients_and_their_gradient(groups: Groups, bounds: tuple[float, float] | None) -> None:
+@pytest.mark.parametrize("bounds", [FREE, BOUNDS])
+def test_coefficients_and_their_gradient(groups: Groups, bounds: tuple[float, float]) -> None:
     gates, weights = coefficients(groups, bounds=bounds), torch.empty(LAYOUT.size)
     assert gates.values.shape == (T, COUNTS[groups])
-    gates.restore(0.5 + torch.randn(gates.values.shape, generator=torch.Generator().manual_seed(9)))
-    values = gates.kept().requires_grad_(True)
+    gates.values.copy_(0.5 + numbers(9, T, COUNTS[groups]))
+    values = gates.values.clone().requires_grad_(True)
     theta = expected(values, groups, bounds)
     gates.write(weights)
     torch.testing.assert_close(weights, theta.detach())
@@ -219,16 +198,15 @@ def test_coefficients_and_their_gradient(groups: Groups, bounds: tuple[float, fl
     (theta @ direction).backward()  # type: ignore[no-untyped-call]
     assert values.grad is not None
     torch.testing.assert_close(gates.gradient(direction), values.grad)
-    gates.step(direction, weights, 0.5)
+    weights = Steps(gates, LAYOUT.size).take(direction, 0.5)
     torch.testing.assert_close(gates.values, values.detach() - 0.05 * values.grad.sign())
     torch.testing.assert_close(weights, expected(gates.values, groups, bounds))
 
 
 def test_bounds_stop_the_gradient_and_count_as_the_bound() -> None:
     gates = coefficients("tensor", bounds=BOUNDS)
-    inside = torch.full((T, 6), 0.2)
-    inside[0, :4], inside[1, 0], inside[2, 3] = torch.tensor([-0.5, 0.0, 0.5, 1.0]), 1.5, -1.0
-    gates.restore(inside)
+    gates.values.fill_(0.2)
+    gates.values[0, :4], gates.values[1, 0], gates.values[2, 3] = torch.tensor([-0.5, 0.0, 0.5, 1.0]), 1.5, -1.0
     stopped = (gates.gradient(flat(7)) == 0).nonzero().tolist()
     assert stopped == [[0, 0], [1, 0], [2, 3]]
     assert gates.measures()["least"] == 0.0
@@ -237,12 +215,9 @@ def test_bounds_stop_the_gradient_and_count_as_the_bound() -> None:
     assert coefficients("row").measures() == pytest.approx({"least": 0.3, "mean": 0.3, "most": 0.3})
 
 
-def test_components_are_one_per_direction_and_one_for_what_is_no_matrix() -> None:
-    assert components().size == T * (3 + 2 + 1 + 1 + 1 + 1)
-
-
 def test_no_component_is_the_origin_and_all_are_the_vectors() -> None:
     gates, weights = components(), torch.empty(LAYOUT.size)
+    assert gates.size == T * (3 + 2 + 1 + 1 + 1 + 1)  # one per direction, and one for what is no matrix
     gates.write(weights)
     assert torch.equal(weights, flat(0))
     gates.values[:] = torch.tensor([0.5, -1.0, 2.0])[:, None]
@@ -264,7 +239,7 @@ def test_one_component_alone() -> None:
 
 def test_the_gradient_of_components_is_autograds() -> None:
     gates, gradient = components(), flat(9)
-    values = torch.randn(gates.values.shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    values = numbers(1, *gates.values.shape).requires_grad_()
     total, at = torch.zeros(()), 0
     for name, place in LAYOUT.places.items():
         shape, part = LAYOUT.shapes[name], vectors()[:, place]
@@ -281,10 +256,8 @@ def test_the_gradient_of_components_is_autograds() -> None:
 
 
 def test_steps_of_components_go_down() -> None:
-    gates, weights = components(), torch.empty(LAYOUT.size)
-    gates.write(weights)
-    target = flat(0) + vectors()[0]
-    before = float((weights - target).norm())
+    steps, target = Steps(components(), LAYOUT.size), flat(0) + vectors()[0]
+    before = float((steps.weights - target).norm())
     for _ in range(50):
-        gates.step(weights - target, weights, 1.0)
-    assert float((weights - target).norm()) < 0.2 * before
+        steps.take(steps.weights - target)
+    assert float((steps.weights - target).norm()) < 0.2 * before

@@ -2,69 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.fitting.making import KINDS
 
 from orthomerge.data.task import Examples, Lazy
 from orthomerge.fitting import inputs as module
 from orthomerge.fitting.inputs import Inputs, Targets, encoded, prepare
 from orthomerge.models.prepared import Part
 from orthomerge.models.processing import PixelProcessor, Processor
-from orthomerge.testing.settings import CLASSES, Kind, Words, make_setting
+from orthomerge.testing.settings import CLASSES, CPU, Kind, Words, make_setting
 
 COUNTS = {"one": 5, "two": 3, "three": 7}
-CPU = torch.device("cpu")
 
 
 class Cut(Words):
-    """Words of which all after the first few are cut off."""
-
-    def __init__(self, longest: int) -> None:
-        super().__init__()
-        object.__setattr__(self, "longest", longest)
+    """Only the first three tokens of a text."""
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return {name: tensor[:, : self.longest] for name, tensor in super().__call__(inputs).items()}  # type: ignore[attr-defined]
+        return {name: tensor[:, :3] for name, tensor in super().__call__(inputs).items()}
 
 
-def texts(count: int, seed: int) -> list[str]:
+def texts(count: int, seed: int) -> list[Any]:
     random = np.random.default_rng(seed)
     return [" ".join(f"w{word}" for word in random.integers(0, 60, length)) for length in random.integers(1, 13, count)]
 
 
 def pictures(count: int, seed: int) -> list[Any]:
-    return list(np.random.default_rng(seed).integers(0, 256, (count, 16, 16, 3), dtype=np.uint8))
+    return [*np.random.default_rng(seed).integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)]
 
 
-def make(kind: Kind) -> tuple[Inputs, list[Any], Processor]:
+@dataclass(frozen=True)
+class Made:
+    """Prepared inputs, what they were made of, and their processor."""
+
+    inputs: Inputs
+    items: list[Any]
+    processor: Processor
+    draw: Callable[[int, int], list[Any]]
+
+
+@pytest.fixture(params=[("bert", True), ("bert", False), ("vit", True), ("vit", False)], ids=str)
+def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Texts or images, kept on the device or processed batch by batch."""
+    kind, kept = request.param
+    if not kept:
+        monkeypatch.setattr(module, "_room", lambda device: 0)
     draw = texts if kind == "bert" else pictures
-    items: dict[str, list[Any]] = {task: list(draw(count, seed)) for seed, (task, count) in enumerate(COUNTS.items())}
+    items = {task: draw(count, seed) for seed, (task, count) in enumerate(COUNTS.items())}
     processor: Processor = Words() if kind == "bert" else PixelProcessor(16)
     examples = {task: Examples(some, None, "train") for task, some in items.items()}
     teacher = {task: torch.full((count, 4), float(count), dtype=torch.float64) for task, count in COUNTS.items()}
     inputs = prepare(examples, dict.fromkeys(COUNTS, processor), teacher, device=CPU)
-    return inputs, [x for some in items.values() for x in some], processor
+    assert (inputs.pool.kept is not None) == kept
+    return Made(inputs, [x for some in items.values() for x in some], processor, draw)
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit"])
-@pytest.mark.parametrize("room", [None, 0])
-def test_a_batch_is_the_processors(kind: Kind, room: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if room is not None:
-        monkeypatch.setattr(module, "_room", lambda device: room)
-    inputs, items, processor = make(kind)
-    assert (inputs.pool.kept is None) == (room == 0)
-    assert {task: targets.rows.tolist() for task, targets in inputs.targets.items()} == {
-        "one": [0, 1, 2, 3, 4],
-        "two": [5, 6, 7],
-        "three": [8, 9, 10, 11, 12, 13, 14],
-    }
+def test_a_batch_is_the_processors(made: Made) -> None:
+    inputs = made.inputs
+    rows_of = {task: targets.rows.tolist() for task, targets in inputs.targets.items()}
+    assert rows_of == {"one": [*range(5)], "two": [5, 6, 7], "three": [*range(8, 15)]}
     for rows in ([3], [14, 0, 6], [1, 1, 13, 5, 2], list(range(15))):
-        batch, expected = inputs.pool.batch(torch.tensor(rows)), processor([items[row] for row in rows])
+        batch, expected = inputs.pool.batch(torch.tensor(rows)), made.processor([made.items[row] for row in rows])
         assert batch.keys() == expected.keys()
         for name, tensor in expected.items():
             assert torch.equal(batch[name], tensor), name
@@ -75,24 +80,31 @@ def test_a_batch_is_the_processors(kind: Kind, room: int | None, monkeypatch: py
         assert targets.weights.tolist() == [1.0] * COUNTS[task]
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit"])
-@pytest.mark.parametrize("room", [None, 0])
-def test_some_of_the_inputs(kind: Kind, room: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if room is not None:
-        monkeypatch.setattr(module, "_room", lambda device: room)
-    inputs, items, processor = make(kind)
-    # Other tasks first, or not at all: rows are rows of the whole.
-    some = inputs.at({"three": torch.tensor([1, 4, 0]), "one": torch.tensor([4])})
+def test_some_of_the_inputs(made: Made) -> None:
+    """Other tasks first, or not at all: rows are rows of the whole."""
+    items = made.items
+    some = made.inputs.at({"three": torch.tensor([1, 4, 0]), "one": torch.tensor([4])})
     assert all(a is b for a, b in zip(some.raw("three"), (items[9], items[12], items[8]), strict=True))
     assert some.raw("one")[0] is items[4]
     parts = list(some.batches("three", 2))
     assert [targets.rows.tolist() for targets, _ in parts] == [[9, 12], [8]]
     for targets, batch in parts:
-        expected = processor([items[row] for row in targets.rows.tolist()])
+        expected = made.processor([items[row] for row in targets.rows.tolist()])
         assert all(torch.equal(batch[name], tensor) for name, tensor in expected.items())
-    assert len(inputs.raw("two")) == 3
-    assert some.targets["one"].rows.tolist() == [4]
-    assert some.processors["one"] is processor
+
+
+def test_a_pool_that_grew_is_one_that_was_made_at_once(made: Made) -> None:
+    more = made.draw(4, 9)
+    grown = made.inputs.extended([Part(Examples(more, None, "train"), made.processor)])
+    assert len(grown.pool) == 19
+    assert grown.targets == made.inputs.targets
+    rows = torch.tensor([17, 3, 15, 18, 12])
+    batch, expected = grown.pool.batch(rows), made.processor([[*made.items, *more][row] for row in rows])
+    for name, tensor in expected.items():
+        assert torch.equal(batch[name], tensor), name
+    shared = grown.with_targets({"new": Targets(torch.tensor([3, 18]), torch.zeros(2, 4), torch.ones(2))})
+    assert all(a is b for a, b in zip(shared.raw("new"), (made.items[3], more[3]), strict=True))
+    assert made.inputs.extended([]).pool is made.inputs.pool
 
 
 def test_lazy_inputs_stay_lazy() -> None:
@@ -111,7 +123,7 @@ def test_lazy_inputs_stay_lazy() -> None:
     assert np.array_equal(raw[1], pictures(1, 2)[0])
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_features_do_not_depend_on_the_size_of_batches(kind: Kind) -> None:
     setting = make_setting(kind, inputs=9)
     for task in CLASSES:
@@ -126,35 +138,11 @@ def test_features_do_not_depend_on_the_size_of_batches(kind: Kind) -> None:
     assert float((close - found).norm() / found.norm()) < 0.05
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit"])
-@pytest.mark.parametrize("room", [None, 0])
-def test_a_pool_that_grew_is_one_that_was_made_at_once(
-    kind: Kind, room: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if room is not None:
-        monkeypatch.setattr(module, "_room", lambda device: room)
-    inputs, items, processor = make(kind)
-    more: list[Any] = texts(4, 9) if kind == "bert" else pictures(4, 9)
-    grown = inputs.extended([Part(Examples(more, None, "train"), processor)])
-    assert len(grown.pool) == 19
-    assert grown.targets == inputs.targets
-    rows = torch.tensor([17, 3, 15, 18, 12])
-    batch, expected = grown.pool.batch(rows), processor([[*items, *more][row] for row in rows])
-    for name, tensor in expected.items():
-        assert torch.equal(batch[name], tensor), name
-    ends = [3, 18]
-    shared = grown.with_targets({"new": Targets.of(torch.tensor(ends), torch.zeros(2, 4), device=CPU, weight=0.3)})
-    assert all(a is b for a, b in zip(shared.raw("new"), (items[3], more[3]), strict=True))
-    assert shared.targets["new"].weights.tolist() == pytest.approx([0.3, 0.3])
-    assert inputs.extended([]).pool is inputs.pool
-
-
 def test_each_task_has_its_own_processor() -> None:
     """Heads differ in how long texts may be: words of a longer text are cut off."""
-    long, short = Words(), Cut(3)
     examples = {task: Examples(["a b c d e"], None, "train") for task in ("long", "short")}
     blank = {task: torch.zeros(1, 2) for task in examples}
-    inputs = prepare(examples, {"long": long, "short": short}, blank, device=CPU)
+    inputs = prepare(examples, {"long": Words(), "short": Cut()}, blank, device=CPU)
     assert (inputs.pool.batch(torch.tensor([0, 1]))["attention_mask"]).sum(1).tolist() == [6, 3]
 
 

@@ -14,10 +14,10 @@ from tests.fitting.making import first_targets, shared_setting
 
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError
 from orthomerge.files.run_state import RunState
-from orthomerge.fitting.distance import FeatureDistance
 from orthomerge.fitting.gates import Free, Gates, Mask
 from orthomerge.fitting.inputs import Inputs, Order, Targets
 from orthomerge.fitting.loop import Course, Loop, backward, check_loop, held_out_loss
+from orthomerge.fitting.moma import FeatureDistance
 from orthomerge.fitting.objective import Divergence, Entropy, Objective
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
@@ -31,10 +31,10 @@ def distilled(setting: Setting, *, lr: float = 1e-3, head_lr: float = 0.0) -> tu
     return Free(merged, lr=lr), Divergence(setting.heads, setting.heads, CPU, lr=head_lr)
 
 
-def masked(setting: Setting, **options: Any) -> tuple[Gates, Objective]:
+def masked(setting: Setting) -> tuple[Gates, Objective]:
     delta = setting.merged("task_arithmetic", {}) - setting.base
     chosen: dict[str, Any] = {"transform": "similarity", "norm": "l2", "penalty": "fro", "alpha": 1.0, "lr": 1e-3}
-    return Mask(setting.base, delta, **options), FeatureDistance(setting.heads, setting.inputs, **chosen)
+    return Mask(setting.base, delta, penalty=1e-4), FeatureDistance(setting.heads, setting.inputs, **chosen)
 
 
 def rows_of(inputs: Inputs) -> torch.Tensor:
@@ -172,11 +172,7 @@ def test_half_precision_is_near() -> None:
 
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     loop = Loop(steps=9, batch=12, look=3, best=True)
-
-    def pair(setting: Setting) -> tuple[Gates, Objective]:
-        return masked(setting, decay=1e-4)
-
-    whole = run(loop, make_setting("bert"), pair)
+    whole = run(loop, make_setting("bert"), masked)
     state = RunState(tmp_path / "state", "this run")
 
     def kill(text: str) -> None:
@@ -184,20 +180,19 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
             raise KilledError
 
     with pytest.raises(KilledError):
-        run(loop, replace(make_setting("bert"), state=state, say=kill), pair)
-    found = state.read()
-    assert found is not None
-    assert found["step"] == 3
+        run(loop, replace(make_setting("bert"), state=state, say=kill), masked)
+    kept = state.read()
+    assert kept is not None
+    assert kept["step"] == 3
     said: list[str] = []
-    resumed = run(loop, replace(make_setting("bert"), state=state, say=said.append), pair)
+    resumed = run(loop, replace(make_setting("bert"), state=state, say=said.append), masked)
     assert len(said) == 2
     assert torch.equal(resumed[0], whole[0])
     assert all(torch.equal(a, b) for a, b in zip(resumed[1], whole[1], strict=True))
-    drop = ("seconds",)
-    rows = [[{k: v for k, v in row.items() if k not in drop} for row in each[2].rows] for each in (resumed, whole)]
+    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in each[2].rows] for each in (resumed, whole)]
     assert rows[0] == rows[1]
     # The state of a run that ended is one, too: nothing is left to do.
-    over = run(loop, replace(make_setting("bert"), state=state), pair)
+    over = run(loop, replace(make_setting("bert"), state=state), masked)
     assert torch.equal(over[0], whole[0])
 
 

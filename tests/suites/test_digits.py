@@ -11,8 +11,8 @@ import pytest
 
 from orthomerge.data.task import Task
 from orthomerge.suites import digits
-from orthomerge.suites.building import more_experts
 from orthomerge.suites.digits import digit_tasks
+from orthomerge.suites.suite import more_experts
 from orthomerge.tuning.settings import Tuning
 
 SIZES = {"train": 1168, "val": 180, "test": 449}

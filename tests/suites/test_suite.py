@@ -16,9 +16,8 @@ from tests.analysis.making import PROCESSOR, Toy, make_toy
 from orthomerge.api.evaluate import evaluate
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
 from orthomerge.models.model import Model
-from orthomerge.suites.building import make_experts
 from orthomerge.suites.digits import digit_tasks
-from orthomerge.suites.suite import Suite, suite_root
+from orthomerge.suites.suite import Suite, make_experts, suite_root
 from orthomerge.suites.table import SUITES, build_suite, find_suite
 from orthomerge.tuning.settings import Tuning
 

@@ -22,7 +22,7 @@ def suggested_commands(
     base: str | None = None,
     moved: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Command lines by kind, see `Case`. `base` and `moved`: base and experts whose recorded paths are outdated.
+    """Make command lines by kind, see `Case`. `base` and `moved`: paths of a base and experts that were moved.
 
     `refit` merges anew and so names all of them; it is left out if a command line cannot say how they are opened.
     """
@@ -42,7 +42,7 @@ def suggested_commands(
 
 
 def _opening(experts: Experts, tasks: tuple[str, ...]) -> list[str] | None:
-    """Base and experts, and how they are opened; None if an expert is in memory, or described by more than its path."""
+    """Arguments for base and experts; None if an expert is in memory, or described by more than its path."""
     opening = experts.opening
     chosen = {task: opening.experts[task] for task in tasks}
     described = any(expert.prefix or expert.labels or expert.head for expert in chosen.values())

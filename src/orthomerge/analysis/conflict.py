@@ -1,4 +1,4 @@
-"""Agreement of task vectors: their sizes, angles, signs and ranks, streamed tensor by tensor.
+"""Sizes, angles, signs and ranks of task vectors, streamed tensor by tensor.
 
 Sign conflict after Yadav et al. 2023 (TIES), arXiv 2306.01708; cosine after Ilharco et al. 2023, arXiv 2212.04089;
 effective rank after Roy and Vetterli 2007, of the squared singular values: exp(-sum p log p), p = s^2 / sum s^2.
@@ -30,9 +30,10 @@ Matrix = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class Conflict:
-    """`norms` [L, T]: |tau| / |theta_b| of a layer. `ranks` [L, T]: mean effective rank of its matrices.
+    """Agreement of task vectors; what is undefined is NaN.
 
-    `cosine`, `signs` [T, T]: of all elements; signs: of those that both experts changed, the share with opposite signs.
+    `norms` [L, T]: |tau| / |theta_b| of a layer. `ranks` [L, T]: mean effective rank of its matrices. `cosine`, `signs`
+    [T, T]: of all elements; signs: of those that both experts changed, the share with opposite signs.
     """
 
     tasks: tuple[str, ...]
@@ -44,7 +45,7 @@ class Conflict:
 
     @classmethod
     def of(cls, vectors: TaskVectors) -> Conflict:
-        """Stream all vectors once; matrices of the numbered layers are read whole, for their ranks."""
+        """Stream all vectors once; for ranks, matrices of the numbered layers are read whole."""
         tasks, layers = vectors.tasks, in_order(map(layer_of, vectors.shapes))
         products = torch.zeros(len(tasks), len(tasks), dtype=torch.float64)
         both, opposite = torch.zeros_like(products), torch.zeros_like(products)
@@ -81,7 +82,7 @@ class Conflict:
         )
 
     def figures(self) -> tuple[Heat, ...]:
-        """Sizes and ranks by layer; cosines and signs by pair if there are two tasks or more."""
+        """Make heat maps of norms and ranks by layer, and of cosines and signs by pair of tasks."""
         ranked = [
             (layer, row) for layer, row in zip(self.layers, self.ranks, strict=True) if not all(map(math.isnan, row))
         ]
@@ -129,7 +130,7 @@ class Conflict:
 
 
 def layer_of(name: str) -> str:
-    """`layer 3` of `encoder.layer.3.output.dense.weight`; `decoder 3` in a decoder."""
+    """Name the layer of a tensor: `layer 3` of `encoder.layer.3.output.dense.weight`, `decoder 3` in a decoder."""
     number = _NUMBER.search(name)
     if number is None:
         return "embeddings" if _EARLY.search(name) else "final"
@@ -137,7 +138,7 @@ def layer_of(name: str) -> str:
 
 
 def in_order(layers: Iterable[str]) -> tuple[str, ...]:
-    """Layers from first to last, each once."""
+    """Sort layers from first to last, each once."""
 
     def place(layer: str) -> tuple[int, int]:
         kind, _, number = layer.partition(" ")
@@ -147,10 +148,8 @@ def in_order(layers: Iterable[str]) -> tuple[str, ...]:
 
 
 def effective_rank(matrix: torch.Tensor) -> float:
-    """Between 1 and the smaller side; NaN of a matrix of zeros."""
-    X = matrix.double()
-    if X.shape[0] > X.shape[1]:
-        X = X.T
+    """Effective rank, between 1 and the smaller side; NaN of a matrix of zeros."""
+    X = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().T
     values = torch.linalg.eigvalsh(X @ X.T).clamp_min(0)
     total = float(values.sum())
     return math.exp(float(torch.special.entr(values / total).sum())) if total > 0 else math.nan
@@ -165,5 +164,5 @@ def _percent(values: Matrix) -> Matrix:
 
 
 def _mean(values: list[float]) -> float:
-    """Without NaN."""
+    """Mean without NaN."""
     return fmean([value for value in values if not math.isnan(value)] or [math.nan])

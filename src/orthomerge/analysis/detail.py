@@ -1,4 +1,4 @@
-"""Options of a diagnosis, and the samples of inputs that they lead to."""
+"""Options of a diagnosis, and samples of inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from orthomerge.data.task import Examples, Labels, Split, Task, share, stratifie
 class Detail:
     """Inputs per task: `points` for t-SNE, `layers` for CKA, `maps` that maps are fitted to, `limit` for any fit.
 
-    0 points or layers leave these figures out; a limit of None is no limit. `probe`: also fit a classifier to the
-    merged features with labels, as a second witness.
+    0 points or layers leave these figures out. `probe`: also fit a classifier to the merged features with labels.
     """
 
     aligner: str = "auto"
@@ -35,7 +34,7 @@ class Detail:
 
 
 def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) -> Labels:
-    """Places of at most `most` of `count` inputs; where labels are known, classes keep their shares."""
+    """Choose places of at most `most` of `count` inputs; if labels are known, classes keep their shares."""
     if count <= most:
         return np.arange(count, dtype=np.int64)
     if labels is None or len(np.unique(labels)) < 2:
@@ -44,16 +43,16 @@ def chosen_inputs(labels: Labels | None, count: int, *, most: int, seed: int) ->
 
 
 def sample(examples: Examples, *, most: int, seed: int) -> Examples:
-    """At most `most` of the examples."""
+    """Choose at most `most` examples."""
     return examples.take(chosen_inputs(examples.labels, len(examples), most=most, seed=seed))
 
 
 def fitting_split(task: Task) -> Split:
-    """The split that maps and heads are fitted to, which is never the one they are measured on."""
-    splits: tuple[Split, ...] = ("train", "val")
-    for split in splits:
-        if len(task.splits.get(split, ())):
-            return split
+    """Split that maps and heads are fitted to; it must be another than the one they are measured on."""
+    if len(task.splits.get("train", ())):
+        return "train"
+    if len(task.splits.get("val", ())):
+        return "val"
     raise RecipeError(
         f"a diagnosis fits maps to inputs that it does not measure them on, and {task.name!r} has a test split alone; "
         "give a train or val split too (no labels are needed)"
@@ -61,7 +60,7 @@ def fitting_split(task: Task) -> Split:
 
 
 def limited(task: Task, *, most: int | None, seed: int) -> Task:
-    """The task with at most `most` inputs to fit to."""
+    """Limit the inputs that maps and heads are fitted to."""
     if most is None:
         return task
     split = fitting_split(task)

@@ -1,4 +1,4 @@
-"""From a model, its experts and data to a diagnosis: what a merge lost, where, and how much of it can be recovered.
+"""Diagnose a model with its experts and data: what a merge lost, where, and how much of it can be recovered.
 
 Maps and aligners are fitted to the train split (val if there is none) and measured on test inputs. Every sample of
 inputs is drawn from one seed and listed in the facts. What cannot be measured is left out, and the facts say why.
@@ -20,7 +20,6 @@ from orthomerge.analysis.families import TaskComparison, accuracy_figure, compar
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.analysis.geometry import geometry_figures
 from orthomerge.analysis.layers import layer_figures
-from orthomerge.analysis.masks import start_masking
 from orthomerge.analysis.points import LEAST, points_figure
 from orthomerge.analysis.recorded import (
     fit_figures,
@@ -29,12 +28,13 @@ from orthomerge.analysis.recorded import (
     recorded_witnesses,
     scale_figure,
     shots_figure,
+    start_masking,
 )
 from orthomerge.analysis.recovery import Hits
 from orthomerge.analysis.verdict import Case, Witness, verdict
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks
@@ -65,8 +65,7 @@ class _Setting:
 
     def pair(self, task: str, split: Split) -> FeaturePair:
         """Features of one split by the model and by the expert."""
-        encoded = self.encoded
-        expert = encoded.teacher(task)
+        encoded, expert = self.encoded, self.encoded.teacher(task)
         return FeaturePair(encoded.features(self.model, task, split), encoded.features(expert, task, split))
 
 
@@ -82,7 +81,7 @@ def diagnose(
     how: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Diagnosis:
-    """Compare a model with its experts; nothing is written. `tasks`: with labels in the order of the heads.
+    """Compare a model with its experts on tasks whose labels are in the order of the heads.
 
     `records`: scores of a run. `search`: scores by scale. `commands`: command lines by kind, see `Case`.
     """
@@ -138,9 +137,8 @@ def diagnose(
 def _case(
     setting: _Setting, comparisons: Mapping[str, TaskComparison], right: Mapping[str, Mapping[str, Hits]]
 ) -> Case:
-    """What a verdict rests on, as far as the comparison of the tasks shows it. `right`: hits by classifier and task."""
-    origin, detail = setting.model.origin, setting.detail
-    method = origin.facts["method"]
+    """Gather what a verdict rests on from the comparison of the tasks. `right`: hits by classifier and task."""
+    origin, detail, method = setting.model.origin, setting.detail, setting.model.origin.facts["method"]
     # The curve over scales is that of task arithmetic; other merges have no place on it.
     scale = method["parameters"].get("scale") if method["name"] == "task_arithmetic" else None
     return Case(
@@ -159,14 +157,12 @@ def _case(
 
 
 def _layers(setting: _Setting) -> tuple[Figure, ...]:
-    """CKA layer by layer, if it is wanted and there are enough inputs."""
-    if not setting.detail.layers:
+    """Figures of CKA layer by layer, if wanted and if there are enough inputs."""
+    encoded, detail = setting.encoded, setting.detail
+    if not detail.layers:
         return ()
-    setting.encoded.progress.stage("encoding layer by layer", None)
-    encoded = setting.encoded
-    figures = layer_figures(
-        setting.model, encoded.teachers, setting.encoded.tasks, detail=setting.detail, how=encoded.how
-    )
+    encoded.progress.stage("encoding layer by layer", None)
+    figures = layer_figures(setting.model, encoded.teachers, encoded.tasks, detail=detail, how=encoded.how)
     if isinstance(figures, str):
         setting.left_out["CKA"] = figures
         return ()
@@ -174,43 +170,37 @@ def _layers(setting: _Setting) -> tuple[Figure, ...]:
 
 
 def _compare_tasks(setting: _Setting) -> tuple[dict[str, TaskComparison], list[Points]]:
-    """Everything that features show, task by task, and t-SNE."""
+    """Compare features task by task, and embed them by t-SNE."""
     comparisons, points, encoded = dict[str, TaskComparison](), list[Points](), setting.encoded
-    for name, task in setting.encoded.tasks.items():
+    for name, task in encoded.tasks.items():
         support, test = setting.pair(name, fitting_split(task)), setting.pair(name, "test")
-        setting.encoded.progress.stage(f"comparing features of {name}", None)
+        encoded.progress.stage(f"comparing features of {name}", None)
         head = head_of(encoded.classifier(encoded.teacher(name), name))
         classifier = encoded.classifier(setting.model, name)
         with fixed_threads(1):
-            comparison = compare_task(support, test, head=head, classifier=classifier, detail=setting.detail)
-            points += _points(setting, task, test, comparison)
-        comparisons[name] = comparison
+            comparisons[name] = compare_task(support, test, head=head, classifier=classifier, detail=setting.detail)
+            points += _points(setting, task, test, comparisons[name])
         encoded.keep([setting.model])
     return comparisons, points
 
 
 def _points(setting: _Setting, task: Task, test: FeaturePair, comparison: TaskComparison) -> Iterator[Points]:
-    """t-SNE of one task, if it is wanted and there are enough inputs."""
+    """Embed one task by t-SNE, if wanted and if there are enough inputs."""
     if not setting.detail.points:
         return
     if len(test.merged) < LEAST:
         setting.left_out[f"t-SNE of {task.name}"] = f"{len(test.merged)} test inputs are fewer than {LEAST}"
         return
-    figure = points_figure(
-        task,
-        test,
-        comparison,
-        among=tuple(setting.encoded.tasks),
-        detail=setting.detail,
-        image_bytes=_IMAGES // len(setting.encoded.tasks),
-    )
+    among = tuple(setting.encoded.tasks)
+    room = _IMAGES // len(among)
+    figure = points_figure(task, test, comparison, among=among, detail=setting.detail, image_bytes=room)
     if task.modality == "image" and not figure.images:
         setting.left_out[f"pictures of {task.name}"] = "too many or too large to be kept small"
     yield figure
 
 
 def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, ...]]:
-    """Conflicts of the task vectors and, of a masked merge, the mask."""
+    """Compare task vectors and, of a masked merge, measure the mask."""
     model, experts = setting.model, setting.experts
     if not experts.has_base:
         setting.left_out["task vectors"] = "the base was not given"
@@ -218,13 +208,14 @@ def _compare_vectors(setting: _Setting) -> tuple[Conflict | None, tuple[Figure, 
     setting.encoded.progress.stage("comparing task vectors", None)
     vectors = task_vectors(experts, order=model.weights.specs)
     conflict = Conflict.of(TaskVectors({task: vectors.vectors[task] for task in setting.encoded.tasks}))
-    if "fit" not in model.origin.facts:
-        return conflict, conflict.figures()
-    masking = start_masking(model.origin.facts, model.tasks, model.weights, vectors)
-    if isinstance(masking, str):
-        setting.left_out["masking rate"] = masking
-        return conflict, conflict.figures()
-    return conflict, (*conflict.figures(), masking.figure())
+    figures: list[Figure] = [*conflict.figures()]
+    if "fit" in model.origin.facts:
+        masking = start_masking(model.origin.facts, model.tasks, model.weights, vectors)
+        if isinstance(masking, str):
+            setting.left_out["masking rate"] = masking
+        else:
+            figures.append(masking.figure())
+    return conflict, tuple(figures)
 
 
 def _base(setting: _Setting) -> dict[str, Hits]:
@@ -239,7 +230,7 @@ def _base(setting: _Setting) -> dict[str, Hits]:
 
 
 def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
-    """The probes as one witness; empty if a task has none."""
+    """Probes of all tasks as one witness; empty if a task has none."""
     if not all("probe" in each.hits for each in comparisons.values()):
         return ()
     name = f"linear probe, {min(each.probed for each in comparisons.values())} inputs"
@@ -247,6 +238,6 @@ def _probe(comparisons: Mapping[str, TaskComparison]) -> tuple[Witness, ...]:
 
 
 def _by_name(by_task: Mapping[str, Mapping[str, Value]]) -> dict[str, dict[str, Value]]:
-    """Values by name and task instead of by task and name; only names that every task has."""
+    """Regroup values by name and then task; only names that every task has."""
     names = [name for name in next(iter(by_task.values())) if all(name in each for each in by_task.values())]
     return {name: {task: each[name] for task, each in by_task.items()} for name in names}

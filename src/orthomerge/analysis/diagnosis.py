@@ -1,4 +1,4 @@
-"""The diagnosis of a merge: a verdict in words, numbers, and figures; one JSON file of a run folder."""
+"""Diagnosis of a merge: a verdict in words, numbers and figures; one JSON file of a run folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS: Mapping[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_a
 
 @dataclass(frozen=True)
 class Finding:
-    """One or two sentences in plain words, and the numbers that they rest on. `title`: a few words."""
+    """One or two sentences, and the numbers that they rest on. `title`: a few words."""
 
     title: str
     text: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`method`: the merge. `facts`: how it was diagnosed (inputs, split, seed, aligner, subsamples)."""
+    """Diagnosis of the merge `method`. `facts`: how it was made (inputs, split, seed, aligner, subsamples)."""
 
     method: str
     tasks: tuple[str, ...]
@@ -38,7 +38,7 @@ class Diagnosis:
 
 
 def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
-    """Write it whole or not at all. JSON has no NaN: a missing number is null."""
+    """Replace a diagnosis file. JSON has no NaN: a missing number is null."""
     document = asdict(diagnosis)
     for figure, plain in zip(diagnosis.figures, document["figures"], strict=True):
         plain["kind"] = type(figure).__name__.lower()
@@ -46,7 +46,7 @@ def write_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
 
 
 def read_diagnosis(path: Path) -> Diagnosis:
-    """Read it back; what does not fit is an error that names the file."""
+    """Read a diagnosis; an error names the file."""
     document = read_document(path, error=RecipeError)
     if not isinstance(document, dict) or not isinstance(document.get("figures"), list):
         raise RecipeError(f"{path} is not a diagnosis: it has no list of 'figures'")

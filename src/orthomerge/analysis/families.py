@@ -1,14 +1,13 @@
-"""One task compared: how close each family of maps brings merged features to the expert's, and what heads then predict.
+"""Compare one task: the distance of mapped features to the expert's by family of maps, and what heads then predict.
 
 Maps and heads are fitted to one split and measured on another; labels of the first are used by the probe alone.
 
-MOMA, arXiv 2412.13526 v3, Eq. 7, Table 1 and Figure 4. The best map of a family is found by the aligner of that name.
-An aligner folds its map into the first linear map of a head: where that is the identity, the result is the map itself,
-and its strength was chosen by the distance of held-out features.
+MOMA, arXiv 2412.13526 v3, Eq. 7, Table 1 and Figure 4. The best map of a family is found by the aligner of that name,
+which folds it into the first linear map of a head: if that is the identity, the result is the map.
 
 Differs from the paper: squared distances, a prior at the identity, closed forms; see `alignment`. As in its Table 1
 the affine map alone has a shift; `rigid`, the orthogonal map with one, is ours. The paper shows the training loss; here
-maps are measured on other inputs than they are fitted to, so a family that only fits noise does not look good.
+maps are measured on other inputs than they are fitted to.
 
 Letters: H, T [n, d] what the head reads of merged encoder and expert; G(h) = A h + c a map; z, z_T [n, C] logits.
 Distance is mean |G(h) - t| / mean |t - mean t|: 1 is as far as always guessing the mean. KL is
@@ -19,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -50,7 +49,7 @@ Map = Callable[[torch.Tensor], torch.Tensor]  # G of every row [n, d], in float6
 
 @dataclass(frozen=True)
 class Reading:
-    """One way of classifying a task's test inputs. `distance`: NaN of a head that involves no map of features."""
+    """Result of one way of classifying test inputs. `distance`: NaN if no map of features is involved."""
 
     distance: float
     kl: float
@@ -58,7 +57,7 @@ class Reading:
 
 
 def fit_maps(H: torch.Tensor, T: torch.Tensor, *, task: str) -> dict[str, Map]:
-    """The best map of every family, fitted to all rows; one row alone leaves everything as it is."""
+    """Fit the best map of every family to all rows; from one row alone, the identity."""
     problems = {biased: _problem(H, T, task, biased=biased) for biased in (False, True)}
     maps: dict[str, Map] = {"none": torch.Tensor.double}
     for family in FAMILIES[1:]:
@@ -68,9 +67,8 @@ def fit_maps(H: torch.Tensor, T: torch.Tensor, *, task: str) -> dict[str, Map]:
 
 
 def _problem(H: torch.Tensor, T: torch.Tensor, task: str, *, biased: bool) -> Problem:
-    """The alignment problem of a head whose first map is the identity."""
-    pair = FeaturePair(Features(H.double(), task, "train"), Features(T.double(), task, "train"))
-    d = H.shape[1]
+    """Alignment problem of a head whose first map is the identity."""
+    pair, d = FeaturePair(Features(H.double(), task, "train"), Features(T.double(), task, "train")), H.shape[1]
     identity = Linear(torch.eye(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64) if biased else None)
     blank = Linear(torch.zeros(1, d, dtype=torch.float64))
     return Problem.of(pair, Head(blank, ("",), identity, "tanh"))
@@ -80,28 +78,28 @@ def read_mapped(G: Map, H: torch.Tensor, T: torch.Tensor, *, head: Head, truth: 
     """Classify mapped features with the expert's head."""
     mapped = G(H)
     reading = read_logits(logits_from(head, mapped), logits_from(head, T), head=head, truth=truth)
-    return Reading(relative_distance(mapped, T), reading.kl, reading.hits)
+    return replace(reading, distance=relative_distance(mapped, T))
 
 
 def read_logits(z: torch.Tensor, z_T: torch.Tensor, *, head: Head, truth: torch.Tensor) -> Reading:
-    """The outputs of a classifier compared with those of the expert's head and with the labels."""
+    """Compare the outputs of a classifier with those of the expert's head and with the labels."""
     kind = head_kind(head.kind)
     kl = max(0.0, float(kind.divergence(z.double(), z_T.double()).mean()))
     return Reading(math.nan, kl, hits(kind.choices(z), truth, head.kind).numpy())
 
 
 def relative_distance(mapped: torch.Tensor, T: torch.Tensor) -> float:
-    """See the module; NaN if the expert's features are all the same."""
+    """Distance as defined above; NaN if the expert's features are all the same."""
     spread = float((T - T.mean(0)).norm(dim=1).mean())
     return float((mapped - T).norm(dim=1).mean()) / spread if spread > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """`readings`: by family of maps, then of the merge's own classifier if it is another, and of the aligner.
+    """Readings by family of maps, then of the merge's own classifier if it is another, and of the aligner.
 
-    `predicted`, `hits` [n]: by expert, merged, aligned and probe. `head`: the expert's. `aligned`: the classifier that
-    the aligner made. `mapped`, `fitted`, `probed`: how many inputs maps, aligner and probe were fitted to.
+    `predicted`, `hits` [n]: by expert, merged, aligned and probe. `head`: the expert's. `aligned`: the classifier of
+    the aligner. `mapped`, `fitted`, `probed`: how many inputs maps, aligner and probe were fitted to.
     """
 
     geometry: Mapping[str, Geometry]
@@ -118,7 +116,7 @@ class TaskComparison:
 def compare_task(
     support: FeaturePair, test: FeaturePair, *, head: Head, classifier: Classifier, detail: Detail
 ) -> TaskComparison:
-    """`support`: what is fitted to. `head`: the expert's. `classifier`: the merge's own."""
+    """Fit maps, aligner and probe to the support and measure them. `classifier`: the merge's own."""
     truth, seed = test.merged.labels, detail.seed
     if truth is None:
         raise RecipeError(f"the test split of {test.merged.task!r} has no labels; accuracy needs them")
@@ -156,7 +154,7 @@ def _some(features: Features, most: int, seed: int) -> Features:
 def family_figures(
     readings: Mapping[str, Mapping[str, Reading]], experts: Mapping[str, Hits], *, fitted: str
 ) -> tuple[Bars | Heat, ...]:
-    """Accuracy, distance and KL in the mean of tasks, and accuracy by task, from readings by family and task.
+    """Figures of mean accuracy, distance and KL, and of accuracy by task, from readings by family and task.
 
     `experts`: hits by task, in the same order. `fitted`: what maps and heads were fitted to, in words.
     """
@@ -203,7 +201,7 @@ def family_figures(
 
 
 def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, Hits] | float | None) -> Bars:
-    """Accuracy by task and in the mean, from hits by classifier and task; of the base if its hits are known."""
+    """Figure of accuracy by task and in the mean, from hits by classifier and task; with the base if known."""
     tasks = tuple(next(iter(hits.values())))
     hits = {**hits, "base": base} if isinstance(base, Mapping) else hits
     rows = {name: [[part] for part in by_task.values()] + [list(by_task.values())] for name, by_task in hits.items()}
@@ -219,14 +217,13 @@ def accuracy_figure(hits: Mapping[str, Mapping[str, Hits]], base: Mapping[str, H
 
 
 def mean_accuracy(parts: Sequence[Hits]) -> tuple[float, float, float]:
-    """Mean accuracy of tasks in percent, and its interval."""
+    """Mean accuracy of tasks in percent, with its interval."""
     scores = [Score(float(part.mean()), *wilson(int(part.sum()), len(part)), len(part)) for part in parts]
     middle, low, high = mean_interval(scores)
     return 100 * middle, 100 * max(0.0, low), 100 * min(1.0, high)
 
 
 def _intervals(name: str, groups: Sequence[Sequence[Hits]]) -> Series:
-    """A mean accuracy per group of tasks."""
     values, low, high = zip(*map(mean_accuracy, groups), strict=True)
     return Series(name, values, low, high)
 

@@ -1,6 +1,5 @@
-"""Figures as plain data: captions, names and numbers, without any drawing.
+"""Figures as plain data: captions, names and numbers, which `report` draws and writes as CSV.
 
-Every kind can be drawn by matplotlib, shown on a page and written as CSV (`report`), and survives JSON unchanged.
 `key` names its files: lower-case letters, digits and dashes, unique within a diagnosis. Missing values are NaN.
 Texts, labels and names may come from anywhere: they are never markup.
 """
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x; `low` and `high`: the edges of a band, if it has one."""
+    """y over x; `low` and `high`: the edges of a band."""
 
     name: str
     x: tuple[float, ...]
@@ -52,7 +51,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class Series:
-    """A value per group of `Bars`, with its interval if it has one."""
+    """A value per group of `Bars`, with intervals if known."""
 
     name: str
     values: tuple[float, ...]
@@ -62,7 +61,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bars:
-    """Groups side by side: accuracy or loss by task under each family of maps, norms by layer."""
+    """Groups side by side: accuracy by task under each family of maps, norms by layer."""
 
     key: str
     title: str
@@ -74,7 +73,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class View:
-    """The same inputs as one encoder sees them, in the plane. `predicted`: class numbers, -1 for none."""
+    """Features of one encoder in the plane. `predicted`: class numbers, -1 for none."""
 
     name: str
     title: str
@@ -87,7 +86,7 @@ class View:
 class Points:
     """t-SNE of one task's inputs: expert, merged, aligned. `true`: class numbers, -1 where unknown.
 
-    `texts` or `images` (PNG as a data URI) show an input; at most one of them is not empty.
+    `texts` or `images` (PNG as a data URI) show the inputs; at most one of them is not empty.
     """
 
     key: str
@@ -105,7 +104,7 @@ Figure = Lines | Heat | Bars | Points
 
 
 def figure_key(what: str, name: str, *, among: Sequence[str]) -> str:
-    """The key `what-name`; unlike that of any other of the names `among`."""
+    """Make the key `what-name`; a number tells apart names `among` that would have the same."""
     slug = _slug(name)
     if slug and sum(_slug(other) == slug for other in among) < 2:
         return f"{what}-{slug}"

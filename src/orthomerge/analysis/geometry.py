@@ -43,7 +43,6 @@ class Geometry:
 
     @classmethod
     def of(cls, merged: torch.Tensor, expert: torch.Tensor) -> Geometry:
-        """Measure merged features, raw or mapped, against the expert's."""
         u, v = merged.double(), expert.double()
         products = (u * v).sum(1)
         cosine = products / (u.norm(dim=1) * v.norm(dim=1))
@@ -51,7 +50,7 @@ class Geometry:
 
 
 def geometry_figures(measured: Mapping[str, Mapping[str, Geometry]], *, fitted: str) -> tuple[Lines | Bars, ...]:
-    """Densities over all tasks, each with the same weight, and medians by task, from measures by task and family.
+    """Figures of densities, with equal weight of tasks, and of medians by task, from measures by task and family.
 
     `fitted`: the split that maps were fitted to.
     """
@@ -91,7 +90,7 @@ def _finite(values: Values) -> Values:
 
 
 def _curves(values: Mapping[str, Mapping[str, Values]], *, ends: Ends | None = None) -> tuple[Curve, ...]:
-    """The density of every family: the mean of the tasks' densities."""
+    """Density of every family: the mean of the tasks' densities."""
     curves = []
     for kind, by_task in values.items():
         parts = [part for part in by_task.values() if len(part)]
@@ -110,14 +109,14 @@ def _quartiles(name: str, by_task: Mapping[str, Values]) -> Series:
 
 
 def bandwidth(values: Values) -> float:
-    """The width h of a kernel."""
+    """Width h of the kernel."""
     low, high = np.quantile(values, [0.25, 0.75])
     sizes = [size for size in (float(values.std()), float(high - low) / 1.34) if size > 0]
     return max(0.9 * min(sizes, default=0.0) * math.pow(len(values), -0.2), _LEAST_WIDTH)
 
 
 def density(values: Values, grid: Values, *, width: float, ends: Ends | None = None) -> Values:
-    """1/(n h) sum_i phi((g - v_i) / h) of values v [n] at the points g of a grid [k]; `width`: h."""
+    """Estimate 1/(n h) sum_i phi((g - v_i) / h) of values v [n] at the points g of a grid [k]; `width`: h."""
     if ends is not None:
         low, high = ends
         folded = sum(density(values, points, width=width) for points in (grid, 2 * low - grid, 2 * high - grid))
@@ -127,7 +126,7 @@ def density(values: Values, grid: Values, *, width: float, ends: Ends | None = N
 
 
 def span(*parts: Values, points: int = _GRID_POINTS, ends: Ends | None = None) -> Values:
-    """A grid that covers the densities of all parts, within `ends`."""
+    """Make a grid that covers the densities of all parts, within `ends`."""
     low = min(float(part.min()) - _REACH * bandwidth(part) for part in parts)
     high = max(float(part.max()) + _REACH * bandwidth(part) for part in parts)
     margin = _REACH * (high - low) / points  # room for kernels as wide as a step of the grid

@@ -1,4 +1,17 @@
-"""CKA between a model and its experts, layer by layer, on test inputs that are drawn with the seed.
+"""Linear CKA between a model and its experts, layer by layer, and between all encoders.
+
+CKA is the similarity of two sets of features, invariant to rotation, shift and common scale. Kornblith et al. 2019,
+arXiv 1905.00414; without bias: Song et al. 2012 (HSIC_1), Nguyen et al. 2021, arXiv 2010.15327.
+
+    CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y))
+
+The biased HSIC = |X^T Y|_F^2 of centred columns is near 1 for anything if inputs are fewer than features. The unbiased
+HSIC is, with K = X X^T and L = Y Y^T whose diagonals are set to zero,
+
+    tr(K L) + (1'K1)(1'L1) / ((n-1)(n-2)) - 2 1'K L 1 / (n-2),
+
+up to a factor that cancels. 1: equal up to rotation, shift and scale; 0: no more alike than by chance (the estimate may
+be a little below 0). NaN where features are constant. Letters: X [n, p], Y [n, q], one row per input.
 
 Hidden states come from `output_hidden_states` of transformers: the embeddings, then every layer, each read as the
 pooling reads the last one. `pooler` and `projection` follow the last layer; before it the first token stands for them.
@@ -16,9 +29,9 @@ from typing import Any
 
 import torch
 
-from orthomerge.analysis.cka import LEAST, cka_matrix, linear_cka
 from orthomerge.analysis.detail import Detail, sample
 from orthomerge.analysis.figures import Heat
+from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples, Task
 from orthomerge.models.encoding import Encoding, encode, extract
 from orthomerge.models.family import Encoder, Family, Forward, Pooling, cls
@@ -26,11 +39,39 @@ from orthomerge.models.heads import Head, head_of
 from orthomerge.models.model import Model
 from orthomerge.models.processing import Processor
 
-FEATURES = "features"  # what the head reads
-_BEHIND = ("pooler", "projection")
+_LEAST = 4  # inputs that the unbiased estimate needs
+_FLAT = 1e-12  # share of the sum of squares below which variation is rounding
+_AFTER_LAYERS = ("pooler", "projection")
 _NAME = "every layer"
 
 States = dict[str, torch.Tensor]  # [n, d] by layer, in float32
+
+
+def linear_cka(X: torch.Tensor, Y: torch.Tensor) -> float:
+    """Unbiased CKA of two sets of features of the same inputs."""
+    if len(X) != len(Y) or len(X) < _LEAST:
+        raise IncompatibleError(
+            f"CKA compares features of the same inputs, at least {_LEAST}, got {list(X.shape)} and {list(Y.shape)}"
+        )
+    X, Y = _centred(X.double()), _centred(Y.double())
+    sizes = _hsic(X, X) * _hsic(Y, Y)
+    return _hsic(X, Y) / math.sqrt(sizes) if sizes > 0 else math.nan
+
+
+def _centred(X: torch.Tensor) -> torch.Tensor:
+    """X with its means subtracted and of norm 1; NaN if nothing varies."""
+    centred = X - X.mean(0)
+    left = float(centred.square().sum())
+    return centred / (math.sqrt(left) if left > _FLAT * float(X.square().sum()) else math.nan)
+
+
+def _hsic(X: torch.Tensor, Y: torch.Tensor) -> float:
+    n, K, L = len(X), X @ X.T, Y @ Y.T
+    K.fill_diagonal_(0)
+    L.fill_diagonal_(0)
+    k, m = K.sum(1), L.sum(1)
+    sums = k.sum() * m.sum() / ((n - 1) * (n - 2))
+    return float((K * L).sum() + sums - 2 * (k @ m) / (n - 2))
 
 
 def layer_figures(
@@ -39,8 +80,8 @@ def layer_figures(
     """CKA of the model and its experts by layer, and of all encoders; a text says why there are too few inputs."""
     own = {name: sample(task["test"], most=detail.layers, seed=detail.seed) for name, task in tasks.items()}
     for name, examples in own.items():
-        if len(examples) < LEAST:
-            return f"{name!r} has fewer than {LEAST} test inputs"
+        if len(examples) < _LEAST:
+            return f"{name!r} has fewer than {_LEAST} test inputs"
     share = min(-(-detail.layers // len(tasks)), *(len(task["test"]) for task in tasks.values()))
     parts = [sample(task["test"], most=share, seed=detail.seed) for task in tasks.values()]
     mixed = Examples([item for part in parts for item in part.inputs], None, "test")
@@ -58,14 +99,14 @@ def layer_figures(
 
     # The model first, so that its encoder is computed once.
     heads = {task: head_of(model.head(task)) for task in tasks}
-    ours = {task: states(model, task) for task in tasks}
+    merged_states = {task: states(model, task) for task in tasks}
     merged = {name: features(model, head) for name, head in _readers(model, heads).items()}
-    by_layer, views = {}, {}
+    by_layer, encoders = {}, {}
     for task, expert in experts.items():
-        theirs = states(expert, task)
-        by_layer[task] = {name: linear_cka(ours[task][name], theirs[name]) for name in theirs if name in ours[task]}
-        views[task] = features(expert, head_of(expert.head(task)))
-    views |= merged
+        pairs = {name: (merged_states[task].get(name), state) for name, state in states(expert, task).items()}
+        by_layer[task] = {name: linear_cka(one, other) for name, (one, other) in pairs.items() if one is not None}
+        encoders[task] = features(expert, head_of(expert.head(task)))
+    encoders |= merged
     poolings = ", ".join(dict.fromkeys(head.pooling or model.family.default_pooling for head in heads.values()))
     layers = tuple(next(iter(by_layer.values())))
     return (
@@ -85,16 +126,16 @@ def layer_figures(
             "How alike the encoders see things",
             f"Linear CKA (unbiased) between features of the same {len(mixed)} test inputs, as many of every task. "
             "Inputs of several tasks fall apart into tasks, which all encoders see: this alone makes for a high CKA.",
-            tuple(views),
-            tuple(views),
-            cka_matrix(list(views.values())),
+            tuple(encoders),
+            tuple(encoders),
+            tuple(tuple(linear_cka(X, Y) for Y in encoders.values()) for X in encoders.values()),
             "CKA",
         ),
     )
 
 
 def _readers(model: Model, heads: Mapping[str, Head]) -> dict[str, Head]:
-    """One head for each way in which the heads of a model read the encoder, by what a figure calls it."""
+    """One head for each way in which the heads of a model read the encoder, by its name in a figure."""
     ways: dict[tuple[str | None, int | None], str] = {}
     for task, head in heads.items():
         ways.setdefault((head.pooling, head.max_length), task)
@@ -115,18 +156,19 @@ def layer_states(
     task: str,
     how: Encoding,
 ) -> States:
-    """By name: `embeddings`, `layer 0` and each after it, and `features`: what the head reads."""
-    reader = _Reader(family.poolings[pooling], cls if pooling in _BEHIND else family.poolings[pooling])
+    """Encode examples; states of `embeddings`, `layer 0` and each after it, and `features`: what the head reads."""
+    inner = cls if pooling in _AFTER_LAYERS else family.poolings[pooling]
+    reader = _Reader(family.poolings[pooling], inner)
     layered = replace(family, forward=partial(_with_states, family.forward), poolings={_NAME: reader})
     values = extract(encoder, layered, _NAME, examples, processor, task=task, how=how).values
     *parts, features = torch.split(values, reader.widths, dim=1)
     names = ["embeddings", *(f"layer {number}" for number in range(len(parts) - 1))]
-    return {**dict(zip(names, parts, strict=False)), FEATURES: features}
+    return {**dict(zip(names, parts, strict=False)), "features": features}
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """A pooling that puts all layers' states side by side, [B, sum of widths]; `inner` reads the states of one."""
+    """A pooling that puts the states of all layers side by side, [B, sum of widths]; `inner` reads those of one."""
 
     outer: Pooling
     inner: Pooling

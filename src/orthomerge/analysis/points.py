@@ -1,10 +1,10 @@
-"""One task's test inputs in the plane, as the expert sees them, the merged encoder, and the merged encoder aligned.
+"""t-SNE of one task's test inputs: features of the expert, of the merged encoder, and the merged ones aligned.
 
 van der Maaten and Hinton 2008 (t-SNE); MOMA, arXiv 2412.13526 v3, Figures 1, 2, 9 and 10. Each view is embedded alone,
 then rotated or mirrored onto the expert's by a Procrustes map of the plane, which changes no distance.
 
-An aligner changes a head, not features. `moved` shows what that does: merged features, changed as little as possible so
-that the expert's head predicts from them what the aligned head predicts from the merged ones,
+An aligner changes a head, not features. `moved` gives merged features changed as little as possible so that the
+expert's head predicts from them what the aligned head predicts from the merged ones,
 
     x' = x + W^+ (z'(x) - z(x)).
 
@@ -51,7 +51,7 @@ def points_figure(
     detail: Detail,
     image_bytes: int,
 ) -> Points:
-    """Three views of some of the task's test inputs. `among`: the names of all tasks."""
+    """Figure of some of the task's test inputs in three views. `among`: the names of all tasks."""
     examples, head, seed = task["test"], comparison.head, detail.seed
     places = chosen_inputs(examples.labels, len(examples), most=detail.points, seed=seed)
     rows = torch.from_numpy(places)
@@ -84,7 +84,7 @@ def points_figure(
 
 
 def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
-    """t-SNE of features [n, d], centred; features that are all the same fall on one point."""
+    """Embed features [n, d] by t-SNE, centred; equal features fall on one point."""
     X = X.double()
     centred = X - X.mean(0)
     if float(centred.square().sum()) <= _FLAT * float(X.square().sum()):
@@ -101,17 +101,14 @@ def embed(X: torch.Tensor, *, seed: int = 0) -> Plane:
 
 
 def rotated(points: Plane, *, onto: Plane) -> Plane:
-    """Points rotated or mirrored so that they lie as near to others as possible."""
+    """Rotate or mirror points so that they lie as near to others as possible."""
     A = polar_factor(torch.from_numpy(onto.T @ points), task="the plane")
     turned: Plane = points @ A.T.numpy()
     return turned
 
 
 def moved(classifier: Classifier, values: torch.Tensor, *, head: Head) -> torch.Tensor | None:
-    """The x' of every row of features, as the head reads them.
-
-    None where it is not defined: for a classifier that is no head, beside a head with a hidden layer.
-    """
+    """Compute x' of every row of features; None for a classifier that is no head, beside a head with a hidden layer."""
     X, first = read_by(head, values), first_map(head)
     if isinstance(classifier, Head):
         change = first_map(classifier)(read_by(classifier, values)) - first(X)
@@ -128,13 +125,13 @@ def _short(values: NDArray[np.float64]) -> tuple[float, ...]:
 
 
 def short_text(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """Cut a text to one line."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 def thumbnails(images: Sequence[Any], *, most: int) -> tuple[str, ...]:
-    """Every image as a data URI, all of them within `most` characters; none if that is impossible."""
+    """Encode every image as a data URI, all within `most` characters; none if that is impossible."""
     for side, colours in _SIZES:
         uris = tuple(_uri(image, side, colours) for image in images)
         if sum(map(len, uris)) <= most:

@@ -1,25 +1,42 @@
-"""Figures and witnesses from what a run has recorded: scores, a search over scales, and the facts of a fit.
+"""Figures and witnesses from what a run has recorded: scores, a search over scales, and a fit.
 
 The curves of MOMA, arXiv 2412.13526 v3, Figures 3 and 12 to 15, and of the scale in task arithmetic (Ilharco et al.
 2023, arXiv 2212.04089). Of a fit, `curve` has a row per evaluation, and `facts.coefficients` those of AdaMerging (Yang
 et al. 2024, arXiv 2310.02575): per task a number, or one per tensor, of which a layer's mean is shown. A manifest may
 come from another program: malformed parts are left out.
+
+The mask of MOMA (Section 4 and Figure 8), theta = theta_b + M * delta with delta the vector of the merge it started
+from, is not stored but follows from the weights: M = (theta - theta_b) / delta wherever delta is not zero. An element
+is masked where M is less than half of its maximum, `cap`.
+
+Letters: theta, theta_b, delta, M [k], one run of elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from orthomerge.analysis.conflict import in_order, layer_of
-from orthomerge.analysis.figures import Curve, Heat, Lines
+from orthomerge.analysis.figures import Bars, Curve, Heat, Lines, Series
 from orthomerge.analysis.verdict import Witness
+from orthomerge.core.errors import RecipeError
 from orthomerge.evaluation.records import Record, Way
 from orthomerge.evaluation.scale import ScaleSearch
 from orthomerge.evaluation.tables import Line, lines
+from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
+from orthomerge.merging.methods import make_method
+from orthomerge.merging.stream import merge_blocks, prepare
+from orthomerge.merging.vectors import TaskVectors
+from orthomerge.models.tensors import Tensors
 
 _WITH_LABELS = ("knn", "probe")
 _WHOLE = "all layers"
@@ -39,7 +56,7 @@ def recorded_witnesses(records: Sequence[Record], tasks: Sequence[str], *, model
 
 
 def recorded_name(records: Sequence[Record], name: str, *, model: str) -> str:
-    """What the records call a model: its name if they know it, else what has its digest."""
+    """Name of a model in the records: its own name if they have it, else the name of what has its digest."""
     if any(record.method == name for record in records):
         return name
     return next((record.method for record in records if record.inputs.get("model") == model), name)
@@ -54,19 +71,13 @@ def recorded_base(records: Sequence[Record], tasks: Sequence[str]) -> float | No
 def scale_figure(search: ScaleSearch) -> Lines:
     """Score over lambda, by task and in the mean."""
     scales = tuple(sorted(search.curve))
-    curves = [Curve("mean of tasks", scales, tuple(search.means[scale] for scale in scales))]
-    curves += [
-        Curve(task, scales, tuple(search.curve[scale][task] for scale in scales)) for task in search.curve[scales[0]]
-    ]
+    values = {"mean of tasks": tuple(search.means[scale] for scale in scales)}
+    for task in search.curve[scales[0]]:
+        values[task] = tuple(search.curve[scale][task] for scale in scales)
     unit = {"accuracy": "accuracy, % of the expert's", "agreement": "agreement with the expert, %"}[search.criterion]
-    return Lines(
-        "scale",
-        "How much the scale matters",
-        f"Task vectors times lambda, on validation inputs; the best mean is at {search.best:g}.",
-        "lambda",
-        unit,
-        tuple(curves),
-    )
+    curves = tuple(Curve(name, scales, scores) for name, scores in values.items())
+    caption = f"Task vectors times lambda, on validation inputs; the best mean is at {search.best:g}."
+    return Lines("scale", "How much the scale matters", caption, "lambda", unit, curves)
 
 
 def shots_figure(records: Sequence[Record], *, method: str) -> Lines | None:
@@ -110,9 +121,8 @@ def _shots_curve(way: Way, group: Sequence[Line]) -> Curve:
 def fit_figures(facts: Mapping[str, Any]) -> tuple[Lines | Heat, ...]:
     """Losses and coefficients from the `fit` in the facts of a model; nothing if it was not fitted."""
     fit = _mapping(facts.get("fit"))
-    figures: list[Lines | Heat] = list(loss_figures(fit.get("curve")))
     coefficients = coefficient_figure(_mapping(fit.get("facts")).get("coefficients"))
-    return tuple(figures if coefficients is None else [*figures, coefficients])
+    return (*loss_figures(fit.get("curve")), *(() if coefficients is None else (coefficients,)))
 
 
 def loss_figures(rows: object) -> tuple[Lines, ...]:
@@ -150,6 +160,85 @@ def coefficient_figure(table: object) -> Heat | None:
         tuple(tuple(fmean(groups.get(row, [math.nan])) for groups in by_task.values()) for row in rows),
         "coefficient",
     )
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Share of the changed elements that is masked: in all, and by layer."""
+
+    total: float
+    layers: dict[str, float]
+
+    @classmethod
+    def of(cls, counts: Iterable[tuple[str, int, int]]) -> Masking:
+        """Add up names of tensors with counts of `masked`."""
+        off: dict[str, int] = {}
+        changed: dict[str, int] = {}
+        for name, masked_count, count in counts:
+            layer = layer_of(name)
+            off[layer] = off.get(layer, 0) + masked_count
+            changed[layer] = changed.get(layer, 0) + count
+        if not sum(changed.values()):
+            raise RecipeError("a mask over a vector of zeros masks nothing; it has no rate")
+        rates = {layer: off[layer] / changed[layer] for layer in in_order(changed) if changed[layer]}
+        return cls(sum(off.values()) / sum(changed.values()), rates)
+
+    def figure(self) -> Bars:
+        """Rates by layer in percent."""
+        caption = "Share of the merged vector's elements that the mask makes less than half of; "
+        caption += f"{100 * self.total:.1f} % in all."
+        series = Series("masked", tuple(100 * rate for rate in self.layers.values()))
+        return Bars("masking", "How much the mask takes away", caption, tuple(self.layers), "%", (series,))
+
+
+def masked(theta: torch.Tensor, base: torch.Tensor, delta: torch.Tensor, *, cap: float = 1.0) -> tuple[int, int]:
+    """Count masked elements, and elements that the start had changed."""
+    changed = delta != 0
+    M = (theta.double() - base.double())[changed] / delta.double()[changed]
+    return int((cap / 2 > M).sum()), int(changed.sum())
+
+
+def start_masking(
+    facts: Mapping[str, Any], tasks: Sequence[str], merged: Tensors, vectors: TaskVectors
+) -> Masking | str:
+    """Masking of a model fitted by `moma`, whose start is merged again; a text says why there is none.
+
+    `facts` and `tasks`: of the model. `vectors` must stream in the order of `merged`.
+    """
+    method = facts["method"]
+    parameters = method["parameters"]
+    if method["name"] != "moma" or parameters.get("mask") == "none":
+        return f"{method['name']} trains no mask that its weights tell"
+    if tuple(tasks) != vectors.tasks:
+        return "the start can be merged again only from all experts, in the order of the merge"
+    options = parameters.get("options", {})
+    start = make_method(parameters["start"], options, tasks=vectors.tasks, seed=facts["seed"])
+    tensor_method = prepare(cast("TensorMethod | SurveyMethod", start), vectors)  # moma takes no other
+    with closing(merge_blocks(vectors, tensor_method, _flat)) as runs:
+        return Masking.of(_counts(merged, runs, vectors.shapes, cap=float(parameters.get("cap", 1.0))))
+
+
+_Run = tuple[str, torch.Tensor, torch.Tensor]
+
+
+def _flat(block: Block, weights: torch.Tensor) -> _Run:
+    """Name, base and vector of one run of the start."""
+    return block.site.key, block.base.reshape(-1), (weights - block.base).reshape(-1)
+
+
+def _counts(
+    merged: Tensors, runs: Iterator[_Run], names: Collection[str], *, cap: float
+) -> Iterator[tuple[str, int, int]]:
+    """Counts of each run; the model and its start stream side by side."""
+    for key, blocks in groupby(merged.blocks(), key=itemgetter(0)):
+        theta = torch.cat([block.reshape(-1) for _, block in blocks])
+        place = 0
+        while key in names and place < len(theta):
+            name, base, delta = next(runs)
+            if name != key:
+                raise AssertionError(f"the model streams {key!r} where its start streams {name!r}")
+            yield key, *masked(theta[place : place + len(base)].float(), base, delta, cap=cap)
+            place += len(base)
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

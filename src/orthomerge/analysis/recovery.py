@@ -1,4 +1,4 @@
-"""What a merge loses, what an aligner recovers of it, and what remains, each with a 95 % interval.
+"""Loss of a merge, the part of it that an aligner recovers, and what remains, each with a 95 % interval.
 
     lost = expert - merged,    won = aligned - merged,    left = expert - aligned = lost - won,    share = won / lost
 
@@ -35,13 +35,17 @@ class Estimate:
 
     @property
     def above(self) -> bool:
-        """Whether the whole interval is above zero."""
         return self.low > 0
 
     @property
     def below(self) -> bool:
-        """Whether the whole interval is below zero."""
         return self.high < 0
+
+    def choose(self, *, above: str, below: str, tie: str) -> str:
+        """Choose a text by where the interval lies: above zero, below, or on both sides."""
+        if self.above:
+            return above
+        return below if self.below else tie
 
     def __neg__(self) -> Estimate:
         return Estimate(-self.value, -self.high, -self.low)
@@ -50,17 +54,16 @@ class Estimate:
         return f"{_rounded(self.value, 1)} points ({self.interval()})"
 
     def interval(self, digits: int = 1) -> str:
-        """The interval in words."""
         return f"{_rounded(self.low, digits)} to {_rounded(self.high, digits)}"
 
     def numbers(self, name: str) -> dict[str, float]:
-        """Value and interval under names, as a finding lists them."""
+        """Name value and ends of the interval for a finding."""
         return {name: self.value, f"{name}, low": self.low, f"{name}, high": self.high}
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """In points; `share` in percent, None if the loss may be zero."""
+    """Differences in points; `share` in percent, None if the loss may be zero."""
 
     lost: Estimate
     won: Estimate
@@ -79,14 +82,14 @@ def difference(first: HitsByTask, second: HitsByTask, *, seed: int = 0) -> Estim
 
 
 def recovery(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed: int = 0) -> Recovery:
-    """Compare the hits of the expert, of the merge as it is, and of the merge with an aligned head."""
+    """Compare the hits of the expert, of the merge, and of the merge with an aligned head."""
     lost = difference(expert, merged, seed=seed)
     won, left = difference(aligned, merged, seed=seed), difference(expert, aligned, seed=seed)
     return Recovery(lost, won, left, _share(expert, merged, aligned, seed=seed) if lost.above else None)
 
 
 def _share(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed: int) -> Estimate:
-    """The share in percent; its interval is over the resamples that have a loss."""
+    """Share won / lost in percent; its interval is over the resamples that have a loss."""
     generator = np.random.default_rng(seed)
     patterns = np.arange(8)  # of which of the three are right; inputs with the same pattern are interchangeable
     e, m, a = patterns & 1, (patterns >> 1) & 1, patterns >> 2
@@ -107,5 +110,5 @@ def _share(expert: HitsByTask, merged: HitsByTask, aligned: HitsByTask, *, seed:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """Round, without -0."""
+    """Round without -0."""
     return f"{round(value, digits) + 0.0:.{digits}f}"

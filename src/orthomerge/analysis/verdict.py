@@ -1,7 +1,7 @@
-"""The verdict in plain words: what was lost, what an aligner recovers, what remains, and what to try next.
+"""Verdict in words: what was lost, what an aligner recovers, what remains, and what to try next.
 
-Every sentence rests on numbers that are listed with it. What intervals do not separate is called a tie; the share of a
-loss that may be zero is not given.
+Every sentence is listed with its numbers. What intervals do not separate is called a tie; the share of a loss that may
+be zero is not given.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FEW = 25.0  # inputs per class below which an aligner may lack data
 
 @dataclass(frozen=True)
 class Witness:
-    """Another classifier of the merged features, fitted with labels: mean accuracy in percent, and its interval."""
+    """Another classifier of the merged features, fitted with labels: mean accuracy in percent with its interval."""
 
     name: str
     mean: float
@@ -35,7 +35,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class Case:
-    """All that a verdict rests on: hits by task on test inputs, readings by family and task, in the same order.
+    """Evidence of a verdict: hits by task on test inputs, readings by family and task, in the same order.
 
     `base`: the base with the experts' heads: hits, or mean accuracy in percent. `per_class`: the fewest inputs per
     class that an aligner was fitted to. `free`: it adds no parameter. `access`: which inputs the merge itself was
@@ -62,17 +62,16 @@ class Case:
     seed: int = 0
 
     def family_hits(self, family: str) -> HitsByTask:
-        """Hits by task of the expert's head over features mapped by one family."""
         return {task: reading.hits for task, reading in self.families[family].items()}
 
     def family_distance(self, family: str) -> float:
-        """Mean distance over tasks of features mapped by one family; NaN if it was not measured."""
+        """Mean distance over tasks; NaN if the family was not measured."""
         readings = self.families.get(family, {}).values()
         return fmean(reading.distance for reading in readings) if readings else math.nan
 
 
 def verdict(case: Case) -> tuple[Finding, ...]:
-    """All findings, the most important first."""
+    """Make all findings, the most important first."""
     outcome = recovery(case.expert, case.merged, case.aligned, seed=case.seed)
     findings = [_accuracy(case, outcome), _misalignment(case, outcome), _remainder(case, outcome)]
     findings += [_rotation(case), _worst_task(case), _conflicts(case), _scale(case), _next_step(case, outcome)]
@@ -83,12 +82,11 @@ def _accuracy(case: Case, outcome: Recovery) -> Finding:
     lost, count = outcome.lost, len(case.expert)
     expert, merged, aligned = map(_mean, (case.expert, case.merged, case.aligned))
     numbers = {"expert": expert, "merged": merged, "aligned": aligned, **lost.numbers("lost")}
-    if lost.above:
-        against_experts = f": {lost} lost."
-    elif lost.below:
-        against_experts = f", {-lost} more than the experts."
-    else:
-        against_experts = f". That is a tie: the difference is {lost}."
+    against_experts = lost.choose(
+        above=f": {lost} lost.",
+        below=f", {-lost} more than the experts.",
+        tie=f". That is a tie: the difference is {lost}.",
+    )
     text = (
         f"The experts reach {expert:.1f} % ({'one task' if count == 1 else f'mean of {count} tasks'}), "
         f"{case.method} as it is {merged:.1f} %{against_experts}"
@@ -103,13 +101,15 @@ def _accuracy(case: Case, outcome: Recovery) -> Finding:
 
 
 def _against_base(case: Case) -> str:
-    """How the base compares with the merge, if its hits are known."""
+    """Compare the base with the merge, if its hits are known."""
     if not isinstance(case.base, Mapping):
         return ""
     gain = difference(case.merged, case.base, seed=case.seed)
-    if gain.above:
-        return f", {gain} less than the merge"
-    return f", {-gain} more than the merge" if gain.below else f", a tie: the merge differs by {gain}"
+    return gain.choose(
+        above=f", {gain} less than the merge",
+        below=f", {-gain} more than the merge",
+        tie=f", a tie: the merge differs by {gain}",
+    )
 
 
 def _misalignment(case: Case, outcome: Recovery) -> Finding:
@@ -164,7 +164,7 @@ def _remainder(case: Case, outcome: Recovery) -> Finding | None:
 
 
 def _rotation(case: Case) -> Finding | None:
-    """Whether the map is a rotation: held-out distance and accuracy, orthogonal against linear."""
+    """Tell whether the map is a rotation: held-out distance and accuracy, orthogonal against linear."""
     raw, orthogonal, linear, rigid = map(case.family_distance, ("none", "orthogonal", "linear", "rigid"))
     if any(map(math.isnan, (raw, orthogonal, linear))):
         return None
@@ -242,7 +242,7 @@ def _conflicts(case: Case) -> Finding | None:
 
 
 def _scale(case: Case) -> Finding | None:
-    """Whether another scale is better, on validation inputs."""
+    """Tell whether another scale is better on validation inputs."""
     scales, own = case.scales, case.scale
     if not scales:
         return None

@@ -1,23 +1,25 @@
-"""Adam for gradients that the caller computes, and learning rates that rise and fall along a cosine.
+"""Adam for gradients that the caller computes, AdamW of torch, and learning rates that rise and fall along a cosine.
 
-Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter 2017 for the cosine, arXiv 1608.03983.
+Kingma and Ba 2015, arXiv 1412.6980; Loshchilov and Hutter 2019 for AdamW, arXiv 1711.05101, and 2017 for the cosine,
+arXiv 1608.03983.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-_BETA_1, _BETA_2 = 0.9, 0.999
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
     """Moments of one tensor of parameters, and the number of steps that they have seen."""
 
-    def __init__(self, like: torch.Tensor, *, epsilon: float = 1e-8) -> None:
-        self._first, self._second, self._epsilon = torch.zeros_like(like), torch.zeros_like(like), epsilon
+    def __init__(self, like: torch.Tensor) -> None:
+        self._first, self._second = torch.zeros_like(like), torch.zeros_like(like)
         self.steps = 0
 
     def step(self, values: torch.Tensor, gradient: torch.Tensor, lr: float) -> None:
@@ -26,17 +28,20 @@ class Adam:
         with torch.no_grad():
             self._first.lerp_(gradient, 1 - _BETA_1)
             self._second.mul_(_BETA_2).addcmul_(gradient, gradient, value=1 - _BETA_2)
-            root = self._second.sqrt().div_(math.sqrt(1 - _BETA_2**self.steps)).add_(self._epsilon)
+            root = self._second.sqrt().div_(math.sqrt(1 - _BETA_2**self.steps)).add_(_EPSILON)
             values.addcdiv_(self._first, root, value=-lr / (1 - _BETA_1**self.steps))
 
-    def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs."""
-        return {"first": self._first, "second": self._second, "steps": self.steps}
 
-    def load(self, state: dict[str, Any]) -> None:
-        self._first.copy_(state["first"])
-        self._second.copy_(state["second"])
-        self.steps = int(state["steps"])
+def adamw(groups: Sequence[Mapping[str, Any]], device: torch.device) -> torch.optim.AdamW:
+    """AdamW over groups with `params`, `lr` and where wanted `weight_decay` and `eps`; fused on a GPU."""
+    rated = [{**group, "rate": group["lr"]} for group in groups]
+    return torch.optim.AdamW(rated, weight_decay=0.0, fused=device.type == "cuda")
+
+
+def set_rates(optimiser: torch.optim.AdamW, share: float) -> None:
+    """Set the learning rate of every group to a share of its full rate."""
+    for group in optimiser.param_groups:
+        group["lr"] = group["rate"] * share
 
 
 def rate_share(step: int, steps: int, *, warmup: float = 0.0) -> float:

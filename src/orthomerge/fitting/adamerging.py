@@ -4,8 +4,8 @@ Yang et al., "AdaMerging: Adaptive Model Merging for Multi-Task Learning", ICLR 
 
     theta = theta_b + sum_t lambda_t^l tau_t^l,    min over lambda of the entropy of softmax(logits), summed over tasks
 
-Layer-wise means tensor-wise, as in the authors' code. `vectors = ties` is AdaMerging++: task vectors that were trimmed
-and of which only the elements with the elected sign are left.
+Layer-wise means tensor-wise, as in the authors' code. `vectors = ties` is AdaMerging++: task vectors trimmed, and
+without the elements that lack the elected sign.
 
 Differs from the authors' code: a step sees one batch of 2 `batch` inputs of every task, where theirs adds up the
 gradients of two batches of 16; inputs are the caller's, not necessarily the test split's. Their clamp to [0, 1] is
@@ -14,24 +14,22 @@ kept.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.coefficients import Coefficients
+from orthomerge.fitting.gates import Coefficients
 from orthomerge.fitting.loop import Loop, check_loop
 from orthomerge.fitting.objective import Entropy
-from orthomerge.fitting.setting import Fitted
-
-if TYPE_CHECKING:
-    from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Fitted, Setting
 
 
 @dataclass(frozen=True)
 class AdaMerging:
-    """`by`: layer (one coefficient per task and tensor) or task. `start`: every coefficient at first.
+    """`by`: layer (one coefficient per task and tensor) or task. `start`: initial value of every coefficient.
 
     `clamp`: keep coefficients within 0 and 1, as the authors' code does and FusionBench does not.
     """
@@ -64,7 +62,7 @@ class AdaMerging:
             groups="tensor" if self.by == "layer" else "encoder",
             start=self.start,
             lr=self.lr,
-            bounds=(0.0, 1.0) if self.clamp else None,
+            bounds=(0.0, 1.0) if self.clamp else (-math.inf, math.inf),
         )
         loop = Loop(steps=self.steps, batch=2 * self.batch, cosine=False, look=self.look)
         course = loop.run(setting, gates, Entropy(setting.heads, setting.device), inputs, held)
@@ -73,7 +71,7 @@ class AdaMerging:
 
 
 def coefficient_table(setting: Setting, gates: Coefficients) -> dict[str, Any]:
-    """By task: its coefficient, or one per tensor."""
+    """Coefficients by task: one number, or one per tensor."""
     rows = dict(zip(setting.tasks, gates.clamped().tolist(), strict=True))
     if gates.values.shape[1] == 1:
         return {task: values[0] for task, values in rows.items()}
@@ -81,7 +79,7 @@ def coefficient_table(setting: Setting, gates: Coefficients) -> dict[str, Any]:
 
 
 def elected(vectors: torch.Tensor, density: float, *, elements: int) -> torch.Tensor:
-    """Task vectors [T, P] as TIES leaves them: a share of the largest `elements`, and only those of elected sign."""
+    """Task vectors [T, P] after TIES: a share of the largest `elements`, of those the ones with the elected sign."""
     kept = max(int(density * elements), 1)
     trimmed = torch.empty_like(vectors)
     for number, vector in enumerate(vectors):

@@ -7,48 +7,44 @@ Tang et al., "Concrete Subspace Learning based Interference Elimination for Mult
     concrete_am:    theta = theta_b + m' sum_t lambda_t^l tau_t^l,        the same over x, then over lambda
 
 m' = m / mean(m), tensor by tensor, where m = sigma((x + logit(u)) / temperature) is a relaxed Bernoulli sample with
-logits x, drawn anew every step; which one depends on the seed and the step alone. As in the authors' code, x starts at
-0, Adam's rate is 1e-3 throughout, and the result is one last sample.
+logits x, drawn anew every step. As in the authors' code, x starts at 0, Adam's rate is 1e-3 throughout, and the result
+is one last sample.
 
 Differs from the authors' code: inputs come in a new order every epoch, where theirs repeat the first; inputs are the
-caller's, not necessarily the test split's; Adam's epsilon is 1e-15. Ours are the two ends without chance: `expected`,
-the mask without noise, and `binary`, its positive logits.
+caller's, not necessarily the test split's; Adam's epsilon is 1e-15. Ours are the two masks without chance: `expected`,
+without noise, and `binary`, x >= 0.
 
 Letters: x, m, m', u, V, theta [P].
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
+from orthomerge.core.device import derive
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.seeds import derive
 from orthomerge.fitting.adamerging import coefficient_table
-from orthomerge.fitting.coefficients import Coefficients
-from orthomerge.fitting.gates import Gates
+from orthomerge.fitting.gates import Coefficients, Gates, masked_share
 from orthomerge.fitting.layout import Layout
 from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
 from orthomerge.fitting.objective import Entropy
-from orthomerge.fitting.setting import Fitted
-
-if TYPE_CHECKING:
-    from orthomerge.fitting.setting import Setting
-
+from orthomerge.fitting.setting import Fitted, Setting
 
 Final = Literal["sample", "expected", "binary"]
-FINALS: tuple[Final, ...] = ("sample", "expected", "binary")
 
 _LEAST = 1e-7  # of u, and of a mean
 
 
 class ConcreteMask(Gates):
-    """theta = theta_b + m' V. `vector`: V, which may be changed between steps; `mask`: m' of the present sample.
+    """theta = theta_b + m' V. `vector`: V, which may be changed between steps; `mask`: m' as last written.
 
-    The gradient that reaches x (`values`) is (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature, the mean over the
-    tensor: its second term is what the division by mean(m) adds. A tensor of one element has m' = 1.
+    The sample depends on the seed and the number of steps alone. The gradient of x (`values`) is
+    (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature, the mean over the tensor: its second term is that of the
+    division by mean(m). A tensor of one element has m' = 1.
     """
 
     def __init__(
@@ -66,26 +62,27 @@ class ConcreteMask(Gates):
         self._base, self._places = base, list(layout.places.values())
         self._temperature, self._seed = temperature, seed
         self._means = [torch.ones(()) for _ in self._places]  # mean(m), one per tensor
-        self._draw()
 
-    def write(self, weights: torch.Tensor) -> None:
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
+        generator = torch.Generator(self.mask.device).manual_seed(derive(self._seed, "concrete", step))
+        for number, place in enumerate(self._places):
+            logits = self.values[place]
+            noise = torch.rand(logits.shape, generator=generator, device=logits.device).logit_(_LEAST)
+            m = noise.add_(logits).div_(self._temperature).sigmoid_()
+            self._means[number] = m.mean().clamp_min(_LEAST)
+            self.mask[place] = m.div_(self._means[number])
         torch.addcmul(self._base, self.mask, self.vector, out=weights)
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        reached = gradient * self.vector
+        own = gradient * self.vector
         for place, mean in zip(self._places, self._means, strict=True):
-            part, scaled = reached[place], self.mask[place]
+            part, scaled = own[place], self.mask[place]
             part -= (part * scaled).mean()
             part.mul_(scaled).mul_(1 - scaled * mean).div_(self._temperature)
-        return reached
-
-    def step(self, gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
-        self._adam.step(self.values, self.gradient(gradient), self._lr * share)
-        self._draw()
-        self.write(weights)
+        return own
 
     def final(self, form: Final) -> torch.Tensor:
-        """M' [P] to end with: the present sample, sigma(x / temperature), or one where x is not negative."""
+        """M' [P] of the result: the last sample, sigma(x / temperature), or one where x >= 0."""
         if form == "sample":
             return self.mask
         mask = torch.ones_like(self.mask)
@@ -96,32 +93,47 @@ class ConcreteMask(Gates):
         return mask
 
     def write_final(self, weights: torch.Tensor, form: Final) -> None:
-        """Fill in the weights of a mask to end with."""
+        """Fill in the weights of the result."""
         torch.addcmul(self._base, self.final(form), self.vector, out=weights)
 
     def measures(self) -> dict[str, float]:
-        """`masked`: the share of the elements of V, zeros aside, that are more likely off than on."""
-        live = self.vector != 0
-        return {"masked": float(((self.values < 0) & live).sum()) / max(int(live.sum()), 1)}
+        return {"masked": masked_share(self.values, self.vector)}
 
-    def restore(self, kept: torch.Tensor) -> None:
-        super().restore(kept)
-        self._draw()
 
-    def _draw(self) -> None:
-        generator = torch.Generator(self.mask.device)
-        generator.manual_seed(derive(self._seed, "concrete", self._adam.steps))
-        for number, place in enumerate(self._places):
-            logits = self.values[place]
-            noise = torch.rand(logits.shape, generator=generator, device=logits.device).logit_(_LEAST)
-            m = noise.add_(logits).div_(self._temperature).sigmoid_()
-            self._means[number] = m.mean().clamp_min(_LEAST)
-            self.mask[place] = m.div_(self._means[number])
+class TwoLevels(Gates):
+    """Gates that step in turn: first the coefficients, then the mask, after which the coefficients start again.
+
+    The weights of the coefficients, from an origin of zero, are the vector of the mask.
+    """
+
+    def __init__(self, mask: ConcreteMask, coefficients: Coefficients) -> None:
+        self.mask, self.values, self._coefficients = mask, mask.values, coefficients
+        self._start = coefficients.values.clone()
+
+    def groups(self) -> list[dict[str, Any]]:
+        return self.mask.groups() + self._coefficients.groups()
+
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
+        if step % 2 == 0:
+            self._coefficients.values.copy_(self._start)
+        self._coefficients.write(self.mask.vector)
+        self.mask.write(weights, step // 2)
+
+    def backward(self, gradient: torch.Tensor, step: int) -> None:
+        # The optimiser skips values without a gradient.
+        self.mask.values.grad = self._coefficients.values.grad = None
+        if step % 2 == 0:
+            self._coefficients.backward(gradient * self.mask.mask, step)
+        else:
+            self.mask.backward(gradient, step)
+
+    def measures(self) -> dict[str, float]:
+        return self.mask.measures()
 
 
 @dataclass(frozen=True)
 class _Concrete:
-    """What both methods have: options, the mask, and the loop."""
+    """Options of both methods."""
 
     steps: int = 2000
     batch: int = 16
@@ -134,7 +146,7 @@ class _Concrete:
 
     def __post_init__(self) -> None:
         check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
-        if not 0 < self.temperature < float("inf"):
+        if not 0 < self.temperature < math.inf:
             raise RecipeError(f"'temperature' must be positive, got {self.temperature}; the paper's is 0.5")
 
     def _mask(self, setting: Setting, vector: torch.Tensor) -> ConcreteMask:
@@ -162,14 +174,15 @@ class ConcreteTa(_Concrete):
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
         objective = Entropy(setting.heads, setting.device)
         course = self._loop(self.steps).run(setting, gates, objective, inputs, held)
+        weights = setting.encoder.weights
         ends: dict[str, float] = {}
         if held is not None:
-            for form in FINALS:
-                gates.write_final(setting.encoder.weights, form)
+            for form in get_args(Final):
+                gates.write_final(weights, form)
                 ends[form] = held_out_loss(setting, objective, held)
-        facts: dict[str, Any] = {**gates.measures(), "trained": gates.size, "ends": ends}
-        gates.write_final(setting.encoder.weights, self.final)
-        return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(course.rows))
+        gates.write_final(weights, self.final)
+        facts = {**gates.measures(), "trained": gates.size, "ends": ends}
+        return Fitted(weights.cpu().clone(), setting.heads, facts, tuple(course.rows))
 
 
 @dataclass(frozen=True)
@@ -178,7 +191,7 @@ class ConcreteAm(_Concrete):
 
     1. The mask, two levels per step: every lambda goes back to `start` and makes one step of Adam at `inner_lr` with
        the mask as it is; then the mask's logits make a step, on other inputs, with lambda as it is.
-    2. A last mask stays, and lambda is trained as in `adamerging`, one coefficient per task and tensor.
+    2. The mask of `final` is fixed, and lambda is trained as in `adamerging`, one coefficient per task and tensor.
 
     As in the authors' code: lambda starts at 0.3, clamped to [0, 1] (`clamp`; FusionBench does not); the moments of the
     inner Adam are kept from one step to the next, although lambda is not; no gradient goes from the second level
@@ -187,8 +200,7 @@ class ConcreteAm(_Concrete):
     Differs from the authors' code: the inner gradient is taken at the lambda that it moves, where theirs is still that
     of the last step's weights; both levels see one sample, as in FusionBench.
 
-    `steps`, `lr`: of the mask, each step with two passes. `inner_lr`: of the coefficients meanwhile. `adapt_steps`,
-    `adapt_lr`: of the coefficients under the mask that stays, which `final` names.
+    `steps`, `lr`: of the mask, each step with two passes. `adapt_steps`, `adapt_lr`: of the coefficients in part 2.
     """
 
     start: float = 0.3
@@ -211,53 +223,16 @@ class ConcreteAm(_Concrete):
         # The state of this part lies inside that of the next, so that it is removed with it.
         state = None if setting.state is None else replace(setting.state, part="mask")
         first = self._loop(2 * self.steps).run(replace(setting, state=state), levels, objective, inputs, held)
-        facts: dict[str, Any] = levels.measures()
         gates = self._coefficients(setting, base, vectors.mul_(mask.final(self.final)), self.adapt_lr)
         second = self._loop(self.adapt_steps).run(setting, gates, objective, inputs, held)
-        facts |= {"trained": levels.size + gates.size, "coefficients": coefficient_table(setting, gates)}
+        facts = {
+            **levels.measures(),
+            "trained": levels.size + gates.size,
+            "coefficients": coefficient_table(setting, gates),
+        }
         curve = [{"stage": stage, **row} for stage, course in enumerate((first, second), 1) for row in course.rows]
         return Fitted(setting.encoder.weights.cpu().clone(), setting.heads, facts, tuple(curve))
 
     def _coefficients(self, setting: Setting, origin: torch.Tensor, vectors: torch.Tensor, lr: float) -> Coefficients:
-        bounds = (0.0, 1.0) if self.clamp else None
+        bounds = (0.0, 1.0) if self.clamp else (-math.inf, math.inf)
         return Coefficients(origin, vectors, setting.layout, groups="tensor", start=self.start, lr=lr, bounds=bounds)
-
-
-class TwoLevels(Gates):
-    """Gates that step in turn: first the coefficients, then the mask, after which the coefficients start again.
-
-    The coefficients' weights, from an origin of zero, are the mask's vector: the mask is the same for all tasks.
-    """
-
-    def __init__(self, mask: ConcreteMask, coefficients: Coefficients) -> None:
-        self.mask, self.values, self._coefficients = mask, mask.values, coefficients
-        self._start, self._inner = coefficients.kept(), True
-        coefficients.write(mask.vector)
-
-    def write(self, weights: torch.Tensor) -> None:
-        self.mask.write(weights)
-
-    def step(self, gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
-        if self._inner:
-            self._coefficients.step(gradient * self.mask.mask, self.mask.vector, share)
-        else:
-            self.mask.step(gradient, weights, share)
-            self._coefficients.restore(self._start)
-            self._coefficients.write(self.mask.vector)
-        self.mask.write(weights)
-        self._inner = not self._inner
-
-    def measures(self) -> dict[str, float]:
-        return self.mask.measures()
-
-    def restore(self, kept: torch.Tensor) -> None:
-        self.mask.restore(kept)
-
-    def state(self) -> dict[str, Any]:
-        return {"mask": self.mask.state(), "coefficients": self._coefficients.state(), "inner": self._inner}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.mask.load(state["mask"])
-        self._coefficients.load(state["coefficients"])
-        self._coefficients.write(self.mask.vector)
-        self._inner = state["inner"]

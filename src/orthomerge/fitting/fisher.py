@@ -5,40 +5,36 @@ Matena and Raffel, "Merging Models with Fisher-Weighted Averaging", 2022, arXiv 
     theta = sum_t c_t F_t theta_t / sum_t c_t F_t,    F_t = E_x E_{y ~ p_t(y|x)} (d log p_t(y|x) / d theta)^2
 
 element by element, over the expert's own predictions: no label is needed. With the logits z of one input, the inner
-mean is sum_k (d <v_k, z> / d theta)^2 for any v_k with sum_k v_k v_k^T = diag(p) - p p^T. Its eigenvectors make that
-exact in C - 1 backward passes; a task with more classes than that gets v_k = (e_y - p) / sqrt(samples), y ~ p.
+mean is sum_k (d <v_k, z> / d theta)^2 for any v_k with sum_k v_k v_k^T = diag(p) - p p^T. Its eigenvectors give C - 1
+backward passes; if that is more than `samples`, v_k = (e_y - p) / sqrt(samples) with y ~ p.
 
 Letters: T experts; theta, F_t [P]; C classes; p, z, v_k [C].
-Differs from the paper: where the sum of all Fishers is below `floor` times its mean, the plain average (tokens that
-no input has). An absolute floor, as in the paper's code, can exceed every Fisher of a confident expert. Gradients are
-taken input by input; to square the gradient of a batch, as some do, is another quantity.
+Differs from the paper: where the sum of all Fishers is below `floor` times its mean (tokens that no input has), the
+plain average is taken. An absolute floor, as in the paper's code, can exceed every Fisher of a confident expert.
+Gradients are squared per input; the square of a batch's gradient, as some take, is another quantity.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.fitting.setting import Fitted
+from orthomerge.fitting.inputs import Inputs
+from orthomerge.fitting.objective import on_device
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.options import finite, per_expert
+from orthomerge.models.heads import Head
 
-if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.setting import Setting
-    from orthomerge.models.heads import Head
-
-
-_NOTHING = 1e-9  # share of the largest eigenvalue that is left out
+_NOTHING = 1e-9  # share of the largest eigenvalue below which eigenvectors are left out
 
 
 @dataclass(frozen=True)
 class Fisher:
-    """`inputs`: how many of each task are looked at. `samples`: backward passes for each of them, at most.
+    """`inputs`: number of inputs per task. `samples`: most backward passes per input.
 
     `floor`: share of the mean Fisher below which a weight is averaged. `normalise`: scale every F_t to norm one.
     `weights`: c, one number per expert; equal by default.
@@ -62,15 +58,16 @@ class Fisher:
 
     def fit(self, setting: Setting) -> Fitted:
         shares = per_expert(1.0 if self.weights is None else self.weights, len(setting.tasks))
-        few, heads = setting.drawn(self.inputs), setting.heads_on_device()
-        # Measured from the first expert, so that equal experts come out to the bit.
+        few = setting.drawn(self.inputs)
+        # Differences are taken to the first expert, so that equal experts are returned to the bit.
         first = setting.tuned(setting.tasks[0])
         total, moved, mean = torch.zeros_like(first), torch.zeros_like(first), torch.zeros_like(first)
         norms = {}
         for task, share in zip(setting.tasks, shares, strict=True):
             setting.say(f"Fisher information: {task}")
             expert = setting.tuned(task)
-            F = fisher_of(setting, few, task, expert, heads[task], self.samples).cpu()
+            head = on_device(setting.heads[task], setting.device)
+            F = fisher_of(setting, few, task, expert, head, self.samples).cpu()
             norms[task] = float(torch.linalg.vector_norm(F, dtype=torch.float64))
             F *= share / norms[task] if self.normalise and norms[task] > 0 else share
             expert -= first
@@ -88,7 +85,7 @@ class Fisher:
 def fisher_of(
     setting: Setting, inputs: Inputs, task: str, weights: torch.Tensor, head: Head, samples: int
 ) -> torch.Tensor:
-    """The diagonal of the Fisher information of an expert on a task's inputs, [P] on the device."""
+    """Diagonal of the Fisher information of an expert on a task's inputs, [P] on the device."""
     encoder, random = setting.encoder, torch.Generator().manual_seed(setting.seed)
     encoder.load(weights)
     encoder.gradient.zero_()
@@ -110,10 +107,10 @@ def fisher_of(
 
 
 def directions(logits: torch.Tensor, samples: int, random: torch.Generator) -> torch.Tensor:
-    """Rows v_k [r, C] with sum_k v_k v_k^T = diag(p) - p p^T, on the CPU; in the mean where they are drawn."""
+    """Rows v_k [r, C] with sum_k v_k v_k^T = diag(p) - p p^T, exactly or in the mean, on the CPU."""
     p = logits.double().cpu().softmax(0)
     if not torch.isfinite(p).all():
-        return p[None]  # makes the gradient what it is, which is refused there
+        return p[None]  # gives a gradient that is not finite, which the caller refuses
     if len(p) - 1 <= samples:
         values, vectors = torch.linalg.eigh(torch.diag(p) - torch.outer(p, p))
         kept = values > _NOTHING * values[-1].clamp_min(0)

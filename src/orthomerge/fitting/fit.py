@@ -1,8 +1,4 @@
-"""A fit from opened experts and unlabelled inputs to a model; nothing is written but the state of a killed run.
-
-One module is built. It computes the experts' features first, is filled with other weights each time, and is then what
-is fitted.
-"""
+"""Fit opened experts to unlabelled inputs. One module computes the experts' features, and is then the one fitted."""
 
 from __future__ import annotations
 
@@ -11,39 +7,34 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from orthomerge.alignment.align import as_saved
 from orthomerge.alignment.aligners import Alignment
-from orthomerge.core.device import device_of
+from orthomerge.core.device import device_of, fixed_threads
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.data.reading import unlabelled_tasks
+from orthomerge.data.task import Examples, Split
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.inputs import encoded_rows, prepare
 from orthomerge.fitting.layout import FlatEncoder
-from orthomerge.fitting.setting import Setting
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.merge import DTYPE_NAMES, MergedTensors, check_merge, chosen_method, copied_tensor, origin_of
 from orthomerge.models.encoding import Encoding, encode
+from orthomerge.models.experts import Experts
+from orthomerge.models.heads import Extra, Head
 from orthomerge.models.manifest import short_hashes
-from orthomerge.models.model_data import finished, unshared
+from orthomerge.models.model import Model
+from orthomerge.models.model_data import Origin, finished, unshared
 from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 
-if TYPE_CHECKING:
-    from orthomerge.data.task import Examples, Split
-    from orthomerge.fitting.setting import Fitted
-    from orthomerge.models.experts import Experts
-    from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.model import Model
-from orthomerge.models.model_data import Origin
-
 _SAMPLE = 256  # inputs on which the rounding of a head is measured
-_STATE = 3  # the form of a state on disk; those of another form are not read
+_STATE = 4  # version of the state on disk; other versions are ignored
 _BETWEEN = 60.0  # seconds between two states on disk
 
 
@@ -64,13 +55,12 @@ def fit(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """Fit a merge to unlabelled inputs of every expert and return it as a model; nothing is written but `state`.
+    """Fit a merge to unlabelled inputs of every expert and return it as a model.
 
-    `method`: a fitted method's name with its `options`, or an object. `data`: inputs by task, a `Task` or what can be
-    read as one. `split`: "test" makes whatever is measured there transductive. `limit`: at most N inputs per task,
-    drawn by `seed`. `precision`: of training, bfloat16 or float32; auto is bfloat16 on a GPU. `state`: a folder from
-    which a killed run of the same fit continues; it is written every `save_every` seconds and never removed here.
-    `encoding`: of the experts.
+    `method`: a fitted method's name with its `options`, or an object. `data`: by task, a `Task` or what can be read as
+    one. `split`: with "test", scores on these inputs are transductive. `limit`: most inputs per task, drawn by `seed`.
+    `precision`: of training; auto is bfloat16 on a GPU. `state`: the folder from which a killed run of the same fit
+    continues, written every `save_every` seconds and never removed here. `encoding`: of the experts.
     """
     name, chosen, used = chosen_method(experts, method, options or {}, seed=seed)
     check_merge(experts, name)
@@ -111,7 +101,7 @@ def setting_of(
     how: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Setting:
-    """The setting of a fit in which every task has inputs of its own. `how`: the experts are encoded."""
+    """The setting of a fit in which every task has its own inputs. `how`: encoding of the experts."""
     how, pooling = how or Encoding(device=str(device)), _pooling(experts)
     teacher = _teacher(experts, examples, how, progress)
     specs = {key: spec.cast("F32") for key, spec in experts.base.weights.specs.items()}
@@ -135,7 +125,7 @@ def setting_of(
 
 
 def _pooling(experts: Experts) -> str:
-    """The pooling that all heads share."""
+    """The common pooling of all heads."""
     default = experts.family.default_pooling
     poolings = {task: head.pooling or default for task, head in experts.heads.items()}
     (first, pooling), *rest = poolings.items()
@@ -151,7 +141,7 @@ def _pooling(experts: Experts) -> str:
 def _teacher(
     experts: Experts, examples: Mapping[str, Examples], how: Encoding, progress: Progress
 ) -> dict[str, torch.Tensor]:
-    """The features [n, d] that each task's expert makes of its own inputs."""
+    """Features [n, d] of each task's inputs by its expert."""
     teacher = {}
     for task, some in examples.items():
         progress.stage(f"encoding {task}", None)
@@ -164,7 +154,7 @@ def _teacher(
 def _merged(
     experts: Experts, encoder: FlatEncoder, method: str, options: Mapping[str, Any], *, seed: int
 ) -> torch.Tensor:
-    """The result of a method without inputs, [P]."""
+    """Result of a method without inputs, [P]."""
     name, chosen, _ = chosen_method(experts, method, options, seed=seed)
     if hasattr(chosen, "fit"):
         raise RecipeError(f"a fit starts from a merge without inputs, and {name!r} needs some; use task_arithmetic")
@@ -172,7 +162,7 @@ def _merged(
 
 
 def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], dict[str, dict[str, int]]]:
-    """The classifiers as they will be saved, and what each adds to its head."""
+    """Classifiers in the form that is saved, and the extra parameters of each."""
     heads: dict[str, Head | Extra] = dict(setting.heads)
     extra = {task: {"parameters": 0, "bytes": 0} for task in heads}
     setting.encoder.load(fitted.weights)
@@ -189,12 +179,12 @@ def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], d
 def _facts(
     setting: Setting, fitted: Fitted, examples: Mapping[str, Examples], extra: Mapping[str, Mapping[str, int]]
 ) -> dict[str, Any]:
-    """What the manifest says of a fit."""
+    """Facts of a fit for the manifest."""
     return {
         "precision": "bfloat16" if setting.half else "float32",
         "device": setting.device.type,
         "facts": plain(fitted.facts),
-        # Without the clock: the same fit gives the same model.
+        # Without times, so that the same fit gives the same model.
         "curve": plain([{key: value for key, value in row.items() if key != "seconds"} for row in fitted.curve]),
         "tasks": {
             task: {"inputs": len(some), "data": f"sha256:{some.digest()}", "extra": extra[task]}
@@ -205,7 +195,7 @@ def _facts(
 
 
 def _tensors(experts: Experts, encoder: FlatEncoder, weights: torch.Tensor, dtype: str | None) -> MemoryTensors:
-    """The fitted encoder in the dtype of the output; tensors that are no parameters are the base's."""
+    """The fitted encoder in the dtype of the output, with the base's buffers."""
     specs = {key: spec.cast(dtype) for key, spec in experts.specs.items()}
     tensors = encoder.tensors(weights, specs)
     for key, spec in specs.items():
@@ -217,7 +207,7 @@ def _tensors(experts: Experts, encoder: FlatEncoder, weights: torch.Tensor, dtyp
 def _fingerprint(
     experts: Experts, origin: Origin, examples: Mapping[str, Examples], split: Split, *, half: bool
 ) -> str:
-    """A hash of everything that the course of a fit depends on."""
+    """A hash of everything that the result of a fit depends on."""
     weights = [experts.base.digest, *(experts.teacher(task).digest for task in experts.tasks)]
     inputs = [some.digest() for some in examples.values()]
     way = (origin.facts["method"], origin.facts["seed"], split, half)

@@ -1,116 +1,98 @@
-"""How an encoder's weights depend on what is trained; each kind knows its weights and the gradient that reaches it.
+"""How an encoder's weights depend on what is trained.
 
-The encoder computes with ordinary weights [P] and autograd gives their gradient [P], once per step and whatever the
-number of tasks; gates turn that into a step of their own parameters and write the new weights. No graph is ever built
-over the gates.
+The encoder computes with ordinary weights, and autograd gives their gradient once per step, whatever the number of
+tasks. Gates turn it into the gradient of their own values and write new weights after each step of the optimiser. No
+graph is built over them.
+
+Letters: P elements of the encoder; theta_0 [P] the weights to start from; T tasks; tau_t [P] their task vectors.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from orthomerge.core.adam import Adam
+from orthomerge.fitting.layout import Layout
+from orthomerge.merging.polar import is_table
+
+Form = Literal["soft", "hard"]
+Groups = Literal["encoder", "tensor", "row"]
 
 # Gradients of a mask are of the order of 1e-8, where the usual epsilon would decide how far an element moves.
 _EPSILON = 1e-15
 
-Form = Literal["soft", "hard"]
-
 
 class Gates:
-    """`values`: what is trained, by Adam at rate `lr`. A kind has `write` and `gradient`."""
+    """Trained `values` that determine the weights. A kind has `write` and `gradient`."""
 
-    def __init__(self, values: torch.Tensor, *, lr: float) -> None:
-        self.values, self._lr = values, lr
-        self._adam = Adam(values, epsilon=_EPSILON)
+    def __init__(self, values: torch.Tensor, *, lr: float, decay: float = 0.0) -> None:
+        self.values, self._lr, self._decay = values, lr, decay
 
     @property
     def size(self) -> int:
-        """How many numbers are trained."""
+        """Number of trained values."""
         return self.values.numel()
 
-    def write(self, weights: torch.Tensor) -> None:
-        """Fill in the weights [P] that the present values stand for."""
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of AdamW."""
+        return [{"params": [self.values], "lr": self._lr, "weight_decay": self._decay, "eps": _EPSILON}]
+
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
+        """Fill in the weights [P] of the current values, after `step` steps."""
         raise NotImplementedError
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of the values, from that of the weights [P], which may be overwritten: P numbers take memory."""
+        """Gradient of the values, from that of the weights [P], which may be overwritten to save memory."""
         raise NotImplementedError
 
-    def step(self, gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
-        """One step against the gradient [P] of the weights, at a share of the full rate; then `write`."""
-        self._adam.step(self.values, self.gradient(gradient), self._lr * share)
-        self.write(weights)
+    def backward(self, gradient: torch.Tensor, step: int) -> None:
+        """Set the gradient of the values for step `step`, counted from 0, from that of the weights [P]."""
+        self.values.grad = self.gradient(gradient)
 
     def measures(self) -> dict[str, float]:
-        """What to report at a look."""
+        """Figures for the training curve."""
         return {}
-
-    def kept(self) -> torch.Tensor:
-        """A copy of what is trained, for `restore`."""
-        return self.values.clone()
-
-    def restore(self, kept: torch.Tensor) -> None:
-        self.values.copy_(kept)
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a resumed run needs."""
-        return {"values": self.values, "adam": self._adam.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self._adam.load(state["adam"])
-        self.restore(state["values"])
 
 
 class Fixed(Gates):
-    """Weights [P] that stay as they are: for a fit of the objective's own parameters alone."""
+    """Constant weights [P], for a fit of the objective's own parameters alone."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         super().__init__(weights.new_zeros(0), lr=0.0)
         self._weights = weights
 
-    def write(self, weights: torch.Tensor) -> None:
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
         weights.copy_(self._weights)
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        return self.values
+        return torch.zeros_like(self.values)
 
 
 class Free(Gates):
-    """Every weight by itself, from a merge theta_0 [P] on: theta = theta_0 + D.
-
-    `decay`: the share of the rate that D loses in a step, as in AdamW.
-    """
+    """Every weight by itself: theta = theta_0 + D. `decay`: weight decay of D."""
 
     def __init__(self, origin: torch.Tensor, *, lr: float, decay: float = 0.0) -> None:
-        super().__init__(origin.clone(), lr=lr)
-        self._origin, self._decay = origin, decay
+        super().__init__(torch.zeros_like(origin), lr=lr, decay=decay)
+        self._origin = origin
 
-    def write(self, weights: torch.Tensor) -> None:
-        weights.copy_(self.values)
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
+        torch.add(self._origin, self.values, out=weights)
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
-    def step(self, gradient: torch.Tensor, weights: torch.Tensor, share: float) -> None:
-        if self._decay:
-            self.values.lerp_(self._origin, self._lr * share * self._decay)
-        super().step(gradient, weights, share)
-
     def measures(self) -> dict[str, float]:
-        return {"moved": float((self.values - self._origin).norm() / self._origin.norm().clamp_min(1e-30))}
+        return {"moved": float(self.values.norm() / self._origin.norm().clamp_min(1e-30))}
 
 
 class Mask(Gates):
     """A mask over a merged task vector, one number per weight: theta = theta_b + cap sigma(S) delta.
 
-    delta is the vector of a merge, its scale included. cap = 1 is MOMA's mask, which can only shrink it; a larger cap
-    lets an element grow up to that multiple. The gradient that reaches S is dtheta * cap * delta * s (1 - s), s =
-    sigma(S), plus that of `decay` * sum s^2. A hard mask is cap at S > 0 and nothing elsewhere; its gradient is taken
-    as if it were soft (straight through). `start`: sigma(S) at first, everywhere.
+    delta is the vector of a merge, its scale included. cap = 1 is MOMA's mask, which can only shrink it. The gradient
+    of S is dtheta * cap * delta * s (1 - s), s = sigma(S), plus that of `penalty` * sum s^2. A hard mask is cap at
+    S > 0 and 0 elsewhere; its gradient is that of the soft mask (straight through). `start`: initial sigma(S).
 
     Letters: S (`values`), delta, theta [P].
     """
@@ -123,29 +105,153 @@ class Mask(Gates):
         cap: float = 1.0,
         start: float = 0.5,
         lr: float = 0.1,
-        decay: float = 0.0,
+        penalty: float = 0.0,
         form: Form = "soft",
     ) -> None:
         super().__init__(torch.full_like(delta, math.log(start / (1 - start))), lr=lr)
-        self._base, self._delta, self._cap, self._decay, self._form = base, delta, cap, decay, form
+        self._base, self._delta, self._cap, self._penalty, self._form = base, delta, cap, penalty, form
 
-    def write(self, weights: torch.Tensor) -> None:
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
         self.write_as(weights, self._form)
 
     def write_as(self, weights: torch.Tensor, form: Form) -> None:
-        """Fill in the weights of the mask as it is, or of the hard mask that it rounds to."""
+        """Fill in the weights of the soft mask, or of the hard mask that it rounds to."""
         mask = (self.values > 0).float() if form == "hard" else torch.sigmoid(self.values)
         torch.addcmul(self._base, mask, self._delta, value=self._cap, out=weights)
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         soft = torch.sigmoid(self.values)
         gradient.mul_(self._delta).mul_(self._cap)
-        if self._decay:
-            gradient.add_(soft, alpha=2 * self._decay)
+        if self._penalty:
+            gradient.add_(soft, alpha=2 * self._penalty)
         gradient.mul_(soft)
         return gradient.mul_(soft.neg_().add_(1))
 
     def measures(self) -> dict[str, float]:
-        """`masked`: the share of the elements that some expert changed which the mask makes less than half of."""
-        changed = self._delta != 0
-        return {"masked": float(((self.values < 0) & changed).sum()) / max(int(changed.sum()), 1)}
+        return {"masked": masked_share(self.values, self._delta)}
+
+
+def masked_share(logits: torch.Tensor, vector: torch.Tensor) -> float:
+    """Share of the nonzero elements of `vector` whose mask is more likely off than on."""
+    nonzero = vector != 0
+    return float(((logits < 0) & nonzero).sum()) / max(int(nonzero.sum()), 1)
+
+
+class Coefficients(Gates):
+    """One coefficient per task and group of weights: theta = theta_0 + sum_t c_t[group] tau_t.
+
+    A group is the whole encoder (task-wise AdaMerging), a tensor (layer-wise AdaMerging), or a row of a matrix; an
+    element of a vector is a row of its own. The gradient of c_t[group] is the sum of dtheta * tau_t over the group. A
+    coefficient outside `bounds` counts as the bound and has gradient 0, as in AdaMerging's code.
+    """
+
+    def __init__(
+        self,
+        origin: torch.Tensor,
+        vectors: torch.Tensor,
+        layout: Layout,
+        *,
+        groups: Groups,
+        start: float = 0.0,
+        lr: float = 1e-3,
+        bounds: tuple[float, float] = (-math.inf, math.inf),
+    ) -> None:
+        # Slice of [P], slice of the groups, and number of rows.
+        self._parts: list[tuple[slice, slice, int]] = []
+        count = 0
+        for name, place in layout.places.items():
+            shape = layout.shapes[name]
+            rows = shape[0] if groups == "row" and shape else 1
+            self._parts.append((place, slice(count, count + rows), rows))
+            count += rows
+        self._whole = groups == "encoder"
+        super().__init__(torch.full((len(vectors), 1 if self._whole else count), start, device=origin.device), lr=lr)
+        self._origin, self._vectors, self._bounds = origin, vectors, bounds
+
+    def clamped(self) -> torch.Tensor:
+        """Coefficients within the bounds, [T, groups]."""
+        return self.values.clamp(*self._bounds)
+
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
+        values = self.clamped()
+        weights.copy_(self._origin)
+        if self._whole:
+            weights.add_(values[:, 0] @ self._vectors)
+            return
+        for place, groups, rows in self._parts:
+            tau = self._vectors[:, place].view(len(values), rows, -1)
+            weights[place] += torch.einsum("tr,trk->rk", values[:, groups], tau).reshape(-1)
+
+    def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        own = torch.empty_like(self.values)
+        if self._whole:
+            own[:, 0] = self._vectors @ gradient
+        else:
+            for place, groups, rows in self._parts:
+                tau = self._vectors[:, place].view(len(own), rows, -1)
+                own[:, groups] = torch.einsum("rk,trk->tr", gradient[place].view(rows, -1), tau)
+        low, high = self._bounds
+        return own * ((self.values >= low) & (self.values <= high))
+
+    def measures(self) -> dict[str, float]:
+        values = self.clamped()
+        return {"least": float(values.min()), "mean": float(values.mean()), "most": float(values.max())}
+
+
+class _Part(NamedTuple):
+    """Slice of [P], slice of the gates, and for a matrix the factors U diag(s) [T, m, r] and Vh [T, r, k]."""
+
+    place: slice
+    gates: slice
+    factors: tuple[torch.Tensor, torch.Tensor] | None
+
+
+class Components(Gates):
+    """One gate per task and singular component of a matrix: theta = theta_0 + sum_t U_t diag(g_t * s_t) V_t^T.
+
+    tau_t = U_t diag(s_t) V_t^T is a matrix of a task vector. All gates start at 0. Other tensors, and tables of which
+    rows are looked up, have one gate per task. The gradient of g_t is s_t * diag(U_t^T dtheta V_t).
+
+    Gating singular components is the idea of AdaRank (Lee et al. 2025, arXiv 2503.22178); there the gates are binary
+    and fitted by entropy.
+
+    Letters: a matrix [m, k] with r = min(m, k) components; U [T, m, r], s [T, r], Vh [T, r, k].
+    """
+
+    def __init__(self, origin: torch.Tensor, vectors: torch.Tensor, layout: Layout, *, lr: float) -> None:
+        self._parts: list[_Part] = []
+        count = 0
+        for name, place in layout.places.items():
+            shape = layout.shapes[name]
+            factors, rank = None, 1
+            if len(shape) == 2 and min(shape) > 1 and not is_table(name):
+                U, s, Vh = torch.linalg.svd(vectors[:, place].reshape(-1, *shape), full_matrices=False)
+                factors, rank = ((U * s[:, None]).contiguous(), Vh.contiguous()), min(shape)
+            self._parts.append(_Part(place, slice(count, count + rank), factors))
+            count += rank
+        super().__init__(torch.zeros(len(vectors), count, device=origin.device), lr=lr)
+        self._origin, self._vectors = origin, vectors
+
+    def write(self, weights: torch.Tensor, step: int = 0) -> None:
+        weights.copy_(self._origin)
+        for part in self._parts:
+            gates = self.values[:, part.gates]
+            if part.factors is None:
+                weights[part.place] += gates[:, 0] @ self._vectors[:, part.place]
+            else:
+                U, Vh = part.factors
+                weights[part.place] += torch.bmm(U * gates[:, None], Vh).sum(0).reshape(-1)
+
+    def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        own = torch.empty_like(self.values)
+        for part in self._parts:
+            change = gradient[part.place]
+            if part.factors is None:
+                own[:, part.gates] = (self._vectors[:, part.place] @ change)[:, None]
+            else:
+                U, Vh = part.factors
+                own[:, part.gates] = ((U.mT @ change.view(U.shape[1], -1)) * Vh).sum(2)
+        return own
+
+    def measures(self) -> dict[str, float]:
+        return {"least": float(self.values.min()), "most": float(self.values.max())}

@@ -1,12 +1,12 @@
-"""Second moments of what each linear layer of an encoder reads, and the least squares that is solved with them.
+"""Second moments of the inputs of each linear layer of an encoder, and the least squares that is solved with them.
 
-A layer is a weight [m, k] of one or more `nn.Linear`; layers that share it are one. It reads rows x [k]: every token of
-every input, padding left out. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the weight of the
-input.
+A layer is a weight [m, k] of one or more `nn.Linear`; layers that share it are one. Its inputs are rows x [k]: every
+token of every input, padding left out. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the
+weight of the input.
 
-What is seen is what passes through `nn.Linear.forward`. Weights that a module uses by itself are no layers here: the
-fused `in_proj_weight` and the output projection of `nn.MultiheadAttention`, convolutions, tables of embeddings, and a
-linear weight that another kind of module shares.
+Only calls of `nn.Linear.forward` count. Weights that a module uses by itself are no layers here: the fused
+`in_proj_weight` and the output projection of `nn.MultiheadAttention`, convolutions, tables of embeddings, and a linear
+weight that another kind of module shares.
 """
 
 from __future__ import annotations
@@ -14,26 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError
-
-if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.setting import Setting
-
+from orthomerge.fitting.inputs import Inputs
+from orthomerge.fitting.setting import Setting
 
 Layers = Mapping[str, Sequence[nn.Linear]]
 
 _SIZE = 64  # inputs in a batch
-_SINGULAR = 1e-12  # share of the largest eigenvalue below which rounding has the say
+_SINGULAR = 1e-12  # share of the largest eigenvalue below which an eigenvalue may be rounding
 
 
 def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
-    """The modules of every linear weight, by the weight's name."""
+    """Modules of every linear weight, by the weight's name."""
     names = {id(parameter): name for name, parameter in encoder.named_parameters()}
     layers: dict[str, tuple[nn.Linear, ...]] = {}
     others: set[str] = set()
@@ -48,7 +45,7 @@ def linear_layers(encoder: nn.Module) -> dict[str, tuple[nn.Linear, ...]]:
 
 @contextmanager
 def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
-    """Inside, every call of a layer calls `see` with the layer's name and input."""
+    """Call `see` with name and input of a layer at every call of one."""
 
     def hook(name: str, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         see(name, args[0] if args else named["input"])
@@ -67,7 +64,7 @@ def watching(layers: Layers, see: Callable[[str, torch.Tensor], None]) -> Iterat
 
 @torch.no_grad()
 def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
-    """The layers in the order in which a forward pass calls them, as often as it does."""
+    """Names of the layers that a forward pass calls, in order; an encoder that calls none is refused."""
     calls: list[str] = []
     first = inputs.targets[setting.tasks[0]].rows[:1]
     with watching(linear_layers(setting.encoder.module), lambda name, _: calls.append(name)):
@@ -81,9 +78,9 @@ def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
 
 @torch.no_grad()
 def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None = None) -> dict[str, torch.Tensor]:
-    """G of every layer (or of `layers`) that is called, on a task's inputs under the encoder's present weights.
+    """G of every called layer, or of those of `layers`, on a task's inputs under the encoder's current weights.
 
-    In float32 even where bfloat16 would do for features: the solution depends on small eigenvalues.
+    The passes are in float32 even where bfloat16 would do for features: the solution depends on small eigenvalues.
     """
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
@@ -91,12 +88,12 @@ def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None 
     weights = inputs.targets[task].weights
 
     def see(name: str, values: torch.Tensor) -> None:
-        own = _rows(values, weights, batch)
-        if own is not None:
-            rows, each = own
-            product = rows.T @ (rows * each)
-            counts[name] = counts.get(name, 0) + len(rows)
-            sums[name] = sums[name].add_(product) if name in sums else product
+        if values.ndim > 2 and len(values) % len(weights):
+            return  # a table, such as DeBERTa's of relative positions: its rows belong to no input
+        rows, each = _rows(values, weights, batch.get("attention_mask"))
+        product = rows.T @ (rows * each)
+        counts[name] = counts.get(name, 0) + len(rows)
+        sums[name] = sums[name].add_(product) if name in sums else product
 
     with watching(linear_layers(setting.encoder.module) if layers is None else layers, see):
         for targets, batch in inputs.batches(task, _SIZE):
@@ -111,6 +108,21 @@ def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None 
     return sums
 
 
+def _rows(values: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [r, k] of a layer's input without padding, and the weight of each row's input, [r, 1]; both in float64.
+
+    The weight is one where rows belong to no input.
+    """
+    if mask is not None and values.shape[:-1] == mask.shape:
+        real = mask != 0
+        return values[real].double(), weights[:, None].expand(mask.shape)[real][:, None].double()
+    rows = values.reshape(-1, values.shape[-1]).double()
+    each = weights.new_ones(len(rows))
+    if len(rows) % len(weights) == 0:
+        each = weights.repeat_interleave(len(rows) // len(weights))
+    return rows, each[:, None].double()
+
+
 def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:
     """G with everything off its diagonal times `alpha`."""
     return gram * alpha + torch.diag(gram.diagonal() * (1 - alpha))
@@ -119,7 +131,7 @@ def shrunk(gram: torch.Tensor, alpha: float) -> torch.Tensor:
 def least_squares(total: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Tensor, float]:
     """X [k, m] with total X = moments, in float64, and the condition number of `total` in the 1-norm.
 
-    A singular `total` gets the least X: zero in directions that no input has. Its condition number is infinite.
+    A singular `total` gives the X of least norm, zero in directions that no input has, and an infinite number.
     """
     factor, failed = torch.linalg.cholesky_ex(total)
     if not int(failed):
@@ -130,21 +142,3 @@ def least_squares(total: torch.Tensor, moments: torch.Tensor) -> tuple[torch.Ten
     kept = values > _SINGULAR * values[-1]
     vectors = vectors[:, kept]
     return vectors @ ((vectors.T @ moments) / values[kept, None]), float("inf")
-
-
-def _rows(
-    values: torch.Tensor, weights: torch.Tensor, batch: Mapping[str, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The rows [r, k] of a layer's input that come from an input and are no padding, and the weight of that input, [r,
-    1], both in float64; one where a row belongs to no input, and None where none does.
-    """
-    size, mask = len(weights), batch.get("attention_mask")
-    if values.ndim > 2 and len(values) % size:
-        return None  # a table, such as DeBERTa's of relative positions
-    if mask is not None and values.shape[:-1] == mask.shape:
-        real = mask != 0
-        return values[real].double(), weights[:, None].expand(mask.shape)[real][:, None].double()
-    rows = values.reshape(-1, values.shape[-1]).double()
-    whole = len(rows) % size == 0
-    each = weights.repeat_interleave(len(rows) // size) if whole else weights.new_ones(len(rows))
-    return rows, each[:, None].double()

@@ -1,6 +1,7 @@
-"""The inputs of a fit, which of them a step uses, and what the experts make of them.
+"""The inputs of a fit, the order in which steps use them, and their features.
 
-Each task has targets: its expert's features of some inputs of one pool. One input may be a target of several tasks.
+Each task has targets: the features that its expert computes for some inputs of one pool. An input may be a target of
+several tasks.
 
 Letters: n targets of one task; a *row* is the number of an input in the pool, a *place* one of 0 to n - 1.
 """
@@ -9,48 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from orthomerge.core.device import free_memory
-from orthomerge.core.seeds import derive
+from orthomerge.core.device import derive, free_memory
+from orthomerge.data.task import Examples
+from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.models.prepared import Batch, Part, Pool
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Examples
-    from orthomerge.fitting.layout import FlatEncoder
-    from orthomerge.models.processing import Processor
-
+from orthomerge.models.processing import Processor
 
 _SHARE = 3  # of free memory, what processed inputs may take
-FEWEST = 10  # inputs of a task from which some are held out
+_FEWEST = 10  # inputs of a task from which some are held out
 _MOST_HELD = 500
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What one task's expert makes of inputs, and how much each of them counts.
+    """An expert's features of some inputs, and the weight of each.
 
-    `rows` [n]: which inputs of the pool, on the CPU, each at most once. `features` [n, d] and `weights` [n]: in float32
-    on the device. What a method computes for a target is multiplied by its weight; means are over the number of
-    targets.
+    `rows` [n]: distinct inputs of the pool, on the CPU. `features` [n, d] and `weights` [n]: float32, on the device.
+    The loss of a target is multiplied by its weight; means are over the number of targets.
     """
 
     rows: torch.Tensor
     features: torch.Tensor
     weights: torch.Tensor
 
-    @classmethod
-    def of(cls, rows: torch.Tensor, features: torch.Tensor, *, device: torch.device, weight: float = 1.0) -> Targets:
-        """Targets that all count the same."""
-        return cls(rows, features.float().to(device), torch.full((len(rows),), weight, device=device))
-
     def __len__(self) -> int:
         return len(self.rows)
 
     def at(self, places: torch.Tensor | slice) -> Targets:
-        """Some of them, by their places."""
+        """The targets at some places."""
         there = places if isinstance(places, slice) else places.to(self.features.device, non_blocking=True)
         return Targets(self.rows[places], self.features[there], self.weights[there])
 
@@ -62,26 +53,14 @@ class Targets:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Targets by task, in the order of the tasks. `processors`: for further inputs of a task, such as mixtures."""
+    """A pool, and targets by task in the order of the tasks. `processors`: by task, for further inputs."""
 
     targets: Mapping[str, Targets]
     pool: Pool
     processors: Mapping[str, Processor]
 
-    @classmethod
-    def of(
-        cls,
-        parts: Sequence[Part],
-        targets: Mapping[str, Targets],
-        processors: Mapping[str, Processor],
-        *,
-        device: torch.device,
-    ) -> Inputs:
-        """Any inputs, and targets of any tasks among them."""
-        return cls(dict(targets), Pool.of(parts, device, room=_room(device)), dict(processors))
-
     def batches(self, task: str, size: int) -> Iterator[tuple[Targets, Batch]]:
-        """All inputs of a task in order: their targets, and the batch."""
+        """Targets and batches of a task, in order."""
         targets = self.targets[task]
         for start in range(0, len(targets), size):
             some = targets.at(slice(start, start + size))
@@ -96,15 +75,15 @@ class Inputs:
         return self.with_targets({task: self.targets[task].at(some) for task, some in places.items()})
 
     def extended(self, parts: Sequence[Part]) -> Inputs:
-        """The pool with more inputs after those that it has; the targets stay."""
+        """The same targets, with more inputs at the end of the pool."""
         return replace(self, pool=self.pool.extended(parts, room=_room(self.pool.device)))
 
     def raw(self, task: str) -> Sequence[Any]:
-        """The inputs of a task as they were read: texts, or images as arrays."""
+        """Unprocessed inputs of a task: texts, or images as arrays."""
         return self.pool.raw(self.targets[task].rows.tolist())
 
-    def divided(self, share: float, *, seed: int, fewest: int = FEWEST) -> tuple[Inputs, Inputs | None]:
-        """Inputs to fit on, and a share to hold out of every task that has enough; None if none has.
+    def divided(self, share: float, *, seed: int, fewest: int = _FEWEST) -> tuple[Inputs, Inputs | None]:
+        """Inputs to fit on, and a share held out of every task with at least `fewest`; None if there is no such task.
 
         An input of several tasks is held out of all of them or of none: the first of them decides.
         """
@@ -132,17 +111,18 @@ def prepare(
     *,
     device: torch.device,
 ) -> Inputs:
-    """Every task with inputs of its own; `teacher`: the features [n, d] that its expert makes of them."""
+    """Inputs of which each belongs to one task. `teacher`: the features [n, d] of the task's expert."""
     targets, start = {}, 0
     for task, some in examples.items():
-        targets[task] = Targets.of(torch.arange(start, start + len(some)), teacher[task], device=device)
+        rows = torch.arange(start, start + len(some))
         start += len(some)
+        targets[task] = Targets(rows, teacher[task].float().to(device), torch.ones(len(some), device=device))
     parts = [Part(some, processors[task]) for task, some in examples.items()]
-    return Inputs.of(parts, targets, processors, device=device)
+    return Inputs(targets, Pool.of(parts, device, room=_room(device)), dict(processors))
 
 
 def features_of(encoder: FlatEncoder, pool: Pool, rows: torch.Tensor) -> torch.Tensor:
-    """The features of some rows, [B, d], under autograd, group by group; see `Pool.groups`."""
+    """Features of some rows, [B, d], under autograd, in groups of similar length (`Pool.groups`)."""
     groups = pool.groups(rows)
     features = torch.cat([encoder.features(pool.batch(rows[places])) for places in groups])
     return features[torch.cat(groups).argsort().to(encoder.device)]
@@ -152,7 +132,7 @@ def features_of(encoder: FlatEncoder, pool: Pool, rows: torch.Tensor) -> torch.T
 def encoded_rows(
     encoder: FlatEncoder, pool: Pool, rows: torch.Tensor, *, size: int = 256, half: bool = False
 ) -> torch.Tensor:
-    """The features of some rows under the encoder's present weights, [n, d] in float32 on the device."""
+    """Features of some rows under the encoder's current weights, [n, d] in float32 on the device."""
     order = pool.by_length(rows)
     with torch.autocast(encoder.device.type, dtype=torch.bfloat16, enabled=half):
         parts = [encoder.features(pool.batch(some)).float() for some in torch.split(rows[order], size)]
@@ -160,14 +140,14 @@ def encoded_rows(
 
 
 def encoded(encoder: FlatEncoder, inputs: Inputs, task: str, *, size: int = 256, half: bool = False) -> torch.Tensor:
-    """The features of a task's inputs, see `encoded_rows`."""
+    """Features of a task's inputs; see `encoded_rows`."""
     return encoded_rows(encoder, inputs.pool, inputs.targets[task].rows, size=size, half=half)
 
 
 class Order:
-    """Which targets of each task a step uses: `batch` places, in a new order each epoch, by seed and step alone.
+    """The targets of each task that a step uses: `batch` places, in a new order each epoch, by seed and step alone.
 
-    Tasks with the same inputs use them at the same steps, so that each of these is encoded once for all of them.
+    Tasks with the same inputs use them at the same steps, so that an input is encoded once for all of them.
     """
 
     def __init__(self, inputs: Inputs, batch: int, seed: int) -> None:

@@ -1,7 +1,6 @@
-"""All weights of an encoder in one flat tensor, so that a step over them is a few operations however many there are.
+"""All weights of an encoder in one flat tensor, so that a step over them is a few operations.
 
-Methods know tensors by the names of the module's parameters; from and to the rest of the program they have canonical
-names.
+Methods use the names of the module's parameters; the rest of the program uses canonical names.
 
 Letters: P elements; a tensor starts at a multiple of `_ALIGNED` elements, so that kernels find it aligned. The gaps
 hold zeros.
@@ -13,17 +12,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError, some
 from orthomerge.files.checkpoint import Spec, torch_dtype
-
-if TYPE_CHECKING:
-    from orthomerge.models.tensors import Tensors
-
+from orthomerge.models.tensors import Tensors
 
 _ALIGNED = 64
 
@@ -40,7 +35,7 @@ class Layout:
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Where each tensor lies."""
+        """Slice of each tensor."""
         places, start = {}, 0
         for name, shape in self.shapes.items():
             size = math.prod(shape)
@@ -50,7 +45,7 @@ class Layout:
 
     @property
     def elements(self) -> int:
-        """The number of parameters: P without gaps."""
+        """Number of parameters: P without gaps."""
         return sum(map(math.prod, self.shapes.values()))
 
     @property
@@ -60,7 +55,7 @@ class Layout:
         return -(-last // _ALIGNED) * _ALIGNED
 
     def flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Tensors by name as one, [P] in float32 on the CPU; those that have no place here are left out."""
+        """Tensors by name as one, [P] in float32 on the CPU; other names are ignored."""
         _check_complete([name for name in self.shapes if name not in tensors])
         flat = torch.zeros(self.size)
         for name, place in self.places.items():
@@ -68,7 +63,7 @@ class Layout:
         return flat
 
     def views(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors inside a flat one, with which they share memory; leading dimensions of `flat` are kept."""
+        """Views of a flat tensor by name; leading dimensions of `flat` are kept."""
         for name, place in self.places.items():
             yield name, flat[..., place].view((*flat.shape[:-1], *self.shapes[name]))
 
@@ -76,8 +71,7 @@ class Layout:
 class FlatEncoder:
     """An encoder whose parameters are views of `weights` [P], and their gradients views of `gradient` [P].
 
-    It is run in eval mode: no dropout, so that a teacher and its student see the same network. `names`: canonical name
-    -> name in the module; the same if not given.
+    It runs in eval mode, without dropout. `names`: canonical name -> name in the module; None if they are the same.
     """
 
     def __init__(
@@ -101,16 +95,16 @@ class FlatEncoder:
             parameter.requires_grad_(True)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """What the heads read, [B, d]."""
+        """Features that the heads read, [B, d]."""
         return self._pool(self.module, batch)
 
     def load(self, weights: torch.Tensor) -> None:
-        """Other weights, [P]."""
+        """Replace the weights, [P]."""
         with torch.no_grad():
             self.weights.copy_(weights)
 
     def flat(self, tensors: Tensors) -> torch.Tensor:
-        """The parameters in a stream of tensors, [P] in float32 on the CPU."""
+        """Parameters from a stream of tensors, [P] in float32 on the CPU."""
         flat = torch.zeros(self.layout.size)
         places = {key: self.layout.places[name] for key, name in self.names.items()}
         ends = {name: place.start for name, place in self.layout.places.items()}
@@ -123,7 +117,7 @@ class FlatEncoder:
         return flat
 
     def tensors(self, weights: torch.Tensor, specs: Mapping[str, Spec]) -> dict[str, torch.Tensor]:
-        """Those tensors of `specs` that are parameters, out of [P] and in the dtypes of `specs`."""
+        """Parameters from [P] by canonical name, those of `specs` in its dtypes."""
         views, tensors = dict(self.layout.views(weights)), {}
         for key, spec in specs.items():
             if key not in self.names:

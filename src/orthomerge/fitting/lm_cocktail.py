@@ -1,46 +1,40 @@
-"""LM-Cocktail: a weighted average in which models count by how little they lose on a few examples.
+"""LM-Cocktail: an average in which a model with a lower loss on a few inputs has a larger weight.
 
 Xiao et al., "LM-Cocktail: Resilient Tuning of Language Models via Model Merging", 2023, arXiv 2311.13534.
 
     theta = sum_i w_i theta_i,    w = softmax(-loss / temperature),    i over the base and all experts,
 
-where loss_i is the mean over tasks t of the divergence of model i, read through the head of task t, from what expert t
-itself predicts: E_x KL(p_t(.|x) || p_i(.|x)).
+where loss_i is the mean over tasks t of E_x KL(p_t(.|x) || p_i(.|x)): p_t is predicted by expert t, p_i by model i
+with the head of task t.
 
-Differs from the paper: there, the loss is the cross-entropy on labelled examples of one target task. Here there are no
-labels, and all tasks are targets; the expert's soft predictions stand in. Their entropy, by which cross-entropy and
-divergence differ, is the same for every model and cancels in w. The temperature is that of the paper's code.
+Differs from the paper: there, the loss is the cross-entropy on labelled examples of one target task. Here the expert's
+soft predictions stand in for labels, and all tasks are targets. Their entropy, by which cross-entropy and divergence
+differ, is the same for every model and cancels in w. The temperature is that of the paper's code.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import encoded
-from orthomerge.fitting.setting import Fitted
+from orthomerge.fitting.objective import on_device
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.options import finite
 from orthomerge.models.heads import head_kind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from orthomerge.fitting.setting import Setting
-
 
 _BASE = "(base)"
 
 
 @dataclass(frozen=True)
 class LmCocktail:
-    """`temperature`: high values give equal weights. `inputs`: how many of each task are looked at, by the seed.
+    """`temperature`: high values give equal weights. `inputs`: number of inputs per task, drawn by the seed.
 
-    `base`: whether the base takes part.
+    `base`: include the base in the average.
     """
 
     temperature: float = 5.0
@@ -68,12 +62,13 @@ class LmCocktail:
 
 @torch.no_grad()
 def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
-    """The loss of every model that takes part, by name."""
-    few, heads = setting.drawn(count), setting.heads_on_device()
+    """Loss of every model of the average, by name."""
+    few = setting.drawn(count)
+    heads = {task: on_device(head, setting.device) for task, head in setting.heads.items()}
     losses = {}
-    for name, weights in _models(setting, base=base):
+    for name in [_BASE, *setting.tasks] if base else setting.tasks:
         setting.say(f"losses: {name}")
-        setting.encoder.load(weights)
+        setting.encoder.load(setting.base if name == _BASE else setting.tuned(name))
         terms = []
         for task, head in heads.items():
             targets = few.targets[task]
@@ -84,10 +79,3 @@ def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
                 raise NumericalError(f"the loss of {name!r} on task {task!r} is {terms[-1]}; look at its weights")
         losses[name] = sum(terms) / len(terms)
     return losses
-
-
-def _models(setting: Setting, *, base: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    if base:
-        yield _BASE, setting.base
-    for task in setting.tasks:
-        yield task, setting.tuned(task)

@@ -1,44 +1,39 @@
-"""The loop of all fitted methods: per step one forward pass for all tasks, one backward pass, one step of the gates.
+"""The training loop of fitted methods: each step is one forward and backward pass for all tasks, then AdamW.
 
 Each task contributes `batch` inputs to a step; which ones depends on the seed and the step alone, so that a resumed run
-continues as if it had not stopped. Every `look` steps the loss on held-out inputs is computed; the result is the last
-state or, with `best`, the one with the least held-out loss among those that were trained. How it compares with the
-start is for the caller to judge, who may have better heads for it.
+gives the same result. Every `look` steps the loss on held-out inputs is computed. The result is the last state or, with
+`best`, the trained state with the least held-out loss; the caller compares it with the start.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from orthomerge.core.adam import rate_share
+from orthomerge.core.adam import adamw, rate_share, set_rates
 from orthomerge.core.checks import at_least_one, positive
 from orthomerge.core.device import enough_memory
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.fitting.inputs import Order, encoded, features_of
+from orthomerge.fitting.gates import Gates
+from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, features_of
+from orthomerge.fitting.objective import Objective
+from orthomerge.fitting.setting import Setting
 
-if TYPE_CHECKING:
-    from orthomerge.fitting.gates import Gates
-    from orthomerge.fitting.inputs import Inputs, Targets
-    from orthomerge.fitting.objective import Objective
-    from orthomerge.fitting.setting import Setting
-
-
-_STATE = {"step", "gates", "parameters", "optimiser", "course"}
+_STATE = {"step", "trained", "optimiser", "course", "seconds"}
 
 
 @dataclass
 class Course:
-    """How a fit went. `rows`: one per look; `kept`: gates and parameters of the least held-out loss."""
+    """History of a fit. `rows`: one per look; `kept`: what was trained, at the least held-out loss."""
 
     rows: list[dict[str, float]] = field(default_factory=list)
-    kept: tuple[torch.Tensor, list[torch.Tensor]] | None = None
+    kept: list[torch.Tensor] | None = None
     least: float = math.inf
     best_step: int = 0
     waited: int = 0  # looks since then
@@ -46,10 +41,10 @@ class Course:
 
 @dataclass(frozen=True)
 class Loop:
-    """See the module. `cosine`: rates fall to zero along one. `warmup`: share of the steps in which they rise.
+    """Options of the loop. `warmup`: share of the steps in which learning rates rise; `cosine`: they then fall to zero.
 
-    `patience`: looks without a better held-out loss after which it ends; 0 for never. `checkpointing`: activations are
-    computed again in the backward pass instead of kept.
+    `patience`: looks without a better held-out loss before training ends; 0 for no limit. `checkpointing`: recompute
+    activations in the backward pass to save memory.
     """
 
     steps: int
@@ -62,17 +57,17 @@ class Loop:
     checkpointing: bool = False
 
     def run(self, setting: Setting, gates: Gates, objective: Objective, inputs: Inputs, held: Inputs | None) -> Course:
-        """Train gates and objective on some inputs; the encoder is left with the weights that were chosen."""
+        """Train gates and objective on `inputs`, and leave the encoder with the resulting weights."""
         return _Run(self, setting, gates, objective, inputs, held).finish()
 
     def share(self, step: int) -> float:
-        """Of the full rate, at a step counted from 0."""
+        """Share of the full learning rate at a step, counted from 0."""
         return rate_share(step, self.steps, warmup=self.warmup) if self.cosine else 1.0
 
 
 @dataclass
 class _Run:
-    """One run of a loop, and everything that changes on the way."""
+    """A run of a loop and its state."""
 
     loop: Loop
     setting: Setting
@@ -83,44 +78,46 @@ class _Run:
 
     def __post_init__(self) -> None:
         self._order = Order(self.inputs, self.loop.batch, self.setting.seed)
-        parameters = self.objective.parameters
-        self._optimiser = torch.optim.Adam(parameters, lr=self.objective.lr) if parameters else None
+        groups = [*self.gates.groups(), {"params": self.objective.parameters, "lr": self.objective.lr}]
+        self._optimiser = adamw(groups, self.setting.device)
+        self._trained: list[torch.Tensor] = [each for group in groups for each in group["params"]]
         self._course, self._losses = Course(), list[torch.Tensor]()
         self._started = self._saved = time.monotonic()
 
     def finish(self) -> Course:
-        """Carry out all steps that are left."""
-        loop, gates, weights = self.loop, self.gates, self.setting.encoder.weights
-        gates.write(weights)
-        first = self._resume()
-        if not first:
+        """Run all remaining steps."""
+        loop, weights = self.loop, self.setting.encoder.weights
+        step = self._resume()
+        self.gates.write(weights, step)
+        if not step:
             self._look(0)
         work = f"batches of {loop.batch} per task"
         advice = "lower 'batch', or set 'checkpointing: true'"
         with enough_memory(work, advice), _checkpointed(self.setting) if loop.checkpointing else nullcontext():
-            for step in range(first, loop.steps):
+            while step < loop.steps:
                 self._step(step)
-                if (step + 1) % loop.look == 0 or step + 1 == loop.steps:
-                    self._look(step + 1)
+                step += 1
+                if step % loop.look == 0 or step == loop.steps:
+                    self._look(step)
                     if loop.patience and self._course.waited >= loop.patience:
                         break
-                    self._save(step + 1)
+                    self._save(step)
         if loop.best and self._course.kept is not None:
-            self._restore(*self._course.kept)
-        gates.write(weights)
+            self._restore(self._course.kept)
+        self.gates.write(weights, step)
         return self._course
 
     def _step(self, step: int) -> None:
-        encoder, share = self.setting.encoder, self.loop.share(step)
+        encoder = self.setting.encoder
         targets = {task: self.inputs.targets[task].at(places) for task, places in self._order.at(step).items()}
         self._losses.append(backward(self.setting, self.objective, self.inputs, targets))
-        self.gates.step(encoder.gradient, encoder.weights, share)
-        if self._optimiser is not None:
-            self._optimiser.param_groups[0]["lr"] = self.objective.lr * share
-            self._optimiser.step()
+        self.gates.backward(encoder.gradient, step)
+        set_rates(self._optimiser, self.loop.share(step))
+        self._optimiser.step()
+        self.gates.write(encoder.weights, step + 1)
 
     def _look(self, step: int) -> None:
-        """Measure where the run stands, and keep it if it is the best."""
+        """Add a row to the course, and keep what was trained if it is the best so far."""
         loop, course, seconds = self.loop, self._course, time.monotonic() - self._started
         row: dict[str, float] = {"step": step, "seconds": round(seconds, 2)}
         if self._losses:
@@ -133,7 +130,7 @@ class _Run:
             if step and row["held_out"] < course.least:
                 course.least, course.best_step, course.waited = row["held_out"], step, 0
                 if loop.best:
-                    course.kept = self.gates.kept(), [each.detach().clone() for each in self.objective.parameters]
+                    course.kept = [each.detach().clone() for each in self._trained]
             elif step:
                 course.waited += 1
         row |= {**self.gates.measures(), **self.objective.measures()}
@@ -142,22 +139,18 @@ class _Run:
         left = f", {seconds / step * (loop.steps - step):.0f} s left" if step else ""
         self.setting.say(f"step {step} of {loop.steps}: {words}{left}")
 
-    def _restore(self, gates: torch.Tensor, parameters: list[torch.Tensor]) -> None:
-        self.gates.restore(gates)
+    def _restore(self, values: list[torch.Tensor]) -> None:
         with torch.no_grad():
-            for parameter, value in zip(self.objective.parameters, parameters, strict=True):
-                parameter.copy_(value)
+            for trained, value in zip(self._trained, values, strict=True):
+                trained.copy_(value)
 
     def _resume(self) -> int:
-        """Continue where a killed run stood; the first step that is left."""
+        """Restore the state of a killed run; return the number of steps that it has taken."""
         state = None if self.setting.state is None else self.setting.state.read()
         if state is None or not state.keys() >= _STATE:
             return 0
-        self.gates.load(state["gates"])
-        self._restore(self.gates.kept(), state["parameters"])
-        self.gates.write(self.setting.encoder.weights)
-        if self._optimiser is not None:
-            self._optimiser.load_state_dict(state["optimiser"])
+        self._restore(state["trained"])
+        self._optimiser.load_state_dict(state["optimiser"])
         self._course = Course(**state["course"])
         self._started -= state["seconds"]
         return int(state["step"])
@@ -169,19 +162,18 @@ class _Run:
         self._saved = now
         state = {
             "step": step,
-            "gates": self.gates.state(),
-            "parameters": [parameter.detach() for parameter in self.objective.parameters],
-            "optimiser": None if self._optimiser is None else self._optimiser.state_dict(),
+            "trained": [each.detach() for each in self._trained],
+            "optimiser": self._optimiser.state_dict(),
             "course": vars(self._course),
             "seconds": now - self._started,
         }
         self.setting.state.write(state)
 
 
-def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: dict[str, Targets]) -> torch.Tensor:
-    """The loss of some targets of each task, without penalty, in one pass that encodes each input once.
+def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: Mapping[str, Targets]) -> torch.Tensor:
+    """Return the loss of some targets per task, without penalty; each input is encoded once.
 
-    The gradient of loss and penalty is left in the encoder's and in the objective's parameters.
+    The gradient of loss and penalty is left in the parameters of encoder and objective.
     """
     encoder = setting.encoder
     rows, back = torch.unique(torch.cat([some.rows for some in targets.values()]), return_inverse=True)
@@ -199,7 +191,7 @@ def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: di
 
 @torch.no_grad()
 def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float:
-    """The mean over tasks of the weighted mean loss of their held-out inputs, with the weights that the encoder has."""
+    """Mean over tasks of the weighted mean loss of their held-out inputs, under the encoder's current weights."""
     losses = []
     for task in setting.tasks:
         if len(held.targets[task]):
@@ -209,7 +201,7 @@ def held_out_loss(setting: Setting, objective: Objective, held: Inputs) -> float
 
 
 def check_loop(*, steps: int, batch: int, lr: float, hold_out: float) -> None:
-    """Refuse options that no loop can run with."""
+    """Refuse options with which no loop can run."""
     at_least_one(steps=steps, batch=batch)
     positive(lr=lr)
     if not 0 <= hold_out <= 0.5:
@@ -226,7 +218,7 @@ def _checkpointed(setting: Setting) -> Iterator[None]:
     module.gradient_checkpointing_enable({"use_reentrant": False})
     for part in module.modules():
         if isinstance(part, GradientCheckpointingLayer):
-            part.training = True  # a condition of checkpointing; what is inside stays in eval mode, without dropout
+            part.training = True  # a condition of checkpointing; its submodules stay in eval mode, without dropout
     try:
         yield
     finally:

@@ -1,8 +1,7 @@
-"""More inputs for a fit: mixtures of two inputs of a task, with what its expert makes of them as targets.
+"""More inputs for a fit: mixtures of two inputs of a task, whose targets are the expert's features of them.
 
-A student that must agree with its teacher on mixtures, too, learns the teacher's function and not a few of its values
-(Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412). No label is involved: a mixture has none,
-and needs none.
+A student that must also agree with its teacher on mixtures learns the teacher's function and not a few of its values
+(Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412). Mixtures need no labels.
 
 - Texts: some words of one text in their order, followed by a run of words of another.
 - Images: a weighted mean of two of the same size, moved by up to an eighth of the side.
@@ -11,26 +10,23 @@ and needs none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from orthomerge.core.seeds import derive
+from orthomerge.core.device import derive
 from orthomerge.data.task import Examples
 from orthomerge.fitting.inputs import Inputs, Targets, encoded_rows
+from orthomerge.fitting.setting import Setting
 from orthomerge.models.prepared import Part
-
-if TYPE_CHECKING:
-    from orthomerge.fitting.setting import Setting
-
 
 _DROPPED = 0.15  # share of a text's words
 _PARTNERED = 0.5  # share of mixtures that have a second text
 
 
 def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -> Inputs:
-    """Every task's inputs, then `counts` mixtures of them; each counts as much as the input that it began with."""
+    """Inputs of every task, then `counts` mixtures of them; a mixture has the weight of its first input."""
     parts: list[Part] = []
     firsts: dict[str, list[int]] = {}
     for task in setting.tasks:
@@ -51,7 +47,7 @@ def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -
 
 
 def mixtures(inputs: Sequence[Any], count: int, *, seed: int) -> tuple[list[Any], list[int]]:
-    """`count` mixtures, each of the next input in a random order with another at random; and the place of the first."""
+    """`count` mixtures of an input with another at random, inputs in random order; and the places of the first ones."""
     if not count or not len(inputs):
         return [], []
     random = np.random.default_rng(seed)

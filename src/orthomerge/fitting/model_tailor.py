@@ -13,39 +13,35 @@ U[j, j], and all columns to its right get sign * e U[j, :]: with -1, what makes 
 (SparseGPT, Frantar and Alistarh 2023). What then differs from W_b is the patch; several are added up, times `scale`.
 
 Letters: W, W_b, W_t [m, k]; G, H, U [k, k]; see `grams` for G and for which weights are linear layers.
-Differs from the paper: made for one expert of a multi-modal language model, there only for its decoder layers from the
-20th on. Here every linear layer is patched. G comes from the expert as it is; the paper's code patches from the first
-layer to the last and reads inputs after the patched ones. That code *adds* the compensation (`sign` 1), which makes the
+Differs from the paper: that is for one expert of a multi-modal language model, and patches its decoder layers from the
+20th on; here every linear layer is patched. G comes from the unpatched expert; the paper's code patches from the first
+layer to the last and takes inputs after the patched ones. That code *adds* the compensation (`sign` 1), which makes the
 error larger. Its evaluation has balance 0.5.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import called, grams
-from orthomerge.fitting.setting import Fitted
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.options import choices, finite, fraction
-
-if TYPE_CHECKING:
-    from orthomerge.fitting.setting import Setting
-
 
 Rest = Literal["base", "mean"]
 
 
 @dataclass(frozen=True)
 class ModelTailor:
-    """`sparsity`: share of each linear layer that reverts to the base. `balance`: how much the change counts.
+    """`sparsity`: share of each linear layer that reverts to the base. `balance`: weight of the change in the score.
 
     `sign`: of the compensation; -1 is consistent, 1 as released, 0 none. `scale`: of the patches and of the rest.
-    `rest`: tensors that are no linear layers get the mean of the experts, or stay at the base.
-    `inputs`: how many of each task are looked at, drawn by the seed.
+    `rest`: other tensors become the mean of the experts, or stay at the base. `inputs`: number of inputs per task,
+    drawn by the seed.
     """
 
     sparsity: float = 0.9
@@ -71,7 +67,7 @@ class ModelTailor:
 
     def fit(self, setting: Setting) -> Fitted:
         few = setting.drawn(self.inputs)
-        called(setting, few)  # refuses an encoder without linear layers before any work is done
+        called(setting, few)  # refuses an encoder without linear layers
         base, weights = dict(setting.layout.views(setting.base)), setting.base.clone()
         merged = dict(setting.layout.views(weights))
         kept, layers = {}, 0
@@ -95,7 +91,7 @@ class ModelTailor:
     def patch(
         self, tuned: torch.Tensor, base: torch.Tensor, gram: torch.Tensor, *, what: str
     ) -> tuple[torch.Tensor, int]:
-        """What one layer's patch adds to the base, [m, k], and how many entries it keeps."""
+        """The patch of one layer [m, k], and the number of entries that it keeps. `what`: the layer, for messages."""
         U = self._factor(gram, what)
         W, kept = tuned.clone(), 0
         for start in range(0, W.shape[1], self.block):
@@ -115,7 +111,7 @@ class ModelTailor:
         return W - base, kept
 
     def _factor(self, gram: torch.Tensor, what: str) -> torch.Tensor:
-        """U with H^-1 = U^T U; an input that is always zero gets a one on the diagonal, as in SparseGPT."""
+        """U with H^-1 = U^T U; an input that is always zero gets 1 on the diagonal, as in SparseGPT."""
         H = gram + torch.diag((gram.diagonal() == 0).to(gram))
         H = H + self.damping * H.diagonal().mean() * torch.eye(len(H), dtype=H.dtype, device=H.device)
         factor, failed = torch.linalg.cholesky_ex(H)
@@ -128,7 +124,7 @@ class ModelTailor:
     def _lowest(
         self, tuned: torch.Tensor, base: torch.Tensor, weight: torch.Tensor, diagonal: torch.Tensor
     ) -> torch.Tensor:
-        """Which entries of a block revert: exactly int(sparsity * count), those of equal score from the front on."""
+        """Mask of the entries of a block that revert: int(sparsity * count), the first of equal scores first."""
         score = self.balance * _standard((tuned - base).abs())
         score = score + (1 - self.balance) * _standard((weight / diagonal).square())
         lowest = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
@@ -137,7 +133,7 @@ class ModelTailor:
 
 
 def _standard(values: torch.Tensor) -> torch.Tensor:
-    """Every row with mean 0 and deviation 1; a row of equal numbers becomes zero."""
+    """Rows with mean 0 and deviation 1; a row of equal numbers becomes 0."""
     centred = values - values.mean(1, keepdim=True)
     deviation = centred.square().mean(1, keepdim=True).sqrt()
     return torch.where(deviation > 0, centred / deviation, 0.0)

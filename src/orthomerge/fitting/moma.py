@@ -16,26 +16,35 @@ steps, the norms, or what is done with A and S at the end. Ours: alpha 1, A = I,
 a cosine, Euclidean norms that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and the nearest
 orthogonal matrix in the place of A. Facts give the held-out loss of all four ways of ending: mask soft or hard, A
 projected or not.
+
+Letters: A_t [d, d]; features g(x; theta) [n, d] under the weights theta; S, delta, theta [P].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from torch.nn.functional import normalize
 
+from orthomerge.alignment.folding import folded
+from orthomerge.alignment.rigid import polar_factor
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.distance import FeatureDistance, Norm, Penalty, Transform
 from orthomerge.fitting.gates import Fixed, Form, Gates, Mask
+from orthomerge.fitting.inputs import Inputs, Targets
 from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
-from orthomerge.fitting.setting import Fitted
+from orthomerge.fitting.objective import Objective
+from orthomerge.fitting.setting import Fitted, Setting
+from orthomerge.models.heads import Classifier, Head
 
-if TYPE_CHECKING:
-    from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.setting import Setting
+Transform = Literal["none", "orthogonal", "similarity", "linear"]
+Norm = Literal["l2", "l1", "mse"]
+Penalty = Literal["fro", "fro2", "l1"]
+
+_TINY = 1e-24  # gives a root a gradient at zero
 
 
 @dataclass(frozen=True)
@@ -97,27 +106,116 @@ class Moma:
         base, delta = setting.base.to(setting.device), setting.start_vector(self.start, self.options)
         if self.mask == "none":
             return Fixed(base + delta)
-        return Mask(base, delta, cap=self.cap, lr=self.lr, decay=self.decay, form=self.mask)
+        return Mask(base, delta, cap=self.cap, lr=self.lr, penalty=self.decay, form=self.mask)
 
     def _ends(
         self, setting: Setting, gates: Gates, objective: FeatureDistance, held: Inputs | None
     ) -> dict[str, float]:
-        """The held-out loss of every way of ending; leaves the maps as `project` says."""
-        losses: dict[str, float] = {}
+        """Return the held-out loss of every way of ending, and leave the maps as `project` says."""
         writers: dict[str, Callable[[torch.Tensor], None]] = {"unmasked": gates.write}
         if isinstance(gates, Mask):
             writers = {form: partial(gates.write_as, form=form) for form in get_args(Form)}
-        orthogonal = self.transform in ("orthogonal", "similarity")
-        before = {task: A.detach().clone() for task, A in objective.maps.items()}
-        for projected in (False, True) if orthogonal else (False,):
-            if projected:
-                objective.project()
+        losses: dict[str, float] = {}
+
+        def measure(suffix: str) -> None:
             for name, write in writers.items():
-                write(setting.encoder.weights)
                 if held is not None:
-                    losses[f"{name}, projected" if projected else name] = held_out_loss(setting, objective, held)
-        if orthogonal and not self.project:
-            with torch.no_grad():
+                    write(setting.encoder.weights)
+                    losses[name + suffix] = held_out_loss(setting, objective, held)
+
+        measure("")
+        if self.transform in ("orthogonal", "similarity"):
+            before = {task: A.detach().clone() for task, A in objective.maps.items()}
+            objective.project()
+            measure(", projected")
+            if not self.project:
                 for task, A in objective.maps.items():
-                    A.copy_(before[task])
+                    A.data.copy_(before[task])
         return losses
+
+
+class FeatureDistance(Objective):
+    """The distance of mapped features from the expert's, and the penalty that keeps the maps orthogonal.
+
+    `norm` is of an input's difference: l2 (Euclidean, as Eq. 10 reads), l1 (mean over features, Surgery's code) or mse.
+    `penalty` is of A^T A - I: fro (Frobenius), fro2 (its square) or l1 (sum; FT-Classifier). A `similarity` is a factor
+    times an orthogonal map; a `linear` map has no penalty; `none` leaves the features as they are.
+
+    A acts on the features that the head reads. Those of a head that normalises (CLIP) have unit length, and are
+    multiplied by the mean norm of the expert's so that alpha means the same; folding A into the head is then exact.
+
+    `maps`: A by task; `factors`: logarithms of the factors of similarities, by task. `lr`: of both.
+    """
+
+    def __init__(
+        self,
+        heads: Mapping[str, Head],
+        inputs: Inputs,
+        *,
+        transform: Transform,
+        norm: Norm,
+        penalty: Penalty,
+        alpha: float,
+        lr: float,
+    ) -> None:
+        super().__init__(heads, lr=lr)
+        self._transform, self._norm, self._form, self._alpha = transform, norm, penalty, alpha
+        features = {task: inputs.targets[task].features for task in heads}
+        self._lengths = {task: features[task].norm(dim=1).mean() for task, head in heads.items() if head.normalise}
+        self.maps = {task: torch.eye(own.shape[1], device=own.device) for task, own in features.items()}
+        self.factors = {task: torch.zeros((), device=own.device) for task, own in features.items()}
+        if transform != "none":
+            self.parameters += (A.requires_grad_() for A in self.maps.values())
+        if transform == "similarity":
+            self.parameters += (factor.requires_grad_() for factor in self.factors.values())
+
+    def terms(self, features: torch.Tensor, targets: Targets, task: str) -> torch.Tensor:
+        mapped, target = self._scaled(features, task), self._scaled(targets.features, task)
+        if self._transform != "none":
+            mapped = mapped @ self.maps[task].T
+        if self._transform == "similarity":
+            mapped = mapped * self.factors[task].exp()
+        gap = mapped - target
+        if self._norm == "l2":
+            return (gap.square().sum(-1) + _TINY).sqrt()
+        return gap.abs().mean(-1) if self._norm == "l1" else gap.square().mean(-1)
+
+    def penalty(self) -> torch.Tensor | None:
+        if self._transform in ("none", "linear") or not self._alpha:
+            return None
+        return self._alpha * torch.stack([self._size(_excess(A)) for A in self.maps.values()]).sum()
+
+    def classifiers(self) -> dict[str, Classifier]:
+        """W' = W A, for every kind of map."""
+        if self._transform == "none":
+            return dict(self._heads)
+        maps = {task: A.detach().double() * self.factors[task].detach().double().exp() for task, A in self.maps.items()}
+        return {task: folded(head, maps[task].cpu(), task=task) for task, head in self._heads.items()}
+
+    def measures(self) -> dict[str, float]:
+        """`defect`: the mean of ||A^T A - I||_F over tasks."""
+        if self._transform == "none":
+            return {}
+        with torch.no_grad():
+            return {"defect": float(torch.stack([_excess(A).norm() for A in self.maps.values()]).mean())}
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """Replace each A by the nearest orthogonal matrix."""
+        for task, A in self.maps.items():
+            A.copy_(polar_factor(A.double().cpu(), task=task))
+
+    def _scaled(self, features: torch.Tensor, task: str) -> torch.Tensor:
+        """Features as the task's head reads them."""
+        return normalize(features, dim=-1) * self._lengths[task] if task in self._lengths else features
+
+    def _size(self, excess: torch.Tensor) -> torch.Tensor:
+        if self._form == "l1":
+            return excess.abs().sum()
+        squares = excess.square().sum()
+        return squares if self._form == "fro2" else (squares + _TINY).sqrt()
+
+
+def _excess(A: torch.Tensor) -> torch.Tensor:
+    """A^T A - I."""
+    return A.T @ A - torch.eye(len(A), device=A.device)

@@ -4,15 +4,15 @@ From a merge without data, in stages; what is kept in the end is the stage whose
 
 1. heads: solved for the merged encoder by an aligner (`solver`), as `orthomerge align` does;
 2. encoder: trained so that under those heads its outputs are the experts', by KL(expert || merged), all tasks in one
-   pass. What is trained (`gates`) is every weight (free), a mask over the merged vector that is not capped at the
-   merge (mask), or a coefficient per task and row (row) or singular component (component): far fewer numbers;
-3. heads: solved again, for the encoder as it now is.
+   pass. What is trained (`gates`) is every weight (free), a mask over the merged vector that may exceed the merge
+   (mask), or a coefficient per task and row (row) or singular component (component): far fewer numbers;
+3. heads: solved again, for the trained encoder.
 
 With few inputs, mixtures of them are added (`copies`), which cost a pass through the experts but no data.
 
-MOMA (`moma`) has the first idea, to train a mask along with a map per task. What is different here: outputs instead of
-features are compared, so that nothing is spent on directions that no head reads; weights may go beyond the merge; heads
-are solved instead of rotated; and held-out inputs decide.
+To train a mask along with a map per task is the idea of MOMA (`moma`). Here outputs are compared instead of features,
+so that directions which no head reads do not count; weights may go beyond the merge; heads are solved instead of
+rotated; and held-out inputs decide.
 """
 
 from __future__ import annotations
@@ -20,35 +20,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
 from orthomerge.alignment.aligners import find_aligner, make_aligner
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.coefficients import Coefficients, Components
-from orthomerge.fitting.gates import Free, Mask
-from orthomerge.fitting.inputs import Targets, encoded
+from orthomerge.fitting.gates import Coefficients, Components, Free, Gates, Mask
+from orthomerge.fitting.inputs import Inputs, Targets, encoded
 from orthomerge.fitting.loop import Loop, check_loop, held_out_loss
 from orthomerge.fitting.mixtures import with_mixtures
 from orthomerge.fitting.objective import Divergence
-from orthomerge.fitting.setting import Fitted
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.models.features import FeaturePair, Features
 from orthomerge.models.heads import Head
-
-if TYPE_CHECKING:
-    from orthomerge.fitting.gates import Gates
-    from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.setting import Setting
-
 
 Heads = Mapping[str, Head]
 
 _RATES = {"mask": 0.1, "row": 0.03, "component": 0.03}
-_STEP = 0.15  # of the root mean square by which fine-tuning moved a weight: the rate of free weights
+_FREE_RATE = 0.15  # learning rate of free weights, as a share of the mean change by fine-tuning
 _ENOUGH = 2000  # inputs of a task, with mixtures
-_MIXTURES = 100  # of one input at the most
+_MIXTURES = 100  # of one input, at most
 _FEW = 100  # inputs of a task below which none is held out
 _JUDGED = 200  # mixtures that are then held out instead
 _PER_CLASS = 4  # inputs from which heads are solved on mixtures too
@@ -62,10 +55,10 @@ class Realign:
 
     `gates`: auto is free, or mask with fewer than 10 inputs per class. `lr`: of the gates; auto is 0.1 for a mask, 0.03
     for rows and components, and for free weights 0.15 of how far (root mean square) the experts' weights are from the
-    base. `read_by`: the heads of stage 2, the solved ones or the experts' own; `head_lr`: train them along. `decay`: of
-    free weights towards the merge, or of the squared mask. `copies`: mixtures are added until a task has so many
-    inputs; auto is 2000, at most 100 of an input. `patience`: looks without a better held-out loss that end stage 2; 0
-    for none.
+    base. `read_by`: the heads of stage 2, the solved ones or the experts' own; `head_lr`: their learning rate. `decay`:
+    of free weights towards the merge, or of the squared mask. `copies`: number of inputs per task up to which mixtures
+    are added; auto is 2000, at most 100 of an input. `patience`: looks without a better held-out loss before stage 2
+    ends; 0 for no limit.
     """
 
     start: str = "task_arithmetic"
@@ -100,41 +93,57 @@ class Realign:
         encoder = setting.encoder
         merged = setting.base.to(setting.device) + setting.start_vector(self.start, self.options)
         fitted, held, solvable = self._inputs(setting)
-        stages = _Stages(setting, held)
+        stages: dict[str, Heads] = {}
+        losses: dict[str, float] = {}
+
+        def judge(stage: str, heads: Heads) -> None:
+            stages[stage] = heads
+            if held is not None:
+                objective = Divergence(heads, setting.heads, setting.device)
+                losses[stage] = held_out_loss(setting, objective, held)
+
+        def best() -> str:
+            return min(losses, key=lambda stage: losses[stage]) if losses else list(stages)[-1]
 
         encoder.load(merged)
-        solved = solve_heads(setting, solvable, self.solver)
-        stages.judge("merged", setting.heads)
-        stages.judge("solved", solved)
+        judge("merged", setting.heads)
+        judge("solved", solve_heads(setting, solvable, self.solver))
 
-        first = solved if self.read_by == "solved" and stages.best == "solved" else setting.heads
+        first = stages["solved"] if self.read_by == "solved" and best() == "solved" else setting.heads
         objective = Divergence(first, setting.heads, setting.device, lr=self.head_lr)
         gates = self._gates(setting, merged)
-        course = self._loop(held).run(setting, gates, objective, fitted, held)
-        trained = objective.classifiers()
-        stages.judge("trained", trained)
-        again = solve_heads(setting, solvable, self.solver)
-        stages.judge("solved again", again)
+        loop = Loop(
+            steps=self.steps,
+            batch=self.batch,
+            warmup=0.05,
+            look=self.look,
+            best=held is not None,
+            patience=self.patience,
+            checkpointing=self.checkpointing,
+        )
+        course = loop.run(setting, gates, objective, fitted, held)
+        judge("trained", objective.classifiers())
+        judge("solved again", solve_heads(setting, solvable, self.solver))
 
-        if stages.best in ("merged", "solved"):
+        kept = best()
+        if kept in ("merged", "solved"):
             encoder.load(merged)
-        ends: dict[str, Heads] = {"merged": setting.heads, "solved": solved, "trained": trained, "solved again": again}
         facts = {
-            "kept": stages.best,
-            "held_out": stages.losses,
+            "kept": kept,
+            "held_out": losses,
             "best_step": course.best_step,
             "trained": gates.size,
             "mixtures": _count(fitted) - _count(setting.inputs),
             **gates.measures(),
         }
-        return Fitted(encoder.weights.cpu().clone(), ends[stages.best], facts, tuple(course.rows))
+        return Fitted(encoder.weights.cpu().clone(), stages[kept], facts, tuple(course.rows))
 
     def _inputs(self, setting: Setting) -> tuple[Inputs, Inputs | None, Inputs]:
-        """What stage 2 sees, what is held out, and what heads are solved on.
+        """Inputs to train on, held-out inputs, and inputs to solve heads on.
 
-        Of a task with few inputs none is held out: it is judged by mixtures of which training sees none. Its heads are
-        solved on mixtures too, unless there are so few inputs that mixtures of them say little of others. Aligners know
-        no weights, so that heads are solved on those targets of a task that count most.
+        A task with few inputs is judged by mixtures that training does not see. Its heads are solved on mixtures too,
+        unless it has too few inputs for mixtures to be representative. Aligners know no weights, so heads are solved on
+        the targets of largest weight.
         """
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed, fewest=_FEW)
         sizes = {task: len(targets) for task, targets in inputs.targets.items()}
@@ -156,56 +165,29 @@ class Realign:
         return mixed.with_targets(fitted), judged_by, mixed.with_targets(solvable)
 
     def _mixtures(self, count: int) -> int:
+        """Number of mixtures to add to `count` inputs."""
         if self.copies == "auto":
             return min(max(_ENOUGH - count, 0), _MIXTURES * count)
         return max(self.copies - count, 0)
 
-    def _loop(self, held: Inputs | None) -> Loop:
-        return Loop(
-            steps=self.steps,
-            batch=self.batch,
-            warmup=0.05,
-            look=self.look,
-            best=held is not None,
-            patience=self.patience,
-            checkpointing=self.checkpointing,
-        )
-
     def _gates(self, setting: Setting, merged: torch.Tensor) -> Gates:
         classes = sum(len(head.labels) for head in setting.heads.values())
-        kind = ("free" if _count(setting.inputs) >= _MANY * classes else "mask") if self.gates == "auto" else self.gates
+        kind = self.gates
+        if kind == "auto":
+            kind = "free" if _count(setting.inputs) >= _MANY * classes else "mask"
         if kind == "free":
-            return Free(merged, lr=_STEP * _moved(setting) if self.lr == "auto" else self.lr, decay=self.decay)
+            return Free(merged, lr=_FREE_RATE * _moved(setting) if self.lr == "auto" else self.lr, decay=self.decay)
         rate = _RATES[kind] if self.lr == "auto" else self.lr
         if kind == "row":
             return Coefficients(merged, setting.task_vectors(), setting.layout, groups="row", lr=rate)
         if kind == "component":
             return Components(merged, setting.task_vectors(), setting.layout, lr=rate)
         base = setting.base.to(setting.device)
-        return Mask(base, merged - base, cap=self.cap, start=1 / self.cap, lr=rate, decay=self.decay)
-
-
-class _Stages:
-    """The held-out loss of every stage, with the weights that the encoder has at the time; the last where none is."""
-
-    def __init__(self, setting: Setting, held: Inputs | None) -> None:
-        self._setting, self._held = setting, held
-        self.losses: dict[str, float] = {}
-        self._last = "merged"
-
-    @property
-    def best(self) -> str:
-        return min(self.losses, key=lambda name: self.losses[name]) if self.losses else self._last
-
-    def judge(self, name: str, heads: Heads) -> None:
-        self._last = name
-        if self._held is not None:
-            objective = Divergence(heads, self._setting.heads, self._setting.device)
-            self.losses[name] = held_out_loss(self._setting, objective, self._held)
+        return Mask(base, merged - base, cap=self.cap, start=1 / self.cap, lr=rate, penalty=self.decay)
 
 
 def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head]:
-    """The heads that an aligner finds for the encoder's present weights."""
+    """Heads that an aligner solves for the encoder's current weights."""
     heads = {}
     options = {"device": str(setting.device)} if solver in _ON_DEVICE else {}
     for task in setting.tasks:
@@ -217,9 +199,10 @@ def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head
 
 
 def _of_most_weight(targets: Targets) -> Targets:
-    """Those of the largest weight."""
-    most = (targets.weights == targets.weights.max()).cpu() if len(targets) else torch.zeros(0, dtype=torch.bool)
-    return targets if most.all() else targets.at(most.nonzero().flatten())
+    """The targets of the largest weight."""
+    if not len(targets):
+        return targets
+    return targets.at((targets.weights == targets.weights.max()).nonzero().flatten().cpu())
 
 
 def _count(inputs: Inputs) -> int:
@@ -227,7 +210,7 @@ def _count(inputs: Inputs) -> int:
 
 
 def _moved(setting: Setting) -> float:
-    """By how much fine-tuning moved a weight: the root mean square over all weights that it moved, mean of tasks."""
+    """Root mean square of the change by fine-tuning, over the weights that changed; mean of the tasks."""
     moves = []
     for task in setting.tasks:
         vector = setting.task_vector(task)

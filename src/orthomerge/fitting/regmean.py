@@ -2,19 +2,18 @@
 
 Jin et al., "Dataless Knowledge Fusion by Merging Weights of Language Models", 2023, arXiv 2212.09849.
 
-Per linear layer, W minimises sum_t E_x ||W x - W_t x||^2 over the inputs x that it has in expert t on task t:
+Per linear layer, W minimises sum_t E_x ||W x - W_t x||^2 over the inputs x of that layer in expert t on task t:
 
     (sum_t G_t) W^T = sum_t G_t W_t^T,    G_t = E x x^T with everything off the diagonal times `alpha`.
 
-RegMean++: the same from the first block to the last, on inputs that the merged blocks below have made.
+RegMean++: the same from the first block to the last, on inputs x that come from the merged blocks below.
 
 Nguyen et al., "RegMean++: Enhancing Effectiveness and Generalization of Regression Mean for Model Merging", 2025,
 arXiv 2508.03121. Code: nthehai01/RegMean-plusplus.
 
-The inputs x of block b in expert t are those of task t after the *merged* blocks below b, through expert t's own block
-b. A block is what lies under the first number in a module's path (`encoder.layer.3`, `layers.3`); a linear layer
-outside all of them (a pooler, a projection) is a block by itself. Blocks come in the order in which a forward pass
-calls them.
+A block is what lies under the first number in a module's path (`encoder.layer.3`, `layers.3`); a linear layer outside
+all of them (a pooler, a projection) is a block by itself. Blocks come in the order in which a forward pass calls them.
+The inputs x of block b in expert t are those of task t after the *merged* blocks below b, through expert t's own b.
 
 Letters: T experts; W, W_t [m, k]; G_t [k, k]; see `grams` for which weights are linear layers and which rows count.
 Everything else is averaged: biases, norms, embeddings, convolutions, and linear layers that are never called.
@@ -27,31 +26,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import torch
 
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import NumericalError
-from orthomerge.fitting.grams import called, grams, least_squares, linear_layers, shrunk
-from orthomerge.fitting.setting import Fitted
+from orthomerge.fitting.grams import Layers, called, grams, least_squares, linear_layers, shrunk
+from orthomerge.fitting.inputs import Inputs
+from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.merging.options import fraction
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from orthomerge.fitting.setting import Setting
 
 
 @dataclass(frozen=True)
 class RegMean:
-    """`alpha`: what is left of the correlations between inputs; at 0 each feature is weighted by itself.
+    """`alpha`: factor of the correlations between inputs; at 0 each feature is weighted by itself.
 
-    `inputs`: how many of each task are looked at, drawn by the seed.
+    `inputs`: number of inputs per task, drawn by the seed.
     """
 
     alpha: float = 0.95
     inputs: int = 256
+
+    blockwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         fraction("alpha", self.alpha, zero=True)
@@ -59,89 +56,65 @@ class RegMean:
 
     def fit(self, setting: Setting) -> Fitted:
         few = setting.drawn(self.inputs)
-        called(setting, few)  # refuses an encoder without linear layers before any work is done
-        weights = setting.mean_expert()
-        equations = Equations(dict(setting.layout.views(weights)), self.alpha)
+        calls, modules = called(setting, few), linear_layers(setting.encoder.module)
+        blocks = tuple(dict.fromkeys(map(_block, calls))) if self.blockwise else ("",)
+        weights, places = setting.mean_expert(), setting.layout.places
+        conditions: dict[str, float] = {}
+        for number, block in enumerate(blocks, 1):
+            setting.say(f"block {number} of {len(blocks)}: {block}" if block else "inputs of every layer")
+            layers = {name: modules[name] for name in calls if _block(name) == block} if block else modules
+            own = [place for name, place in places.items() if not block or name.startswith(f"{block}.")]
+            conditions |= self._solve(setting, few, weights, layers, own)
+        finite = [number for number in conditions.values() if number != float("inf")]
+        facts: dict[str, object] = {"blocks": len(blocks)} if self.blockwise else {}
+        facts |= {
+            "layers": len(conditions),
+            "averaged": len(places) - len(conditions),
+            "singular": len(conditions) - len(finite),
+        }
+        if finite:
+            facts |= {"condition": median(finite), "worst": max(finite)}
+        return Fitted(weights, setting.heads, facts)
+
+    def _solve(
+        self, setting: Setting, few: Inputs, weights: torch.Tensor, layers: Layers, own: list[slice]
+    ) -> dict[str, float]:
+        """Write the solution for some layers into `weights`, and return condition numbers by name.
+
+        `own`: the places of [P] that are each expert's own while the inputs of the layers are computed.
+        """
+        average, encoder = dict(setting.layout.views(weights)), setting.encoder
+        totals: dict[str, torch.Tensor] = {}  # sum_t G_t
+        moments: dict[str, torch.Tensor] = {}  # sum_t G_t (W_t - mean W)^T
+        encoder.load(weights)
         for task in setting.tasks:
-            setting.say(f"inputs of every layer: {task}")
-            expert = setting.tuned(task)
-            setting.encoder.load(expert)
-            equations.add(grams(setting, few, task), dict(setting.layout.views(expert)))
-        return Fitted(weights, setting.heads, _facts(equations.solve(), len(setting.layout.shapes)))
+            flat = setting.tuned(task)
+            for place in own:
+                encoder.weights[place] = flat[place].to(setting.device)
+            expert = dict(setting.layout.views(flat))
+            for name, gram in grams(setting, few, task, layers=layers).items():
+                G = shrunk(gram, self.alpha)
+                moment = G @ (expert[name] - average[name]).to(G.device).double().T
+                totals[name] = totals[name].add_(G) if name in totals else G
+                moments[name] = moments[name].add_(moment) if name in moments else moment
+        conditions = {}
+        for name, total in totals.items():
+            change, conditions[name] = least_squares(total, moments[name])
+            if not torch.isfinite(change).all():
+                raise NumericalError(f"the equations of {name!r} have no finite solution; lower 'alpha'")
+            average[name].add_(change.T.float().cpu())
+        return conditions
 
 
 @dataclass(frozen=True)
 class RegMeanPp(RegMean):
-    """RegMean++. `alpha`: what is left of the correlations between inputs; at 0 each feature is weighted by itself.
+    """RegMean++, with the options of RegMean."""
 
-    `inputs`: how many of each task are looked at, drawn by the seed.
-    """
-
-    def fit(self, setting: Setting) -> Fitted:
-        few = setting.drawn(self.inputs)
-        calls = called(setting, few)
-        modules = linear_layers(setting.encoder.module)
-        weights = setting.mean_expert()
-        merged, places = dict(setting.layout.views(weights)), setting.layout.places
-        blocks = tuple(dict.fromkeys(map(_block, calls)))
-        conditions: dict[str, float] = {}
-        for number, block in enumerate(blocks, 1):
-            setting.say(f"block {number} of {len(blocks)}: {block}")
-            layers = {name: modules[name] for name in calls if _block(name) == block}
-            inside = [name for name in places if name.startswith(f"{block}.")]
-            equations = Equations(merged, self.alpha)
-            setting.encoder.load(weights)
-            for task in setting.tasks:
-                expert = setting.tuned(task)
-                for name in inside:
-                    setting.encoder.weights[places[name]] = expert[places[name]].to(setting.device)
-                seen = grams(setting, few, task, layers=layers)
-                equations.add(seen, dict(setting.layout.views(expert)))
-            conditions |= equations.solve()
-        return Fitted(weights, setting.heads, {"blocks": len(blocks), **_facts(conditions, len(places))})
-
-
-class Equations:
-    """The normal equations of some layers, for the difference to the average. `average`: views that `solve` fills."""
-
-    def __init__(self, average: Mapping[str, torch.Tensor], alpha: float) -> None:
-        self._average, self._alpha = average, alpha
-        self._totals: dict[str, torch.Tensor] = {}
-        self._moments: dict[str, torch.Tensor] = {}
-
-    def add(self, seen: Mapping[str, torch.Tensor], expert: Mapping[str, torch.Tensor]) -> None:
-        """An expert's G of each layer, and its weights by name."""
-        for name, gram in seen.items():
-            G = shrunk(gram, self._alpha)
-            change = (expert[name] - self._average[name]).to(G.device).double()
-            moment = G @ change.T
-            self._totals[name] = self._totals[name].add_(G) if name in self._totals else G
-            self._moments[name] = self._moments[name].add_(moment) if name in self._moments else moment
-
-    def solve(self) -> dict[str, float]:
-        """Write every layer's weight; the condition numbers, by name."""
-        conditions = {}
-        for name, total in self._totals.items():
-            change, conditions[name] = least_squares(total, self._moments[name])
-            if not torch.isfinite(change).all():
-                raise NumericalError(f"the equations of {name!r} have no finite solution; lower 'alpha'")
-            self._average[name].add_(change.T.float().cpu())
-        return conditions
-
-
-def _facts(conditions: Mapping[str, float], tensors: int) -> dict[str, object]:
-    """How many tensors were solved for, and how well conditioned their equations are."""
-    finite = [number for number in conditions.values() if number != float("inf")]
-    facts: dict[str, object] = {
-        "layers": len(conditions),
-        "averaged": tensors - len(conditions),
-        "singular": len(conditions) - len(finite),
-    }
-    return facts | {"condition": median(finite), "worst": max(finite)} if finite else facts
+    blockwise: ClassVar[bool] = True
 
 
 def _block(name: str) -> str:
-    """The path of the block that a weight lies in."""
+    """Path of the block of a weight."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part.isdigit():

@@ -1,4 +1,4 @@
-"""What a fitted method is: it looks at unlabelled inputs through the encoder, and returns one encoder and its heads.
+"""The interface of a fitted method: it gets one encoder and unlabelled inputs, and returns weights and heads.
 
 A fitted method is a small frozen dataclass whose fields are its options, with `fit(setting) -> Fitted`. Weights are
 flat tensors [P] in the order of `setting.layout`, float32; see `layout`.
@@ -10,29 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.fitting.objective import on_device
-
-if TYPE_CHECKING:
-    from orthomerge.files.run_state import RunState
-    from orthomerge.fitting.inputs import Inputs
-    from orthomerge.fitting.layout import FlatEncoder, Layout
-    from orthomerge.models.heads import Classifier, Head
+from orthomerge.files.run_state import RunState
+from orthomerge.fitting.inputs import Inputs
+from orthomerge.fitting.layout import FlatEncoder, Layout
+from orthomerge.models.heads import Classifier, Head
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method works with, by task where it says so; nothing of it may be changed but the encoder's weights.
+    """What a method works with. Only the encoder's weights may be changed.
 
-    `encoder`: on its device, with whatever weights were loaded last. `base`: [P] on the CPU. `tuned(task)`: an expert's
-    weights, [P] on the CPU, read anew every time. `merged(method, options)`: the result of a merge without data, [P] on
-    the CPU. `heads`: the experts' own. `inputs`: unlabelled, with the targets of every task, in the order of `heads`.
-    `half`: compute in bfloat16 where that is safe (autocast). `say` receives messages about progress; `state`: where a
-    killed run continues from, written at looks that are `every` seconds apart.
+    `encoder`: on its device, with any weights. `base`: [P] on the CPU. `tuned(task)`: an expert's weights, a new tensor
+    [P] on the CPU. `merged(method, options)`: the result of a merge without data, [P] on the CPU. `heads`: the experts'
+    own, by task. `inputs`: unlabelled, with targets for every task in the order of `heads`. `half`: compute in bfloat16
+    where that is safe (autocast). `say`: receives messages about progress. `state`: where a killed run continues from,
+    written at looks that are `every` seconds apart.
     """
 
     encoder: FlatEncoder
@@ -59,12 +56,8 @@ class Setting:
     def device(self) -> torch.device:
         return self.encoder.device
 
-    def heads_on_device(self) -> dict[str, Head]:
-        """The experts' heads in float32 where the encoder is."""
-        return {task: on_device(head, self.device) for task, head in self.heads.items()}
-
     def task_vector(self, task: str) -> torch.Tensor:
-        """What fine-tuning added to the base, [P] on the CPU."""
+        """Task vector of an expert, [P] on the CPU."""
         return self.tuned(task).sub_(self.base)
 
     def task_vectors(self) -> torch.Tensor:
@@ -75,11 +68,11 @@ class Setting:
         return vectors
 
     def start_vector(self, method: str, options: Mapping[str, Any]) -> torch.Tensor:
-        """What a merge without data adds to the base, its scale included: [P] on the device."""
+        """Difference of a merge without data to the base, [P] on the device."""
         return (self.merged(method, options) - self.base).to(self.device)
 
     def mean_expert(self) -> torch.Tensor:
-        """The plain average of the experts, [P]; of equal experts it is that expert to the bit."""
+        """Plain average of the experts, [P]; of equal experts it is that expert to the bit."""
         total = torch.zeros(self.layout.size, dtype=torch.float64)
         for task in self.tasks:
             total += self.tuned(task)

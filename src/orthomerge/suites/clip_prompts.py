@@ -1,4 +1,4 @@
-"""The prompts behind the heads of the eight CLIP experts, which were fine-tuned under just these heads, frozen.
+"""Prompts of the frozen heads under which the eight CLIP experts were fine-tuned.
 
 Radford et al. 2021, arXiv 2103.00020, and FusionBench (Tang et al. 2024, arXiv 2406.03280), which made the experts.
 """
@@ -37,7 +37,7 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _COUNTED = ("svhn", "mnist")  # whose classes are numbers
-# EuroSAT's own names to those of the prompts.
+# From EuroSAT's own names to those of the prompts.
 _SPOKEN: Mapping[str, Mapping[str, str]] = {
     "eurosat": {
         "annualcrop": "annual crop land",
@@ -55,7 +55,7 @@ _SPOKEN: Mapping[str, Mapping[str, str]] = {
 
 
 def class_names(task: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """A task's labels as words for its templates, in their order; numbers are refused where they say nothing."""
+    """Turn the labels of a task into words for its templates; numbers are refused unless they are digits."""
     numbers = [label for label in labels if label.isdecimal()]
     if numbers and task not in _COUNTED:
         raise RecipeError(

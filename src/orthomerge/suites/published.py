@@ -1,10 +1,10 @@
-"""The papers' own suites: experts that others have published, by their names on the hub.
+"""Suites of the papers: published experts, by their names on the hub.
 
-`clip-vit-*-8`: FusionBench's experts (Tang et al. 2024, arXiv 2406.03280), vision towers without heads, which are made
-of the tasks' class names. `bert-text5`, `t5-*-text5`: FT-Classifier's (Kong et al. 2024, arXiv 2412.13526), state dicts
-of an encoder and a linear layer over the mean of its states, with tables that have no header.
+`clip-vit-*-8`: FusionBench's experts (Tang et al. 2024, arXiv 2406.03280), vision towers whose heads are made of the
+tasks' class names. `bert-text5`, `t5-*-text5`: FT-Classifier's (Kong et al. 2024, arXiv 2412.13526), state dicts of an
+encoder and a linear layer over the mean of its states, with tables that have no header.
 
-What lies in FOLDER/experts, a folder TASK or a file TASK.pth, is used instead of the hub's.
+Experts in FOLDER/experts, a folder TASK or a file TASK.pth, are used instead of the hub's.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.models.opening import Expert, HeadNames
 from orthomerge.models.processing import TextProcessor
 from orthomerge.models.processors import load_processor
-from orthomerge.suites.building import copy_base
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
-from orthomerge.suites.suite import Suite
+from orthomerge.suites.suite import Suite, copy_base
 from orthomerge.suites.table import SUITES
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ _HEADS = ("classifier.0", "classifier")  # the layer alone in a Sequential, or o
 
 
 def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Eight vision tasks and CLIP; nothing is trained, so `device` does not matter here and below."""
+    """Build a CLIP suite; nothing is trained, so `device` is not used here and below."""
     model = _CLIP[name]
     copy_base(folder / "base", base or f"openai/{model}", say)
     tasks: dict[str, Task] = {}
@@ -84,7 +83,7 @@ def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device
 
 
 def _clip_task(name: str, data: Path | None) -> Task:
-    """A task whose labels are the class names of its prompts."""
+    """Read a task; its labels become the class names of its prompts."""
     source: str | Path = _CLIP_DATA.get(name, f"tanganke/{name}")
     if data is not None:
         spellings = (name, name.replace("-", "_"))
@@ -98,10 +97,7 @@ def _clip_task(name: str, data: Path | None) -> Task:
 
 @dataclass(frozen=True)
 class _Published:
-    """Where a text suite comes from. `wanted`, `unwanted`: patterns of its files in the experts' repository.
-
-    `halves`: whether texts are read by the `HalvesProcessor`.
-    """
+    """Source of a text suite. `wanted`, `unwanted`: patterns of its files. `halves`: use the `HalvesProcessor`."""
 
     base: str
     wanted: str
@@ -119,7 +115,7 @@ _TEXT = {
 
 
 def text(*, name: str, folder: Path, data: Path | None, base: str | None, device: str, say: Say) -> Suite:
-    """Five text tasks, on BERT or the encoder of T5."""
+    """Build a text suite on BERT or the encoder of T5."""
     source = _TEXT[name]
     copy_base(folder / "base", base or source.base, say)
     root = data or _repository(TEXT_DATA, "dataset", ["*.csv", "*.csv.gz"], way_out="give its tables with --data")
@@ -144,8 +140,7 @@ def text(*, name: str, folder: Path, data: Path | None, base: str | None, device
 class HalvesProcessor:
     """Texts as the published BERT experts read them: [CLS] first half [SEP] second half [SEP], padded to one length.
 
-    They were trained without an attention mask, so that padding is attended to and counts in the mean. With a mask they
-    would compute something else: here it is all ones.
+    They were trained without an attention mask, so padding counts in the mean: here the mask is all ones.
     """
 
     modality: ClassVar[Modality] = "text"
@@ -168,7 +163,7 @@ class HalvesProcessor:
 
 
 def read_csv_task(folder: Path, *, name: str, labels: tuple[str, ...]) -> Task:
-    """A task from `train.csv` and `test.csv` without header: a label from 1 on comes first, the text third.
+    """Read `train.csv` and `test.csv` without header: a label from 1 on comes first, the text third.
 
     A tenth of train becomes val, as in `read_task`.
     """
@@ -202,7 +197,7 @@ def _read_csv(path: Path, split: Split, labels: tuple[str, ...]) -> tuple[Exampl
 
 
 def _pinned(reference: str) -> str:
-    """A path, or a hub id with the commit that it stands for now, fetched: later runs need no network for it."""
+    """Fetch a hub id and pin its commit, so that later runs need no network; a path stays as it is."""
     path, revision = locate(reference)
     return str(path) if revision is None else f"{reference.partition('@')[0]}@{revision}"
 
@@ -212,13 +207,13 @@ def _names(task: str) -> tuple[str, ...]:
 
 
 def _own(folder: Path, task: str) -> Path | None:
-    """An expert that the user has put into the suite's folder."""
+    """Find an expert that the user has put into the suite's folder."""
     candidates = (folder / "experts" / f"{name}{end}" for name in _names(task) for end in ("", _PICKLE))
     return next((path for path in candidates if path.exists()), None)
 
 
 def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The experts' files: the user's own, or else the one of its name in the experts' repository."""
+    """Find the experts' files: the user's own, or else those in the experts' repository."""
     paths = {task: own for task in tasks if (own := _own(folder, task))}
     missing = [task for task in tasks if task not in paths]
     if not missing:
@@ -238,7 +233,7 @@ def _state_dicts(source: _Published, tasks: Sequence[str], folder: Path) -> dict
 
 
 def _tables(root: Path, task: str) -> Path:
-    """The folder of a task's tables, wherever it lies below `root`."""
+    """Find the folder of a task's tables below `root`."""
     tests = [path for pattern in ("test.csv", "test.csv.gz") for path in sorted(root.rglob(pattern))]
     folders = sorted({path.parent for path in tests if path.parent.name.casefold() in _names(task)})
     if len(folders) != 1:
@@ -250,7 +245,7 @@ def _tables(root: Path, task: str) -> Path:
 def _repository(
     reference: str, kind: Literal["model", "dataset"], wanted: Sequence[str], *, unwanted: str = "", way_out: str
 ) -> Path:
-    """A folder, or a hub repository's files of some patterns, at any depth; `hub.fetch` is for those of one model."""
+    """Fetch a hub repository's files of some patterns, at any depth; a local folder stays as it is."""
     if Path(reference).expanduser().is_dir():
         return Path(reference).expanduser()
     try:

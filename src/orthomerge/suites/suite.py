@@ -3,38 +3,46 @@
 FOLDER/base/            the pre-trained encoder
 FOLDER/experts/TASK/    fine-tuned classifiers, in stock format
 FOLDER/mtl/TASK/        one encoder trained on all tasks at once, with each task's head
-FOLDER/features/        what encoders made of inputs, by content
-
-Its models are merged in memory.
+FOLDER/features/        features of encoders, by content
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.core.errors import CheckpointError
 from orthomerge.evaluation.evaluate import Subject
+from orthomerge.files.folders import EXPERT, SUITE, write_marker
+from orthomerge.files.opening import open_checkpoint
+from orthomerge.files.publish import publish
+from orthomerge.files.replacing import remove_empty, remove_folder
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.opening import Expert, opening_of
+from orthomerge.models.processors import COMPANIONS
+from orthomerge.models.skeleton import quiet
+from orthomerge.tuning.finetune import finetune, finetune_jointly
 
 if TYPE_CHECKING:
     from orthomerge.data.task import Task
     from orthomerge.models.model import Model
     from orthomerge.models.processing import Processor
+    from orthomerge.tuning.settings import Tuning
 
 
 Say = Callable[[str], None]
 
 
 def suite_root() -> Path:
-    """Where suites are kept: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
+    """Folder of all suites: `suites` in $ORTHOMERGE_CACHE, or in `~/.cache/orthomerge`."""
     return Path(os.environ.get("ORTHOMERGE_CACHE") or "~/.cache/orthomerge").expanduser() / "suites"
 
 
@@ -42,8 +50,8 @@ def suite_root() -> Path:
 class Suite:
     """A built suite.
 
-    `paths`: of the experts: folders in stock format, or an `Expert` that says what its file does not; the base then
-    says the rest. `options`: how they are opened, as of `Opening`, for example `pooling`.
+    `paths`: folders of the experts in stock format, or an `Expert` with what its file does not say. `options`: how they
+    are opened, as of `Opening`, for example `pooling`.
     """
 
     name: str
@@ -58,16 +66,20 @@ class Suite:
     def base(self) -> Path:
         return self.folder / "base"
 
+    @cached_property
+    def _experts(self) -> Experts:
+        return open_experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
+
     def experts(self) -> Experts:
-        """The experts, opened with their base."""
+        """Experts, opened once with their base."""
         return self._experts
 
     def merged(self, method: str, options: Mapping[str, Any] | None = None) -> Model:
-        """The merge of all experts by a method; nothing is computed yet."""
+        """Merge all experts by a method, lazily."""
         return merge_opened(self.experts(), method, options or {})
 
     def references(self) -> dict[str, Subject]:
-        """What every table starts with: the base under the experts' heads, the experts, and multi-task training."""
+        """References of every table: the base with the experts' heads, the experts, and multi-task training."""
         experts = self.experts()
         references = {
             "base": dict.fromkeys(self.tasks, experts.base.with_heads(experts.heads)),
@@ -78,13 +90,102 @@ class Suite:
         return {name: Subject(name, models) for name, models in references.items()}
 
     def alone(self, paths: Mapping[str, Path]) -> dict[str, Model]:
-        """Other classifiers of the suite's tasks, each as a model of its own."""
+        """Open other classifiers of the suite's tasks, each as a model of its own."""
         return open_experts(opening_of(paths, **self.options)[0]).check().sources
 
     def encoding(self, device: str = "auto", *, batch: int = 64) -> Encoding:
         """How the suite's inputs are encoded."""
         return Encoding(FeatureCache(self.folder / "features"), device, batch=batch, processor=self.processor)
 
-    @cached_property
-    def _experts(self) -> Experts:
-        return open_experts(opening_of(self.paths, base=self.base, **self.options)[0]).check()
+
+def make_experts(suite: Suite, settings: Tuning, *, root: Path, say: Say) -> dict[str, Path]:
+    """Fine-tune one expert per task in `root`, except those that exist."""
+    for name, task in suite.tasks.items():
+        if _exists(root / name):
+            continue
+        others = [other["train"].unlabelled() for key, other in suite.tasks.items() if key != name]
+        metrics = finetune(
+            task,
+            base=suite.base,
+            out=root / name,
+            settings=settings,
+            processor=suite.processor,
+            others=others if settings.mode == "tau_jp" else (),
+            resume=False,  # a training takes minutes at most
+        )
+        say(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in metrics.items()))
+    return {name: root / name for name in suite.tasks}
+
+
+def more_experts(suite: Suite, settings: Tuning, *, say: Say) -> dict[str, Path]:
+    """Fine-tune experts in any mode and with any seed, in FOLDER/experts[-MODE][-SEED]."""
+    mode, seed = "" if settings.mode == "full" else f"-{settings.mode}", f"-{settings.seed}" if settings.seed else ""
+    return make_experts(suite, settings, root=suite.folder / f"experts{mode}{seed}", say=say)
+
+
+def with_models(suite: Suite, settings: Tuning, joint: Tuning, *, say: Say) -> Suite:
+    """Add experts in FOLDER/experts and the joint model in FOLDER/mtl."""
+    paths = more_experts(suite, settings, say=say)
+    mtl = _make_jointly(suite, joint, base=suite.base, root=suite.folder / "mtl", say=say)
+    return replace(suite, paths=paths, mtl=mtl)
+
+
+def copy_base(target: Path, reference: str, say: Say) -> None:
+    """Copy weights, config, tokenizer and image processor of the base, unless `target` exists."""
+    if _exists(target):
+        return
+    say(f"base: {reference}")
+    source = open_checkpoint(reference)
+    if source.config is None:
+        raise CheckpointError(f"the base {reference} must be a folder with weights and a config.json")
+    index = "model.safetensors" if source.files[0].path.suffix == ".safetensors" else "pytorch_model.bin"
+    names = (*(file.path.name for file in source.files), f"{index}.index.json", "config.json", *COMPANIONS)
+    with publish(target, force=True, need=source.nbytes, inputs=[source.path], marker=SUITE) as partial:
+        for name in names:
+            if (source.path / name).is_file():
+                shutil.copyfile(source.path / name, partial / name)
+        write_marker(partial, SUITE)
+
+
+def pretrained_vit(suite: Suite, shape: Mapping[str, Any], settings: Tuning, *, say: Say) -> None:
+    """Train a ViT on all training sets together and keep it without heads as the base, unless that exists."""
+    if _exists(suite.base):
+        return
+    start, joint = suite.folder / "start", suite.folder / "pretraining"
+    with quiet():
+        import torch
+        from transformers import ViTConfig, ViTModel
+
+        config = ViTConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **shape)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = ViTModel(config, add_pooling_layer=False)
+    _save(model, start)
+    say("pre-training the base on all tasks together")
+    trained = _make_jointly(suite, settings, base=start, root=joint, say=say)
+    with quiet():
+        model = ViTModel.from_pretrained(next(iter(trained.values())), add_pooling_layer=False)
+    _save(model, suite.base)
+    remove_folder(start, proof=SUITE)
+    for expert in trained.values():
+        remove_folder(expert, proof=EXPERT)
+    remove_empty(joint)
+
+
+def _make_jointly(suite: Suite, settings: Tuning, *, base: Path, root: Path, say: Say) -> dict[str, Path]:
+    """Train one encoder for all tasks, with a head per task, unless it exists."""
+    if not all(_exists(root / name) for name in suite.tasks):
+        options: dict[str, Any] = {"settings": settings, "processor": suite.processor, "force": True, "resume": False}
+        finetune_jointly(suite.tasks, base=base, out_root=root, **options)
+        say("trained on all tasks together")
+    return {name: root / name for name in suite.tasks}
+
+
+def _save(model: Any, folder: Path) -> None:
+    with quiet(), publish(folder, force=True, marker=SUITE) as partial:
+        model.save_pretrained(partial)
+        write_marker(partial, SUITE)
+
+
+def _exists(folder: Path) -> bool:
+    return (folder / "config.json").is_file()

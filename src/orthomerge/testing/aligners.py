@@ -1,4 +1,4 @@
-"""Contracts of aligners: what every row of the table keeps, for heads of every kind and however little inputs say."""
+"""Contracts of aligners, for heads of every kind and for few or degenerate inputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 from orthomerge.alignment.aligners import Aligner, Alignment, Row
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.core.rows import instance_of
+from orthomerge.core.schema import instance_of
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
-from orthomerge.testing.rows import check_row, same
+from orthomerge.testing.rows import check_row, same, tensors_of
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of, random, rotation
 
 _D = 6
@@ -34,7 +34,7 @@ def check_aligner(row: Row, options: Mapping[str, Any] | None = None) -> None:
 
 @dataclass(frozen=True)
 class _Case:
-    """A row with options, and what the contracts do with it."""
+    """A row with options."""
 
     row: Row
     options: Mapping[str, Any]
@@ -44,31 +44,23 @@ class _Case:
             raise AssertionError(f"aligner {self.row.name!r} with options {dict(self.options)}: {message}")
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
-        """Align; what comes out must be finite and have the head's labels."""
+        """Align; the classifier must be finite and have the head's labels."""
         aligner: Aligner = instance_of(self.row, self.options, what="aligner")
         alignment = aligner.fit(pair, head)
         self.require(alignment.classifier.labels == head.labels, "the labels must be those of the head")
-        finite = all(tensor.isfinite().all() for tensor in tensors_of(alignment).values())
+        finite = all(tensor.isfinite().all() for tensor in tensors_of(alignment.classifier).values())
         self.require(finite, f"the classifier must be finite with {len(pair.merged)} inputs")
         return alignment
 
 
-def tensors_of(alignment: Alignment) -> dict[str, torch.Tensor]:
-    """Everything that an aligned classifier consists of."""
-    classifier: Any = alignment.classifier
-    if isinstance(classifier, Head):
-        return classifier.tensors()
-    return {**classifier.head.tensors(), **classifier.extra_tensors()}
-
-
 def turned_pair(count: int = 12, *, d: int = _D) -> FeaturePair:
-    """Expert features, and what a merge made of them: turned, shrunk and blurred."""
+    """Expert features, and the same rotated, shrunk and with noise as those of a merge."""
     expert = random(count, d, seed=1) + 1
     return pair_of(0.7 * expert @ rotation(d) + 0.3 * random(count, d), expert)
 
 
 def _form_is_kept(case: _Case) -> None:
-    """A head keeps shapes, dtypes and reading; other classifiers have tensors of their own; inputs stay as they are."""
+    """A head keeps shapes and dtypes, other classifiers have tensors of their own, and inputs are not changed."""
     for kind in HEADS:
         head, pair = head_of(kind), turned_pair()
         inputs = [*head.tensors().values(), pair.merged.values, pair.expert.values]
@@ -92,9 +84,8 @@ def _form_is_kept(case: _Case) -> None:
 
 def _bits_repeat(case: _Case) -> None:
     one, other = (case.fit(turned_pair(), head_of("plain")) for _ in range(2))
-    case.require(
-        one.facts == other.facts and same(tensors_of(one), tensors_of(other)), "the same inputs must give the same bits"
-    )
+    tensors = [tensors_of(each.classifier) for each in (one, other)]
+    case.require(one.facts == other.facts and same(*tensors), "the same inputs must give the same bits")
 
 
 def _few_inputs_are_enough(case: _Case) -> None:
@@ -112,7 +103,7 @@ def _few_inputs_are_enough(case: _Case) -> None:
 
 
 def _no_change_is_none(case: _Case) -> None:
-    """Where the merge left an expert's features as they are."""
+    """If the merge left an expert's features unchanged."""
     expert, head = turned_pair(30).expert, head_of("plain")
     classifier = case.fit(FeaturePair(expert, expert), head).classifier
     if case.row.careful:

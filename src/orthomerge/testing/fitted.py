@@ -1,7 +1,4 @@
-"""Contracts of fitted methods: what `fit` returns, from which settings, and that a killed run continues.
-
-The setting is that of `orthomerge.testing.settings`: three experts of a tiny BERT, with a few texts each.
-"""
+"""Contracts of fitted methods, checked on three experts of a tiny BERT with a few texts each."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ import torch
 from orthomerge.files.run_state import RunState
 from orthomerge.fitting.setting import Fitted, FittedMethod, Setting
 from orthomerge.merging.methods import Row, build_method
-from orthomerge.models.heads import Head
 from orthomerge.models.writing import plain
-from orthomerge.testing.rows import check_row, same
+from orthomerge.testing.rows import check_row, same, tensors_of
 from orthomerge.testing.settings import make_setting
 
 _INPUTS = 12
@@ -39,7 +35,7 @@ def check_fitted_method(row: Row, options: Mapping[str, Any] | None = None) -> N
 
 @dataclass(frozen=True)
 class _Case:
-    """A row with options, and what the contracts do with it."""
+    """A row with options."""
 
     row: Row
     options: Mapping[str, Any]
@@ -85,13 +81,12 @@ def _bits_repeat(case: _Case) -> None:
 
 
 def _experts_may_be_the_base(case: _Case) -> None:
-    """Nothing that is divided by may vanish where nothing was tuned."""
+    """No division by zero where nothing was tuned."""
     setting = make_setting(inputs=_INPUTS)
     case.fit(replace(setting, tuned=lambda task: setting.base.clone(), merged=lambda *_: setting.base.clone()))
 
 
 def _killed_runs_continue(case: _Case) -> None:
-    """From the state that was written last, if the method writes one."""
     with TemporaryDirectory(prefix="orthomerge-") as folder:
         state = RunState(Path(folder) / "state", "contracts")
         setting = replace(make_setting(inputs=_INPUTS), state=state)
@@ -102,18 +97,11 @@ def _killed_runs_continue(case: _Case) -> None:
 
 
 def _same(one: Fitted, other: Fitted) -> bool:
-    """Whether two results are the same, to the last bit."""
-    heads = [
-        {f"{task} {name}": tensor for task, head in each.classifiers.items() for name, tensor in _tensors(head).items()}
-        for each in (one, other)
-    ]
-    return torch.equal(one.weights, other.weights) and same(*heads) and plain(one.facts) == plain(other.facts)
-
-
-def _tensors(classifier: Any) -> dict[str, torch.Tensor]:
-    if isinstance(classifier, Head):
-        return classifier.tensors()
-    return {**classifier.head.tensors(), **classifier.extra_tensors()}
+    """Whether two results have the same bits."""
+    heads = zip(one.classifiers.values(), other.classifiers.values(), strict=True)
+    if not all(same(tensors_of(head), tensors_of(again)) for head, again in heads):
+        return False
+    return torch.equal(one.weights, other.weights) and plain(one.facts) == plain(other.facts)
 
 
 CONTRACTS: tuple[Callable[[_Case], None], ...] = (

@@ -1,7 +1,7 @@
-"""Contracts of data-free merging methods: what every row of the table keeps, whatever it computes.
+"""Contracts of data-free merging methods.
 
-Experts are random changes of a random base that has tensors of all kinds: matrices, a table, vectors, a convolution, a
-scalar, and one without elements.
+Experts are random changes of a random base that has tensors of all kinds: matrices, an embedding, vectors, a
+convolution, a scalar, and one without elements.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.merging.kinds import Block
 from orthomerge.merging.methods import Row, build_method
 from orthomerge.merging.stream import merge_blocks, prepare
@@ -48,7 +47,7 @@ def check_method(row: Row, options: Mapping[str, Any] | None = None) -> None:
 
 @dataclass(frozen=True)
 class _Case:
-    """A row with options, and what the contracts do with it."""
+    """A row with options."""
 
     row: Row
     options: Mapping[str, Any]
@@ -89,7 +88,6 @@ class _Case:
 
 
 def _row_is_complete(case: _Case) -> None:
-    """A row that people can look up, and whether a single expert comes back."""
     check_row(case.row, case.require, what="method")
     case.require(not case.row.fitted, "only methods without inputs are checked here; use check_fitted_method")
     case.require(
@@ -99,7 +97,6 @@ def _row_is_complete(case: _Case) -> None:
 
 
 def _single_expert_comes_back(case: _Case) -> None:
-    """Under the options `faithful`."""
     if not isinstance(case.row.faithful, Mapping):
         return
     base, experts = _world(1)
@@ -153,7 +150,7 @@ def _order_of_tensors_does_not_matter(case: _Case) -> None:
 
 
 def _seed_decides(case: _Case) -> None:
-    """Two runs of one seed are the same bits; another seed changes what is drawn, except at density 1."""
+    """The same seed gives the same bits; another seed changes what is drawn, except at density 1."""
     base, experts = _world(len(case.tasks))
     first = case.merged(base, experts)
     case.require(same(first, case.merged(base, experts)), "two merges with the same seed must give the same bits")
@@ -183,7 +180,6 @@ CONTRACTS: tuple[Callable[[_Case], None], ...] = (
 
 
 def _world(count: int) -> tuple[State, dict[str, State]]:
-    """A base and `count` experts."""
     base, *changes = (_state(seed, 1.0 if seed == 0 else 0.1) for seed in range(count + 1))
     experts = {
         task: {key: base[key] + delta for key, delta in change.items()}

@@ -1,4 +1,4 @@
-"""Contracts of evaluation protocols: they build a classifier from the evidence that they declare, and from no other."""
+"""Contracts of evaluation protocols: they build a classifier from the evidence that they declare, and no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 import torch
 
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.core.rows import instance_of
+from orthomerge.core.schema import instance_of
 from orthomerge.evaluation.protocols import Aligned, Builder, Evidence, Need, Row
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Classifier
@@ -50,7 +50,6 @@ def check_protocol(row: Row, options: Mapping[str, Any] | None = None) -> None:
 
 
 def _evidence(needs: frozenset[Need], kind: str) -> Evidence:
-    """What is declared, and nothing else."""
     pair = turned_pair(_COUNT)
     labels = torch.arange(_COUNT) % 3 if "labels" in needs else None
     support = Features(pair.merged.values, "toy", "train", labels) if needs else None

@@ -1,19 +1,20 @@
-"""What the contracts of all tables have in common."""
+"""Checks that the contracts of all tables share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import getdoc
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import Named, instance_of, maker_of
+from orthomerge.core.schema import Named, instance_of, maker_of
+from orthomerge.models.heads import Head
 
 
 class Titled(Named, Protocol):
-    """A row that people can look up."""
+    """A row with title and reference."""
 
     @property
     def title(self) -> str: ...
@@ -34,6 +35,13 @@ def check_row(row: Titled, require: Callable[[object, str], None], *, what: str)
         require(False, "an unknown option must be refused")
 
 
+def tensors_of(classifier: Any) -> dict[str, torch.Tensor]:
+    """Tensors of a classifier: a head, or one with extra parameters."""
+    if isinstance(classifier, Head):
+        return classifier.tensors()
+    return {**classifier.head.tensors(), **classifier.extra_tensors()}
+
+
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two mappings hold the same tensors, to the last bit."""
+    """Whether two mappings hold the same tensors bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

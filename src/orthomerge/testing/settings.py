@@ -38,7 +38,7 @@ Kind = Literal["bert", "vit"]
 
 @dataclass(frozen=True)
 class Words:
-    """A tokenizer in small: a number per word, padded to the longest text and `padding` further."""
+    """A small tokenizer: one number per word, padded to the longest text and `padding` further."""
 
     modality: ClassVar[Modality] = "text"
     padding: int = 0
@@ -61,7 +61,7 @@ def _number(word: str) -> int:
 def make_setting(
     kind: Kind = "bert", inputs: int = 32, seed: int = 0, *, layers: int = 2, device: str = "cpu"
 ) -> Setting:
-    """Experts `two`, `three` and `five`, named for their classes: the base plus random deltas, and random heads."""
+    """Make experts `two`, `three` and `five`, named after their classes: the base plus random deltas, random heads."""
     encoder = make_encoder(kind, seed=seed, layers=layers, device=device)
     base = encoder.weights.cpu().clone()
     random = torch.Generator().manual_seed(seed)
@@ -74,7 +74,7 @@ def make_setting(
 
 
 def make_encoder(kind: Kind, *, seed: int = 0, layers: int = 2, device: str = "cpu") -> FlatEncoder:
-    """A BERT or a ViT of random weights."""
+    """Make a BERT or a ViT with random weights."""
     sizes: dict[str, Any] = {
         "hidden_size": WIDTH,
         "num_hidden_layers": layers,
@@ -96,13 +96,12 @@ def make_encoder(kind: Kind, *, seed: int = 0, layers: int = 2, device: str = "c
 
 
 def make_head(task: str, classes: int, random: torch.Generator) -> Head:
-    """A head of one layer with random weights."""
     weight = 0.5 * torch.randn(classes, WIDTH, generator=random)
     return Head(Linear(weight, torch.randn(classes, generator=random)), tuple(f"{task}-{n}" for n in range(classes)))
 
 
 def make_tasks(kind: Kind, inputs: int, seed: int) -> dict[str, Task]:
-    """Texts of 1 to 12 words, or images, that mean nothing; every task has its own."""
+    """Make random texts of 1 to 12 words, or random images, for every task."""
     random = np.random.default_rng(seed)
     tasks = {}
     for task, classes in CLASSES.items():
@@ -130,7 +129,7 @@ def assemble(
     *,
     seed: int = 0,
 ) -> Setting:
-    """A setting of given experts; the teacher's features are made with each one's weights."""
+    """Make a setting of given experts and encode the teachers' features."""
     processor: Processor = Words() if kind == "bert" else PixelProcessor(16)
     examples = {task: tasks[task]["train"].unlabelled() for task in experts}
     blank = {task: torch.zeros(len(some), WIDTH) for task, some in examples.items()}
@@ -165,7 +164,7 @@ def merge_flat(
     *,
     seed: int = 0,
 ) -> torch.Tensor:
-    """What a method without data makes of flat experts, [P]."""
+    """Merge flat experts by a data-free method, [P]."""
     layout = encoder.layout
     start = dict(layout.views(base))
     vectors = TaskVectors(
