@@ -100,10 +100,11 @@ class Opened:
     @cached_property
     def processor(self) -> ProcessorSource:
         """How inputs are processed: as beside the base, else as beside the first expert that says."""
-        live = [self.live[name].processor for name in ("", *self.tasks) if name in self.live]
-        chosen = next((processor for processor in live if processor is not None), None)
+        for name in ("", *self.tasks):
+            if name in self.live and self.live[name].processor is not None:
+                return ProcessorSource(self.family.modality, self.config, live=self.live[name].processor)
         folders = [checkpoint.path for checkpoint in self.checkpoints().values() if not checkpoint.in_memory]
-        return ProcessorSource.of([] if chosen is not None else folders, self.family.modality, self.config, live=chosen)
+        return ProcessorSource.of(folders, self.family.modality, self.config)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -133,6 +134,7 @@ class Opened:
 
     @contextmanager
     def _collecting(self, where: str) -> Iterator[None]:
+        """Turn an error into a problem."""
         try:
             yield
         except OrthomergeError as error:
