@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
 from orthomerge.core.version import VERSION
+from orthomerge.data.task import Examples, Split
 from orthomerge.files.checkpoint import Spec
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.safetensors import encode_header, read_metadata, read_safetensors
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.data.task import Examples, Split
 
 
 VARIABLE = "ORTHOMERGE_CACHE"

@@ -25,12 +25,11 @@ from orthomerge.files.folders import EXPORT, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.models.family import classifier_config
 from orthomerge.models.heads import Head
+from orthomerge.models.model import Model
 from orthomerge.models.skeleton import quiet
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.model import Model
 
 
 _MODEL = "model.onnx"

@@ -13,16 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.models.processing import TextProcessor, batches
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Examples
-    from orthomerge.models.processing import Processor
+from orthomerge.data.task import Examples
+from orthomerge.models.processing import Processor, TextProcessor, batches
 
 Batch = dict[str, torch.Tensor]
 

@@ -11,19 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.data.task import Modality
 from orthomerge.files.documents import parse_json, read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.raw_file import RawFile, is_digest_of
-from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor, json_digest
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, json_digest
 from orthomerge.models.skeleton import quiet
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Modality
-    from orthomerge.models.processing import Processor
-
 
 # Files beside the weights that the encoder is of no use without.
 COMPANIONS = (

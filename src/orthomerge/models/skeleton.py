@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
-from orthomerge.models.family import matches
+from orthomerge.models.family import Family, matches
+from orthomerge.models.tensors import Tensors
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.family import Family
-    from orthomerge.models.tensors import Tensors
 
 
 _FIRST = 3  # of the numbers that tag tensors: 0 and 1 are what a module starts with
