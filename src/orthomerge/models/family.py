@@ -76,7 +76,6 @@ class Family:
     poolings: Mapping[str, Pooling]
     forward: Forward = _plain
     architecture: str | None = None
-    encoder_options: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)
