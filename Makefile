@@ -112,8 +112,7 @@ parity: $(STAMP)  ## compare with mergekit tensor by tensor (installs it in .ven
 	$(BIN)/python benchmarks/parity.py
 
 docs: $(STAMP)  ## build the documentation into site/ (half a minute); open site/index.html
-	$(BIN)/python -m docs.generator build/docs
-	$(BIN)/python -m sphinx -W --keep-going -q -E -b html -c docs build/docs site
+	$(BIN)/python -m sphinx -W --keep-going -q -E -b html -c docs . site
 
 crash: $(STAMP)  ## fail, kill and interrupt at every call that changes a file (an hour on 2 cores)
 	CRASH_POINTS=all OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist load tests/faults/test_crash_points.py tests/faults/test_signals.py

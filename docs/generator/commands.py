@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-from docs.generator.docstrings import prose
-from docs.generator.options import table
+from docs.generator.options import prose, table
 
 
 def command_tree(app: click.Group) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -8,12 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from docs.generator.docstrings import documentation_of, markdown, option_texts, prose
-from docs.generator.options import default_of, guide_texts, options_table
+from docs.generator.options import (
+    default_of,
+    documentation_of,
+    guide_texts,
+    markdown,
+    option_texts,
+    options_table,
+    prose,
+)
 
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
 
@@ -30,8 +36,8 @@ _INPUTS = "--data sst2=sst2.csv --data topic=topic.csv"
 
 
 def page_of(kind: str, row: Row) -> str:
-    """Where the page of a row lies in the site."""
-    return f"reference/{kind}/{row.name.replace('@', '-at-')}.md"
+    """Where the page of a row lies, below docs/reference."""
+    return f"{kind}/{row.name.replace('@', '-at-')}.md"
 
 
 def pages() -> dict[str, str]:
@@ -57,7 +63,7 @@ def page(kind: str, row: Row) -> str:
 def _guided(name: str) -> dict[str, str]:
     """What the guide to fitted merges says of a method's options, in the section of its name."""
     section = re.search(rf"(?ims)^## {re.escape(name)}$(.*?)(?=^## |\Z)", _GUIDE.read_text("utf-8"))
-    return guide_texts(section[1].partition("| option |")[2], "../../fitting.md") if section else {}
+    return guide_texts(section[1].partition("| option |")[2]) if section else {}
 
 
 def _facts(kind: str, row: Row, maker: Callable[..., Any]) -> list[tuple[str, str]]:

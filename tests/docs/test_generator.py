@@ -6,22 +6,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import yaml
 from docs.generator.architecture import MAP, PAGE, package_map, packages
-from docs.generator.assemble import ROOT, assemble, contents, places, recipe_schema, relink
 from docs.generator.commands import cli_page, command_tree
-from docs.generator.docstrings import markdown, option_texts, prose
-from docs.generator.options import guide_texts, options_table, recipe_page, sections
+from docs.generator.options import guide_texts, markdown, option_texts, options_table, prose, recipe_page, sections
 from docs.generator.rows import TABLES, page
+from docs.generator.site import ROOT, recipe_schema
 from tests.docs.reading import check_call
 
 from orthomerge.cli.app import app
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.runs.recipe import Recipe
 
 ROWS = [(kind, row) for kind, table in TABLES.items() for row in table.values()]
@@ -89,11 +86,11 @@ def test_types_become_tables() -> None:
     assert defaults == ["*required* |", "`a` |", "*as described* |", "`{}` |"]
     assert list(sections(Outer)) == [("", Outer), ("parts[]", Inner), ("more.NAME", Inner)]
     guide = "| option | default | meaning |\n|---|---|---|\n| `a`, `b` | 1 | [x](#c), [y](d.md#e) |\n"
-    assert guide_texts(guide, "../f.md") == dict.fromkeys("ab", "[x](../f.md#c), [y](../d.md#e)")
+    assert guide_texts(guide) == dict.fromkeys("ab", "x, y")
 
 
 def test_every_key_of_a_recipe_is_explained() -> None:
-    text = recipe_page(Recipe, guide_texts((ROOT / "docs/recipes.md").read_text(), "../recipes.md"))
+    text = recipe_page(Recipe, guide_texts((ROOT / "docs/recipes.md").read_text()))
     assert re.findall(r"(?m)^\| `(\w+)` \|  \|", text) == []
     keys = {name for _, part in sections(Recipe) for name in schema(part)}
     assert keys == set(re.findall(r"(?m)^\| `(\w+)` \|", text))
@@ -120,26 +117,6 @@ def test_every_command_has_its_help() -> None:
         assert [
             one.opts[0] for one in command.params if one.opts[0].startswith("-") and one.opts[0] not in section
         ] == []
-
-
-def test_links_change_with_their_targets() -> None:
-    known = places()
-    unchanged = "[b](#here) [c](https://x.org/a) ![d](images/report-desktop-light.png)\n```\n[a](nowhere.md)\n```\n"
-    assert relink(f"[a](../benchmarks/results/text8.md#x) {unchanged}", "docs/faq.md", known) == (
-        f"[a](benchmarks/text8.md#x) {unchanged}"
-    )
-    with pytest.raises(ValueError, match=r"docs/faq\.md links to nowhere\.md, which does not exist"):
-        relink("[a](nowhere.md)", "docs/faq.md", known)
-    text = relink("[code](../Makefile) [`Makefile`](../Makefile)", "docs/faq.md", known)
-    assert text == "code (`Makefile`) `Makefile`"
-
-
-def test_every_page_is_in_the_contents(tmp_path: Path) -> None:
-    written = [*assemble(tmp_path / "source"), "new-page.md"]
-    trees = "".join(contents(written).values())
-    listed = {f"{name.removeprefix('/')}.md" for name in re.findall(r"(?m)^(/?\w[\w/.-]*)$", trees)}
-    assert listed == set(written) - {"index.md"}
-    assert (tmp_path / "source/images/report-desktop-light.png").is_file()
 
 
 @pytest.mark.parametrize("name", ["run", "sweep"])

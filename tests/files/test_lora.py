@@ -175,7 +175,7 @@ def test_any_float_dtype_is_multiplied_in_float32(dtype: torch.dtype, tmp_path: 
 def test_by_hand(tmp_path: Path) -> None:
     write(tmp_path, {"m.lora_A.weight": [[1.0, 2.0, 3.0]], "m.lora_B.weight": [[1.0], [10.0]]}, r=1, lora_alpha=2)
     factors = read_adapter(tmp_path).products["m.weight"]
-    assert (factors.shape, factors.rank, factors.kernel, factors.scaling) == ((2, 3), 1, (), 2.0)
+    assert (factors.shape, factors.scaling) == ((2, 3), 2.0)
     assert factors.delta(0, 6).tolist() == [2, 4, 6, 20, 40, 60]
     assert factors.delta(2, 4).tolist() == [6, 20]
     assert factors.delta(3, 3).tolist() == factors.delta(4, 4).tolist() == factors.delta(0, 0).tolist() == []
@@ -212,7 +212,6 @@ def test_kinds_and_shapes(tmp_path: Path) -> None:
     factors = read_adapter(tmp_path).products
     assert set(factors) == {"table.weight", "wide.weight", "conv2.weight", "conv3.weight"}
     assert all(factor.shape == shapes[name] for name, factor in factors.items())
-    assert factors["conv2.weight"].kernel == (3, 2)
     assert [name for name, factor in factors.items() if factor.transposed] == ["table.weight", "wide.weight"]
 
 
@@ -345,16 +344,11 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, 
     save_file(change(load_file(path)), path)
 
 
-def test_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"is not an adapter, it has no adapter_config.json; fetch it again"):
-        read_adapter(tmp_path)
-    (tmp_path / "sst2").mkdir()
-    write(tmp_path / "sst2", PAIR, r=1)
-    with pytest.raises(CheckpointError, match=r"name one of its folders: 'sst2'"):
-        read_adapter(tmp_path)
-    (tmp_path / "sst2" / "adapter_model.safetensors").unlink()
+def test_an_adapter_without_weights(tmp_path: Path) -> None:
+    write(tmp_path, PAIR, r=1)
+    (tmp_path / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"without adapter_model.safetensors or adapter_model.bin; fetch"):
-        read_adapter(tmp_path / "sst2")
+        read_adapter(tmp_path)
 
 
 @pytest.mark.parametrize(

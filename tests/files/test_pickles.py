@@ -14,6 +14,7 @@ import types
 import warnings
 import zipfile
 from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from orthomerge.files.checkpoint import Checkpoint
 from orthomerge.files.pickles import read_pickle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 LEGACY = [pytest.param(False, id="zip"), pytest.param(True, id="legacy")]
 
@@ -37,6 +38,10 @@ LEGACY = [pytest.param(False, id="zip"), pytest.param(True, id="legacy")]
 def save(value: object, path: Path, *, legacy: bool = False, protocol: int = 2) -> Path:
     torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=not legacy)
     return path
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().as_subclass(torch.Tensor).contiguous().reshape(-1).view(torch.uint8)
 
 
 def check(checkpoint: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:
@@ -48,7 +53,12 @@ def check(checkpoint: Checkpoint, expected: Mapping[str, torch.Tensor]) -> None:
         value = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
         assert value.dtype == tensor.dtype, name
         assert value.shape == tensor.shape, name
-        assert torch.equal(value, tensor.detach()), name
+        assert torch.equal(bits(value), bits(tensor)), name
+
+
+def refused(path: Path, match: str | None) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read_pickle(path)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -151,56 +161,43 @@ class Slots:
 # --- what people save
 
 
-@pytest.mark.parametrize("legacy", LEGACY)
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_plain_state_dict(tmp_path: Path, legacy: bool, protocol: int) -> None:
-    checkpoint = read_pickle(save(weights(), tmp_path / "m.pt", legacy=legacy, protocol=protocol))
-    check(checkpoint, weights())
-    assert checkpoint.aliases == {}
-
-
-@pytest.mark.parametrize("legacy", LEGACY)
-def test_ordered_dict_with_metadata(tmp_path: Path, legacy: bool) -> None:
-    state = nn.Linear(3, 2).state_dict()
-    assert hasattr(state, "_metadata")
-    check(read_pickle(save(state, tmp_path / "m.bin", legacy=legacy)), state)
-
-
-@pytest.mark.parametrize("legacy", LEGACY)
-def test_every_dtype(tmp_path: Path, legacy: bool) -> None:
-    names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-    state = {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names}
-    for name in ("uint16", "uint32", "uint64"):
-        state[name] = torch.arange(6).to(getattr(torch, name))
-    check(read_pickle(save(state, tmp_path / "m.pt", legacy=legacy)), state)
-
-
-@pytest.mark.parametrize("legacy", LEGACY)
-def test_float8(tmp_path: Path, legacy: bool) -> None:
-    state = {"a": torch.arange(6).to(torch.float8_e4m3fn), "b": torch.arange(6).to(torch.float8_e5m2)[2:5]}
-    checkpoint = read_pickle(save(state, tmp_path / "m.pt", legacy=legacy))
-    assert [entry.spec.dtype for entry in checkpoint.entries.values()] == ["F8_E4M3", "F8_E5M2"]
-    for name, entry in checkpoint.entries.items():
-        assert torch.equal(entry.read(0, entry.spec.numel).view(torch.uint8), state[name].view(torch.uint8))
-
-
-@pytest.mark.parametrize("legacy", LEGACY)
-def test_parameters_and_parameters_with_attributes(tmp_path: Path, legacy: bool) -> None:
-    plain, marked = nn.Parameter(normal(3)), nn.Parameter(normal(2, 2), requires_grad=False)
-    marked.note = "kept by _rebuild_parameter_with_state"  # type: ignore[attr-defined]
-    state = {"plain": plain, "marked": marked}
-    check(read_pickle(save(state, tmp_path / "m.pt", legacy=legacy)), state)
-
-
 class Sub(torch.Tensor):
     pass
 
 
+def every_dtype() -> dict[str, torch.Tensor]:
+    names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
+    state = {name: torch.arange(6).reshape(2, 3).to(getattr(torch, name)) for name in names}
+    for name in ("uint16", "uint32", "uint64", "float8_e4m3fn"):
+        state[name] = torch.arange(6).to(getattr(torch, name))
+    return {**state, "float8_e5m2": torch.arange(6).to(torch.float8_e5m2)[2:5]}
+
+
+def parameters() -> dict[str, torch.Tensor]:
+    marked = nn.Parameter(normal(2, 2), requires_grad=False)
+    marked.note = "kept by _rebuild_parameter_with_state"  # type: ignore[attr-defined]
+    return {"plain": nn.Parameter(normal(3)), "marked": marked}
+
+
+STATES: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {
+    "plain": weights,
+    "ordered, with metadata": lambda: nn.Linear(3, 2).state_dict(),
+    "every dtype": every_dtype,
+    "parameters": parameters,
+    "a subclass": lambda: {"w": normal(3).as_subclass(Sub)},
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
 @pytest.mark.parametrize("legacy", LEGACY)
-def test_tensor_subclass(tmp_path: Path, legacy: bool) -> None:
-    held = normal(3).as_subclass(Sub)
-    checkpoint = read_pickle(save({"w": held}, tmp_path / "m.pt", legacy=legacy))
-    check(checkpoint, {"w": normal(3)})
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_state_dicts_come_back(
+    tmp_path: Path, state: Callable[[], Mapping[str, torch.Tensor]], legacy: bool, protocol: int
+) -> None:
+    expected = state()
+    checkpoint = read_pickle(save(expected, tmp_path / "m.pt", legacy=legacy, protocol=protocol))
+    check(checkpoint, expected)
+    assert checkpoint.aliases == {}
 
 
 @pytest.mark.parametrize("legacy", LEGACY)
@@ -293,20 +290,17 @@ def test_wrapped_state_dicts(tmp_path: Path, wrap: Callable[[Any], Any], legacy:
     ],
 )
 def test_no_guessing(tmp_path: Path, value: object, match: str) -> None:
-    with pytest.raises(CheckpointError, match=match):
-        read_pickle(save(value, tmp_path / "m.pt"))
+    refused(save(value, tmp_path / "m.pt"), match)
 
 
 def test_too_many_wrappers_and_cycles(tmp_path: Path) -> None:
     nested: Any = weights()
     for _ in range(9):
         nested = {"model": nested}
-    with pytest.raises(CheckpointError, match="more than 8 mappings; save them again"):
-        read_pickle(save(nested, tmp_path / "m.pt"))
+    refused(save(nested, tmp_path / "m.pt"), "more than 8 mappings; save them again")
     loop: dict[str, Any] = weights()
     loop["model"] = loop
-    with pytest.raises(CheckpointError, match="more than 8 mappings"):
-        read_pickle(save(loop, tmp_path / "m.pt"))
+    refused(save(loop, tmp_path / "m.pt"), "more than 8 mappings")
 
 
 # --- whole modules
@@ -361,24 +355,24 @@ def test_module_of_exponentially_many_parts(tmp_path: Path, monkeypatch: pytest.
     module: nn.Module = nn.Linear(2, 2)
     for _ in range(40):
         module = nn.Sequential(module, module)
-    with pytest.raises(CheckpointError, match="contains itself, or too many"):
-        read_pickle(save(module, tmp_path / "m.pt"))
+    refused(save(module, tmp_path / "m.pt"), "contains itself, or too many")
 
 
 def test_modules_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"sub-module 'x' is collections.deque, whose weights cannot be read"):
-        read_pickle(forge(tmp_path / "m.pt", hollow(x=__import__("collections").deque())))
-    with pytest.raises(CheckpointError, match="sub-module 'x' is an object of unknown class"):
-        read_pickle(forge(tmp_path / "m.pt", hollow(x=Call(partial(nn.Linear), 3))))
+    refused(
+        forge(tmp_path / "m.pt", hollow(x=__import__("collections").deque())),
+        r"sub-module 'x' is collections.deque, whose weights cannot be read",
+    )
+    refused(
+        forge(tmp_path / "m.pt", hollow(x=Call(partial(nn.Linear), 3))), "sub-module 'x' is an object of unknown class"
+    )
     bad = {"_parameters": {3: tensor()}, "_modules": {}}
     module = Call(copyreg._reconstructor, nn.Module, object, None, state=bad)  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match="a parameter has a name that is not text"):
-        read_pickle(forge(tmp_path / "m.pt", module))
+    refused(forge(tmp_path / "m.pt", module), "a parameter has a name that is not text")
     lazy = nn.Module()
     lazy.register_parameter("w", None)
     lazy._parameters["w"] = np.arange(3)  # type: ignore[assignment]
-    with pytest.raises(CheckpointError, match=r"tensor 'w' is stored as .*_reconstruct"):
-        read_pickle(save(lazy, tmp_path / "m.pt"))
+    refused(save(lazy, tmp_path / "m.pt"), r"tensor 'w' is stored as .*_reconstruct")
 
 
 # --- tensors that are refused, and only when they would be returned
@@ -407,8 +401,7 @@ def test_odd_tensors(tmp_path: Path, name: str, legacy: bool) -> None:
         warnings.simplefilter("ignore")
         path = save({"w": value}, tmp_path / "m.pt", legacy=legacy)
         harmless = save({"state_dict": weights(), "optimizer": {"w": value}}, tmp_path / "n.pt", legacy=legacy)
-    with pytest.raises(CheckpointError, match=rf"tensor 'w' is stored as .*{how}.*convert it .*save it again"):
-        read_pickle(path)
+    refused(path, rf"tensor 'w' is stored as .*{how}.*convert it .*save it again")
     check(read_pickle(harmless), weights())
 
 
@@ -458,8 +451,7 @@ def test_forged_archive_is_otherwise_sound(tmp_path: Path) -> None:
 
 
 def test_odd_names(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="which no framework writes"):
-        read_pickle(save({"a\x1b[2J": normal(2)}, tmp_path / "m.pt"))
+    refused(save({"a\x1b[2J": normal(2)}, tmp_path / "m.pt"), "which no framework writes")
 
 
 # --- hostile pickles
@@ -481,8 +473,7 @@ def test_nothing_is_run(
 ) -> None:
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path = save(nest(Evil(tmp_path / "pwned")), tmp_path / "m.pt", legacy=legacy, protocol=protocol)
-    with pytest.raises(CheckpointError, match=r"asks to run posix.system; this is not how.*do not open it with torch"):
-        read_pickle(path)
+    refused(path, r"asks to run posix.system; this is not how.*do not open it with torch")
     assert not (tmp_path / "pwned").exists()
 
 
@@ -499,20 +490,19 @@ def test_nothing_is_run(
 def test_hostile_globals(tmp_path: Path, path: str) -> None:
     module, _, name = path.partition(".Path")
     module, name = (module, f"Path{name}") if name else tuple(path.rsplit(".", 1))
-    with pytest.raises(CheckpointError, match=rf"m.pt asks to run {path.replace('.', '[.]')}; this is not"):
-        read_pickle(forge(tmp_path / "m.pt", f"c{module}\n{name}\n.".encode()))
+    refused(
+        forge(tmp_path / "m.pt", f"c{module}\n{name}\n.".encode()),
+        rf"m.pt asks to run {path.replace('.', '[.]')}; this is not",
+    )
     for text in (b"(i%b\n%b\n.", b"(c%b\n%b\no.", b"\x80\x04c%b\n%b\n)\x81."):
-        with pytest.raises(CheckpointError, match="asks to run"):
-            read_pickle(forge(tmp_path / "m.pt", text % (module.encode(), name.encode())))
+        refused(forge(tmp_path / "m.pt", text % (module.encode(), name.encode())), "asks to run")
     (tmp_path / "m.pt").write_bytes(f"c{module}\n{name}\n(tR.".encode())
-    with pytest.raises(CheckpointError, match="asks to run"):
-        read_pickle(tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "asks to run")
 
 
 def test_dotted_names_reach_no_module(tmp_path: Path) -> None:
     data = b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93."
-    with pytest.raises(CheckpointError, match=r"asks to run torch.os.system"):
-        read_pickle(forge(tmp_path / "m.pt", data))
+    refused(forge(tmp_path / "m.pt", data), r"asks to run torch.os.system")
 
 
 def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
@@ -521,8 +511,7 @@ def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
     trap = b"ctrap_of_ours\nTrap\n"
     calls = trap + b"(tR" + trap + b")\x81" + trap + b")}\x92" + b"(" + trap + b"o" + b"(itrap_of_ours\nTrap\n"
     data = b"\x80\x04](" + calls + trap + b")\x81}b" + trap + b")\x81Na" + trap + b")\x81(K\x01K\x02u" + b"e."
-    with pytest.raises(CheckpointError, match="a list with no tensors"):
-        read_pickle(forge(tmp_path / "m.pt", data))
+    refused(forge(tmp_path / "m.pt", data), "a list with no tensors")
     assert "trap_of_ours" not in sys.modules
 
 
@@ -563,36 +552,34 @@ def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
     ],
 )
 def test_broken_pickles(tmp_path: Path, data: bytes, match: str) -> None:
-    with pytest.raises(CheckpointError, match=match):
-        read_pickle(forge(tmp_path / "m.pt", data))
+    refused(forge(tmp_path / "m.pt", data), match)
     (tmp_path / "m.pt").write_bytes(dumps(MAGIC) + dumps(PROTOCOL) + dumps(INFO) + data + dumps([]))
-    with pytest.raises(CheckpointError, match=match if "ValueError" not in match else None):
-        read_pickle(tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", match if "ValueError" not in match else None)
 
 
 def test_bombs_of_copies_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpickler, "_MOST_STEPS", 100_000)
     many = b"\x80\x02ccollections\nOrderedDict\nq\x00](" + b"NN\x86" * 20_000 + b"eq\x01"
-    with pytest.raises(CheckpointError, match=r"more than 100,000 steps.*save the state dict alone"):
-        read_pickle(forge(tmp_path / "m.pt", many + b"h\x00h\x01\x85R" * 5_000 + b"."))
-    with pytest.raises(CheckpointError, match="more than 100,000 steps"):
-        read_pickle(forge(tmp_path / "m.pt", many + b"(h\x00h\x01o" * 5_000 + b"."))
-    with pytest.raises(CheckpointError, match="more than 100,000 steps"):
-        read_pickle(forge(tmp_path / "m.pt", b"\x80\x02" + b"]" * 200_000 + b"."))
+    refused(
+        forge(tmp_path / "m.pt", many + b"h\x00h\x01\x85R" * 5_000 + b"."),
+        r"more than 100,000 steps.*save the state dict alone",
+    )
+    refused(forge(tmp_path / "m.pt", many + b"(h\x00h\x01o" * 5_000 + b"."), "more than 100,000 steps")
+    refused(forge(tmp_path / "m.pt", b"\x80\x02" + b"]" * 200_000 + b"."), "more than 100,000 steps")
 
 
 def test_long_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "MOST_BYTES", 1 << 20)
     monkeypatch.setattr(unpickler, "MOST_BYTES", 1 << 20)
     note = {"note": b"x" * (1 << 20), **{name: tensor() for name in "ab"}}
-    with pytest.raises(CheckpointError, match=r"has a data.pkl of 1 MiB, at most 1 are read; save the state dict"):
-        read_pickle(forge(tmp_path / "m.pt", note))
-    with pytest.raises(CheckpointError, match="steps or 1 MiB; weights need a fraction"):
-        read_pickle(forge_stream(tmp_path / "m.pt", MAGIC, PROTOCOL, INFO, ["x" * 600_000, "y" * 600_000]))
+    refused(forge(tmp_path / "m.pt", note), r"has a data.pkl of 1 MiB, at most 1 are read; save the state dict")
+    refused(
+        forge_stream(tmp_path / "m.pt", MAGIC, PROTOCOL, INFO, ["x" * 600_000, "y" * 600_000]),
+        "steps or 1 MiB; weights need a fraction",
+    )
     long = dumps(MAGIC) + dumps(PROTOCOL) + dumps(INFO) + b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40)
     (tmp_path / "m.pt").write_bytes(long)
-    with pytest.raises(CheckpointError, match="a length of 1099511627776 bytes in the header is absurd"):
-        read_pickle(tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "a length of 1099511627776 bytes in the header is absurd")
 
 
 # --- containers
@@ -604,8 +591,7 @@ def test_local_header_must_agree(tmp_path: Path, at: int, value: int) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(b"archive/data/0") - 30 + at] = value
     path.write_bytes(data)
-    with pytest.raises(CheckpointError, match="member archive/data/0 is not where the directory says"):
-        read_pickle(path)
+    refused(path, "member archive/data/0 is not where the directory says")
 
 
 def test_local_header_with_another_extra_field(tmp_path: Path) -> None:
@@ -619,8 +605,7 @@ def test_local_header_with_another_extra_field(tmp_path: Path) -> None:
 def test_a_directory_of_absurd_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickles, "_MOST_DIRECTORY", 1_000)
     path = forge(tmp_path / "m.pt", {}, extra={f"archive/{i}": b"" for i in range(100)})
-    with pytest.raises(CheckpointError, match=r"damaged, or was not written by torch.save"):
-        read_pickle(path)
+    refused(path, r"damaged, or was not written by torch.save")
 
 
 def two_of_one_name(path: Path) -> None:
@@ -684,8 +669,7 @@ def test_files_that_are_no_weights(tmp_path: Path, content: Callable[[Path], obj
         path.write_bytes(content)
     else:
         content(path)
-    with pytest.raises(CheckpointError, match=match):
-        read_pickle(path)
+    refused(path, match)
 
 
 def test_older_stream_by_hand(tmp_path: Path) -> None:
@@ -703,11 +687,12 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
         ((MAGIC, PROTOCOL, INFO, state, 3), "the list of storages does not fit the tensors"),
         ((MAGIC, PROTOCOL, INFO, state, []), "lies in storage '0', which the file does not have"),
     ]:
-        with pytest.raises(CheckpointError, match=match):
-            read_pickle(forge_stream(path, *parts, tail=tail))
+        refused(forge_stream(path, *parts, tail=tail), match)
     for bad in (tail[:-1], struct.pack("<q", -1), struct.pack("<q", 1 << 60)):
-        with pytest.raises(CheckpointError, match=r"was cut short: storage '0' at byte .*; fetch it again"):
-            read_pickle(forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=bad))
+        refused(
+            forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=bad),
+            r"was cut short: storage '0' at byte .*; fetch it again",
+        )
 
 
 # --- damage of every kind
@@ -719,7 +704,6 @@ def test_cut_anywhere(tmp_path: Path, legacy: bool) -> None:
     path = tmp_path / "cut.pt"
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match=r"cut.pt"):
-            read_pickle(path)
+        refused(path, r"cut.pt")
     path.write_bytes(whole)
     check(read_pickle(path), weights())

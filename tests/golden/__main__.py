@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.golden.compare import compare_exactly, summary
-from tests.golden.session import Outcome, play
-from tests.golden.values import differences, write_values
+from tests.golden.driver import start
+from tests.golden.outcomes import Outcome, differences, play, write_values
 from tests.golden.world import make_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,13 +24,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write tests/golden/values.json from what is there now")
     parser.add_argument("--against", metavar="COMMIT", help="run both on this machine and compare whole tensors")
-    parser.add_argument("--keep", type=Path, help="leave worlds and outputs in this new folder")
     options = parser.parse_args()
-    with _place(options.keep) as place:
-        new = _play(ROOT / "src", place / "new", old=False)
+    with tempfile.TemporaryDirectory(prefix="golden-") as name:
+        place = Path(name)
+        new = _play(ROOT / "src", place / "new")
         if options.against is not None:
-            with _worktree(options.against, place / "source") as source:
-                old = _play(source / "src", place / "old", old=True)
+            old = _play(_source(options.against, place / "source"), place / "old")
             return _report(_against(old, new), f"{options.against} and the working tree")
         if options.write:
             complaints = {name: list(outcome.complaints) for name, outcome in new.items() if outcome.complaints}
@@ -39,13 +39,12 @@ def main() -> int:
         return _report(differences(new), "committed values and the working tree")
 
 
-def _play(source: Path, place: Path, *, old: bool) -> dict[str, Outcome]:
+def _play(source: Path, place: Path) -> dict[str, Outcome]:
     place.mkdir(parents=True)
     make_world(place / "world")
-    outcomes = play(source, place, old=old, say=lambda text: print(text, file=sys.stderr))
-    seconds = sum(outcome.result.seconds for outcome in outcomes.values())
-    print(f"{len(outcomes)} commands of {source} took {seconds:.0f} CPU s", file=sys.stderr)
-    return outcomes
+    old = not (source / "orthomerge" / "api").is_dir()  # commit 719347c and those before it
+    with start(source, place) as driver:
+        return play(driver, old=old)
 
 
 def _against(old: Mapping[str, Outcome], new: Mapping[str, Outcome]) -> dict[str, list[str]]:
@@ -81,28 +80,12 @@ def _report(changes: Mapping[str, list[str]], what: str) -> int:
     return 1
 
 
-@contextmanager
-def _place(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        keep.mkdir(parents=True)
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="golden-") as name:
-        yield Path(name)
-
-
-@contextmanager
-def _worktree(commit: str, folder: Path) -> Iterator[Path]:
-    """The source of a commit, taken away afterwards."""
-    _git("worktree", "add", "--detach", str(folder), commit)
-    try:
-        yield folder
-    finally:
-        _git("worktree", "remove", "--force", str(folder))
-
-
-def _git(*words: str) -> None:
-    subprocess.run(["git", "-C", str(ROOT), *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+def _source(commit: str, folder: Path) -> Path:
+    """The source of a commit, below a new folder."""
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit, "src"], check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return folder / "src"
 
 
 if __name__ == "__main__":

@@ -40,46 +40,50 @@ def compare_prints(
     """
     differences = _names(expected, values)
     for name in expected.keys() & values.keys():
-        if noise is not None and re.search(noise, name):
-            continue
-        wanted, got = expected[name], fingerprint(values[name])
-        if isinstance(wanted, list) and isinstance(got, list) and wanted[:2] == got[:2]:
-            number = math.prod(wanted[1])
-            largest = max(abs(wanted[2]), abs(got[2]))
-            scales = [1.0, math.sqrt(number), math.sqrt(number), *[1.0] * (len(wanted) - 5)]
-            off = [abs(a - b) / scale for a, b, scale in zip(wanted[2:], got[2:], scales, strict=True)]
-            worst = max(off) / largest if largest > 0 else 0.0
-            if not worst <= tolerance:
-                differences.append((name, f"off by {worst:.1e} of the largest entry"))
-        elif isinstance(wanted, float) and isinstance(got, float):
-            if not abs(wanted - got) <= tolerance * max(abs(wanted), abs(got), 1.0):
-                differences.append((name, f"{got!r} instead of {wanted!r}"))
-        elif wanted != got:
-            differences.append((name, f"{got!r:.200} instead of {wanted!r:.200}"))
+        if noise is None or not re.search(noise, name):
+            told = _other_print(expected[name], fingerprint(values[name]), tolerance)
+            differences += [(name, told)] if told else []
     return sorted(differences)
+
+
+def _other_print(wanted: Print, got: Print, tolerance: float) -> str | None:
+    if not isinstance(wanted, list) or not isinstance(got, list) or wanted[:2] != got[:2]:
+        return _other_value(wanted, got, tolerance)
+    number = math.prod(wanted[1])
+    scales = [1.0, math.sqrt(number), math.sqrt(number), *[1.0] * (len(wanted) - 5)]
+    off = [abs(a - b) / scale for a, b, scale in zip(wanted[2:], got[2:], scales, strict=True)]
+    largest = max(abs(wanted[2]), abs(got[2]))
+    worst = max(off) / largest if largest > 0 else 0.0
+    return None if worst <= tolerance else f"off by {worst:.1e} of the largest entry"
 
 
 def compare_exactly(old: Mapping[str, Value], new: Mapping[str, Value], tolerance: float) -> list[tuple[str, str]]:
     """The same for whole tensors; a tolerance of 0 asks for the same bytes."""
     differences = _names(old, new)
     for name in old.keys() & new.keys():
-        one, other = old[name], new[name]
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            if (one.dtype, one.shape) != (other.dtype, other.shape):
-                told = f"{_dtype(other)} {list(other.shape)} instead of {_dtype(one)} {list(one.shape)}"
-                differences.append((name, told))
-            elif not _same_bytes(one, other):
-                a, b = one.to(torch.float64), other.to(torch.float64)
-                largest = max(float(a.abs().max()), float(b.abs().max()), 1e-300)
-                worst = float((a - b).abs().max()) / largest
-                if tolerance == 0 or not worst <= tolerance:
-                    differences.append((name, f"off by {worst:.1e} of the largest entry"))
-        elif isinstance(one, float) and isinstance(other, float):
-            if not abs(one - other) <= tolerance * max(abs(one), abs(other), 1.0):
-                differences.append((name, f"{other!r} instead of {one!r}"))
-        elif type(one) is not type(other) or one != other:
-            differences.append((name, f"{other!r:.200} instead of {one!r:.200}"))
+        told = _other_tensor(old[name], new[name], tolerance)
+        differences += [(name, told)] if told else []
     return sorted(differences)
+
+
+def _other_tensor(one: Value, other: Value, tolerance: float) -> str | None:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return _other_value(one, other, tolerance)
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return f"{_dtype(other)} {list(other.shape)} instead of {_dtype(one)} {list(one.shape)}"
+    if _same_bytes(one, other):
+        return None
+    a, b = one.to(torch.float64), other.to(torch.float64)
+    worst = float((a - b).abs().max()) / max(float(a.abs().max()), float(b.abs().max()), 1e-300)
+    return None if tolerance > 0 and worst <= tolerance else f"off by {worst:.1e} of the largest entry"
+
+
+def _other_value(one: object, other: object, tolerance: float) -> str | None:
+    if isinstance(one, float) and isinstance(other, float):
+        same = abs(one - other) <= tolerance * max(abs(one), abs(other), 1.0)
+    else:
+        same = type(one) is type(other) and bool(one == other)
+    return None if same else f"{other!r:.200} instead of {one!r:.200}"
 
 
 def _names(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -24,7 +24,6 @@ class Result:
     exit: int
     output: str
     errors: str
-    seconds: float
 
     @property
     def text(self) -> str:
@@ -41,12 +40,11 @@ class Driver:
 
     def run(self, argv: Sequence[str]) -> Result:
         """Run `orthomerge ARGV` and wait for it."""
-        into, answers = self.process.stdin, self.process.stdout
-        if into is None or answers is None:
-            raise RuntimeError("the child has no pipes")
-        into.write(json.dumps(list(argv)) + "\n")
-        into.flush()
-        line = answers.readline()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(list(argv)) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
         if not line:
             raise RuntimeError(f"the child ended ({self.process.wait()}) in: orthomerge {' '.join(argv)}")
         return Result(**json.loads(line))
@@ -63,18 +61,13 @@ def start(source: Path, place: Path) -> Iterator[Driver]:
     with subprocess.Popen(
         child, cwd=place, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        try:
-            yield Driver(process, place)
-        finally:
-            if process.stdin is not None:
-                process.stdin.close()
+        yield Driver(process, place)
 
 
 def _serve(questions: IO[str], answers: IO[str]) -> None:
     """In the child: one command per line."""
     import runpy
     import signal
-    import time
 
     def leave(code: int = 0) -> None:
         raise SystemExit(code)
@@ -84,7 +77,6 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
     for line in questions:
         sys.argv = ["orthomerge", *json.loads(line)]
         output, errors, code = io.StringIO(), io.StringIO(), 0
-        begin = time.process_time()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
                 runpy.run_module("orthomerge", run_name="__main__")
@@ -97,12 +89,8 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
                 errors.write(traceback.format_exc())
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        result = {
-            "exit": code, "output": output.getvalue(), "errors": errors.getvalue(),
-            "seconds": time.process_time() - begin,
-        }  # fmt: skip
-        answers.write(json.dumps(result) + "\n")
-        answers.flush()
+        result = {"exit": code, "output": output.getvalue(), "errors": errors.getvalue()}
+        print(json.dumps(result), file=answers, flush=True)
 
 
 if __name__ == "__main__":

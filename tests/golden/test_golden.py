@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,15 @@ import torch
 from safetensors.torch import save_file
 from tests.golden.commands import COMMANDS
 from tests.golden.compare import compare_exactly, compare_prints, fingerprint
+from tests.golden.driver import Driver
 from tests.golden.observe import Value, read_output
-from tests.golden.session import play
-from tests.golden.values import differences
+from tests.golden.outcomes import differences, play
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = torch.arange(12, dtype=torch.float32).reshape(3, 4) / 8
 
 
-def test_golden_values(lay_world: Callable[[Path], Path], tmp_path: Path) -> None:
-    changes = differences(play(ROOT / "src", lay_world(tmp_path)))
+def test_golden_values(child: Driver) -> None:
+    changes = differences(play(child))
     lines = [f"{name}: {line}" for name, what in changes.items() for line in what]
     assert not lines, "\n".join([*lines, "see what changed: python -m tests.golden --against COMMIT"])
 

@@ -182,23 +182,14 @@ def _head(classes: int, seed: int) -> Tensors:
 
 
 def _bert_shapes() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (VOCABULARY, WIDTH),
-        "embeddings.position_embeddings.weight": (24, WIDTH),
-        "embeddings.token_type_embeddings.weight": (2, WIDTH),
-        **_norm("embeddings.LayerNorm"),
-    }
-    for layer in range(LAYERS):
-        at = f"encoder.layer.{layer}"
-        for part in ("query", "key", "value"):
-            shapes |= _linear(f"{at}.attention.self.{part}", WIDTH, WIDTH)
-        shapes |= _linear(f"{at}.attention.output.dense", WIDTH, WIDTH) | _norm(f"{at}.attention.output.LayerNorm")
-        shapes |= _linear(f"{at}.intermediate.dense", WIDE, WIDTH) | _linear(f"{at}.output.dense", WIDTH, WIDE)
-        shapes |= _norm(f"{at}.output.LayerNorm")
-    return shapes | _linear("pooler.dense", WIDTH, WIDTH)
+    import transformers
+
+    model = transformers.BertModel(transformers.BertConfig(**BERT))
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
 def _vit_shapes() -> dict[str, tuple[int, ...]]:
+    """Shapes by the names on disk, which are not those in memory."""
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.cls_token": (1, 1, WIDTH),
         "embeddings.position_embeddings": (1, 5, WIDTH),

@@ -1,7 +1,7 @@
 """Datasets of Hugging Face's `datasets`: of the hub, as `org/name[:config][@revision]`, or saved to disk.
 
-Splits that are not called train, val(idation) or test are no part of a task. A split whose labels are all -1, as the
-hub marks labels that are not public, has none. Pictures are decoded here when they are used, not by `datasets`.
+Splits with names other than train, val(idation) and test are ignored. A split whose labels are all -1, as the hub
+marks labels that are not public, is unlabelled. Pictures are decoded here, when they are used, not by `datasets`.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some, summary
 from orthomerge.data.images import decode
-from orthomerge.data.raw import Key, Problems, Raw, by_split
+from orthomerge.data.raw import Key, Raw, by_split
 from orthomerge.data.rows import Rows
-from orthomerge.data.tables import Columns, Parts, add_rows, close
-from orthomerge.data.task import Lazy, Split
+from orthomerge.data.tables import Columns, add_rows
+from orthomerge.data.task import Lazy
 from orthomerge.files.hub import is_hub_id
 
 _UNKNOWN = -1
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder was written by `save_to_disk`."""
+    """Return whether a folder was written by `save_to_disk`."""
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
 def is_dataset_id(text: str) -> bool:
-    """Whether a text has the form `org/name[:config][@revision]`."""
+    """Return whether a text has the form `org/name[:config][@revision]`."""
     name, config, revision = _parsed(text)
     return is_hub_id(f"{name}@{revision}" if revision else name) and (config is None or bool(config))
 
 
 def read_saved(folder: Path, columns: Columns) -> Raw:
-    """What `save_to_disk` wrote."""
+    """Read what `save_to_disk` wrote."""
     library = _library(str(folder))
     data = _loaded(library.load_from_disk, str(folder), f"{folder}")
     return _raw(library, data, str(folder), columns)
 
 
 def read_hub(reference: str, columns: Columns) -> Raw:
-    """A dataset of the hub, or of the cache if that is all there is."""
+    """Read a dataset of the hub, or of the cache if the hub cannot be reached."""
     library = _library(f"{reference!r}, which is no path that exists and must be a hub id,")
     name, config, revision = _parsed(reference)
     advice = "it is no path that exists: check the spelling, the network and, if it is gated, `hf auth login`"
@@ -62,18 +62,15 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
     splits = by_split(map(str, datasets), where)
     if not splits:
         raise CheckpointError(f"{where} has no split called train, val or test, got {some(datasets)}")
-    raw, parts = Raw(where, "text"), Parts()
-    pictures: dict[Split, Lazy] = {}
+    raw = Raw(where, "text")
     for split, word in splits.items():
-        dataset, problems = datasets[word].with_format(None), Problems(f"{where} ({split})")
+        dataset, place = datasets[word].with_format(None), f"{where} ({split})"
         columns = _with_pictures(columns, dataset.features, library)
-        columns.check(problems.where, tuple(dataset.features))
+        columns.check(place, tuple(dataset.features))
         labels = list(dataset[columns.label])
         hidden = split != "train" and all(label == _UNKNOWN for label in labels)
-        if isinstance(dataset.features[columns.text], library.Image):
-            raw.modality = "image"
-            pictures[split] = _pictures(library, dataset, columns.text, str(problems.where))
-        inputs = map(str, range(len(labels))) if split in pictures else dataset[columns.text]
+        has_pictures = isinstance(dataset.features[columns.text], library.Image)
+        inputs = map(str, range(len(labels))) if has_pictures else dataset[columns.text]
         rows = (
             (f"row {number}", {columns.text: text, columns.label: label})
             for number, (text, label) in enumerate(zip(inputs, labels, strict=True), 1)
@@ -83,23 +80,16 @@ def _raw(library: Any, data: Any, where: str, columns: Columns) -> Raw:
         if isinstance(feature, library.ClassLabel):
             names.update(enumerate(feature.names or ()))
         present = (columns.text,) if hidden else (columns.text, columns.label)
-        add_rows(
-            raw,
-            parts,
-            Rows(present, rows, names),
-            problems,
-            replace(columns, labelled=not hidden, split=None),
-            fixed=split,
-            usual=split,
-        )
-    close(raw, parts)
-    for split, inputs in pictures.items():
-        raw.parts[split] = replace(raw.parts[split], inputs=inputs)
+        read = replace(columns, labelled=not hidden, split=None)
+        add_rows(raw, Rows(present, rows, names), read, where=place, fixed=split, usual=split)
+        if has_pictures:
+            raw.modality = "image"
+            raw.parts[split] = replace(raw.parts[split], inputs=_pictures(library, dataset, columns.text, place))
     return raw
 
 
 def _with_pictures(columns: Columns, features: Mapping[str, Any], library: Any) -> Columns:
-    """The columns, with the only column of pictures as inputs where there is no column of texts."""
+    """Return the columns, with the only column of pictures as inputs if there is no column of texts."""
     pictures = [name for name, feature in features.items() if isinstance(feature, library.Image)]
     return replace(columns, text=pictures[0]) if columns.text not in features and len(pictures) == 1 else columns
 

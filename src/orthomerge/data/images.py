@@ -1,8 +1,8 @@
 """Pictures: one by one, in folders by class (split/class/*.png or class/*.png), and as arrays in one .npz.
 
-A picture is a uint8 array [H, W] or [H, W, 3], turned as its camera says (EXIF), as `datasets` does; transparency is
-dropped. Those in folders are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val,
-y_val], label_names; pickles inside are refused. What a file may unpack to is limited.
+A picture is a uint8 array [H, W] or [H, W, 3], turned as its camera says (EXIF); transparency is dropped. Pictures in
+folders are decoded when they are used. An .npz holds x_train, y_train, x_test, y_test [, x_val, y_val], label_names;
+pickles inside are refused. What a file may unpack to is limited.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def decode(source: Path | bytes, *, where: str) -> Pixels:
-    """The pixels of a picture; `where` names it in messages."""
+    """Return the pixels of a picture; `where` names it in messages."""
     from PIL import Image, ImageOps
 
     try:
         # From memory: a length in a file makes Pillow ask for so many bytes at once, four gigabytes if need be.
         data = source if isinstance(source, bytes) else _bytes(source)
         with Image.open(BytesIO(data), formats=_FORMATS) as picture:
-            _check_pixels(picture, where)
+            _check_size(picture.size, where)
             return pixels(ImageOps.exif_transpose(picture), where)
     except CheckpointError:
         raise
@@ -55,16 +55,15 @@ def decode(source: Path | bytes, *, where: str) -> Pixels:
         raise CheckpointError(f"{where} cannot be decoded ({error}); it is damaged, or no picture") from error
 
 
-def _check_pixels(picture: Image, where: str) -> None:
-    width, height = picture.size
+def _check_size(size: tuple[int, int], where: str) -> None:
+    width, height = size
     if width * height > _MOST_PIXELS:
-        raise CheckpointError(
-            f"{where} is {width} x {height}; more than {_MOST_PIXELS} pixels is refused: make it smaller"
-        )
+        limit = f"more than {_MOST_PIXELS} pixels is refused: make it smaller"
+        raise CheckpointError(f"{where} is {width} x {height}; {limit}")
 
 
 def pixels(picture: Image, where: str) -> Pixels:
-    """The pixels of an opened picture; `where` names it in messages."""
+    """Return the pixels of an opened picture; `where` names it in messages."""
     if picture.mode.startswith("I;16"):
         return (np.asarray(picture) >> 8).astype(np.uint8)
     if picture.mode in ("I", "F"):
@@ -80,7 +79,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def read_folder(folder: Path) -> Raw:
-    """A folder of pictures; the names of its folders are the classes. Files beside the folders are ignored."""
+    """Read a folder of pictures, whose folders are the classes; files beside the folders are ignored."""
     names = [path.name for path in _folders(folder)]
     splits: dict[Split, Path] = {"train": folder}
     if all(map(split_named, names)):
@@ -98,7 +97,7 @@ def read_folder(folder: Path) -> Raw:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """Entries of a folder in order, without hidden files and files that file managers add."""
+    """List a folder in order, without hidden files and those that file managers add."""
     names = sorted(path.name for path in folder.iterdir())
     return [folder / name for name in names if not name.startswith(".") and name.casefold() not in _LITTER]
 
@@ -111,18 +110,16 @@ def _pictures(folder: Path) -> list[Path]:
     entries = _entries(folder)
     odd = [path.name for path in entries if path.is_dir() or path.suffix.casefold() not in _SUFFIXES]
     if odd:
-        raise CheckpointError(
-            f"{folder} must hold the pictures of one class, got {some(odd)}; splits are called train, val and test, "
-            "and hold a folder for every class"
-        )
+        what = f"must hold the pictures of one class, got {some(odd)}"
+        raise CheckpointError(f"{folder} {what}; splits are called train, val and test, and hold a folder per class")
     return entries
 
 
 def read_arrays(path: Path) -> Raw:
-    """An .npz file: images uint8 [N, H, W] or [N, H, W, 3], labels as ids [N]."""
+    """Read an .npz file: images uint8 [N, H, W] or [N, H, W, 3], labels as ids [N]."""
     try:
         with zipfile.ZipFile(path) as packed:
-            _check_size(path, sum(entry.file_size for entry in packed.infolist()))
+            _check_room(path, sum(entry.file_size for entry in packed.infolist()))
         with np.load(path, allow_pickle=False) as archive:
             return _read(path, archive.files, archive.__getitem__)
     except CheckpointError:
@@ -131,17 +128,15 @@ def read_arrays(path: Path) -> Raw:
         raise CheckpointError(f"{path} cannot be read as .npz ({error}); it is damaged, or holds pickles") from error
 
 
-def _check_size(path: Path, size: int) -> None:
+def _check_room(path: Path, size: int) -> None:
     """Refuse what does not fit into the memory that is free, where the system says how much that is."""
     most = _MOST_ARRAYS
     with suppress(OSError, ValueError, IndexError):
         free = re.findall(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)[0]
         most = min(most, 1024 * int(free))
     if size > most:
-        raise CheckpointError(
-            f"{path} unpacks to {size} bytes, but at most {most} are read on this machine; give a smaller file, or "
-            "pictures in folders"
-        )
+        what = f"unpacks to {size} bytes, but at most {most} are read on this machine"
+        raise CheckpointError(f"{path} {what}; give a smaller file, or pictures in folders")
 
 
 def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
@@ -162,7 +157,7 @@ def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
             raise CheckpointError(f"{path}: the {split} split needs x_{split} and y_{split}, but {lacking} is missing")
         images = _images(path, f"x_{inputs[split]}", load(f"x_{inputs[split]}"))
         name = f"y_{labels.get(split)}"
-        keys = _keys(path, name, load(name), len(images)) if split in labels else None
+        keys = _keys(path, name, load(name), len(images)) if split in labels else []
         raw.add(split, images, keys, (f"{path}: {name}[{number}]" for number in count()))
     if not raw.parts:
         raise CheckpointError(f"{path} must hold x_train, y_train, x_test and y_test, got {', '.join(files)}")
@@ -172,9 +167,8 @@ def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
 def _images(path: Path, name: str, values: Array) -> list[Array]:
     grey = values.ndim == 4 and values.shape[3] == 1
     if values.dtype != np.uint8 or not (values.ndim == 3 or (values.ndim == 4 and (grey or values.shape[3] == 3))):
-        raise CheckpointError(
-            f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], got {values.dtype} {list(values.shape)}"
-        )
+        got = f"{values.dtype} {list(values.shape)}"
+        raise CheckpointError(f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], got {got}")
     if not len(values):
         raise CheckpointError(f"{path}: {name} is empty; give at least one image")
     return list(values[..., 0] if grey else values)
@@ -182,8 +176,7 @@ def _images(path: Path, name: str, values: Array) -> list[Array]:
 
 def _keys(path: Path, name: str, values: Array, count: int) -> list[Key]:
     if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) != count:
-        raise CheckpointError(
-            f"{path}: {name} must hold {count} whole numbers, got {values.dtype} {list(values.shape)}"
-        )
+        got = f"{values.dtype} {list(values.shape)}"
+        raise CheckpointError(f"{path}: {name} must hold {count} whole numbers, got {got}")
     keys: list[Key] = values.tolist()
     return keys

@@ -17,17 +17,15 @@ _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
 
 def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
-    """The task with its labels in an expert's order (`id2label`), matched by name.
+    """Return the task with its labels in an expert's order (`id2label`), matched by name.
 
-    Case, spaces and underscores do not count where names stay distinct without them. An expert that never named its
-    labels (`LABEL_0`, `LABEL_1`, ...) says nothing about their order: the task's own is kept, if the counts agree.
+    Case, spaces and underscores are ignored if names stay distinct without them. If the expert's labels have no names
+    (`LABEL_0`, `LABEL_1`, ...), the task's own order is kept, if the counts agree.
     """
     if labels == tuple(f"LABEL_{place}" for place in range(len(labels))):
         if len(labels) != len(task.labels):
-            raise IncompatibleError(
-                f"the expert of task {task.name!r} has {len(labels)} labels without names, but the task has "
-                f"{len(task.labels)}: {some(task.labels)}"
-            )
+            what = f"has {len(labels)} labels without names, but the task has {len(task.labels)}"
+            raise IncompatibleError(f"the expert of task {task.name!r} {what}: {some(task.labels)}")
         return task
     places = _places(task.labels, labels)
     lacking = sorted(name for place, name in enumerate(labels) if place not in places)
@@ -35,10 +33,9 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
     if lacking or unknown:
         differences = [f"only the task has {some(unknown)}"] * bool(unknown)
         differences += [f"only the expert has {some(lacking)}"] * bool(lacking)
-        raise IncompatibleError(
-            f"the labels of task {task.name!r} are not those of its expert: {'; '.join(differences)}; "
-            "give the task the expert's names with `labels`, in the order of the task's ids"
-        )
+        hint = "give the task the expert's names with `labels`, in the order of the task's ids"
+        what = "; ".join(differences)
+        raise IncompatibleError(f"the labels of task {task.name!r} are not those of its expert: {what}; {hint}")
     order = np.array(places, dtype=np.int64)
 
     def renumbered(examples: Examples) -> Examples:
@@ -48,12 +45,12 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
 
 
 def resolve(raw: Raw, wanted: tuple[str, ...] | None) -> tuple[tuple[str, ...], dict[Key, int]]:
-    """The labels of a source in order, and the place of each as the source writes it.
+    """Return the labels of a source in order, and the place of each as the source writes it.
 
-    In the order of the ids; of the names where there are no ids. A column of whole numbers is ids, written as text or
-    not. With `wanted`, in that order: by name, or as positions where the source has ids only.
+    Labels are in the order of the ids, or of the names if there are no ids; whole numbers are ids, also as text. With
+    `wanted`, they are in that order: matched by name, or as positions where the source has ids only.
     """
-    keys = _in_order({*raw.names, *(key for part in raw.parts.values() for key in part.keys or ())}, raw)
+    keys = _in_order({*raw.names, *(key for part in raw.parts.values() for key in part.labels or ())}, raw)
     by_name: dict[str, Key] = {}
     for key in keys:
         name = raw.names.get(key, str(key))
@@ -81,11 +78,9 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
                 raise CheckpointError(f"{raw.where} writes label {int(one)} both as a number and as text")
         return ordered
     if len(texts) < len(keys):
-        number = next(key for key in keys if not isinstance(key, str))
-        raise CheckpointError(
-            f"{raw.where} must have either ids or names as labels, got {min(texts)!r} ({raw.place(min(texts))}) "
-            f"and {number!r} ({raw.place(number)})"
-        )
+        text, number = min(texts), next(key for key in keys if not isinstance(key, str))
+        got = f"{text!r} ({raw.place(text)}) and {number!r} ({raw.place(number)})"
+        raise CheckpointError(f"{raw.where} must have either ids or names as labels, got {got}")
     return sorted(keys, key=str)
 
 
@@ -99,9 +94,8 @@ def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> di
         return positions
     unknown = [name for name, key in by_name.items() if key not in matched]
     odd = next((name for name in unknown if by_name[name] not in positions), unknown[0])
-    raise CheckpointError(
-        f"{raw.place(by_name[odd])}: label {odd!r} is not one of the {len(wanted)} labels; {nearest(odd, wanted)}"
-    )
+    what = f"label {odd!r} is not one of the {len(wanted)} labels"
+    raise CheckpointError(f"{raw.place(by_name[odd])}: {what}; {nearest(odd, wanted)}")
 
 
 def _check_gaps(raw: Raw, keys: list[Key]) -> None:
@@ -113,14 +107,13 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
         raise CheckpointError(f"{raw.place(keys[0])}: label {numbers[0]} is negative; ids must run from 0 or from 1")
     missing = next((place for place, number in enumerate(numbers, int(numbers[0] == 1)) if place != number), None)
     if missing is not None:
-        raise CheckpointError(
-            f"{raw.where} has labels from {numbers[0]} to {numbers[-1]} but none that is {missing}; a class without "
-            "examples must be named: give all names with `labels`, in the order of the ids"
-        )
+        what = f"has labels from {numbers[0]} to {numbers[-1]} but none that is {missing}"
+        hint = "a class without examples must be named: give all names with `labels`, in the order of the ids"
+        raise CheckpointError(f"{raw.where} {what}; {hint}")
 
 
 def _places(names: Sequence[str], among: Sequence[str]) -> list[int | None]:
-    """Place of each name among others: exact matches, else ignoring case, spaces and underscores if unambiguous."""
+    """Find the place of each name among others: exactly, else without case, spaces and underscores if unambiguous."""
     exact = {name: place for place, name in enumerate(among)}
     if not all(name in exact for name in names):
         loose = {_loosely(name): place for place, name in enumerate(among)}

@@ -21,14 +21,14 @@ _WAY_OUT = "correct them, or take them out (empty texts are kept with `keep_empt
 
 
 def split_named(word: str) -> Split | None:
-    """The split that a word stands for (`dev` and `validation` are val), or None."""
+    """Return the split that a word stands for (`dev` and `validation` are val), or None."""
     return _SPLITS.get(word.strip().casefold())
 
 
 def by_split(
     words: Iterable[str], where: object, *, error: type[OrthomergeError] = CheckpointError
 ) -> dict[Split, str]:
-    """The word that stands for each split; other words are left out, two for one split are refused."""
+    """Return the word that stands for each split; other words are left out, two for one split are refused."""
     splits: dict[Split, str] = {}
     for word in words:
         split = split_named(word)
@@ -41,10 +41,15 @@ def by_split(
 
 @dataclass(frozen=True)
 class Part:
-    """One split; `keys` is None where it has no labels."""
+    """Inputs and labels of one split."""
 
-    inputs: Sequence[Any]
-    keys: Sequence[Key] | None
+    inputs: Any  # a sequence; a list while rows are added
+    keys: list[Key]
+
+    @property
+    def labels(self) -> list[Key] | None:
+        """The labels; None if any input lacks one."""
+        return self.keys if len(self.keys) == len(self.inputs) else None
 
 
 @dataclass
@@ -58,18 +63,14 @@ class Raw:
     first: dict[Key, str] = field(default_factory=dict)
 
     def place(self, key: Key) -> str:
-        """Where a label occurs first."""
+        """Return where a label occurs first."""
         return self.first.get(key, self.where)
 
-    def add(self, split: Split, inputs: Sequence[Any], keys: Sequence[Key] | None, places: Iterable[str]) -> None:
-        """Add a split; `places` says where the label of each input is written."""
+    def add(self, split: Split, inputs: Sequence[Any], keys: list[Key], places: Iterable[str]) -> None:
+        """Add a split; `places`: where the label of each input is written."""
         self.parts[split] = Part(inputs, keys)
-        for key, place in zip(keys or (), places, strict=False):
+        for key, place in zip(keys, places, strict=False):
             self.first.setdefault(key, place)
-
-
-class BadRowError(Exception):
-    """Problem with a row; the message follows the place of the row."""
 
 
 class Problems:
@@ -92,25 +93,3 @@ class Problems:
             rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows"
             rest = f"; and {more} more" if more else ""
             raise CheckpointError(f"{self.where} has {rows}: {'; '.join(self.shown)}{rest}; {_WAY_OUT}")
-
-
-def check_text(value: object, column: str, *, keep_empty: bool) -> str:
-    """The text of a row."""
-    if not isinstance(value, str):
-        raise BadRowError(f"has no text as {column!r} but {shown(value)}")
-    if not value.strip() and not keep_empty:
-        raise BadRowError(f"has an empty {column!r}")
-    return value
-
-
-def check_key(value: object, column: str) -> Key:
-    """The label of a row."""
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise BadRowError(f"has no whole number or name as {column!r} but {shown(value)}")
-    return value
-
-
-def shown(value: object) -> str:
-    """A value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

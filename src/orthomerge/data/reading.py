@@ -1,4 +1,4 @@
-"""A user's data as tasks: whatever it is stored as, with labels in the order of the heads."""
+"""A user's data as tasks, in whatever form it is stored, with labels in the order of the heads."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def read_task(
     keep_empty: bool = False,
     unlabelled: tuple[str, ...] | None = None,
 ) -> Task:
-    """A task from a file, a folder, a file per split, or a hub id `org/name[:config][@revision]`.
+    """Read a task from a file, a folder, a file per split, or a hub id `org/name[:config][@revision]`.
 
     `text`, `label`, `split`: columns of a table (`text` is also the column of pictures of a dataset). `labels`: names
-    in the order wanted. `validation`: the share of train that becomes val where there is none (at most 5000 examples,
-    every class by its share, always the same ones); 0 for no val. A missing split is an error only when it is accessed.
-    `unlabelled`: what the labels are called where a table has no column of them; without, such a table is refused.
+    in the order wanted. `validation`: the share of train that becomes val if there is none (at most 5000 examples,
+    every class by its share, always the same ones); 0 for no val. `unlabelled`: names of the labels if the source has
+    no labels; without it, a table without a column of labels is refused.
     """
     if not 0 <= validation < 1:
         raise RecipeError(f"'validation' must be at least 0 and less than 1, got {validation}")
@@ -66,13 +66,14 @@ def read_task(
     if modality is not None and modality != raw.modality:
         raise RecipeError(f"{raw.where} must hold inputs of modality {modality!r}, got {raw.modality!r}")
     places: dict[Key, int] = {}
-    if unlabelled is not None and all(part.keys is None for part in raw.parts.values()):
+    if unlabelled is not None and all(part.labels is None for part in raw.parts.values()):
         names = unlabelled
     else:
         names, places = resolve(raw, labels)
     splits: dict[Split, Examples] = {}
     for which, part in raw.parts.items():
-        rows = None if part.keys is None else np.array([places[key] for key in part.keys], dtype=np.int64)
+        keys = part.labels
+        rows = None if keys is None else np.array([places[key] for key in keys], dtype=np.int64)
         splits[which] = Examples(part.inputs, rows, which)
     train = splits.get("train")
     if train is not None and train.labels is not None:
@@ -88,7 +89,7 @@ def read_task(
 
 
 def may_be_read(source: str) -> bool:
-    """Whether there is such a path, or the text has the form of a dataset's name; nothing is opened."""
+    """Return whether a path exists, or a text has the form of a dataset's name; nothing is opened."""
     try:
         return Path(source).expanduser().exists() or names_dataset(source)
     except (OSError, RuntimeError, ValueError):  # a name that is too long, a user without home, a null byte
@@ -96,7 +97,7 @@ def may_be_read(source: str) -> bool:
 
 
 def names_dataset(source: str) -> bool:
-    """Whether a text has the form of a dataset's name, and not that of a file."""
+    """Return whether a text has the form of a dataset's name, and not that of a file."""
     return is_dataset_id(source) and kind_of(Path(source))[1] not in (*KINDS, ".npz", ".gz")
 
 
@@ -142,7 +143,7 @@ def split_off(train: Examples, labels: Labels, ratio: float) -> dict[Split, Exam
 
 
 def _name(source: Source) -> str:
-    """Name of the task: that of the file or folder; of the folder if the file is named after a split."""
+    """Return the name of the file or folder; that of the folder if the file is called after a split."""
     if isinstance(source, Mapping):
         return Path(next(iter(source.values()))).expanduser().resolve().parent.name
     path = Path(source).expanduser()
@@ -155,9 +156,9 @@ def _name(source: Source) -> str:
 
 
 def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Mapping[str, Any]:
-    """The source of each task: a mapping as it is, or what is called after a task in a folder.
+    """Return the source of each task: a mapping as it is, or what is called after a task in a folder.
 
-    Such a file is TASK.csv, .tsv, .jsonl, .json, .parquet or .npz, also .gz; a folder has its tables or pictures.
+    This is a file TASK.csv, .tsv, .jsonl, .json, .parquet or .npz, also .gz, or a folder of tables or pictures.
     """
     if isinstance(data, Mapping):
         return data
@@ -179,40 +180,10 @@ def sources_of(data: Mapping[str, Any] | str | Path, tasks: Iterable[str]) -> Ma
     return {task: sources[task] for task in names if task in sources}
 
 
-def unlabelled_tasks(
-    data: Mapping[str, Any],
-    labels: Mapping[str, tuple[str, ...]],
-    modality: str,
-    *,
-    split: Split,
-    limit: int | None = None,
-    seed: int = 0,
-) -> dict[str, Task]:
-    """The inputs of one split by task, without labels; a source may also be a list of inputs.
-
-    `labels`: of the heads that will read them. If a source has labels, they must have these names: data of another task
-    would have others. `limit`: the largest number of inputs, drawn by `seed` whatever their labels are.
-    """
-    if limit is not None and limit < 1:
-        raise RecipeError(f"'limit' must be at least 1, got {limit}")
-    tasks = {}
-    for name, task in _tasks(data, labels, modality, split=split).items():
-        inputs = task[split].inputs
-        if limit is not None and limit < len(inputs):
-            inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
-        tasks[name] = Task(name, labels[name], task.modality, {split: Examples(inputs, None, split)})
-    return tasks
-
-
-def labelled_tasks(data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str) -> dict[str, Task]:
-    """All splits by task, labels in the order of the heads."""
-    return _tasks(data, labels, modality)
-
-
-def _tasks(
+def labelled_tasks(
     data: Mapping[str, Any], labels: Mapping[str, tuple[str, ...]], modality: str, *, split: Split | None = None
 ) -> dict[str, Task]:
-    """Every source as a task whose labels are in the order of its head. `split`: of inputs that need no labels."""
+    """Read every source as a task with labels in the order of its head. `split`: of inputs without labels."""
     if not data:
         raise RecipeError("there is no data: give --data TASK=PATH for at least one task")
     for name in data:
@@ -227,16 +198,39 @@ def _tasks(
         elif not isinstance(source, Task):
             task = read_task(source, unlabelled=None if split is None else labels[name])
         if task.modality != modality:
-            raise IncompatibleError(
-                f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
-                "give the data that its expert was trained on"
-            )
+            what = f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}"
+            raise IncompatibleError(f"{what}; give the data that its expert was trained on")
         tasks[name] = match_labels(replace(task, name=name), labels[name])
     return tasks
 
 
+def unlabelled_tasks(
+    data: Mapping[str, Any],
+    labels: Mapping[str, tuple[str, ...]],
+    modality: str,
+    *,
+    split: Split,
+    limit: int | None = None,
+    seed: int = 0,
+) -> dict[str, Task]:
+    """Read the inputs of one split by task, without labels; a source may also be a list of inputs.
+
+    `labels`: of the heads. Labels of a source must have these names, since data of another task would have others.
+    `limit`: the largest number of inputs, drawn by `seed` whatever their labels are.
+    """
+    if limit is not None and limit < 1:
+        raise RecipeError(f"'limit' must be at least 1, got {limit}")
+    tasks = {}
+    for name, task in labelled_tasks(data, labels, modality, split=split).items():
+        inputs = task[split].inputs
+        if limit is not None and limit < len(inputs):
+            inputs = pick(inputs, share(len(inputs), limit / len(inputs), seed=seed))
+        tasks[name] = Task(name, labels[name], task.modality, {split: Examples(inputs, None, split)})
+    return tasks
+
+
 def as_input(value: Any, modality: str) -> Any:
-    """One input of a model: a text, or the pixels of a path, a PIL image or an array."""
+    """Return one input of a model: a text, or the pixels of a path, a PIL image or an array."""
     if modality == "text":
         if not isinstance(value, str):
             raise RecipeError(f"this model reads texts, got {type(value).__name__}; give strings")
@@ -247,7 +241,6 @@ def as_input(value: Any, modality: str) -> Any:
         return pixels(value, where="a PIL image")
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        raise RecipeError(
-            f"an image must be a path, a PIL image or uint8 pixels [H, W] or [H, W, 3], got {array.dtype} {array.shape}"
-        )
+        kinds = "a path, a PIL image or uint8 pixels [H, W] or [H, W, 3]"
+        raise RecipeError(f"an image must be {kinds}, got {array.dtype} {array.shape}")
     return array

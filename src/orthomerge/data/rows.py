@@ -1,6 +1,6 @@
 """Rows of table files, one by one and with bounds: JSON lines, csv and tsv, gzipped or not, and parquet.
 
-A .tsv has no quoting, as those of GLUE: a quotation mark in a text is a quotation mark. A .csv has.
+A .csv has quoting; a .tsv has none, as those of GLUE: a quotation mark is part of the text.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
-from orthomerge.data.raw import Key, Problems
+from orthomerge.data.raw import Key
 from orthomerge.files.documents import parse_json
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -29,39 +29,45 @@ _BATCH = 4096  # rows of parquet
 _BOM = b"\xef\xbb\xbf"
 
 
+class BadRowError(Exception):
+    """Problem with a row; the message follows the place of the row."""
+
+
+Placed = tuple[str, Mapping[str, Any] | BadRowError]  # where a row is, and its fields or what is wrong with it
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Columns, and rows that are read when asked for, each with its place; `names` if the file names its labels."""
+    """Columns, and rows that are read when asked for; `names` if the file names its labels."""
 
     columns: tuple[str, ...]
-    rows: Iterator[tuple[str, Mapping[str, Any]]]
+    rows: Iterator[Placed]
     names: Mapping[Key, str] = field(default_factory=dict)
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """A file's name without its suffixes, and the suffix that says what it is; .gz does not count."""
+    """Return a file's name without its suffixes, and the suffix that says what it is; .gz does not count."""
     name = path.name[:-3] if _is_packed(path) else path.name
     return Path(name).stem, Path(name).suffix.casefold()
 
 
-def open_rows(path: Path, problems: Problems, *, wanted: tuple[str, ...], label: str) -> Rows:
-    """The rows of a table file; of parquet only the `wanted` columns. `label`: the column whose ids may have names."""
+def open_rows(path: Path, *, wanted: tuple[str, ...], label: str) -> Rows:
+    """Open a table file; of parquet only the `wanted` columns are read. `label`: column whose ids may have names."""
     kind = kind_of(path)[1]
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist or is not a plain file")
     if kind in (".jsonl", ".json"):
-        return _json_rows(path, problems)
+        return _json_rows(path)
     if kind in (".csv", ".tsv"):
-        return _delimited_rows(path, problems, tabs=kind == ".tsv")
+        return _delimited_rows(path, tabs=kind == ".tsv")
     if kind == ".parquet" and not _is_packed(path):
         return _parquet_rows(path, wanted, label)
-    raise CheckpointError(
-        f"{path} is no table: its name must end in {', '.join(KINDS)}, and .gz if it is gzipped (parquet must not be)"
-    )
+    endings = f"{', '.join(KINDS)}, and .gz if it is gzipped (parquet must not be)"
+    raise CheckpointError(f"{path} is no table: its name must end in {endings}")
 
 
 def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """The fields of every line of a csv or tsv file that is not empty, with the line's number."""
+    """Yield line number and fields of every line of a csv or tsv file that is not empty."""
     lines = (_text(path, number, line) for number, line in _lines(path))
     reader: Any = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if tabs else csv.reader(lines, strict=True)
     try:
@@ -69,49 +75,50 @@ def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]
             if record:
                 yield reader.line_num, record
     except csv.Error as error:
-        raise CheckpointError(
-            f"{path} line {reader.line_num} is not valid: {error}; correct the line (quotes, line breaks)"
-        ) from error
+        what = f"line {reader.line_num} is not valid: {error}"
+        raise CheckpointError(f"{path} {what}; correct the line (quotes, line breaks)") from error
 
 
-def _delimited_rows(path: Path, problems: Problems, *, tabs: bool) -> Rows:
+def _delimited_rows(path: Path, *, tabs: bool) -> Rows:
     lines = records(path, tabs=tabs)
     _, header = next(lines, (0, []))
     twice = sorted(name for name, count in Counter(header).items() if count > 1)
     if twice:
         raise CheckpointError(f"{path} has two columns called {some(twice)}")
 
-    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def rows() -> Iterator[Placed]:
         for number, record in lines:
             if len(record) == len(header):
                 yield f"line {number}", dict(zip(header, record, strict=True))
             else:
-                problems.add(f"line {number} has {len(record)} columns instead of {len(header)}")
+                yield f"line {number}", BadRowError(f"has {len(record)} columns instead of {len(header)}")
 
     return Rows(tuple(header), rows())
 
 
-def _json_rows(path: Path, problems: Problems) -> Rows:
-    """One JSON object per line; the first names the columns."""
+def _json_rows(path: Path) -> Rows:
+    """Open a file with one JSON object per line; the first has all columns."""
 
-    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def rows() -> Iterator[Placed]:
         for number, line in _lines(path):
             if number == 1 and line.lstrip().startswith(b"["):
                 way_out = "rewrite it: jq -c '.[]' list.json > rows.jsonl"
                 raise CheckpointError(f"{path} must hold one JSON object per line, got a list; {way_out}")
             if line.strip():
                 try:
-                    yield f"line {number}", parse_json(line, f"line {number}")
+                    row: Mapping[str, Any] | BadRowError = parse_json(line, "")
                 except CheckpointError as error:
-                    problems.add(str(error))
+                    row = BadRowError(str(error).strip())
+                yield f"line {number}", row
 
     every = rows()
-    first = next(every, None)
-    return Rows((), every) if first is None else Rows(tuple(first[1]), chain([first], every))
+    first = list(islice(every, 1))
+    columns = [name for _, row in first if isinstance(row, Mapping) for name in row]
+    return Rows(tuple(columns), chain(first, every))
 
 
 def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
-    """Rows through pyarrow, a few thousand at a time. Label names that `datasets` stored are used."""
+    """Open a file with pyarrow, which reads a few thousand rows at a time; label names of `datasets` are used."""
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
@@ -121,7 +128,7 @@ def _parquet_rows(path: Path, wanted: tuple[str, ...], label: str) -> Rows:
         schema = file.schema_arrow
     columns = tuple(schema.names)
 
-    def rows() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def rows() -> Iterator[Placed]:
         number = 0
         with _parquet_errors(path):
             present = [name for name in wanted if name in columns]
@@ -142,7 +149,7 @@ def _parquet_errors(path: Path) -> Iterator[None]:
 
 
 def _label_names(metadata: bytes | None, label: str) -> dict[Key, str]:
-    """The names of a ClassLabel column, which `datasets` keeps in the schema."""
+    """Return the names of a ClassLabel column, which `datasets` keeps in the schema."""
     try:
         names = json.loads(metadata or b"{}")["info"]["features"][label]["names"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -158,21 +165,20 @@ def _text(path: Path, number: int, line: bytes) -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, numbered from 1."""
+    """Yield the lines of a file, numbered from 1."""
     total = 0
     with _opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
             total += len(line)
             if len(line) > _LONGEST_LINE or total > _MOST_BYTES:
-                raise CheckpointError(
-                    f"{path} line {number}: a line may have {_LONGEST_LINE} bytes, and all of them {_MOST_BYTES}"
-                )
+                limits = f"a line may have {_LONGEST_LINE} bytes, and all of them {_MOST_BYTES}"
+                raise CheckpointError(f"{path} line {number}: {limits}")
             yield number, line.removeprefix(_BOM) if number == 1 else line
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked if its name ends in .gz."""
+    """Open a file, unpacked if its name ends in .gz."""
     try:
         with gzip.open(path, "rb") if _is_packed(path) else path.open("rb") as file:
             yield cast("IO[bytes]", file)

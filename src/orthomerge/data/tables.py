@@ -6,13 +6,14 @@ A row is a text, a label (id or name), and where there are any a split and, as `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
-from orthomerge.data.raw import BadRowError, Key, Part, Problems, Raw, check_key, check_text, shown, split_named
-from orthomerge.data.rows import KINDS, Rows, kind_of, open_rows
+from orthomerge.data.raw import Key, Part, Problems, Raw, split_named
+from orthomerge.data.rows import KINDS, BadRowError, Rows, kind_of, open_rows
 from orthomerge.data.task import Split
 
 _NAME = "label_name"
@@ -30,7 +31,7 @@ class Columns:
     keep_empty: bool = False
     labelled: bool = True
 
-    def check(self, where: object, present: tuple[str, ...]) -> None:
+    def check(self, where: object, present: Sequence[str]) -> None:
         """Refuse a table that lacks a column."""
         required = {"text": self.text}
         if self.labelled:
@@ -39,32 +40,26 @@ class Columns:
             required["split"] = str(self.split)
         for option, column in required.items():
             if column not in present:
-                raise RecipeError(
-                    f"{where} has no column {column!r}; {nearest(column, present)}; say which with `{option}` "
-                    f"(--{option}-column)"
-                )
-
-
-Parts = dict[Split, tuple[list[str], list[Key | None]]]  # texts and labels
+                hint = f"{nearest(column, present)}; say which with `{option}` (--{option}-column)"
+                raise RecipeError(f"{where} has no column {column!r}; {hint}")
 
 
 def read_tables(files: Iterable[tuple[Path, Split | None]], columns: Columns, *, where: str) -> Raw:
-    """Files in order, each with the split that its rows may not contradict.
+    """Read files in order, each with the split that its rows may not contradict.
 
-    Without one, rows that name no split are of the one that the file is called after, else of train.
+    Without one, rows that name no split are of the split that the file is called after, else of train.
     """
-    raw, parts = Raw(where, "text"), Parts()
+    raw = Raw(where, "text")
+    wanted = tuple(filter(None, (columns.text, columns.label, _NAME, columns.split)))
     for path, split in files:
-        problems = Problems(path)
-        wanted = tuple(filter(None, (columns.text, columns.label, _NAME, columns.split)))
-        table = open_rows(path, problems, wanted=wanted, label=columns.label)
-        add_rows(raw, parts, table, problems, columns, fixed=split, usual=split_named(kind_of(path)[0]) or "train")
-    close(raw, parts)
+        rows = open_rows(path, wanted=wanted, label=columns.label)
+        usual = split or split_named(kind_of(path)[0]) or "train"
+        add_rows(raw, rows, columns, where=str(path), fixed=split, usual=usual)
     return raw
 
 
 def split_files(folder: Path) -> list[tuple[Path, Split]]:
-    """The tables in a folder that are called after splits, `train.csv` or `train-00000-of-00002.parquet`."""
+    """Find the tables in a folder that are called after splits, `train.csv` or `train-00000-of-00002.parquet`."""
     files: dict[Split, list[tuple[Path, int, int]]] = {}
     for path in sorted(folder.iterdir()):
         stem, kind = kind_of(path)
@@ -74,21 +69,16 @@ def split_files(folder: Path) -> list[tuple[Path, Split]]:
             files.setdefault(split, []).append((path, int(shard[2]), int(shard[3])) if shard else (path, 0, 1))
     for split, shards in files.items():
         if [each[1:] for each in shards] != [(place, len(shards)) for place in range(len(shards))]:
-            raise CheckpointError(
-                f"{folder}: the {split} split must be one file, or all shards of one, got "
-                f"{some(path.name for path, *_ in shards)}"
-            )
+            names = some(path.name for path, *_ in shards)
+            raise CheckpointError(f"{folder}: the {split} split must be one file, or all shards of one, got {names}")
     return [(path, split) for split, shards in files.items() for path, *_ in shards]
 
 
-def add_rows(
-    raw: Raw, parts: Parts, table: Rows, problems: Problems, columns: Columns, *, fixed: Split | None, usual: Split
-) -> None:
-    """Add the rows of a table to `parts`, and what it says of its labels to `raw`.
+def add_rows(raw: Raw, table: Rows, columns: Columns, *, where: str, fixed: Split | None, usual: Split) -> None:
+    """Add the rows of a table to `raw`, and what it says of its labels.
 
     `fixed`: the split that rows may not contradict. `usual`: the split of rows that name none.
     """
-    where = problems.where
     if table.columns:
         columns.check(where, table.columns)
     try:
@@ -96,48 +86,67 @@ def add_rows(
             _add_name(raw, label, name)
     except BadRowError as error:
         raise CheckpointError(f"{where} {error}") from error
-    labelled = columns.labelled or columns.label in table.columns
-    place = ""
+    problems, place = Problems(where), ""
     for place, row in table.rows:
         try:
-            split = fixed or usual
-            if columns.split in table.columns:
-                split = _split(row.get(str(columns.split)), fixed)
-            text = check_text(row.get(columns.text), columns.text, keep_empty=columns.keep_empty)
-            key = check_key(row.get(columns.label), columns.label) if labelled else None
-            if key is not None and _NAME in table.columns:
-                _add_name(raw, key, row.get(_NAME))
+            split, text, key = _read_row(raw, row, table.columns, columns, fixed=fixed, usual=usual)
         except BadRowError as error:
             problems.add(f"{place} {error}")
             continue
-        texts, keys = parts.setdefault(split, ([], []))
-        texts.append(text)
-        keys.append(key)
+        part = raw.parts.setdefault(split, Part([], []))
+        part.inputs.append(text)
         if key is not None:
+            part.keys.append(key)
             raw.first.setdefault(key, f"{where} {place}")
     problems.check()
     if not place:
         raise CheckpointError(f"{where} is empty: it has no rows; fetch it again, or give another file")
 
 
-def close(raw: Raw, parts: Parts) -> None:
-    """Store the rows in `raw`; a split is unlabelled if any of its rows has no label."""
-    for split, (texts, keys) in parts.items():
-        labels = [key for key in keys if key is not None]
-        raw.parts[split] = Part(texts, labels if len(labels) == len(keys) else None)
+def _read_row(
+    raw: Raw,
+    row: Mapping[str, Any] | BadRowError,
+    present: Sequence[str],
+    columns: Columns,
+    *,
+    fixed: Split | None,
+    usual: Split,
+) -> tuple[Split, str, Key | None]:
+    """Return split, text and label of a row, and add the name of its label to `raw`."""
+    if isinstance(row, BadRowError):
+        raise row
+    split = _split(row.get(str(columns.split)), fixed) if columns.split in present else usual
+    text, key = row.get(columns.text), row.get(columns.label)
+    if not isinstance(text, str):
+        raise BadRowError(f"has no text as {columns.text!r} but {_cut(text)}")
+    if not text.strip() and not columns.keep_empty:
+        raise BadRowError(f"has an empty {columns.text!r}")
+    if not columns.labelled and columns.label not in present:
+        return split, text, None
+    if isinstance(key, bool) or not isinstance(key, int | str) or key == "":
+        raise BadRowError(f"has no whole number or name as {columns.label!r} but {_cut(key)}")
+    if _NAME in present:
+        _add_name(raw, key, row.get(_NAME))
+    return split, text, key
 
 
 def _split(word: object, fixed: Split | None) -> Split:
     split = split_named(word) if isinstance(word, str) else None
     if split is None:
-        raise BadRowError(f"has split {shown(word)}, which must be train, val or test")
+        raise BadRowError(f"has split {_cut(word)}, which must be train, val or test")
     if fixed and split != fixed:
-        raise BadRowError(f"says split {shown(word)} in the file of {fixed}")
+        raise BadRowError(f"says split {_cut(word)} in the file of {fixed}")
     return split
 
 
 def _add_name(raw: Raw, key: Key, name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise BadRowError(f"has no name as {_NAME!r} but {shown(name)}")
+        raise BadRowError(f"has no name as {_NAME!r} but {_cut(name)}")
     if raw.names.setdefault(key, name) != name:
         raise BadRowError(f"calls label {key!r} {name!r}, which was {raw.names[key]!r} before")
+
+
+def _cut(value: object) -> str:
+    """Return a value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -37,7 +37,7 @@ class Lazy(Sequence[Any]):
 
 
 def pick(inputs: Sequence[Any], places: Iterable[int]) -> Sequence[Any]:
-    """The inputs at some places, in that order; lazy ones stay lazy."""
+    """Return the inputs at some places, in that order; lazy ones stay lazy."""
     if isinstance(inputs, Lazy):
         return Lazy([inputs.keys[place] for place in places], inputs.load)
     return [inputs[place] for place in places]
@@ -62,16 +62,16 @@ class Examples:
         return len(self.inputs)
 
     def take(self, places: Sequence[int] | Labels) -> Examples:
-        """Some of the examples, in the order of `places`."""
+        """Return some of the examples, in the order of `places`."""
         labels = None if self.labels is None else self.labels[np.asarray(places, dtype=np.int64)]
         return Examples(pick(self.inputs, map(int, places)), labels, self.split)
 
     def unlabelled(self) -> Examples:
-        """The same inputs without labels, for everything that must not see them."""
+        """Return the inputs without labels, for code that must not see them."""
         return Examples(self.inputs, None, self.split)
 
     def digest(self) -> str:
-        """A hash of the inputs in their order; labels do not count, features do not depend on them."""
+        """Hash the inputs in their order; features do not depend on labels, so the hash does not."""
         sha = hashlib.sha256()
         for item in self.inputs:
             data = item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes()
@@ -105,28 +105,27 @@ class Task:
 
 
 def few_shot(labels: Labels, shots: int, *, seed: int, allow_fewer: bool = False) -> Labels:
-    """Places of `shots` examples of every class. `allow_fewer`: take all of a class that has fewer."""
+    """Choose `shots` examples of every class. `allow_fewer`: take all of a class that has fewer."""
     if shots < 1:
         raise RecipeError(f"the number of shots must be at least 1, got {shots}")
     sizes = np.bincount(labels)
     short = np.flatnonzero(sizes < shots)
     if short.size and not allow_fewer:
-        raise RecipeError(
-            f"class {short[0]} has {sizes[short[0]]} examples, fewer than {shots} shots "
-            f"({short.size} of {sizes.size} classes have too few); ask for at most {sizes.min()}, or allow fewer"
-        )
+        what = f"class {short[0]} has {sizes[short[0]]} examples, fewer than {shots} shots"
+        others = f"{short.size} of {sizes.size} classes have too few"
+        raise RecipeError(f"{what} ({others}); ask for at most {sizes.min()}, or allow fewer")
     return _of_each(labels, np.minimum(sizes, shots), seed=seed)
 
 
 def share(count: int, ratio: float, *, seed: int) -> Labels:
-    """Places of a share of `count` examples, at least one."""
+    """Choose a share of `count` examples, at least one."""
     if count < 1 or not 0 < ratio <= 1:
         raise RecipeError(f"a share must be above 0 and at most 1 of at least one example, got {ratio} of {count}")
     return np.sort(_generator(seed).permutation(count)[: max(1, round(ratio * count))])
 
 
 def stratified(labels: Labels, count: int, *, seed: int) -> Labels:
-    """Places of at most `count` examples in which classes have the share they have in all; one of each class stays."""
+    """Choose at most `count` examples, each class by its share; at least one of each class is left."""
     sizes = np.bincount(labels)
     quota = np.minimum(count * sizes // len(labels), np.maximum(sizes - 1, 0))
     remainders = count * sizes % len(labels)

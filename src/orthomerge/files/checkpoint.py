@@ -1,8 +1,7 @@
 """A checkpoint on disk as a lazy, read-only mapping from names to tensors.
 
-Every format that we read (safetensors, torch's zip and its older stream, adapters) comes down to the
-same thing: runs of bytes in files. A `Checkpoint` is a table of such runs; nothing is read before it is
-asked for, and shapes and dtypes are known without importing torch.
+In every format that we read, a tensor is a run of bytes in a file. A `Checkpoint` is a table of such runs; shapes and
+dtypes are known without importing torch.
 """
 
 from __future__ import annotations
@@ -84,20 +83,20 @@ class Entry:
     strides: tuple[int, ...] | None = None
 
     def rows(self, start: int, stop: int) -> Entry:
-        """A run of leading rows of this tensor as a tensor of its own, unread."""
+        """Return a run of leading rows as a tensor of its own, unread."""
         width = DTYPES[self.spec.dtype][0]
         step = self.strides[0] if self.strides is not None else prod(self.spec.shape[1:])
         spec = Spec((stop - start, *self.spec.shape[1:]), self.spec.dtype)
         return Entry(self.file, self.offset + start * step * width, spec, self.strides)
 
     def transposed(self) -> Entry:
-        """The same matrix with its axes exchanged, unread."""
+        """Return the matrix with its axes exchanged, unread."""
         rows, columns = self.spec.shape
         down, across = self.strides or (columns, 1)
         return Entry(self.file, self.offset, Spec((columns, rows), self.spec.dtype), (across, down))
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened tensor, in the dtype of the file."""
+        """Read elements [start, stop) of the flattened tensor, in the dtype of the file."""
         import torch
 
         width, dtype = DTYPES[self.spec.dtype][0], torch_dtype(self.spec.dtype)
@@ -114,8 +113,7 @@ class Entry:
 class Checkpoint(Mapping[str, "torch.Tensor"]):
     """Lazy tensors by name, with their origin.
 
-    `aliases` are names of the same bytes as another name (tied weights in a pickle): they can be read like
-    any other, but are not listed a second time.
+    `aliases`: second names of the same bytes (tied weights in a pickle), which can be read but are not listed.
     """
 
     path: Path
@@ -134,15 +132,15 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
         return entry
 
     def spec(self, key: str) -> Spec:
-        """Shape and dtype, unread."""
+        """Return shape and dtype of a tensor."""
         return self.entry(key).spec
 
     def origin(self, key: str) -> Path:
-        """The file that a tensor lies in, for messages."""
+        """Return the file that a tensor lies in, for messages."""
         return self.entry(key).file.path
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of a flattened tensor, in the dtype of the file."""
+        """Read elements [start, stop) of a flattened tensor, in the dtype of the file."""
         return self.entry(key).read(start, stop)
 
     def __getitem__(self, key: str) -> torch.Tensor:
@@ -162,7 +160,7 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
 
     @property
     def files(self) -> tuple[RawFile | MemoryFile, ...]:
-        """The weight files, each once, in order of name."""
+        """The weight files in order of name."""
         seen = {entry.file.path: entry.file for entry in self.entries.values()}
         return tuple(seen[path] for path in sorted(seen))
 

@@ -135,10 +135,7 @@ def check_claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> 
             if parent.parts and (run / parent).is_symlink():
                 raise OutputError(f"{run / parent} is a link, and nothing is written through links; move it away")
         if name not in files and os.path.lexists(run / name):
-            raise OutputError(
-                f"{run / name} was not written by orthomerge, so it is not replaced; move it away, or give another "
-                "folder"
-            )
+            raise OutputError(f"{run / name} was not written by orthomerge, so it is not replaced; move it away")
 
 
 def claim(run: Path, names: Iterable[str], *, kind: str | None = None) -> None:

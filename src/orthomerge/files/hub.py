@@ -1,7 +1,7 @@
 """Checkpoints named by hub id, `org/name[@revision]`, through huggingface_hub and its cache.
 
-The commit that a branch or tag stands for is resolved once and handed back, so that a run can say exactly
-what it read. Nothing here is called for a path that exists.
+The commit of a branch or tag is resolved once and returned, so that a run can record what it read. Nothing here is
+called for a path that exists.
 """
 
 from __future__ import annotations
@@ -42,22 +42,20 @@ _NEVER = ("*/*", "training_args.bin", "optimizer.*", "scheduler.*", "rng_state*"
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether a text has the form `org/name[@revision]`; it says nothing about what exists."""
+    """Return whether a text has the form `org/name[@revision]`, whatever exists."""
     name = text.partition("@")[0]
     sound = _REFERENCE.fullmatch(text) is not None and not name.lower().endswith(_FILES)
     return sound and "--" not in name and ".." not in text and "//" not in text
 
 
 def fetch(reference: str) -> tuple[Path, str]:
-    """The folder of a hub id's snapshot and its commit; what the cache holds is not fetched again."""
+    """Return the folder of a hub id's snapshot and its commit; what the cache holds is not fetched again."""
     if not is_hub_id(reference):
         raise CheckpointError(f"{reference!r} must be a hub id of the form org/name[@revision], or a path that exists")
     try:
         from huggingface_hub import constants
     except ImportError as error:
-        raise CheckpointError(
-            f"{reference!r} needs huggingface_hub: pip install 'orthomerge[hub]', or give a path that exists"
-        ) from error
+        raise CheckpointError(f"{reference!r} needs huggingface_hub: pip install 'orthomerge[hub]'") from error
     name, _, revision = reference.partition("@")
     get = _cached if constants.HF_HUB_OFFLINE else _online
     try:
@@ -68,7 +66,7 @@ def fetch(reference: str) -> tuple[Path, str]:
         raise CheckpointError(_explain(error, reference, offline=bool(constants.HF_HUB_OFFLINE))) from error
     if _COMMIT.fullmatch(folder.name) is None:
         raise CheckpointError(
-            f"the cache has no commit for {reference!r} but {folder}; remove that folder and fetch again"
+            f"no commit in the cache for {reference!r} but {folder}; remove that folder and fetch again"
         )
     return folder, folder.name
 
@@ -87,10 +85,9 @@ def _online(name: str, revision: str) -> Path:
     files = [sibling.rfilename for sibling in info.siblings or ()]
     kind = _kind(files)
     if kind is None:
-        raise CheckpointError(
-            f"{name!r} holds no weights that can be read: they must be safetensors or torch's pickles, at "
-            f"the top of the repository; it holds {some(files) or 'nothing'}"
-        )
+        what = "must be safetensors or torch's pickles, at the top of the repository"
+        held = some(files) or "nothing"
+        raise CheckpointError(f"{name!r} holds no weights that can be read: they {what}; it holds {held}")
     folder = _snapshot(name, revision, kind, local=False)
     if folder.name != info.sha:
         raise CheckpointError(f"{name}@{revision} changed while it was fetched; run the command again")
@@ -101,10 +98,7 @@ def _cached(name: str, revision: str) -> Path:
     folder = _snapshot(name, revision, (), local=True)
     kind = _kind(path.name for path in folder.iterdir())
     if kind is None:
-        raise CheckpointError(
-            f"{name}@{revision} is in the cache without its weights ({folder}), and HF_HUB_OFFLINE forbids "
-            f"fetching them: unset it, or run `hf download {name}` on a network"
-        )
+        raise CheckpointError(_forbidden(f"{name}@{revision} is in the cache without its weights ({folder})", name))
     return _snapshot(name, revision, kind, local=True)  # where the hub's listing is cached, nothing may be missing
 
 
@@ -119,7 +113,7 @@ def _snapshot(name: str, revision: str, kind: tuple[str, ...], *, local: bool) -
 
 
 def _kind(files: Iterable[str]) -> tuple[str, ...] | None:
-    """The patterns of the weights to take from a repository with these files."""
+    """Return the patterns of the weights to take from a repository with these files."""
     names = [file for file in files if not any(fnmatchcase(file, pattern) for pattern in _NEVER)]
     for patterns in _WEIGHTS:
         if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
@@ -127,28 +121,25 @@ def _kind(files: Iterable[str]) -> tuple[str, ...] | None:
     return None
 
 
+def _forbidden(what: str, name: str) -> str:
+    return f"{what}, and HF_HUB_OFFLINE forbids fetching it: unset it, or run `hf download {name}` on a network"
+
+
 def _explain(error: Exception, reference: str, *, offline: bool) -> str:
-    """What went wrong, and the way out."""
+    """Describe what went wrong, and the way out."""
     from huggingface_hub import constants, errors
 
     name, _, revision = reference.partition("@")
     page = f"{constants.ENDPOINT}/{name}"
     if offline:
-        return (
-            f"{reference!r} is not in the cache ({constants.HF_HUB_CACHE}), or not all of it, and "
-            f"HF_HUB_OFFLINE forbids fetching it: unset it, or run `hf download {name}` on a network"
-        )
+        return _forbidden(f"{reference!r} is not in the cache ({constants.HF_HUB_CACHE}), or not all of it", name)
     if isinstance(error, errors.GatedRepoError):
         return f"{name!r} is gated: accept its terms at {page}, then log in with `hf auth login`"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name!r} has no revision {revision!r}: {page}/tree/main lists those that it has"
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
-        return (
-            f"{name!r} is no path that exists, and {page} does not exist or is private: check the spelling, "
-            "or log in with `hf auth login`"
-        )
-    return (
-        f"cannot fetch {reference!r} from {constants.ENDPOINT} ({summary(error)}): check "
-        "the network, or set HF_HUB_OFFLINE=1 to use what is in the cache"
-    )
+        what = f"{name!r} is no path that exists, and {page} does not exist or is private"
+        return f"{what}: check the spelling, or log in with `hf auth login`"
+    what = f"cannot fetch {reference!r} from {constants.ENDPOINT} ({summary(error)})"
+    return f"{what}: check the network, or set HF_HUB_OFFLINE=1 to use what is in the cache"

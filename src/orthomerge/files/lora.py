@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from orthomerge.core.errors import CheckpointError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # in the order of preference
 _PREFIX = "base_model.model."
-_BLOCK = 1 << 18  # elements of a product made at a time: they stay in the cache of a core
+_BLOCK = 1 << 18  # elements of a product that are computed at a time: they stay in the cache of a core
 
 # Older versions of peft save these heads without naming them in `modules_to_save`.
 _HEADS: Mapping[str, tuple[str, ...]] = {
@@ -52,22 +53,21 @@ class Factors:
     transposed: bool = False
 
     @property
-    def rank(self) -> int:
-        return self.a.spec.shape[0]
-
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        """Extent of a convolution; empty for a matrix."""
-        return self.a.spec.shape[2:]
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the weight that the product is added to."""
-        inward, outward = self.a.spec.shape[1], self.b.spec.shape[0]
-        return (inward, outward) if self.transposed else (outward, inward, *self.kernel)
+        (_, inward, *kernel), outward = self.a.spec.shape, self.b.spec.shape[0]
+        return (inward, outward) if self.transposed else (outward, inward, *kernel)
+
+    def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return [rows, r] and [r, columns], float32, whose product is s B A in the layout of the weight."""
+        rank = self.a.spec.shape[0]
+        a = self.a.read(0, self.a.spec.numel).float().reshape(rank, -1)
+        b = self.b.read(0, self.b.spec.numel).float().reshape(-1, rank)
+        left, right = (a.T, b.T.contiguous()) if self.transposed else (b, a)
+        return left.mul(self.scaling), right
 
     def delta(self, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of the flattened s B A, float32; only the rows that they touch are computed.
+        """Compute elements [start, stop) of the flattened s B A in float32, and only the rows that they touch.
 
         The r outer products are added one by one, each step rounded alone: an element then has the same bits
         whatever run it is asked for in and however many threads there are, which no matrix product promises.
@@ -76,46 +76,24 @@ class Factors:
 
         columns = math.prod(self.shape[1:])
         first, last = start // columns, -(-stop // columns)
-        left, right = self._left(first, last).mul_(self.scaling), self._right()
+        left, right = self.pair()
+        left = left[first:last]
         product = torch.zeros((last - first, columns))
         step = max(1, _BLOCK // columns)
         for row in range(0, last - first, step):
             block = product[row : row + step]
             outer = torch.empty_like(block)
-            for k in range(self.rank):
+            for k in range(len(right)):
                 block.add_(torch.mul(left[row : row + step, k : k + 1], right[k], out=outer))
         return product.reshape(-1)[start - first * columns : stop - first * columns]
-
-    def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a matrix: s B and A whole, in the order in which their product is the weight's delta."""
-        return self._left(0, self.shape[0]).mul(self.scaling), self._right()
-
-    def _left(self, first: int, last: int) -> torch.Tensor:
-        """The factor with a row for each row of the weight; those rows only, [last - first, r]."""
-        import torch
-
-        if not self.transposed:
-            return self.b.read(first * self.rank, last * self.rank).float().reshape(-1, self.rank)
-        width = self.a.spec.shape[1]
-        if self.a.strides is not None:  # every read of such a tensor walks over all of it
-            columns = self.a.read(0, self.a.spec.numel).reshape(self.rank, width)[:, first:last]
-        else:
-            columns = torch.stack([self.a.read(k * width + first, k * width + last) for k in range(self.rank)])
-        return columns.float().T
-
-    def _right(self) -> torch.Tensor:
-        """The other factor, whole, [r, columns]."""
-        if self.transposed:
-            return self.b.read(0, self.b.spec.numel).float().reshape(-1, self.rank).T.contiguous()
-        return self.a.read(0, self.a.spec.numel).float().reshape(self.rank, -1)
 
 
 @dataclass(frozen=True)
 class Adapter:
     """An adapter folder, and a term of a task vector. Names are those of the model that was adapted.
 
-    `replaced` are tensors stored whole (heads, trained biases, embeddings). A name may have both: the whole
-    tensor then takes the base's place and the product comes on top.
+    `replaced`: tensors that are stored whole (heads, trained biases, embeddings); if a name also has a product, the
+    product is added to them.
     """
 
     path: Path
@@ -128,25 +106,24 @@ class Adapter:
     reference: str = ""
     in_memory: ClassVar[bool] = False
 
-    @property
+    @cached_property
     def specs(self) -> dict[str, Spec]:
         """Shape of every tensor that the adapter changes, and the dtype that it is stored in."""
         products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.products.items()}
         return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}
 
     def under(self, names: Mapping[str, str]) -> Adapter:
-        """The same adapter under other names, from new to old; what is not listed is left out."""
+        """Return the adapter under other names, from new to old; tensors that are not listed are left out."""
         products = {new: self.products[old] for new, old in names.items() if old in self.products}
         replaced = {new: self.replaced[old] for new, old in names.items() if old in self.replaced}
         return replace(self, products=products, replaced=replaced)
 
     def shape(self, key: str) -> tuple[int, ...] | None:
-        """Shape of a tensor that the adapter changes; None where it does not."""
-        if key in self.products:
-            return self.products[key].shape
-        return self.replaced[key].spec.shape if key in self.replaced else None
+        """Return the shape of a tensor that the adapter changes; None for any other."""
+        return self.specs[key].shape if key in self.specs else None
 
     def delta(self, key: str, start: int, stop: int, *, base: torch.Tensor) -> torch.Tensor:
+        """Compute elements [start, stop) of a flattened delta, where `base` has these elements of the base."""
         factors, replaced = self.products.get(key), self.replaced.get(key)
         if replaced is None:
             return base.new_zeros(base.shape) if factors is None else factors.delta(start, stop)
@@ -154,16 +131,15 @@ class Adapter:
         return whole if factors is None else whole.add_(factors.delta(start, stop))
 
     def factors(self, key: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The two factors of a matrix; None where the adapter stores the tensor whole."""
+        """Return the two factors of a matrix's delta; None where the adapter stores the tensor whole."""
         factors = self.products.get(key)
-        if factors is None or key in self.replaced or factors.kernel:
+        if factors is None or key in self.replaced or len(factors.shape) != 2:
             return None
         return factors.pair()
 
     def origin(self, key: str) -> str:
-        """The file that the delta comes from, for messages."""
-        factors = self.products.get(key)
-        entry = factors.b if factors is not None else self.replaced.get(key)
+        """Return the file that a delta comes from, for messages."""
+        entry = self.products[key].b if key in self.products else self.replaced.get(key)
         return str(self.path if entry is None else entry.file.path)
 
 
@@ -175,18 +151,16 @@ def read_adapter(folder: Path) -> Adapter:
         raise CheckpointError(f"{folder} holds an adapter without {' or '.join(_WEIGHTS)}; fetch it again")
     checkpoint = read_weights(contained(file, folder))
     stored = {name: checkpoint.entry(name) for name in (*checkpoint, *checkpoint.aliases)}
-    reader = _Reader(file, config)
-    for key, entry in stored.items():
-        reader.take(key, entry)
+    reader = _Reader(file, config, stored)
     factors = reader.factors()
     weights = next(iter(stored.values())).file
     return Adapter(folder, config, factors, reader.replaced(factors), stored, (document, weights))
 
 
 class _Reader:
-    """Sorts the tensors of a weights file into factors and whole tensors, and refuses what is neither."""
+    """The tensors of a weights file as factors and whole tensors; what is neither is refused."""
 
-    def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, config: Mapping[str, Any], stored: Mapping[str, Entry]) -> None:
         path = file.parent / CONFIG
         self._file = file
         self._rank = Scale(config, path, option="r", table="rank_pattern", whole=True)
@@ -203,12 +177,14 @@ class _Reader:
         self._owners: set[str] = set()  # names of adapters that were left in the keys
         self._pairs: dict[tuple[str, bool], dict[str, tuple[str, Entry]]] = {}
         self._whole: list[tuple[str, Entry]] = []
+        for key, entry in stored.items():
+            self._take(key, entry)
 
     def _fault(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._file}: {what}")
 
-    def take(self, key: str, entry: Entry) -> None:
-        """File one tensor under what it is."""
+    def _take(self, key: str, entry: Entry) -> None:
+        """Sort one tensor by its name."""
         if not key.startswith(_PREFIX):
             raise self._fault(f"{key!r} must start with {_PREFIX!r}; save the adapter with peft again")
         match = _FACTOR.fullmatch(key.removeprefix(_PREFIX))
@@ -226,7 +202,7 @@ class _Reader:
         sides[side] = (key, entry)
 
     def factors(self) -> dict[str, Factors]:
-        """Factors by the name of the weight that they adapt."""
+        """Return factors by the name of the weight that they adapt."""
         factors = {}
         for (module, table), sides in self._pairs.items():
             if ".base_layer." in f".{module}.":
@@ -248,24 +224,20 @@ class _Reader:
         left, right = a[1].spec.shape, b[1].spec.shape
         depth, shapes = len(left), f"{a[0]!r} is {left} and {b[0]!r} is {right}"
         if depth != len(right) or not 2 <= depth <= (2 if table else 5) or 0 in left + right:
-            raise self._fault(
-                f"{shapes}, which are no LoRA factors; "
-                "if the adapter was trained in shards (ZeRO-3, FSDP), gather them before saving"
-            )
+            hint = "if the adapter was trained in shards (ZeRO-3, FSDP), gather them before saving"
+            raise self._fault(f"{shapes}, which are no LoRA factors; {hint}")
         if left[0] != right[1] or any(extent != 1 for extent in right[2:]):
             hint = "grouped convolutions are not supported" if depth > 2 else "save the adapter again"
             raise self._fault(f"ranks differ: {shapes}, but A must be [r, in] and B [out, r]; {hint}")
         rank, alpha = self._rank.of(module), self._alpha.of(module)
         if left[0] != rank:
-            raise self._fault(
-                f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}; "
-                "the scale depends on it: correct r or rank_pattern"
-            )
+            what = f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}"
+            raise self._fault(f"{what}; the scale depends on it: correct r or rank_pattern")
         transposed = table or (depth == 2 and self._transposed)
         return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), transposed)
 
     def replaced(self, adapted: Mapping[str, Factors]) -> dict[str, Entry]:
-        """Whole tensors by name; the config must say why they are there."""
+        """Return whole tensors by name; the config must account for each."""
         whole: dict[str, tuple[str, Entry]] = {}
         for key, entry in self._whole:
             parts = key.removeprefix(_PREFIX).split(".")
@@ -273,10 +245,8 @@ class _Reader:
                 continue
             name = ".".join(self._plain(parts))
             if any(part.startswith("lora_") for part in parts) or not self._explained(name):
-                raise self._fault(
-                    f"{key!r} is neither a LoRA factor nor a tensor that {CONFIG} accounts for; "
-                    "if the layer was trained whole, name it in modules_to_save"
-                )
+                hint = "if the layer was trained whole, name it in modules_to_save"
+                raise self._fault(f"{key!r} is neither a LoRA factor nor accounted for by {CONFIG}; {hint}")
             if name in whole and not _same(whole[name][1], entry):
                 raise self._fault(f"{whole[name][0]!r} and {key!r} are one tensor but differ; save it again")
             whole.setdefault(name, (key, entry))
@@ -286,7 +256,7 @@ class _Reader:
         return {name: entry for name, (_, entry) in whole.items()}
 
     def _plain(self, parts: list[str]) -> Iterator[str]:
-        """The parts of a name without those of peft's wrappers."""
+        """Yield the parts of a name without those of peft's wrappers."""
         before = ""
         for part in parts:
             wrapper = part in ("base_layer", "modules_to_save")
@@ -295,6 +265,7 @@ class _Reader:
             before = part
 
     def _explained(self, name: str) -> bool:
+        """Return whether the config accounts for a tensor that is stored whole."""
         module, _, last = name.rpartition(".")
         adapted = (module, False) in self._pairs
         if last == "bias" and (self._bias == "all" or (self._bias == "lora_only" and adapted)):
@@ -307,7 +278,7 @@ class _Reader:
 
 
 def _same(one: Entry, other: Entry) -> bool:
-    """Whether two small tensors hold the same bits."""
+    """Return whether two small tensors hold the same bits."""
     import torch
 
     if one.spec != other.spec:

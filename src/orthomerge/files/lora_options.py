@@ -10,7 +10,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError
 from orthomerge.files.documents import read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.raw_file import RawFile
@@ -41,34 +41,29 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
     "arrow_config": ("Arrow routes between adapters by input and is no change of weights", RETRAIN),
     "megatron_config": ("Megatron's parallel layers are not supported", RETRAIN),
 }
-# Options that we act on.
-_READ = frozenset(
+_ALLOWED = frozenset(
+    # applied
     {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias"}
     | {"modules_to_save", "task_type", "init_lora_weights"}
-)
-# Options that choose layers, describe training, or matter only before its first step.
-_HARMLESS = frozenset(
-    {"auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"}
+    # choose layers, describe training, or matter only before its first step
+    | {"auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "lora_dropout"}
     | {"target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "runtime_config"}
     | {"loftq_config", "corda_config", "eva_config", "lora_ga_config", "ensure_weight_tying"}
-    | {"megatron_core", "qalora_group_size", "merge_weights"}  # without effect of their own
+    # without effect of their own
+    | {"megatron_core", "qalora_group_size", "merge_weights"}
 )
-# Starts of training that leave the base alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA are taken out of it.
+# Initialisations that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA subtract the factors from it.
+_SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+# Patterns come from strangers: a regular expression with nested repeats, or with many of them, can take for ever.
 _MOST_PATTERNS = 4096
-# Regular expressions come from strangers: one with repeats in repeats, or with many of them, can take for ever.
 _REPEATED_GROUP = re.compile(r"\)[*+?{]|\(\?|\\[1-9]")
 _REPEAT = re.compile(r"[*+{]")
 _MOST_STEPS = 10**9
-_SOUND_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
-    """The options of an adapter folder, all of them accounted for, and the file they were read from."""
+    """Return the options of an adapter folder, each accounted for, and the file they were read from."""
     path = folder / CONFIG
-    if not path.exists():
-        nested = sorted(folder.glob(f"*/{CONFIG}"))
-        hint = f"name one of its folders: {some(p.parent.name for p in nested)}" if nested else "fetch it again"
-        raise CheckpointError(f"{folder} is not an adapter, it has no {CONFIG}; {hint}")
     document = RawFile(contained(path, folder))  # opened before it is read: a later change is then noticed
     config = read_json(path, most=_MOST_CONFIG)
     kind = config.get("peft_type")
@@ -78,21 +73,19 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
         if config.get(option):
             raise CheckpointError(f"{path}: {option} is not supported ({reason}); {way_out}")
     for option, value in config.items():
-        if value and option not in _READ | _HARMLESS:
+        if value and option not in _ALLOWED:
             what = f"adapter option {option}={value!r:.80}"
             raise CheckpointError(f"{path}: {what} is not known to be harmless; {MERGE}")
     start = config.get("init_lora_weights")
     if (start.lower() if isinstance(start, str) else start) not in _SOUND_STARTS:
-        raise CheckpointError(
-            f"{path}: init_lora_weights={start!r} changes the base before training, so the adapter does not "
-            "fit the base as it is; save it again with path_initial_model_for_weight_conversion, or "
-            f"{MERGE}"
-        )
+        what = f"init_lora_weights={start!r} changes the base before training, so the adapter does not fit the base"
+        hint = "save it again with path_initial_model_for_weight_conversion"
+        raise CheckpointError(f"{path}: {what}; {hint}, or {MERGE}")
     return config, document
 
 
 class Scale:
-    """A number per module (rank or alpha): a default, and patterns of which the first match applies."""
+    """A number per module (rank or alpha): a default, and patterns of which the first that matches applies."""
 
     def __init__(self, config: Mapping[str, Any], path: Path, *, option: str, table: str, whole: bool) -> None:
         def number(value: Any, name: str) -> float:
@@ -106,9 +99,7 @@ class Scale:
         if not isinstance(patterns, dict):
             raise CheckpointError(f"{path}: {table} must map names to numbers, got {patterns!r:.80}; {MERGE}")
         if len(patterns) > _MOST_PATTERNS:
-            raise CheckpointError(
-                f"{path}: {table} must have at most {_MOST_PATTERNS} names, got {len(patterns)}; {MERGE}"
-            )
+            raise CheckpointError(f"{path}: {table} has {len(patterns)} names, more than {_MOST_PATTERNS}; {MERGE}")
         self._path, self._table = path, table
         self._default = number(config.get(option, 8), option)
         self._patterns: list[tuple[re.Pattern[str], float]] = []
@@ -138,7 +129,7 @@ class Scale:
 
 
 def flag(config: Mapping[str, Any], path: Path, option: str) -> bool:
-    """An option that is true or false, and false when it is not there."""
+    """Return an option that is true or false; a missing one is false."""
     value = config.get(option) or False
     if not isinstance(value, bool):
         raise CheckpointError(f"{path}: {option} must be true or false, got {value!r}")

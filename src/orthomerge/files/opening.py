@@ -23,7 +23,7 @@ _SAVES = "index and shards are of different saves: fetch it again, all of it"
 
 
 def locate(reference: str | Path) -> tuple[Path, str | None]:
-    """The local path of a reference, and the revision if it came from the hub; a `Path` is never asked of the hub."""
+    """Return a local path, and the revision if it came from the hub; a `Path` is never asked of the hub."""
     why = "does not exist"
     try:
         path = Path(reference).expanduser()
@@ -70,9 +70,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     config = read_json(contained(folder / "config.json", folder)) if (folder / "config.json").exists() else None
     if quantised := (config or {}).get("quantization_config"):
         how = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
-        raise CheckpointError(
-            f"{folder} is quantised ({how}); merge the original float weights and quantise the result"
-        )
+        raise CheckpointError(f"{folder} is quantised ({how}); merge the original float weights, quantise the result")
     return replace(_open_weights(folder), path=folder, config=config)
 
 
@@ -82,9 +80,8 @@ def _open_weights(folder: Path) -> Checkpoint:
         # A link to nowhere is an error when it is opened, not a reason to look elsewhere.
         present = [path for path in (whole, index) if os.path.lexists(path)]
         if len(present) == 2:
-            raise CheckpointError(
-                f"{folder} holds both {name} and {index.name}: one of them is left over from an earlier save; remove it"
-            )
+            what = "one of them is left over from an earlier save; remove it"
+            raise CheckpointError(f"{folder} holds both {name} and {index.name}: {what}")
         if present:
             path = contained(present[0], folder)
             return read_weights(path) if path == whole else _open_shards(path)
@@ -99,7 +96,7 @@ def _open_weights(folder: Path) -> Checkpoint:
 
 
 def _open_shards(index: Path) -> Checkpoint:
-    """Join shards by their index, which must agree with what the shards really hold."""
+    """Join shards by their index, which must agree with what the shards hold."""
     document = read_json(index)
     names = document.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(shard, str) for shard in names.values()):
@@ -109,22 +106,17 @@ def _open_shards(index: Path) -> Checkpoint:
     aliases: dict[str, str] = {}
     shards = sorted(set(names.values()))
     if len({shard.casefold() for shard in shards}) < len(shards):
-        raise CheckpointError(
-            f"{index} names shards that differ in case only ({some(shards)}), which not every file system can tell "
-            "apart; do not trust this file"
-        )
+        what = f"shards that differ in case only ({some(shards)}), which some file systems cannot tell apart"
+        raise CheckpointError(f"{index} names {what}; do not trust this file")
     for shard in shards:
         opened = read_weights(_shard_path(index, shard, suffix))
         held = {*opened.entries, *opened.aliases}
         listed = {name for name, file in names.items() if file == shard}
-        if listed - held:
-            raise CheckpointError(
-                f"{index} places {some(sorted(listed - held))} in {shard}, which does not hold it; {_SAVES}"
-            )
-        if held - listed:
-            raise CheckpointError(
-                f"{opened.path} holds {some(sorted(held - listed))}, which {index.name} does not place there; {_SAVES}"
-            )
+        if lacking := sorted(listed - held):
+            raise CheckpointError(f"{index} places {some(lacking)} in {shard}, which does not hold it; {_SAVES}")
+        if more := sorted(held - listed):
+            what = f"which {index.name} does not place there"
+            raise CheckpointError(f"{opened.path} holds {some(more)}, {what}; {_SAVES}")
         entries |= opened.entries
         aliases |= opened.aliases
     _check_total(document, entries, index)
@@ -132,7 +124,7 @@ def _open_shards(index: Path) -> Checkpoint:
 
 
 def _shard_path(index: Path, shard: str, suffix: str) -> Path:
-    """Return the path of a shard, which must be a plain file in the folder and format of the index."""
+    """Return the path of a shard; it must be a plain file in the folder and format of the index."""
     if not is_plain_name(shard) or "/" in shard:
         raise CheckpointError(f"{index} points outside its own folder, to {shard!r}; do not trust this file")
     if not shard.endswith(suffix):
@@ -149,7 +141,5 @@ def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Pat
     held = sum(entry.spec.nbytes for entry in entries.values())
     # Pickles count tied weights as often as they are named, so only safetensors must agree to the byte.
     if index.name.startswith("model.safetensors") and isinstance(total, int) and total != held:
-        raise CheckpointError(
-            f"{index} says the shards hold {total} bytes, but they hold {held}; a shard is of another save: "
-            "fetch it again"
-        )
+        what = f"says the shards hold {total} bytes, but they hold {held}"
+        raise CheckpointError(f"{index} {what}; a shard is of another save: fetch it again")

@@ -1,8 +1,7 @@
 """Read files of `torch.save` (.bin, .pt, .pth) without torch and without executing anything in them.
 
-Both containers are read: the zip archive that torch writes since 1.6 (`data.pkl` and one member per storage)
-and the older stream (pickles, then the storages one after another). Only names and shapes are read; a tensor
-becomes a run of bytes in the file.
+Both containers are read: the zip archive of torch 1.6 and later (`data.pkl` and one member per storage) and the older
+stream (pickles, then the storages one after another). A tensor becomes a run of bytes in the file.
 """
 
 from __future__ import annotations
@@ -34,18 +33,20 @@ _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _PROTOCOL: Final = 1001
 _MOST_DIRECTORY: Final = 16 << 20  # of a zip archive; about 150,000 members
 _MOST_REPEATED: Final = 64 << 20  # bytes of a tensor that repeats its storage (stride 0)
+_PAGES = (b"<!doctype", b"<html", b"<?xml")
+_AGAIN = "load it with torch on a common machine and save it again"
 _LOCAL = struct.Struct("<4s2xHH16xHH")  # signature, flags, method, length of name, length of extra
 
 
 def read_weights(path: Path) -> Checkpoint:
-    """Every tensor of a safetensors file or a pickle, by name, unread."""
+    """Return every tensor of a safetensors file or a pickle by name, unread."""
     if path.suffix not in ENDINGS:
         raise CheckpointError(f"{path} is not a checkpoint: give a folder, or a file that ends in {', '.join(ENDINGS)}")
     return Checkpoint(path, read_safetensors(path)) if path.suffix == ".safetensors" else read_pickle(path)
 
 
 def read_pickle(path: Path) -> Checkpoint:
-    """Every tensor of a torch file by name, unread, in the order of its state dict."""
+    """Return every tensor of a torch file by name, unread, in the order of its state dict."""
     file = RawFile(path)
     try:
         head = _head(file)
@@ -56,45 +57,44 @@ def read_pickle(path: Path) -> Checkpoint:
     except Exception as error:  # the bytes are anybody's: whatever the parsers stumble over is damage
         has_reason = isinstance(error, UnpicklingError | zipfile.BadZipFile)
         why = ascii(str(error))[1:-1][:200] if has_reason else type(error).__name__
-        raise CheckpointError(
-            f"{path} is damaged, or was not written by torch.save ({why}); fetch it again, or save it as safetensors"
-        ) from error
+        what = f"is damaged, or was not written by torch.save ({why})"
+        raise CheckpointError(f"{path} {what}; fetch it again, or save it as safetensors") from error
 
 
 def _head(file: RawFile) -> bytes:
-    """The first bytes, after refusing what is often found in the place of weights."""
+    """Return the first bytes, after refusing what is often found in the place of weights."""
     head = file.bytes(0, min(file.size, 512))
     text = head.lstrip().lower()
-    what = ""
-    if not head:
-        what = "is empty: fetch it again"
-    elif head.startswith(b"version https://git-lfs"):
-        what = "is a Git LFS pointer, not the weights: run `git lfs pull`"
-    elif text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        what = "is a web page, not the weights: the download failed or needs a login; fetch it again"
-    elif head[257:262] == b"ustar":
-        what = "is a tar archive: unpack it; if a very old torch wrote it, load it with torch and save it again"
-    elif head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.size:
-        what = "is a safetensors file: give it the ending .safetensors"
-    if what:
-        raise CheckpointError(f"{file.path} {what}")
+    refused = (
+        (not head, "is empty: fetch it again"),
+        (head.startswith(b"version https://git-lfs"), "is a Git LFS pointer, not the weights: run `git lfs pull`"),
+        (
+            text.startswith(_PAGES),
+            "is a web page, not the weights: the download failed or needs a login; fetch it again",
+        ),
+        (head[257:262] == b"ustar", "is a tar archive: unpack it, or load it with the torch that wrote it and save it"),
+        (
+            head[8:9] == b"{" and int.from_bytes(head[:8], "little") < file.size,
+            "is a safetensors file: give it the ending .safetensors",
+        ),
+    )
+    for applies, what in refused:
+        if applies:
+            raise CheckpointError(f"{file.path} {what}")
     return head
 
 
 def _read_zip(file: RawFile) -> tuple[object, Place]:
-    """What the archive's pickle built, and where its storages lie."""
+    """Return what the archive's pickle built, and where its storages lie."""
     members, end = _members(file)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        raise CheckpointError(
-            f"{file.path} is a zip archive with {len(pickles)} files 'data.pkl' (torch.save writes one); "
-            "if it holds packed checkpoints, unpack it first"
-        )
+        what = f"is a zip archive with {len(pickles)} files 'data.pkl' (torch.save writes one)"
+        raise CheckpointError(f"{file.path} {what}; if it holds packed checkpoints, unpack it first")
     top = pickles[0].removesuffix("data.pkl")
     if f"{top}constants.pkl" in members:
-        raise CheckpointError(
-            f"{file.path} is a TorchScript archive; save torch.jit.load(...).state_dict() with torch.save and open that"
-        )
+        what = "is a TorchScript archive; save torch.jit.load(...).state_dict() with torch.save and open that"
+        raise CheckpointError(f"{file.path} {what}")
 
     def place(name: str) -> tuple[int, int] | None:
         return _locate(file, members[name], end) if name in members else None
@@ -102,22 +102,17 @@ def _read_zip(file: RawFile) -> tuple[object, Place]:
     if (order := place(f"{top}byteorder")) is not None:
         word = file.bytes(order[0], min(order[1], 16))
         if word != b"little":
-            raise CheckpointError(
-                f"{file.path} has its numbers in byte order {word!r}, only 'little' is read; "
-                "load it with torch on a common machine and save it again"
-            )
+            raise CheckpointError(f"{file.path} has byte order {word!r}, only 'little' is read; {_AGAIN}")
     begin, length = _locate(file, members[pickles[0]], end)
     if length > MOST_BYTES:
-        raise CheckpointError(
-            f"{file.path} has a data.pkl of {length >> 20} MiB, at most {MOST_BYTES >> 20} are read; "
-            "save the state dict alone, without the training state"
-        )
+        what = f"has a data.pkl of {length >> 20} MiB, at most {MOST_BYTES >> 20} are read"
+        raise CheckpointError(f"{file.path} {what}; save the state dict alone, without the training state")
     machine = Machine(file.path, io.BytesIO(file.bytes(begin, length)))
     return machine.load(), lambda key: place(f"{top}data/{key}")
 
 
 def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
-    """The members of an archive by name, none of them suspicious, and where the directory begins."""
+    """Return the members of an archive by name, none of them suspicious, and where the directory begins."""
     with Stream(file, _MOST_DIRECTORY) as stream, zipfile.ZipFile(stream) as archive:
         infos, end = archive.infolist(), archive.start_dir
     members = {info.filename: info for info in infos}
@@ -138,7 +133,7 @@ def _members(file: RawFile) -> tuple[dict[str, zipfile.ZipInfo], int]:
 
 
 def _locate(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
-    """Where a member's bytes lie, by the header in front of them; `end` is where the directory begins."""
+    """Return where a member's bytes lie, by the header in front of them; the directory begins at `end`."""
     signature, flags, method, name, extra = _LOCAL.unpack(file.bytes(info.header_offset, _LOCAL.size))
     begin = info.header_offset + _LOCAL.size + name + extra
     written = info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437")
@@ -149,7 +144,7 @@ def _locate(file: RawFile, info: zipfile.ZipInfo, end: int) -> tuple[int, int]:
 
 
 def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
-    """What the pickle in the older stream built, and where the storages after it lie."""
+    """Return what the pickle in the older stream built, and where the storages after it lie."""
     with Stream(file, MOST_BYTES) as stream:
         machine = Machine(file.path, stream)
         try:
@@ -159,22 +154,15 @@ def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
         except Exception as error:
             if head.startswith(b"\x80"):
                 raise
-            raise CheckpointError(
-                f"{file.path} is not a file of torch.save (it begins with {head[:8]!r}); fetch the weights again"
-            ) from error
+            what = f"is not a file of torch.save (it begins with {head[:8]!r})"
+            raise CheckpointError(f"{file.path} {what}; fetch the weights again") from error
         if magic != _MAGIC:
-            raise CheckpointError(
-                f"{file.path} is a plain pickle, not a file of torch.save; save it again with torch.save or as "
-                "safetensors"
-            )
+            raise CheckpointError(f"{file.path} is a plain pickle, not a file of torch.save; save it again with it")
         if (protocol := machine.load()) != _PROTOCOL:
             raise CheckpointError(f"{file.path} must have protocol {_PROTOCOL}, not {protocol!r:.20}; fetch it again")
         machine_info = machine.load()
         if not isinstance(machine_info, dict) or machine_info.get("little_endian") is not True:
-            raise CheckpointError(
-                f"{file.path} was not written on a little-endian machine; "
-                "load it with torch on a common machine and save it again"
-            )
+            raise CheckpointError(f"{file.path} was not written on a little-endian machine; {_AGAIN}")
         root, keys = machine.load(), machine.load()
         at = stream.tell()
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in machine.storages for key in keys):
@@ -183,17 +171,15 @@ def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
     for key in keys:  # storages follow each other, each after its count of elements
         length = int.from_bytes(file.bytes(at, 8), "little", signed=True) * machine.storages[key].width
         if not 0 <= length <= file.size - at - 8:
-            raise CheckpointError(
-                f"{file.path} was cut short: storage {key!r} at byte {at} should hold {length} bytes, "
-                f"but the file ends at {file.size}; fetch it again"
-            )
+            what = f"storage {key!r} at byte {at} should hold {length} bytes, but the file ends at {file.size}"
+            raise CheckpointError(f"{file.path} was cut short: {what}; fetch it again")
         places[key] = (at + 8, length)
         at += 8 + length
     return root, places.get
 
 
 def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place) -> Checkpoint:
-    """Tensors as entries; those that are the same bytes in the same shape are one entry with several names."""
+    """Return tensors as entries; the same bytes in the same shape are one entry with several names."""
     entries: dict[str, Entry] = {}
     aliases: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
@@ -209,12 +195,11 @@ def _collect(file: RawFile, tensors: dict[str, Tensor], place: Place) -> Checkpo
 
 
 def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
+    """Return where a tensor lies, after checking what the pickle says against the storage."""
     where, again = f"{file.path}: tensor {name!r}", "the file is damaged: fetch it again"
     if tensor.refused or tensor.storage is None:
-        raise CheckpointError(
-            f"{where} is stored as {tensor.refused}, but only plain dense tensors of real numbers are read; "
-            "load it where it was made, convert it (dequantize, to_dense, real) and save it again"
-        )
+        what = f"is stored as {tensor.refused}, but only plain dense tensors of real numbers are read"
+        raise CheckpointError(f"{where} {what}; convert it in torch (dequantize, to_dense, real) and save it again")
     offset, shape, strides, storage = tensor.offset, tensor.shape, tensor.strides, tensor.storage
     if not are_counts(shape) or not are_counts(strides) or not are_counts([offset]) or len(shape) != len(strides):
         raise CheckpointError(f"{where} has a shape, stride or offset that is not whole numbers from 0 on; {again}")
@@ -222,27 +207,23 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
     if run is None:
         raise CheckpointError(f"{where} lies in storage {storage.key!r}, which the file does not have; {again}")
     if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > run[1]:
-        raise CheckpointError(
-            f"{where} lies in storage {storage.key!r}, which should have {storage.skip + storage.nbytes} bytes "
-            f"but has {run[1]}; {again}"
-        )
+        what = f"which should have {storage.skip + storage.nbytes} bytes but has {run[1]}"
+        raise CheckpointError(f"{where} lies in storage {storage.key!r}, {what}; {again}")
     spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], run[0] + storage.skip
     if spec.numel == 0:
         return Entry(file, begin, spec)
     reach = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     if reach * width > storage.nbytes:
-        raise CheckpointError(
-            f"{where} reaches to byte {reach * width} of storage {storage.key!r}, which has {storage.nbytes}; {again}"
-        )
+        what = f"reaches to byte {reach * width} of storage {storage.key!r}, which has {storage.nbytes}"
+        raise CheckpointError(f"{where} {what}; {again}")
     if spec.nbytes > max(storage.nbytes, _MOST_REPEATED):
-        raise CheckpointError(
-            f"{where} repeats {storage.nbytes} bytes to make {spec.nbytes}; save a contiguous copy of it instead"
-        )
+        what = f"repeats {storage.nbytes} bytes to make {spec.nbytes}"
+        raise CheckpointError(f"{where} {what}; save a contiguous copy of it instead")
     return Entry(file, begin + offset * width, spec, _strides(spec.shape, tuple(strides)))
 
 
 def _strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides in one form (those of axes of length 1 mean nothing), or None when contiguous."""
+    """Return strides in one form (those of axes of length 1 mean nothing), or None if contiguous."""
     dense = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
     same = tuple(d if n == 1 else s for n, s, d in zip(shape, strides, dense, strict=True))
     return None if same == dense else same

@@ -1,13 +1,13 @@
 """Write output folders atomically: a folder appears complete, or not at all.
 
-Everything goes into a working folder beside the target, `.OUT.orthomerge-TOKEN`, which has a marker of ours:
+A working folder beside the target, `.OUT.orthomerge-TOKEN`, has a marker of ours and holds
 
 new/    what is being written; when it is complete and on disk, one rename makes it the target
-old/    what was in the target, for a moment, where the system cannot exchange two folders in one step
+old/    the former target, for a moment, where the system cannot exchange two folders in one step
 
-A run that fails removes its working folder; one that is killed leaves it, and the next run into the same target brings
-`old` back if the target is gone, and removes the rest. A lock beside the target, held until the last step, keeps two
-runs apart. A target that is there is replaced only if it is ours, and all that is in it (`files/folders.py`).
+A run that fails removes its working folder; a killed run leaves it, and the next run into the same target restores
+`old` if the target is gone, and removes the rest. A lock beside the target, held until the last step, keeps two runs
+apart. An existing target is replaced only if its marker lists every file in it (`files/folders.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -51,8 +51,8 @@ def publish(
     `marker`: the file that lists all others of a folder that may be replaced with `force`, except `unlisted_but_ours`:
     files of ours, or files that are in the new folder too.
     """
-    out, inputs, unlisted_but_ours = _absolute(out), tuple(inputs), tuple(unlisted_but_ours)
-    check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted_but_ours=unlisted_but_ours)
+    out, inputs, unlisted = _absolute(out), tuple(inputs), tuple(unlisted_but_ours)
+    check = partial(check_target, out, force=force, inputs=inputs, marker=marker, unlisted_but_ours=unlisted)
     check()
     with _locked(out, need) as above:
         try:
@@ -63,7 +63,7 @@ def publish(
             for path in (new, *new.rglob("*")):
                 sync(path)
             check()
-            _commit(new, out, partial(why_not_ours, marker=marker, unlisted_but_ours=unlisted_but_ours))
+            _commit(new, out, marker, unlisted)
             with suppress(OSError):
                 remove_folder(new.parent, proof=WORKING)
         except BaseException as error:
@@ -90,7 +90,7 @@ def check_target(
     marker: str = MANIFEST,
     unlisted_but_ours: Iterable[str] = (LOCAL,),
 ) -> None:
-    """Refuse a target that overlaps an input, or that exists: with `force`, only if not all that is in it is ours."""
+    """Refuse a target that overlaps an input, or that exists; with `force`, only if not all that is in it is ours."""
     out = _absolute(out)
     written = [Path(os.path.realpath(path)) for path in (out, *_working_folders(out))]
     for path in inputs:
@@ -102,8 +102,13 @@ def check_target(
         return
     if not force:
         raise OutputError(f"{out} exists already; give --force to replace it, or choose another place")
+    _check_ours(out, out, marker, unlisted_but_ours)
+
+
+def _check_ours(folder: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str]) -> None:
+    """Refuse to replace a folder, which is or was `out`, if orthomerge did not write all that is in it."""
     try:
-        reason = why_not_ours(out, marker, unlisted_but_ours=unlisted_but_ours)
+        reason = why_not_ours(folder, marker, unlisted_but_ours=unlisted_but_ours)
     except OSError as error:
         raise OutputError(f"cannot look into {out}: {error.strerror}; choose another place") from error
     if reason is not None:
@@ -119,10 +124,8 @@ def check_room(folder: Path, need: int) -> None:
     except OSError as error:
         raise OutputError(f"cannot write to {folder}: {error.strerror}; choose another place") from error
     if free < need + _SPARE:
-        raise OutputError(
-            f"{folder} has {free / 1e9:.2f} GB free, but the output needs {(need + _SPARE) / 1e9:.2f} GB; "
-            "make room, or write elsewhere"
-        )
+        what = f"{free / 1e9:.2f} GB free, but the output needs {(need + _SPARE) / 1e9:.2f} GB"
+        raise OutputError(f"{folder} has {what}; make room, or write elsewhere")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{folder} cannot be written to; choose another place, or change its permissions")
 
@@ -227,23 +230,21 @@ def _clear(out: Path) -> None:
         remove_folder(working, proof=WORKING)
 
 
-def _commit(new: Path, out: Path, why_not: Callable[[Path], str | None]) -> None:
-    """Make `new` the target in one step; what was there before is beside it afterwards, to be removed."""
+def _commit(new: Path, out: Path, marker: str, unlisted_but_ours: Iterable[str]) -> None:
+    """Make `new` the target in one step; the former target is beside it afterwards, to be removed."""
     if not os.path.lexists(out):
         new.rename(out)
         return
-    old = new if _exchange(new, out) else out.rename(new.with_name("old"))
+    exchanged = _exchange(new, out)
+    old = new if exchanged else out.rename(new.with_name("old"))
     try:
-        reason = why_not(old)  # somebody may have put a file there since the last look
-    except OSError as error:
-        reason = f"cannot be looked into ({error.strerror})"
-    if reason is None:
-        if old != new:
-            new.rename(out)  # should it fail, `_clear` brings the old one back
-        return
-    if old == new:
-        _exchange(new, out)
-    raise OutputError(f"{out} {reason}, so it is not replaced; move it away, or choose another place")
+        _check_ours(old, out, marker, unlisted_but_ours)  # somebody may have put a file there since the last check
+    except OutputError:
+        if exchanged:
+            _exchange(new, out)
+        raise  # otherwise `_clear` restores the old one, as it does if the following rename fails
+    if not exchanged:
+        new.rename(out)
 
 
 def _exchange(one: Path, other: Path) -> bool:

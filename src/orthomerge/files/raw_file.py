@@ -139,15 +139,11 @@ class RawFile:
             try:
                 count = os.preadv(self._fd, [view[done:]], offset + done)
             except OSError as error:
-                raise CheckpointError(
-                    f"cannot read {self.path} at byte {offset}: {error.strerror}; check the disk or the "
-                    "file server, and run the command again"
-                ) from error
+                what = f"cannot read {self.path} at byte {offset}: {error.strerror}"
+                raise CheckpointError(f"{what}; check the disk or the file server, and run it again") from error
             if count == 0:
-                raise CheckpointError(
-                    f"{self.path} ends at byte {offset + done}, {len(view) - done} bytes too early; "
-                    "the file was cut short: fetch it again"
-                )
+                what = f"ends at byte {offset + done}, {len(view) - done} bytes too early"
+                raise CheckpointError(f"{self.path} {what}; the file was cut short: fetch it again")
             done += count
 
 

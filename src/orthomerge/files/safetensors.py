@@ -29,12 +29,13 @@ _LENGTH = 8
 _MOST_HEADER = 100_000_000  # the reference implementation's limit
 _MOST_NAME = 1_000
 _MOST_AXES = 64
+_DAMAGED = "the file is damaged: fetch it again"
 _STEM = "model"
 METADATA = {"format": "pt"}  # what transformers asks of a file
 
 
 def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, Entry]:
-    """Every tensor of a file by name, unread, in the order of their bytes. `algorithm`: of the file's hash."""
+    """Return every tensor of a file by name, unread, in the order of their bytes. `algorithm`: of the file's hash."""
     file = RawFile(path, algorithm=algorithm)
     header, start = _header(file)
     header.pop("__metadata__", None)
@@ -49,12 +50,12 @@ def read_safetensors(path: Path, *, algorithm: str | None = None) -> dict[str, E
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The free-form strings of a file's header."""
+    """Read the free-form strings of a file's header."""
     return dict(_header(RawFile(path))[0].get("__metadata__", {}))
 
 
 def encode_header(specs: dict[str, Spec], metadata: dict[str, str]) -> bytes:
-    """Length and header of a file that holds `specs` in this order, padded so that the data is aligned to 8 bytes."""
+    """Encode length and header of a file that holds `specs` in this order; its data is aligned to 8 bytes."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     position = 0
     for name, spec in specs.items():
@@ -70,14 +71,12 @@ def check_name(name: str, path: Path) -> None:
     """Refuse names of tensors that no framework writes and that could be misused as paths."""
     odd = any(part in name for part in ("..", "/", "\\")) or not name.isprintable()
     if not name or len(name) > _MOST_NAME or odd or name == "__metadata__":
-        shown = name if len(name) < 80 else name[:80] + "..."
-        raise CheckpointError(
-            f"{path} holds a tensor with the name {shown!r}, which no framework writes; do not trust this file"
-        )
+        what = f"a tensor with the name {name[:80]!r}, which no framework writes"
+        raise CheckpointError(f"{path} holds {what}; do not trust this file")
 
 
 def are_counts(values: Any) -> bool:
-    """Whether values can be a shape or offsets: a few whole numbers from 0 on."""
+    """Return whether values can be a shape or offsets: a few whole numbers from 0 on."""
     if not isinstance(values, list | tuple) or len(values) > _MOST_AXES:
         return False
     return all(type(value) is int and 0 <= value < 2**62 for value in values)
@@ -99,56 +98,48 @@ def _header(file: RawFile) -> tuple[dict[str, Any], int]:
     # The reference implementation refuses half a surrogate pair, which Python's JSON lets through.
     words = (*metadata, *metadata.values()) if isinstance(metadata, dict) else (None,)
     if not all(isinstance(word, str) and not _SURROGATE.search(word) for word in words):
-        raise CheckpointError(f"{path}: '__metadata__' must hold strings only; the file is damaged: fetch it again")
+        raise CheckpointError(f"{path}: '__metadata__' must hold strings only; {_DAMAGED}")
     return header, _LENGTH + length
 
 
 def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
     where = f"{path}: tensor {name!r}"
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{where} must have dtype, shape and data_offsets; the file is damaged: fetch it again")
+        raise CheckpointError(f"{where} must have dtype, shape and data_offsets; {_DAMAGED}")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise CheckpointError(
-            f"{where} has dtype {dtype!r:.80}, which is not supported (known: {', '.join(DTYPES)}); "
-            "quantised weights must be converted to float first"
-        )
+        what = f"has dtype {dtype!r:.80}, which is not supported (known: {', '.join(DTYPES)})"
+        raise CheckpointError(f"{where} {what}; quantised weights must be converted to float first")
     believable = are_counts(shape) and prod(max(count, 1) for count in shape) < 2**60
     if not believable or not are_counts(offsets) or len(offsets) != 2:
-        raise CheckpointError(
-            f"{where} has shape {shape!r:.80} at bytes {offsets!r:.80}; the file is damaged: fetch it again"
-        )
+        raise CheckpointError(f"{where} has shape {shape!r:.80} at bytes {offsets!r:.80}; {_DAMAGED}")
     spec = Spec(tuple(shape), dtype)
     begin, end = offsets
     if end - begin != spec.nbytes:
-        raise CheckpointError(
-            f"{where} is {spec.shape} {dtype}, {spec.nbytes} bytes, but the header gives it {end - begin}; "
-            "the file is damaged: fetch it again"
-        )
+        what = f"is {spec.shape} {dtype}, {spec.nbytes} bytes, but the header gives it {end - begin}"
+        raise CheckpointError(f"{where} {what}; {_DAMAGED}")
     return spec, begin, end
 
 
 def _check_cover(spans: list[tuple[int, int, str, Spec]], size: int, path: Path) -> None:
-    """Tensors must lie back to back and fill the file, so that no byte is read twice or not at all."""
+    """Refuse tensors that do not lie back to back and fill the file: every byte must be read exactly once."""
     position = 0
     for begin, end, name, _ in spans:
         if begin != position:
             what = "overlaps another tensor" if begin < position else f"leaves {begin - position} bytes unaccounted for"
-            raise CheckpointError(f"{path}: tensor {name!r} {what}; the file is damaged: fetch it again")
+            raise CheckpointError(f"{path}: tensor {name!r} {what}; {_DAMAGED}")
         position = end
     if position > size:
         raise CheckpointError(
             f"{path} was cut short: {position - size} bytes of its last tensors are missing; fetch it again"
         )
     if position < size:
-        raise CheckpointError(
-            f"{path} has {size - position} bytes after its last tensor; the file is damaged: fetch it again"
-        )
+        raise CheckpointError(f"{path} has {size - position} bytes after its last tensor; {_DAMAGED}")
 
 
 @dataclass(frozen=True)
 class Written:
-    """A file on disk, verified."""
+    """A file that was written and verified."""
 
     name: str
     size: int
@@ -157,7 +148,7 @@ class Written:
 
 
 def plan_shards(specs: dict[str, Spec], most: int) -> list[dict[str, Spec]]:
-    """Cut tensors into shards of at most `most` bytes, in order; a tensor that is larger gets one of its own."""
+    """Cut tensors into shards of at most `most` bytes, in order; a larger tensor gets a shard of its own."""
     shards: list[dict[str, Spec]] = [{}]
     filled = 0
     for name, spec in specs.items():
@@ -180,7 +171,7 @@ def write_shards(
 ) -> list[Written]:
     """Write STEM.safetensors, or several shards, from blocks that arrive in the order of `specs`.
 
-    Shards of a stock model, whose stem is the default, get their index; others are found by whoever names them.
+    Shards of a stock model, whose stem is the default, get their index.
     """
     shards = plan_shards(specs, most)
     # A tensor without elements has no bytes, and whether a block comes for it does not matter.
@@ -198,7 +189,7 @@ def write_shards(
 
 
 def write_index(path: Path, places: Mapping[str, str], total: int) -> None:
-    """Tensor name -> file; `total`: bytes of all tensors."""
+    """Write which file each tensor is in; `total`: bytes of all tensors."""
     write_json(path, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
 
 
@@ -206,24 +197,21 @@ def _write_shard(
     path: Path, specs: dict[str, Spec], stream: Iterator[tuple[str, memoryview]], progress: Callable[[int], None]
 ) -> Written:
     hasher = Hasher()
-    with path.open("xb", buffering=0) as file:
-
-        def write(view: memoryview) -> None:
-            hasher.update(view)
-            while view:
-                view = view[file.write(view) :]
-
-        header = encode_header(specs, METADATA)
-        write(memoryview(header))
+    header = encode_header(specs, METADATA)
+    with path.open("xb") as file:
+        file.write(header)
+        hasher.update(header)
         for name, spec in specs.items():
             left = spec.nbytes
             while left:
                 key, view = next(stream, (None, memoryview(b"")))
                 if key != name or len(view) > left:
                     raise AssertionError(f"a block of {key!r} came where {left} bytes of {name!r} were due")
-                write(view)
+                file.write(view)
+                hasher.update(view)
                 left -= len(view)
                 progress(len(view))
+        file.flush()
         os.fsync(file.fileno())
     size = len(header) + sum(spec.nbytes for spec in specs.values())
     _verify(path, specs, size, hasher.digest())
@@ -231,19 +219,19 @@ def _write_shard(
 
 
 def _verify(path: Path, specs: dict[str, Spec], size: int, digest: str) -> None:
-    """Read a shard back: what lies on disk must be what was meant."""
-    fault = OutputError(f"{path} does not read back as it was written; the disk or the memory is faulty")
+    """Read a shard back and compare it with what was to be written."""
     try:
-        same = {name: entry.spec for name, entry in read_safetensors(path).items()} == specs
-        file = RawFile(path)
+        file, entries = RawFile(path), read_safetensors(path)
+        same = {name: entry.spec for name, entry in entries.items()} == specs
         same = same and file.size == size and file.digest() == digest
-    except CheckpointError as error:
-        raise fault from error
+    except CheckpointError:
+        same = False
     if not same:
-        raise fault
+        raise OutputError(f"{path} does not read back as it was written; the disk or the memory is faulty")
 
 
 def _bytes(block: torch.Tensor) -> memoryview:
+    """Return the elements of a tensor as bytes."""
     import torch
 
     return block.contiguous().reshape(-1).view(torch.uint8).numpy().data

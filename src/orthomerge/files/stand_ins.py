@@ -1,7 +1,7 @@
 """What a pickle names and makes, as inert records: globals, objects, storages, tensors.
 
-Nothing is looked up or called. The few globals that torch needs to write tensors and mappings have a maker
-of our own here; every other one becomes an `Object` that remembers its name and what it was filled with.
+Nothing is looked up or called. The few globals that torch needs to write tensors and mappings have a maker here; a
+call of any other becomes an `Object` that holds its name and what it was filled with.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Object:
-    """What the pickle would have made by calling `maker`; `state` and `content` are what it filled in."""
+    """What calling `maker` would have made; `state` and `content` are what the pickle filled in."""
 
     maker: object
     state: object = None
@@ -81,7 +81,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """A run of bytes somewhere in the file; `skip` bytes into it begins what was named."""
+    """A run of bytes in the file; what the pickle names begins `skip` bytes into it."""
 
     key: str
     kind: str
@@ -92,7 +92,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor as the pickle tells it, unchecked; `refused` says why it cannot be read."""
+    """A tensor as the pickle describes it, unchecked; `refused` says why it cannot be read."""
 
     storage: Storage | None = None
     dtype: str = ""
@@ -103,7 +103,7 @@ class Tensor:
 
 
 def storage(key: str, kind: str, numel: int) -> Storage:
-    """A storage of torch class `kind`."""
+    """Return a storage of torch class `kind`."""
     if kind not in _STORAGES and kind not in _OTHER:
         raise UnpicklingError(f"{kind!r} is not a known type of storage")
     width = DTYPES[_STORAGES[kind]][0] if kind in _STORAGES else _OTHER[kind]
@@ -111,13 +111,13 @@ def storage(key: str, kind: str, numel: int) -> Storage:
 
 
 def fill(mapping: dict[object, object], keys: list[Any], values: list[Any]) -> None:
-    """Set items. Names are names; any other key only has to be distinct (hashing it might crash)."""
+    """Set items; a key that is no text is replaced by a distinct object, because hashing it might crash."""
     for key, value in zip(keys, values, strict=True):
         mapping[key if type(key) is str else object()] = value
 
 
 def make(maker: object, args: tuple[object, ...], *, depth: int = 0) -> object:
-    """What a call stands for, without the call."""
+    """Return what a call stands for, without the call."""
     if not isinstance(maker, Global | Object):
         raise UnpicklingError("it calls something that is neither a class nor a function")
     path = f"{_PYTHON_2.get(maker.module, maker.module)}.{maker.name}" if isinstance(maker, Global) else ""
@@ -134,31 +134,35 @@ def make(maker: object, args: tuple[object, ...], *, depth: int = 0) -> object:
     return Object(maker)
 
 
-def _tensor_v2(storage: object, *args: Any) -> Tensor:
+def _tensor_v2(
+    storage: object, offset: object, shape: object, strides: object, _grad: object = False, _hooks: object = None,
+    metadata: object = None,
+) -> Tensor:  # fmt: skip
     if not isinstance(storage, Storage):
         raise UnpicklingError("a tensor is made of something that is not a storage")
     if storage.kind not in _STORAGES:
         return Tensor(refused=f"torch.{storage.kind}")
-    return _dense(storage, _STORAGES[storage.kind], *args[:3], metadata=args[5:])
+    return _dense(storage, _STORAGES[storage.kind], offset, shape, strides, metadata)
 
 
-def _tensor_v3(storage: object, *args: Any) -> Tensor:
-    dtype = args[5].path if isinstance(args[5], Global) else "a tensor without dtype"
-    if not isinstance(storage, Storage) or dtype not in _TORCH_DTYPES:
-        return Tensor(refused=dtype)
-    return _dense(storage, _TORCH_DTYPES[dtype], *args[:3], metadata=args[6:])
+def _tensor_v3(
+    storage: object, offset: object, shape: object, strides: object, _grad: object, _hooks: object, dtype: object,
+    metadata: object = None,
+) -> Tensor:  # fmt: skip
+    name = dtype.path if isinstance(dtype, Global) else "a tensor without dtype"
+    if not isinstance(storage, Storage) or name not in _TORCH_DTYPES:
+        return Tensor(refused=name)
+    return _dense(storage, _TORCH_DTYPES[name], offset, shape, strides, metadata)
 
 
-def _dense(
-    storage: Storage, dtype: str, offset: object, shape: object, strides: object, *, metadata: tuple[object, ...]
-) -> Tensor:
-    if any(metadata):
+def _dense(storage: Storage, dtype: str, offset: object, shape: object, strides: object, metadata: object) -> Tensor:
+    if metadata:
         return Tensor(refused="a view that is negated or conjugated when read")
     return Tensor(storage, dtype, offset, shape, strides)
 
 
 def _mapping(*args: object) -> dict[object, object]:
-    """`OrderedDict`, `defaultdict`, `Counter`: empty, or from a dict or pairs; a factory is dropped."""
+    """Make an `OrderedDict`, `defaultdict` or `Counter`: empty, or from a dict or pairs; a factory is dropped."""
     mapping: dict[object, object] = {}
     for arg in args:
         if isinstance(arg, dict):
@@ -169,7 +173,7 @@ def _mapping(*args: object) -> dict[object, object]:
 
 
 def _members(items: object = ()) -> object:
-    """`set`, `frozenset` and `torch.Size` stay as they are: hashing the members might crash."""
+    """Leave the members of a `set`, `frozenset` or `torch.Size` as they are: hashing them might crash."""
     return items if isinstance(items, list | tuple) else []
 
 

@@ -1,7 +1,6 @@
 """Find the weights in the content of a pickle: a state dict, one inside a training checkpoint, a whole module.
 
-Training scripts wrap state dicts in all sorts of ways. One candidate is taken, several are an error unless
-one has the usual name: guessing would merge the wrong weights.
+One candidate is taken; several are an error unless one has the usual name, because a guess could merge wrong weights.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ _MOST_LEVELS: Final = 8  # wrappers around the state dict
 _MOST_MODULES: Final = 1_000_000
 _MOST_PREFIX: Final = 4_096
 _NOTHING: dict[object, object] = {}
+_AGAIN: Final = "again with torch.save(model.state_dict(), ...)"
 
 
 def find_weights(path: Path, root: object) -> dict[str, Tensor]:
-    """The tensors by name, in the order of the state dict."""
+    """Return the tensors by name, in the order of the state dict."""
     value = root
     for _ in range(_MOST_LEVELS):
         if _parts(value) is not None:
@@ -45,20 +45,14 @@ def find_weights(path: Path, root: object) -> dict[str, Tensor]:
         if key is None:
             tensors = {n: item for n, item in mapping.items() if isinstance(n, str) and isinstance(item, Tensor)}
             if not tensors:
-                raise CheckpointError(
-                    f"{path} must hold a state dict or a module, but holds {_words(value)} with no tensors "
-                    "by name; save it again with torch.save(model.state_dict(), ...)"
-                )
+                raise CheckpointError(f"{path} holds {_words(value)} with no tensors by name; save it {_AGAIN}")
             return tensors
         value = mapping[key]
-    raise CheckpointError(
-        f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; "
-        "save them again with torch.save(model.state_dict(), ...)"
-    )
+    raise CheckpointError(f"{path} wraps its weights in more than {_MOST_LEVELS} mappings; save them {_AGAIN}")
 
 
 def _inner(path: Path, mapping: dict[object, object]) -> str | None:
-    """The name under which the state dict lies, or None if it is this mapping itself."""
+    """Return the key of the state dict in a mapping, or None if it is the mapping itself."""
     memo: dict[int, bool] = {}
     items = {key: item for key, item in mapping.items() if isinstance(key, str) and not _TRAINING.fullmatch(key)}
     inner = [key for key, item in items.items() if _holds(item, memo)]
@@ -83,7 +77,7 @@ def _inner(path: Path, mapping: dict[object, object]) -> str | None:
 
 
 def _holds(value: object, memo: dict[int, bool]) -> bool:
-    """Whether there are weights anywhere in a mapping or module, leaving the training state aside."""
+    """Return whether there are weights anywhere in a mapping or module, apart from the training state."""
     if _parts(value) is not None:
         return True
     mapping = _mapping(value)
@@ -100,13 +94,13 @@ def _holds(value: object, memo: dict[int, bool]) -> bool:
 
 
 def _mapping(value: object) -> dict[object, object]:
-    """The items of a mapping, also of one whose class we do not know; empty for all else."""
+    """Return the items of a mapping, also of an unknown class; empty for anything else."""
     items = value.content if isinstance(value, Object) else value
     return items if isinstance(items, dict) else _NOTHING
 
 
 def _parts(value: object) -> dict[object, object] | None:
-    """The attributes of a module; None if it is not one."""
+    """Return the attributes of a module; None for anything else."""
     state = value.state if isinstance(value, Object) else None
     if isinstance(state, dict) and all(isinstance(state.get(name), dict) for name in ("_parameters", "_modules")):
         return state
@@ -114,7 +108,7 @@ def _parts(value: object) -> dict[object, object] | None:
 
 
 def _flatten(path: Path, module: object) -> dict[str, Tensor]:
-    """Parameters and persistent buffers, named and in order as by `module.state_dict()` (without hooks)."""
+    """Return parameters and persistent buffers, named and ordered as by `module.state_dict()` (without hooks)."""
     tensors: dict[str, Tensor] = {}
     visited = 0
     todo = [("", module)]
@@ -122,16 +116,12 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
         prefix, module = todo.pop()
         visited += 1
         if len(prefix) > _MOST_PREFIX or visited > _MOST_MODULES:
-            raise CheckpointError(
-                f"{path} holds a module that contains itself, or too many ({prefix[:60]!r}...); "
-                "save its state dict instead"
-            )
+            what = f"a module that contains itself, or too many ({prefix[:60]!r}...)"
+            raise CheckpointError(f"{path} holds {what}; save its state dict instead")
         parts = _parts(module)
         if parts is None:
-            raise CheckpointError(
-                f"{path}: sub-module {prefix.removesuffix('.')!r} is {_words(module)}, whose weights cannot be "
-                "read without running its code; save the state dict instead"
-            )
+            what = f"{_words(module)}, whose weights cannot be read without running its code"
+            raise CheckpointError(f"{path}: sub-module {prefix[:-1]!r} is {what}; save the state dict instead")
         passing = parts.get("_non_persistent_buffers_set")
         passing = passing if isinstance(passing, list | tuple) else ()
         buffers = {name: item for name, item in _mapping(parts.get("_buffers")).items() if name not in passing}
@@ -146,7 +136,7 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
 
 
 def _words(value: object) -> str:
-    """What a value is, for messages."""
+    """Describe a value for messages."""
     if isinstance(value, Object):
         return value.maker.path if isinstance(value.maker, Global) else "an object of unknown class"
     if isinstance(value, Tensor):

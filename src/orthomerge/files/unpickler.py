@@ -1,7 +1,7 @@
 """Interpret pickles without calling anything: calls become records of what the pickle asks for.
 
-The opcodes are decoded by `pickletools` and acted on here. Python's own unpickler would not do, even with
-its hooks: it sets aside gigabytes for one large memo index, and hashing nested tuples overruns its stack.
+The opcodes are decoded by `pickletools`. Python's own unpickler would not do, even with its hooks: it reserves
+gigabytes for one large memo index, and hashing nested tuples overflows its stack.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES: Final = 64 << 20  # of one pickle; the names and shapes of the largest models take a few MiB
 _MOST_STEPS: Final = 5_000_000
+_NOTHING_RUN: Final = "nothing was run: do not open it with torch.load either"
 
 # fmt: off
 _PUSHED = (  # opcodes that put their argument on the stack
@@ -74,10 +75,8 @@ class Machine:
                 )
             action = self._ACTIONS.get(opcode.name)
             if action is None:
-                raise CheckpointError(
-                    f"{self.path} uses the pickle opcode {opcode.name}, which torch does not write; "
-                    "nothing was run: do not open it with torch.load either"
-                )
+                what = f"uses the pickle opcode {opcode.name}, which torch does not write"
+                raise CheckpointError(f"{self.path} {what}; {_NOTHING_RUN}")
             action(self, arg)
         return self._stack.pop()
 
@@ -87,8 +86,7 @@ class Machine:
         cls = Global(module, name)
         if cls.hostile:
             raise CheckpointError(
-                f"{self.path} asks to run {cls.path}; this is not how weights are stored; "
-                "nothing was run: do not open it with torch.load either"
+                f"{self.path} asks to run {cls.path}; this is not how weights are stored; {_NOTHING_RUN}"
             )
         return cls
 
@@ -154,10 +152,6 @@ class Machine:
         elif not isinstance(target, Object):
             raise UnpicklingError("items are appended to something that is not a list")
 
-    def _stack_global(self, _: object) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        self._push(self._find(module, name))
-
     def _reduce(self, _: object) -> None:
         args, maker = self._stack.pop(), self._stack.pop()
         if not isinstance(args, tuple):
@@ -177,13 +171,10 @@ class Machine:
         maker, *args = self._pop_mark()
         self._call(maker, tuple(args))
 
-    def _new_object(self, _: object) -> None:
-        _args, cls = self._stack.pop(), self._stack.pop()
+    def _new_object(self, arguments: int) -> None:
+        """Pop arguments and a class; push an object of it."""
+        *_, cls = [self._stack.pop() for _ in range(arguments + 1)]
         self._push(Object(cls))
-
-    def _new_object_ex(self, _: object) -> None:
-        self._stack.pop()
-        self._new_object(None)
 
     def _build(self, _: object) -> None:
         state = self._stack.pop()
@@ -221,13 +212,13 @@ class Machine:
         **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _put),
         **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda self, at: self._push(self._memo[at])),
         "GLOBAL": lambda self, arg: self._push(self._find(*arg.split(" ", 1))),
-        "STACK_GLOBAL": _stack_global,
+        "STACK_GLOBAL": lambda self, _: self._push(self._find(name=self._stack.pop(), module=self._stack.pop())),
         "BINPERSID": lambda self, _: self._push(self._persistent(self._stack.pop())),
         "REDUCE": _reduce,
         "INST": _inst,
         "OBJ": _obj,
-        "NEWOBJ": _new_object,
-        "NEWOBJ_EX": _new_object_ex,
+        "NEWOBJ": lambda self, _: self._new_object(1),
+        "NEWOBJ_EX": lambda self, _: self._new_object(2),
         "BUILD": _build,
         **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda self, _: None),
     }

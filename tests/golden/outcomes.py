@@ -1,17 +1,58 @@
-"""The committed values: tests/golden/values.json, one line per value."""
+"""What every golden command left behind, beside the committed values: tests/golden/values.json, one line per value."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.golden.commands import COMMANDS, Command
 from tests.golden.compare import Print, compare_prints, fingerprint, summary
-from tests.golden.session import Outcome
+from tests.golden.driver import Driver, Result
+from tests.golden.observe import Value, observe
 
 _FILE = Path(__file__).with_name("values.json")
 _SAME = "encoder: same as"  # a command whose encoder is that of an earlier one
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One command that ran. `complaints`: how its exit code or its text is not as the table of commands says."""
+
+    command: Command
+    result: Result
+    values: dict[str, Value]
+    complaints: tuple[str, ...]
+
+
+def play(driver: Driver, *, old: bool = False) -> dict[str, Outcome]:
+    """Run every command; `old`: as it was written for commit 719347c."""
+    return {command.name: _run(driver, command, old=old) for command in COMMANDS}
+
+
+def _run(driver: Driver, command: Command, *, old: bool) -> Outcome:
+    result = driver.run(command.argv(old=old))
+    model = None if command.model is None else driver.place / command.model
+    run = None if command.run is None else driver.place / command.run
+    complaints = []
+    if result.exit != command.exit:
+        complaints.append(f"exit code {result.exit} instead of {command.exit}: {result.text[-600:]}")
+    missing = [pattern for pattern in command.says if not re.search(pattern, result.text)]
+    if missing:
+        complaints.append(f"says nothing like {missing}: {result.text[-600:]}")
+    if "Traceback (most recent call last)" in result.text:
+        complaints.append("shows a traceback")
+    if command.exit == 0:
+        values = observe(model, run)
+        if (model or run) and not values:
+            complaints.append("left nothing behind")
+    else:
+        values = {}
+        complaints += [f"left {path.name} behind" for path in (model, run) if path is not None and path.exists()]
+    return Outcome(command, result, values, tuple(complaints))
 
 
 def write_values(outcomes: Mapping[str, Outcome]) -> None:
@@ -29,7 +70,7 @@ def write_values(outcomes: Mapping[str, Outcome]) -> None:
 
 
 def read_values() -> dict[str, dict[str, Print]]:
-    """Command to fingerprints."""
+    """Read the fingerprints of every command."""
     values: dict[str, dict[str, Any]] = json.loads(_FILE.read_text())
     for name, prints in values.items():
         same = prints.pop(_SAME, None)
@@ -40,7 +81,7 @@ def read_values() -> dict[str, dict[str, Print]]:
 
 
 def differences(outcomes: Mapping[str, Outcome]) -> dict[str, list[str]]:
-    """Where what happened is not what is committed, by command."""
+    """List, by command, where what happened is not what is committed."""
     expected, changes = read_values(), dict[str, list[str]]()
     for name in expected.keys() - outcomes.keys():
         changes[name] = ["is no command any more"]
