@@ -317,7 +317,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(48, "linear", nothing, meets="align", more="--limit 5 --aligner linear"),
     Held(48, "tests/alignment/test_aligners_table.py::test_fewer_inputs_than_features_never_hurt"),
     # 49 the same inputs in calibration and test
-    Held(49, "tests/evaluation/test_evaluate.py::test_inputs_that_two_splits_share", "a note of the run with the count"),
+    Held(49, "tests/evaluation/test_evaluate.py::test_inputs_that_two_splits_share", "a note with the count"),
     # 50 rows that are damaged, empty or long
     Held(50, "tests/data/test_tables.py::test_bad_files"),
     Held(50, "tests/data/test_tables.py::test_bad_rows"),
