@@ -60,20 +60,21 @@ def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, criterion: Any)
 
 
 def test_options_of_the_method_count(toy: Toy) -> None:
-    def search(**options: Any) -> ScaleSearch:
-        return search_scale(toy.experts, "ties", toy.tasks, options, grid=(0.7, 1.3), encoding=toy.encoding)
-
-    assert search(density=0.9, scale="auto") == search(density=0.9)
-    assert search(density=0.05) != search(density=0.9)
+    options: list[dict[str, Any]] = [{"density": 0.9}, {"density": 0.9, "scale": "auto"}, {"density": 0.05}]
+    first, same, other = (
+        search_scale(toy.experts, "ties", toy.tasks, each, grid=(0.7, 1.3), encoding=toy.encoding) for each in options
+    )
+    assert first == same
+    assert first != other
 
 
 @pytest.mark.parametrize("method", SCALED)
 def test_every_method_with_a_scale_multiplies_its_vector_by_it(toy: Toy, method: str) -> None:
-    states = {}
-    for scale in (0.0, 0.5, 1.0):
-        states[scale] = merge(toy.experts, method=method, scale=scale).encoder.module().state_dict()
-    for key, tensor in states[0.5].items():
-        torch.testing.assert_close(tensor, (states[0.0][key] + states[1.0][key]) / 2, atol=2e-6, rtol=1e-5)
+    none, half, whole = (
+        merge(toy.experts, method=method, scale=scale).encoder.module().state_dict() for scale in (0.0, 0.5, 1.0)
+    )
+    for key, tensor in half.items():
+        torch.testing.assert_close(tensor, (none[key] + whole[key]) / 2, atol=2e-6, rtol=1e-5)
 
 
 def test_the_best_scale_and_the_smaller_of_equals() -> None:
@@ -100,12 +101,14 @@ def test_agreement_needs_no_labels(toy: Toy) -> None:
 
 
 def test_mistakes(toy: Toy) -> None:
-    with pytest.raises(RecipeError, match="'average' has no 'scale' to search"):
-        search_scale(toy.experts, "average", toy.tasks)
-    with pytest.raises(RecipeError, match="needs at least one scale; give a grid"):
-        search_scale(toy.experts, "ties", toy.tasks, grid=(), encoding=toy.encoding)
-    with pytest.raises(RecipeError, match="there is data of 'wher', but no task of that name; did you mean 'where'"):
-        search_scale(toy.experts, "ties", {"wher": toy.tasks["where"]})
+    cases: list[tuple[str, Any, Any, str]] = [
+        ("average", toy.tasks, (1,), "'average' has no 'scale' to search"),
+        ("ties", toy.tasks, (), "needs at least one scale; give a grid"),
+        ("ties", {"wher": toy.tasks["where"]}, (1,), "data of 'wher', but no task of that name; did you mean 'where'"),
+    ]
+    for method, data, grid, message in cases:
+        with pytest.raises(RecipeError, match=message):
+            search_scale(toy.experts, method, data, grid=grid)
 
 
 @pytest.fixture(scope="module")
