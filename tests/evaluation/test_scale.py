@@ -38,17 +38,16 @@ def predictions(toy: Toy, model: Model, task: str) -> torch.Tensor:
     return predict(model.head(task), encoded(toy).features(model, task, "val").values)
 
 
-@pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
+@pytest.mark.parametrize(("method", "options"), [("task_arithmetic", {}), ("ties", {"density": 0.05})])
 @pytest.mark.parametrize("criterion", ["accuracy", "agreement"])
-def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, criterion: Any) -> None:
+def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, options: Any, criterion: Any) -> None:
     grid, said = (0.2, 0.7, 1.3), Said()
-    found = search_scale(
-        toy.experts, method, toy.tasks, grid=grid, criterion=criterion, encoding=toy.encoding, progress=said
-    )
+    how: dict[str, Any] = {"criterion": criterion, "encoding": toy.encoding, "progress": said}
+    found = search_scale(toy.experts, method, toy.tasks, {"scale": "auto", **options}, grid=grid, **how)
     assert tuple(found.curve) == grid
     assert [line.partition(":")[0] for line in said.stages] == [f"scale {scale:g}" for scale in grid]
     for scale in grid:
-        model = merge(toy.experts, method=method, scale=scale)
+        model = merge(toy.experts, method=method, scale=scale, **options)
         for task in toy.tasks:
             mine, expert = (predictions(toy, each, task) for each in (model, toy.experts.teacher(task)))
             truth = torch.tensor(toy.tasks[task]["val"].labels)
@@ -57,15 +56,6 @@ def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, criterion: Any)
             ]
             expected = shares[2] if criterion == "agreement" else shares[0] / shares[1]
             assert found.curve[scale][task] == pytest.approx(100 * expected, abs=1e-4)
-
-
-def test_options_of_the_method_count(toy: Toy) -> None:
-    options: list[dict[str, Any]] = [{"density": 0.9}, {"density": 0.9, "scale": "auto"}, {"density": 0.05}]
-    first, same, other = (
-        search_scale(toy.experts, "ties", toy.tasks, each, grid=(0.7, 1.3), encoding=toy.encoding) for each in options
-    )
-    assert first == same
-    assert first != other
 
 
 @pytest.mark.parametrize("method", SCALED)
