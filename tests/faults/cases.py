@@ -355,15 +355,15 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Held(58, "tests/faults/test_signals.py::test_a_disk_that_is_full_or_read_only_for_real"),
     # 59 kill -9
     Held(59, "tests/faults/test_crash_points.py::test_every_call", "at each step"),
-    Held(59, "tests/faults/test_kill.py::test_a_run_that_is_killed"),
+    Held(59, "tests/faults/test_signals.py::test_a_run_that_is_killed"),
     # 60 SIGINT
     Held(60, "tests/faults/test_signals.py::test_a_signal_at_a_random_moment"),
-    Held(60, "tests/faults/test_kill.py::test_a_run_that_is_killed"),
+    Held(60, "tests/faults/test_signals.py::test_a_run_that_is_killed"),
     # 61 out of memory
     Held(61, "tests/faults/test_signals.py::test_memory_that_runs_out"),
     Held(61, "tests/core/test_small.py::test_exhausted_memory_is_an_error_with_advice", "on a GPU"),
     # 62 two runs into one output
-    Held(62, "tests/faults/test_kill.py::test_two_runs_at_once"),
+    Held(62, "tests/faults/test_signals.py::test_many_runs_into_one_output"),
     # 63 a worker dies
     Held(63, "tests/runs/test_run.py::test_a_killed_run_goes_on", "a run is one process; the next goes on from it"),
     # 64 clock jumps
