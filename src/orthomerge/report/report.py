@@ -5,7 +5,7 @@ OUT_files/figures/     each figure as PNG, SVG and CSV
 OUT_files/tables/      each table as Markdown, CSV and LaTeX
 
 The page makes no request, and its policy forbids them. Every text goes through the templates' escaping; what they mark
-as safe was written by this package (styles, script, tables, drawings made of known elements alone, escaped JSON).
+as safe was written by this package (styles, script, drawings made of known elements alone, escaped JSON).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.table import plain
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.files.documents import read_json
@@ -176,7 +177,7 @@ def _page(
         "floor": _floor(boards),
         "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
     }
-    return str(_environment().get_template("page.html").render(context))
+    return str(templates().get_template("page.html").render(context))
 
 
 def _encoded(text: str) -> bytes:
@@ -201,7 +202,7 @@ def _floor(boards: Sequence[Board]) -> float:
 
 
 @cache
-def _environment() -> Any:
+def templates() -> Any:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -214,7 +215,9 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     environment.globals.update(legend=legend)
-    environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of, size=size_of)
+    environment.filters.update(
+        prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of, size=size_of, plain=plain
+    )
     return environment
 
 
