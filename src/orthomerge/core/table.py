@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 Value = str | int | float | None
@@ -41,10 +42,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` is for people, `value` for programs: a number that is not rounded, or a text, such as a hash, in full.
-
-    `best`: it stands out.
-    """
+    """`text` for people, `value` for programs: a number that is not rounded, a hash in full. `best`: it stands out."""
 
     text: str
     value: Value = None
@@ -58,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a title."""
+    """Rows of cells under a title, and a note below them."""
 
     title: str
     columns: tuple[Column, ...]
@@ -82,12 +80,10 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @property
     def texts(self) -> tuple[tuple[str, ...], ...]:
-        """Texts of the cells, by row."""
         return tuple(tuple(cell.text for cell in row) for row in self.rows)
 
     def text(self, width: int = 80) -> str:
@@ -145,13 +141,12 @@ class Table:
             for text, width, column in zip(texts, widths, self.columns, strict=True)
         ]
         lines = []
-        for number in range(max(map(len, cells))):
-            parts = []
-            for cell, width, column in zip(cells, widths, self.columns, strict=True):
-                text = cell[number] if number < len(cell) else ""
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = []
+            for text, width, column in zip(parts, widths, self.columns, strict=True):
                 blank = " " * (width - _width(text))
-                parts.append(text + blank if column.align == "left" else blank + text)
-            lines.append(_GAP.join(parts).rstrip())
+                padded.append(text + blank if column.align == "left" else blank + text)
+            lines.append(_GAP.join(padded).rstrip())
         return lines
 
 
