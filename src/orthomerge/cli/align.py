@@ -45,8 +45,8 @@ def align(
     add no parameters.
     """
     from orthomerge.api.align import align as fit_heads
-    from orthomerge.api.load import load
     from orthomerge.api.request import read_options
+    from orthomerge.api.saved import load
     from orthomerge.data.reading import sources_of
     from orthomerge.files.publish import check_target
     from orthomerge.models.writing import write_model

@@ -41,7 +41,7 @@ def analogy(
 
     C + (B - A), scored with the head of C. An expert of the task itself is the ceiling.
     """
-    from orthomerge.api.analogy import analogy as search
+    from orthomerge.api.editing import analogy as search
     from orthomerge.evaluation.editing import Form
 
     form = Form.parse(of)

@@ -32,7 +32,7 @@ def export(
 
     A folder of one task loads as an ordinary classifier, also in pipeline().
     """
-    from orthomerge.api.export import export as write
+    from orthomerge.api.saved import export as write
 
     if all_heads and format != "onnx":
         raise RecipeError("a stock classifier has one head: give --task, or --format onnx with --all-heads")

@@ -24,7 +24,7 @@ def inspect(
 
     Family, tensors, dtypes, head and labels, hashes, number of NaN.
     """
-    from orthomerge.api.inspect import inspect as describe
+    from orthomerge.api.saved import inspect as describe
 
     document = describe(path, headers=headers, verify=verify)
     if display.json:

@@ -44,7 +44,7 @@ def negate(
 
     As far as control tasks allow, beside a random vector of the same length.
     """
-    from orthomerge.api.negate import negate as search
+    from orthomerge.api.editing import negate as search
     from orthomerge.data.reading import sources_of
 
     request, opened = open_request(experts, force=force, base=base, out=out, dtype=dtype)
