@@ -12,8 +12,7 @@ from tests.evaluation.making import encoded, without_labels
 
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.scale import GRID, ScaleSearch, Span, arithmetic, scales, search_scale, span_of
 from orthomerge.merging.methods import METHODS

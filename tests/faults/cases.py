@@ -161,7 +161,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(20, "asked for by name", m.remote_model("two"), more="--set family=bert"),
     # 21 file changed between plan and read
     Held(21, "tests/faults/test_cases.py::test_an_input_that_changes_meanwhile"),
-    Held(21, "tests/files/test_paths.py::test_a_file_cut_short_while_open_is_an_error_and_not_a_crash"),
+    Held(21, "tests/files/test_raw_file.py::test_a_file_cut_short_while_open_is_an_error_and_not_a_crash"),
     # 22 read-only and network file systems
     Refused(22, "stale handle", m.reads_fail(errno.ESTALE), BROKEN, TWO, "Stale file handle.*(try|run).*again"),
     # 23 names of tensors
@@ -306,7 +306,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(46, "two of five",
             m.rows(*["a film,two-0,train", "it was,two-1,train"] * 3, "a film,two-0,test", "it was,two-1,test"), RECIPE,
             "class 0 has 2 examples", "ask for at most 2", meets="evaluate", more="--shots 50 --protocol knn"),
-    Held(46, "tests/data/test_sampling.py::test_refused"),
+    Held(46, "tests/data/test_task.py::test_refused"),
     # 47 features: not finite, constant
     Refused(47, "not finite", m.merged_from(m.spoil("two", "bert.embeddings.LayerNorm.bias", 3e38)), NUMBERS, "two",
             "check its weights", meets="align"),

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.merging.dare import Dare
 from orthomerge.merging.elements import Consensus
 from orthomerge.merging.kinds import SurveyMethod, TensorMethod

@@ -13,11 +13,10 @@ from tests.report.making import ALERT, BREAK_OUT, full_run, hostile_run, points,
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.core.errors import CheckpointError
 from orthomerge.evaluation.records import Record, RunInfo, read_info, write_info
-from orthomerge.report.facts import numbers_of
 from orthomerge.report.figure_data import json_block, points_payload
+from orthomerge.report.material import numbers_of
 from orthomerge.report.report import report
-from orthomerge.report.story import story
-from orthomerge.report.tables import boards
+from orthomerge.report.tables import boards, story
 
 
 class _Reader(HTMLParser):

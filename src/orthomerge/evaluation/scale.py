@@ -18,8 +18,7 @@ import torch
 
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.data.reading import labelled_tasks
 from orthomerge.data.task import Split
 from orthomerge.evaluation.encoded import EncodedTasks

@@ -3,31 +3,50 @@
 OUT.html               the page; works alone
 OUT_files/figures/     each figure as PNG, SVG and CSV
 OUT_files/tables/      each table as Markdown, CSV and LaTeX
+
+The page makes no request, and its policy forbids them. Every text goes through the templates' escaping; what they mark
+as safe was written by this package (styles, script, tables, drawings made of known elements alone, escaped JSON).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from orthomerge.analysis.figures import Figure
+from orthomerge.analysis.figures import Figure, Points
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.files.documents import read_json
 from orthomerge.files.folders import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import replacing
-from orthomerge.report.drawing import draw
-from orthomerge.report.figure_data import figure_csv
-from orthomerge.report.material import Material, read_material
-from orthomerge.report.page import Plate, encoded, page
-from orthomerge.report.story import story, story_bars
-from orthomerge.report.tables import Board, board_csv, board_table, boards, comparisons_csv
+from orthomerge.report.drawing import Drawn, draw
+from orthomerge.report.figure_data import figure_csv, inline_svg, json_block, points_payload
+from orthomerge.report.material import Material, listed, numbers_of, read_material, size_of, time_of
+from orthomerge.report.tables import (
+    Board,
+    Story,
+    board_csv,
+    board_table,
+    boards,
+    comparisons_csv,
+    legend,
+    story,
+    story_bars,
+)
 
+_SCRIPTS = ("page.js", "tables.js", "points.js")
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -50,13 +69,13 @@ def report(run: Path, out: Path, *, title: str | None = None, progress: Progress
     summary = story(rows, method=material.diagnosis.method if material.diagnosis else None)
     figures = _figures(material, story_bars(summary))
     progress.stage(f"drawing {len(figures)} figures", None)
-    plates = [Plate(figure, draw(figure)) for figure in figures]
+    drawn = [draw(figure) for figure in figures]
     tables = _tables(rows, material)
     heading = title or f"{material.suite or material.name}: one model from many"
-    text = page(material, title=heading, boards=rows, summary=summary, plates=plates, files=tables)
-    _write(out, files, text=text, plates=plates, tables=tables)
+    text = _page(material, title=heading, boards=rows, summary=summary, drawn=drawn, files=tables)
+    _write(out, files, text=text, drawn=drawn, tables=tables)
     keys = [figure.key for figure in figures]
-    return Written(out, files, len(encoded(text)), keys, sorted({name.partition(".")[0] for name in tables}))
+    return Written(out, files, len(_encoded(text)), keys, sorted({name.partition(".")[0] for name in tables}))
 
 
 def _figures(material: Material, bars: Figure | None) -> list[Figure]:
@@ -101,24 +120,136 @@ def _checked(out: Path) -> Path:
     return files
 
 
-def _write(out: Path, files: Path, *, text: str, plates: Sequence[Plate], tables: dict[str, str]) -> None:
+def _write(out: Path, files: Path, *, text: str, drawn: Sequence[Drawn], tables: dict[str, str]) -> None:
     """Page and folder are written in full before either is replaced; then the folder is, and the page right after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as page_file:
-            page_file.write(encoded(text))
+            page_file.write(_encoded(text))
             page_file.flush()
             os.fsync(page_file.fileno())
             with publish(files, force=True, marker=REPORT) as folder:
                 for name in ("figures", "tables"):
                     (folder / name).mkdir()
-                for plate in plates:
-                    place = folder / "figures" / plate.figure.key
-                    place.with_suffix(".svg").write_text(plate.drawn.svg, encoding="utf-8")
-                    place.with_suffix(".png").write_bytes(plate.drawn.png)
-                    place.with_suffix(".csv").write_bytes(encoded(figure_csv(plate.figure)))
+                for each in drawn:
+                    place = folder / "figures" / each.figure.key
+                    place.with_suffix(".svg").write_text(each.svg, encoding="utf-8")
+                    place.with_suffix(".png").write_bytes(each.png)
+                    place.with_suffix(".csv").write_bytes(_encoded(figure_csv(each.figure)))
                 for name, table in tables.items():
-                    (folder / "tables" / name).write_bytes(encoded(table))
+                    (folder / "tables" / name).write_bytes(_encoded(table))
                 write_marker(folder, REPORT, page=out.name)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _page(
+    material: Material,
+    *,
+    title: str,
+    boards: Sequence[Board],
+    summary: Story,
+    drawn: Sequence[Drawn],
+    files: Mapping[str, str],
+) -> str:
+    """The text of the page. `files`: the tables in their forms, by name, to be downloaded from it."""
+    style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
+    plates = [_plate(each, f"f{number}-") for number, each in enumerate(drawn)]
+    points = [each.figure for each in drawn if isinstance(each.figure, Points)]
+    context = {
+        **vars(material),
+        "suite": material.suite,
+        "versions": material.versions,
+        "title": title,
+        "version": VERSION,
+        "policy": _policy(style, head, script),
+        "style": style,
+        "head": head,
+        "script": script,
+        "story": summary,
+        "boards": boards,
+        "comparisons": comparison_tables(material.comparisons),
+        "gallery": [plate for plate in plates if not plate["points"]],
+        "static_points": [plate for plate in plates if plate["points"]],
+        "points": json_block(points_payload(points)) if points else None,
+        "files": {name: _data_uri(text) for name, text in files.items()},
+        "floor": _floor(boards),
+        "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
+    }
+    return str(_environment().get_template("page.html").render(context))
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8; half of a surrogate pair, which JSON can hold, becomes a question mark."""
+    return text.encode("utf-8", errors="replace")
+
+
+def _plate(drawn: Drawn, prefix: str) -> dict[str, Any]:
+    """A figure as the template shows it. `prefix`: put before every id."""
+    figure, points = drawn.figure, isinstance(drawn.figure, Points)
+    downloads = {f"{figure.key}.csv": _data_uri(figure_csv(figure), kind="text/csv")}
+    if not points:  # thousands of marks: the file beside the page has them
+        downloads[f"{figure.key}.svg"] = _data_uri(drawn.svg, kind="image/svg+xml")
+    svg = inline_svg(drawn.text_svg, prefix=prefix, label=f"{figure.title}. {figure.caption}")
+    return {"figure": figure, "points": points, "wide": drawn.wide, "svg": svg, "downloads": downloads}
+
+
+def _floor(boards: Sequence[Board]) -> float:
+    """Where the scale of intervals begins: below all rows but those of a joint label space."""
+    lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
+    return min(90.0, 10 * (min(lows, default=0.0) // 10))
+
+
+@cache
+def _environment() -> Any:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise RecipeError("a report needs jinja2; pip install 'orthomerge[report]'") from error
+    environment = Environment(
+        loader=PackageLoader("orthomerge.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(legend=legend)
+    environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of, size=size_of)
+    return environment
+
+
+def _prose(text: str) -> Any:
+    """Escape a text; what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    parts = text.replace(" %", "\u00a0%").split("`")
+    if len(parts) % 2 == 0:
+        return escape("`".join(parts))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
+
+
+def _day(text: str) -> str:
+    """An ISO time as a person writes it; any other text stays as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{moment:%-d %B %Y, %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("orthomerge.report") / "templates" / name).read_text(encoding="utf-8").strip()
+
+
+def _policy(style: str, *scripts: str) -> str:
+    """Only these styles and scripts, by their hashes, and pictures that are in the page."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
+    first, *others = (f"'sha256-{digest}'" for digest in hashes)
+    sources = f"img-src data:; style-src {first}; script-src {' '.join(others)}"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+
+
+def _data_uri(text: str, *, kind: str = "text/plain") -> str:
+    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(_encoded(text)).decode()}"

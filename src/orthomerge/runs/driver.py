@@ -20,8 +20,8 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
-from orthomerge.core.threads import fixed_threads
 from orthomerge.runs.store import Entry
 from orthomerge.runs.work import Work
 

@@ -24,9 +24,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.progress import Watch
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.evaluation.scores import RECORDS

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
