@@ -105,7 +105,6 @@ def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: st
 
 
 def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
-    """Refuse tasks without an expert."""
     for task in tasks:
         if task not in experts.tasks:
             raise RecipeError(
