@@ -21,15 +21,6 @@ def test_other_tensors_get_the_scaled_mean(cls: type[TsvM], shape: tuple[int, ..
     torch.testing.assert_close(merge(cls(scale=2.0), deltas), 2 * deltas.mean(0))
 
 
-@pytest.mark.parametrize("cls", SPECTRAL)
-@pytest.mark.parametrize("key", ["embeddings.word_embeddings.weight", "visual.positional_embedding", "shared.weight"])
-def test_tables_are_matrices_unless_they_are_excluded(cls: type[TsvM], key: str) -> None:
-    deltas = normal(2, 50, 8)
-    assert torch.equal(merge(cls(), deltas, key=key), merge(cls(), deltas))
-    assert torch.equal(merge(cls(scale=1.0, embeddings=False), deltas, key=key), deltas.mean(0))
-    assert torch.equal(merge(cls(embeddings=False), deltas), merge(cls(), deltas))
-
-
 @pytest.mark.parametrize("method", [TsvM(), IsoC(), IsoCts(), IsoCts(common=0.0)], ids=repr)
 @pytest.mark.parametrize("shape", [(9, 4, 6), (9, 6, 4), (5, 1, 8), (5, 8, 1), (3, 1, 1)])
 def test_more_experts_than_rank(method: TsvM, shape: tuple[int, ...]) -> None:
