@@ -12,8 +12,7 @@ from statistics import mean, stdev
 from typing import get_args
 
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.core.table import Table
 from orthomerge.data.task import Split
 from orthomerge.evaluation.protocols import EvaluationProtocol

@@ -51,7 +51,7 @@ def main() -> None:
     scratch = ROOT / "runs" / "every-method"
     rows, failed = [], False
     for name in arguments.methods:
-        command = [sys.executable, "-m", "orthomerge.cli.app", "merge", "--base", experts / "base", "--method", name]
+        command = [sys.executable, "-m", "orthomerge", "merge", "--base", experts / "base", "--method", name]
         for task in list(CLASSES)[: METHODS[name].experts[1]]:
             command += [f"{task}={experts / task}"]
         usage = measure([*command, "--out", scratch / "out", "--force", "--quiet"])

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import ROOT, describe_run, measure, table, write_result
 
-from orthomerge.core.rows import maker_of
+from orthomerge.core.schema import maker_of
 from orthomerge.merging.methods import METHODS
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from docs.generator.options import (
 )
 
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
 

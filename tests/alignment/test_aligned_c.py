@@ -11,7 +11,8 @@ import torch
 from tests.alignment.toys import divergence
 from torch.nn.functional import normalize
 
-from orthomerge.alignment.aligned_c import AlignedC, Schedule
+from orthomerge.alignment.aligned_c import AlignedC
+from orthomerge.alignment.descent import Descent
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.evaluation.metrics import counted, predict
@@ -176,12 +177,12 @@ class TestDistillation:
 
     @pytest.mark.parametrize(("count", "steps"), [(1, 60), (64, 60), (65, 120), (100_000, 3000)])
     def test_steps(self, count: int, steps: int) -> None:
-        assert AlignedC().schedule.steps(count) == steps
+        assert AlignedC().descent(count).steps == steps
 
     def test_options_override_the_recipe(self) -> None:
-        assert AlignedC("paper").schedule == Schedule(5, 5e-4, 1, None, False)
-        assert AlignedC("paper").schedule.steps(385) == 1925
-        assert AlignedC("tuned", 1, 0.1, 2, 3).schedule == Schedule(1, 0.1, 2, 3, True)
+        assert AlignedC("paper").descent(385) == Descent(1925, 5e-4, 1, False, 0)
+        assert AlignedC("tuned", 1, 0.1, 2, 3, 4).descent(4) == Descent(2, 0.1, 2, True, 4)
+        assert AlignedC("tuned", 1, 0.1, 2, 3).descent(8) == Descent(3, 0.1, 2, True, 0)
 
     def test_inputs_that_are_all_the_same(self) -> None:
         head = linear_head(torch.eye(3), torch.zeros(3))

@@ -13,8 +13,7 @@ from tests.alignment.planted import accuracy, doubles, planted_task
 from orthomerge.alignment.aligners import ALIGNERS, Row, aligners, find_aligner, make_aligner
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.testing.aligners import turned_pair
 from orthomerge.testing.toys import head_of, pair_of
 
@@ -61,7 +60,7 @@ def test_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def found_with(row: object) -> Mapping[str, Row]:
         aligners.cache_clear()
-        monkeypatch.setattr("orthomerge.core.rows.entry_points", lambda group: [Entry(row)])
+        monkeypatch.setattr("orthomerge.core.schema.entry_points", lambda group: [Entry(row)])
         return aligners()
 
     try:

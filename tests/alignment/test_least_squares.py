@@ -10,9 +10,8 @@ import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
 
 from orthomerge.alignment.folding import centred_rows, first_map
-from orthomerge.alignment.least_squares import STRENGTHS, Spectrum, chosen_strength, leave_one_out
 from orthomerge.alignment.linear_maps import Affine, Linear, Ridge
-from orthomerge.alignment.problem import Problem
+from orthomerge.alignment.problem import STRENGTHS, Problem, Spectrum
 from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
 
@@ -60,7 +59,7 @@ def test_by_hand() -> None:
     torch.testing.assert_close(spectrum.change(R, 0.0), torch.tensor([[3.0, 0.0]], dtype=torch.float64))
     assert spectrum.change(R, math.inf).tolist() == [[0, 0]]
     # Without its only input nothing is learned: 6 / 3 over 1 - 4 / 6.
-    assert leave_one_out(spectrum, R, 1.0).item() == pytest.approx(6)
+    assert spectrum.leave_one_out(R, 1.0).item() == pytest.approx(6)
 
 
 @pytest.mark.parametrize("strength", [0.01, 1.0, 30.0])
@@ -84,7 +83,7 @@ def test_leave_one_out_is_refitting_without_each(n: int, d: int, biased: bool, s
         rest = torch.arange(n) != left
         D = solved(X[rest], R[rest], strength * unit(X)) if math.isfinite(strength) else torch.zeros(X.shape[1], 3)
         expected[left] = R[left] - X[left] @ D.double()
-    found = leave_one_out(Spectrum.of(H, biased=biased), R, strength)
+    found = Spectrum.of(H, biased=biased).leave_one_out(R, strength)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
@@ -110,7 +109,7 @@ def test_the_chosen_strength_is_the_largest_near_the_best(kind: str, noise: floa
         for strength, row in zip(STRENGTHS, excess, strict=True)
         if row.mean() <= row.std() / math.sqrt(30) + 1e-12
     ]
-    assert problem.strength == chosen_strength(problem.spectrum, R) == max(good)
+    assert problem.strength == max(good)
     assert Ridge().align(problem).facts == {"strength": max(good)}
 
 

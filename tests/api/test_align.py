@@ -22,8 +22,7 @@ from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.data.reading import read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Modality, Task
 from orthomerge.files.folders import LOCAL

@@ -12,7 +12,7 @@ from tests.calling import call, refused
 
 import orthomerge
 from orthomerge.alignment.aligners import ALIGNERS
-from orthomerge.cli.progress import shown
+from orthomerge.cli.printing import shown
 from orthomerge.core.progress import Watch
 from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS

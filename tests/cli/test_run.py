@@ -48,7 +48,7 @@ def test_the_example(berts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_real_kill(berts: Path, tmp_path: Path) -> None:
     recipe = lay_out(berts, tmp_path, PLAIN)
-    command = [sys.executable, "-m", "orthomerge.cli.app", "run", str(recipe), "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "orthomerge", "run", str(recipe), "--out", str(tmp_path / "run")]
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert started.stderr is not None
     for line in started.stderr:

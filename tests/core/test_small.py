@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from orthomerge.core.checks import at_least_one, not_negative, positive
-from orthomerge.core.device import enough_memory, free_memory
+from orthomerge.core.device import derive, enough_memory, free_memory
 from orthomerge.core.errors import OrthomergeError, RecipeError
-from orthomerge.core.seeds import derive
 
 
 def test_derived_seeds_differ_by_purpose_and_place_and_fit_a_generator() -> None:

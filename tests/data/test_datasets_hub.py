@@ -75,6 +75,9 @@ def texts(count: int = 4, labels: list[Any] | None = None, **more: Any) -> Datas
     return Dataset(features, text=[f"t{n}" for n in range(count)], label=given, **more)
 
 
+ODD = Dataset({"text": 0, "label": 0}, text=["", 3, "x"], label=[0, 1, 1])
+
+
 def png(value: int) -> bytes:
     out = BytesIO()
     Image.new("L", (3, 2), value).save(out, "PNG")
@@ -120,11 +123,7 @@ def test_pictures_are_decoded_when_used(library: SimpleNamespace, tmp_path: Path
         (texts(3, [0, -1, 1]), CheckpointError, r"\(train\) row 2: label -1 has no name; named are"),
         (texts(3, [0, 5, 1]), CheckpointError, r"\(train\) row 2: label 5 has no name; named are 'zebra', 'ape'"),
         (texts(3, [0, 0, 0]), CheckpointError, r"the train split has no examples of 'ape'"),
-        (
-            Dataset({"text": 0, "label": 0}, text=["", 3, "x"], label=[0, 1, 1]),
-            CheckpointError,
-            r"2 bad rows: row 1 has an empty 'text'; row 2 has no text as 'text' but 3",
-        ),
+        (ODD, CheckpointError, r"2 bad rows: row 1 has an empty 'text'; row 2 has no text as 'text' but 3"),
         (Dataset({"texts": 0}, texts=["x"]), RecipeError, r"has no column 'text'; did you mean 'texts'\?.*`text`"),
         (Dataset({"text": 0, "labels": 0}, text=["x"]), RecipeError, r"'label'; did you mean 'labels'\?.*`label`"),
     ],

@@ -18,8 +18,7 @@ from docs.generator.site import ROOT, recipe_schema
 from tests.docs.reading import check_call
 
 from orthomerge.cli.app import app
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.runs.recipe import Recipe
 
 ROWS = [(kind, row) for kind, table in TABLES.items() for row in table.values()]

@@ -158,7 +158,7 @@ def test_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
         protocols.protocols.cache_clear()
         monkeypatch.setattr(EntryPoint, "load", lambda entry: rows[entry.value])
         entry = EntryPoint("name", value, "orthomerge.protocols")
-        monkeypatch.setattr("orthomerge.core.rows.entry_points", lambda group: [entry])
+        monkeypatch.setattr("orthomerge.core.schema.entry_points", lambda group: [entry])
 
     install("x:mine")
     assert find_protocol("mine").title == "Mine"

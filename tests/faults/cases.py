@@ -159,7 +159,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(20, "asked for by name", m.remote_model("two"), more="--set family=bert"),
     # 21 file changed between plan and read
     Held(21, "tests/faults/test_cases.py::test_an_input_that_changes_meanwhile"),
-    Held(21, "tests/files/test_paths.py::test_a_file_cut_short_while_open_is_an_error_and_not_a_crash"),
+    Held(21, "tests/files/test_raw_file.py::test_a_file_cut_short_while_open_is_an_error_and_not_a_crash"),
     # 22 read-only and network file systems
     Refused(22, "stale handle", m.reads_fail(errno.ESTALE), BROKEN, TWO, "Stale file handle.*(try|run).*again"),
     # 23 names of tensors
@@ -304,7 +304,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(46, "two of five",
             m.rows(*["a film,two-0,train", "it was,two-1,train"] * 3, "a film,two-0,test", "it was,two-1,test"), RECIPE,
             "class 0 has 2 examples", "ask for at most 2", meets="evaluate", more="--shots 50 --protocol knn"),
-    Held(46, "tests/data/test_sampling.py::test_refused"),
+    Held(46, "tests/data/test_task.py::test_refused"),
     # 47 features: not finite, constant
     Refused(47, "not finite", m.merged_from(m.spoil("two", "bert.embeddings.LayerNorm.bias", 3e38)), NUMBERS, "two",
             "check its weights", meets="align"),
@@ -315,7 +315,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(48, "linear", nothing, meets="align", more="--limit 5 --aligner linear"),
     Held(48, "tests/alignment/test_aligners_table.py::test_fewer_inputs_than_features_never_hurt"),
     # 49 the same inputs in calibration and test
-    Held(49, "tests/evaluation/test_notes.py::test_inputs_that_two_splits_share", "a note of the run, with the count"),
+    Held(49, "tests/evaluation/test_evaluate.py::test_inputs_that_two_splits_share", "a note with the count"),
     # 50 rows that are damaged, empty or long
     Held(50, "tests/data/test_tables.py::test_bad_files"),
     Held(50, "tests/data/test_tables.py::test_bad_rows"),
@@ -327,7 +327,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
             "pictures are decoded when a vision model reads them"),
     # 51 inputs that end early or change their number
     Held(51, "tests/models/test_processing.py::test_batches_lose_nothing"),
-    Held(51, "tests/evaluation/test_metrics.py::test_a_classifier_that_loses_inputs"),
+    Held(51, "tests/evaluation/test_statistics.py::test_a_classifier_that_loses_inputs"),
     # 52 extreme and equal logits of the teacher
     Sound(52, "1e4", m.merged_from(m.tensors(lambda t: t["classifier.weight"].mul_(1e6))), meets="align",
             more="--aligner auto"),

@@ -52,7 +52,7 @@ def start() -> Callable[..., subprocess.Popen[str]]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
-            [sys.executable, "-m", "orthomerge.cli.app", *words], text=True, env=environment, **{**pipes, **options}
+            [sys.executable, "-m", "orthomerge", *words], text=True, env=environment, **{**pipes, **options}
         )
 
     return starter

@@ -15,8 +15,8 @@ from tests.berts import contents
 from tests.faults.tiny import TASKS, recipe_for, write_experts
 
 from orthomerge.api.align import align
+from orthomerge.core.device import THREADS
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.threads import THREADS
 from orthomerge.merging.methods import METHODS
 from orthomerge.models.encoding import Encoding
 from orthomerge.runs.models import write

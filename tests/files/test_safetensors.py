@@ -121,6 +121,8 @@ def _tensor(**changes: Any) -> dict[str, Any]:
 
 
 TWO = bytes(16)
+EMPTY = _tensor(shape=[0], data_offsets=[4, 4])
+HUGE = _tensor(shape=[2**40, 2**40, 0], data_offsets=[0, 0])
 # Header (or the bytes of one), data, and what must be said.
 HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "trailing bytes": ({"a": _tensor()}, bytes(11), "x has 3 bytes after its last tensor; the file is damaged"),
@@ -131,22 +133,18 @@ HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "gap": ({"a": _tensor(), "b": _tensor(data_offsets=[9, 17])}, bytes(17), "'b' leaves 1 bytes unaccounted for"),
     "gap in front": ({"a": _tensor(data_offsets=[8, 16])}, TWO, "tensor 'a' leaves 8 bytes unaccounted for"),
     "empty tensor in the void": (
-        {"a": _tensor(), "b": _tensor(shape=[0], data_offsets=[99, 99])},
+        {"a": _tensor(), "b": EMPTY | {"data_offsets": [99, 99]}},
         bytes(8),
-        "tensor 'b' leaves 91 bytes unaccounted for",
+        "'b' leaves 91 bytes",
     ),
-    "empty tensor inside another": (
-        {"a": _tensor(), "b": _tensor(shape=[0], data_offsets=[4, 4])},
-        bytes(8),
-        "tensor 'b' overlaps another tensor",
-    ),
+    "empty tensor inside another": ({"a": _tensor(), "b": EMPTY}, bytes(8), "tensor 'b' overlaps another tensor"),
     "wrong length": ({"a": _tensor(shape=[3])}, bytes(8), r"tensor 'a' is \(3,\) F32, 12 bytes, but the header gives"),
     "backwards": ({"a": _tensor(data_offsets=[8, 0])}, bytes(8), "'a' is .*8 bytes, but the header gives it -8"),
     "overflow": ({"a": _tensor(shape=[2**61, 2**61])}, bytes(8), r"tensor 'a' has shape \[23058.* the file is damaged"),
     "overflow hidden by a zero": (
-        {"a": _tensor(shape=[2**40, 2**40, 0], data_offsets=[0, 0])},
+        {"a": HUGE},
         b"",
-        r"tensor 'a' has shape \[1099511627776, 1099511627776, 0\] at bytes \[0, 0\]; the file is damaged",
+        r"'a' has shape \[1099511627776, 1099511627776, 0\] at bytes \[0, 0\]; ",
     ),
     "too many axes": ({"a": _tensor(shape=[1] * 99)}, bytes(8), "tensor 'a' has shape .{80} at bytes"),
     "huge number": ({"a": _tensor(shape=[2**62])}, bytes(8), "tensor 'a' has shape"),
@@ -168,9 +166,9 @@ HEADERS: dict[str, tuple[Any, bytes, str]] = {
     "metadata a list": ({"__metadata__": ["a"]}, b"", "x: '__metadata__' must hold strings only"),
     "metadata a tensor": ({"__metadata__": _tensor()}, bytes(8), "x: '__metadata__' must hold strings only"),
     "duplicate key": (
-        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"I32","shape":[2],"data_offsets":[0,8]}}',
-        bytes(8),
-        "the header of .*x names 'a' twice; do not trust this file",
+        b'{"a":{"dtype":"F32"},"a":{"dtype":"I32"}}',
+        b"",
+        "of .*x names 'a' twice; do not trust this file",
     ),
     "duplicate field": (b'{"a":{"dtype":"F32","dtype":"I32"}}', b"", "the header of .*x names 'dtype' twice"),
     "duplicate metadata": (b'{"__metadata__":{"a":"b","a":"c"}}', b"", "the header of .*x names 'a' twice"),
@@ -198,9 +196,8 @@ ODD_NAMES = [
 @pytest.mark.parametrize("name", ODD_NAMES, ids=[ascii(name[:20]) for name in ODD_NAMES])
 def test_odd_names_of_tensors(tmp_path: Path, name: str) -> None:
     path = raw(tmp_path / "x", json.dumps({name: _tensor()}).encode(), bytes(8))
-    with pytest.raises(
-        CheckpointError, match=r"x holds a tensor with the name '.*', which no framework writes; do not"
-    ):
+    match = r"x holds a tensor with the name '.*', which no framework writes; do not"
+    with pytest.raises(CheckpointError, match=match):
         read_safetensors(path)
 
 
@@ -213,22 +210,18 @@ def test_names_that_are_fine() -> None:
 
 def test_broken_beginnings(tmp_path: Path) -> None:
     header = json.dumps({"a": _tensor()}).encode()
-    cases: dict[str, tuple[bytes, str]] = {
-        "empty": (b"", "x has 0 bytes, too few for a safetensors file: fetch it again"),
-        "seven": (bytes(7), "x has 7 bytes, too few"),
-        "zero": (bytes(8), "the header of .*x is not valid JSON"),
-        "all zero": (bytes(100), "the header of .*x is not valid JSON"),
-        "cut in the header": (len(header).to_bytes(8, "little") + header[:-1], "was cut short: its header would be"),
-        "2^40": ((1 << 40).to_bytes(8, "little") + header, f"its header would be {1 << 40} bytes long; fetch it again"),
-        "largest": (b"\xff" * 8 + header, "is not a safetensors file, or was cut short"),
-        "a pointer": (
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
-            r"Git LFS pointer.*`git lfs pull`",
-        ),
-        "a page": (b"<!DOCTYPE html><html></html>", "is not a safetensors file"),
-        "a zip": (b"PK\x03\x04" + bytes(60), "is not a safetensors file|not valid JSON"),
-    }
-    for data, match in cases.values():
+    for data, match in (
+        (b"", "x has 0 bytes, too few for a safetensors file: fetch it again"),
+        (bytes(7), "x has 7 bytes, too few"),
+        (bytes(8), "the header of .*x is not valid JSON"),
+        (bytes(100), "the header of .*x is not valid JSON"),
+        (len(header).to_bytes(8, "little") + header[:-1], "was cut short: its header would be"),
+        ((1 << 40).to_bytes(8, "little") + header, f"its header would be {1 << 40} bytes long; fetch it again"),
+        (b"\xff" * 8 + header, "is not a safetensors file, or was cut short"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", r"Git LFS pointer.*`git lfs pull`"),
+        (b"<!DOCTYPE html><html></html>", "is not a safetensors file"),
+        (b"PK\x03\x04" + bytes(60), "is not a safetensors file|not valid JSON"),
+    ):
         (tmp_path / "x").write_bytes(data)
         with pytest.raises(CheckpointError, match=match):
             read_safetensors(tmp_path / "x")

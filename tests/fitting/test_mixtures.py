@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.fitting.making import shared_setting
 
-from orthomerge.core.seeds import derive
+from orthomerge.core.device import derive
 from orthomerge.fitting.mixtures import mixtures, with_mixtures
 from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.testing.settings import Kind, Words, make_setting

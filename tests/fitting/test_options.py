@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orthomerge.core.errors import NumericalError, RecipeError
-from orthomerge.core.rows import instance_of
+from orthomerge.core.schema import instance_of
 from orthomerge.fitting.lm_cocktail import LmCocktail
 from orthomerge.merging.methods import FITTED
 from orthomerge.testing.settings import make_setting

@@ -13,10 +13,8 @@ import pytest
 from tests.report.making import ALERT, figures, points
 
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
-from orthomerge.report.drawing import draw
-from orthomerge.report.figure_data import figure_csv
-from orthomerge.report.inline import inline_svg
-from orthomerge.report.style import class_colours, shown
+from orthomerge.report.drawing import class_colours, draw, shown
+from orthomerge.report.figure_data import figure_csv, inline_svg
 
 ALL: list[Figure] = [*figures(), points("a"), points("b", images=True)]
 

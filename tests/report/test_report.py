@@ -13,11 +13,10 @@ from tests.report.making import ALERT, BREAK_OUT, full_run, hostile_run, points,
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.core.errors import CheckpointError
 from orthomerge.evaluation.records import Record, RunInfo, read_info, write_info
-from orthomerge.report.facts import numbers_of
 from orthomerge.report.figure_data import json_block, points_payload
+from orthomerge.report.material import numbers_of
 from orthomerge.report.report import report
-from orthomerge.report.story import story
-from orthomerge.report.tables import boards
+from orthomerge.report.tables import boards, story
 
 
 class _Reader(HTMLParser):
@@ -157,8 +156,8 @@ def test_the_views_of_a_figure_share_a_frame() -> None:
 
 def test_the_story_speaks_of_the_diagnosed_method() -> None:
     tables = boards(small_run() + [record(task, "average", 0.5) for task in ("a", "b")])
-    assert [step.line.method for step in story(tables).steps] == ["expert", "ties", "ties"]
-    assert [step.line.method for step in story(tables, method="average").steps] == ["expert", "average", "average"]
+    assert [line.method for line in story(tables).steps.values()] == ["expert", "ties", "ties"]
+    assert [line.method for line in story(tables, method="average").steps.values()] == ["expert", "average", "average"]
 
 
 @pytest.mark.parametrize(

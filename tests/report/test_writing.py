@@ -16,7 +16,6 @@ from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Bars, Series
 from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
 from orthomerge.evaluation.records import write_records
-from orthomerge.report import page as pages
 from orthomerge.report import report as reports
 from orthomerge.report.report import report
 
@@ -125,6 +124,6 @@ def test_what_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    pages._environment.cache_clear()
+    reports.templates.cache_clear()
     with pytest.raises(RecipeError, match=message):
         report(write_run(tmp_path / "run", small_run()), tmp_path / "report.html")

@@ -234,20 +234,31 @@ def kill_at(step: int) -> Callable[[Report], None]:
     return progress
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_killed_run_goes_on_to_the_same_result(mode: str, words: Task, tune: Tune, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "kind"), [*((mode, "words") for mode in MODES), ("full", "levels")])
+def test_a_killed_run_goes_on_to_the_same_result(
+    mode: str, kind: str, tune: Tune, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of images with the same shifts."""
+    task: Task = request.getfixturevalue(kind)
     settings: dict[str, Any] = {"mode": mode, "epochs": 3.0, "batch": 32, "lora_dropout": 0.1}
-    others = [other(words, 1), other(words, 2)]
-    expected = tune(words, tmp_path / "whole", **settings, more={"others": others})
+    settings["augment"] = "shift" if kind == "levels" else "none"
+    others = [other(task, 1), other(task, 2)]
+    expected = tune(task, tmp_path / "whole", **settings, more={"others": others})
     with pytest.raises(Killed):
-        tune(words, tmp_path / "cut", **settings, more={"others": others, "progress": kill_at(9)})
+        tune(task, tmp_path / "cut", **settings, more={"others": others, "progress": kill_at(9)})
     assert [path.name for path in tmp_path.iterdir() if "cut" in path.name] == [".cut.tuning"]
     steps: list[int] = []
     more = {"others": others, "progress": lambda report: steps.append(report.step)}
-    assert tune(words, tmp_path / "cut", **settings, more=more) == expected
+    assert tune(task, tmp_path / "cut", **settings, more=more) == expected
     assert steps == [9]  # two epochs of three steps were not done again
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
     assert not (tmp_path / ".cut.tuning").exists()
+
+
+def test_shifted_images_train_another_model(levels: Task, tune: Tune, tmp_path: Path) -> None:
+    assert tune(levels, tmp_path / "shifted", augment="shift", batch=32)["val_accuracy"] > 0.85
+    tune(levels, tmp_path / "plain", batch=32)
+    assert files(tmp_path / "plain")["model.safetensors"] != files(tmp_path / "shifted")["model.safetensors"]
 
 
 def test_state_of_another_run_or_a_broken_one_is_not_used(words: Task, tune: Tune, tmp_path: Path) -> None:
@@ -398,40 +409,60 @@ def test_a_device_that_is_full_says_what_to_do(
         tune(levels, tmp_path / "out", more={"processor": full})
 
 
-def test_unusable_tasks_and_settings(bases: Path, words: Task, levels: Task, tune: Tune, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    empty = Task("none", ("a", "b"), "text", {"train": Examples([], np.zeros(0, dtype=np.int64), "train")})
-    with pytest.raises(RecipeError, match="the train split of task 'none' is empty"):
-        tune(empty, out)
-    with pytest.raises(RecipeError, match="unknown device 'tpu'"):
-        tune(words, out, device="tpu")
-    with pytest.raises(RecipeError, match="unknown pooling 'maen' for bert; did you mean 'mean'"):
-        tune(words, out, pooling="maen")
-    with pytest.raises(RecipeError, match="mode 'frozen_head' needs the head that is kept"):
-        tune(words, out, mode="frozen_head")
-    with pytest.raises(RecipeError, match="mode 'tau_jp' needs inputs of other tasks"):
-        tune(words, out, mode="tau_jp")
-    with pytest.raises(IncompatibleError, match="task 'levels' is of modality 'image', but family 'bert' reads 'text'"):
-        tune(levels, out, more={"base": bases / "bert"})
-    with pytest.raises(RecipeError, match="is of model type 'bert', family 'vit' reads 'vit'"):
-        tune(words, out, more={"family": "vit"})
-    with pytest.raises(RecipeError, match="family 'clip' has no head that could be trained and saved, as mode 'full'"):
-        tune(levels, out, more={"base": bases / "clip", "family": "clip"})
-    with pytest.raises(RecipeError, match="this family has no head of its own: give one as `head`"):
-        tune(levels, out, mode="linearised", more={"base": bases / "clip", "family": "clip"})
+def head_of(rows: int, width: int, labels: tuple[str, ...], **more: Any) -> Head:
+    return Head(Linear(torch.zeros(rows, width)), labels, **more)
+
+
+LABELS = ("has-5", "has-6")  # of the task `words`
+EMPTY = Task("none", ("a", "b"), "text", {"train": Examples([], np.zeros(0, dtype=np.int64), "train")})
+UNLABELLED = Task("x", ("a", "b"), "text", {"train": Examples(["5", "6"], None, "train")})
+REFUSED: list[tuple[str | Task, dict[str, Any], type[OrthomergeError], str]] = [
+    (EMPTY, {}, RecipeError, "the train split of task 'none' is empty; it must have examples"),
+    (UNLABELLED, {}, RecipeError, "the train split of task 'x' has no labels; an expert is made from labelled"),
+    ("words", {"device": "tpu"}, RecipeError, "unknown device 'tpu'"),
+    ("words", {"pooling": "maen"}, RecipeError, "unknown pooling 'maen' for bert; did you mean 'mean'"),
+    ("words", {"mode": "frozen_head"}, RecipeError, "mode 'frozen_head' needs the head that is kept"),
+    ("words", {"mode": "tau_jp"}, RecipeError, "mode 'tau_jp' needs inputs of other tasks"),
+    ("words", {"augment": "shift"}, RecipeError, "'augment' must be none .* reads 'text', got 'shift': .*; leave"),
+    ("levels", {"base": "bert"}, IncompatibleError, "task 'levels' is of modality 'image', but family 'bert' reads"),
+    ("words", {"family": "vit"}, RecipeError, "is of model type 'bert', family 'vit' reads 'vit'"),
+    ("levels", {"base": "clip", "family": "clip"}, RecipeError, "'clip' has no head that .* saved, as mode 'full'"),
+    (
+        "levels",
+        {"base": "clip", "family": "clip", "mode": "linearised"},
+        RecipeError,
+        "this family has no head of its own: give one as `head`",
+    ),
+    ("words", {"head": head_of(2, 7, LABELS)}, IncompatibleError, "the head reads 7 features, the encoder gives 32"),
+    ("words", {"head": head_of(2, 32, ("a", "b"))}, IncompatibleError, "label sets differ: 'a', 'b', 'has-5' and 1"),
+    (
+        "words",
+        {"head": head_of(2, 32, LABELS, normalise=True)},
+        IncompatibleError,
+        r"the head is built otherwise than the family's own \(classifier\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "options", "error", "message"), REFUSED, ids=[row[3][:40] for row in REFUSED])
+def test_refusals(
+    task: str | Task,
+    options: dict[str, Any],
+    error: type[OrthomergeError],
+    message: str,
+    bases: Path,
+    tune: Tune,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    more = {name: value for name, value in options.items() if name in ("family", "head")}
+    if "base" in options:
+        more["base"] = bases / options["base"]
+    settings = {name: value for name, value in options.items() if name not in ("base", *more)}
+    chosen: Task = request.getfixturevalue(task) if isinstance(task, str) else task
+    with pytest.raises(error, match=message):
+        tune(chosen, tmp_path / "out", more=more, **settings)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_heads_that_do_not_fit(words: Task, tune: Tune, tmp_path: Path) -> None:
-    def head(rows: int, width: int, labels: tuple[str, ...], **more: Any) -> dict[str, Any]:
-        return {"head": Head(Linear(torch.zeros(rows, width)), labels, **more)}
-
-    with pytest.raises(IncompatibleError, match="the head reads 7 features, the encoder gives 32"):
-        tune(words, tmp_path / "out", more=head(2, 7, words.labels))
-    with pytest.raises(IncompatibleError, match="label sets differ: 'a', 'b', 'has-5' and 1 more"):
-        tune(words, tmp_path / "out", more=head(2, 32, ("a", "b")))
-    with pytest.raises(IncompatibleError, match=r"the head is built otherwise than the family's own \(classifier\)"):
-        tune(words, tmp_path / "out", more=head(2, 32, words.labels, normalise=True))
 
 
 def test_bases_and_outputs_that_cannot_be(bases: Path, words: Task, tune: Tune, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from orthomerge.alignment.aligners import chosen_aligner
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.models.encoding import Encoding, encode

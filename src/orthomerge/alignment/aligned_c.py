@@ -22,15 +22,16 @@ dropout of their frozen encoder; `tuned`, the default, is trained until it conve
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch.nn.functional import normalize
 
 from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.descent import Descent, require_finite
-from orthomerge.alignment.folding import first_map, logits_from
+from orthomerge.alignment.folding import first_map, logits_from, with_first_map
 from orthomerge.alignment.problem import Problem
 from orthomerge.core.checks import at_least_one
 from orthomerge.core.errors import RecipeError, nearest
@@ -40,27 +41,9 @@ from orthomerge.models.heads import Head
 Recipe = Literal["paper", "tuned"]
 
 _NORM = 20.0  # of the inputs, in the coordinates of the tuned recipe
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Adam's: `most` bounds the number of steps; `decay` lets the learning rate fall to zero along a cosine."""
-
-    epochs: int
-    lr: float
-    batch: int
-    most: int | None
-    decay: bool
-
-    def steps(self, count: int) -> int:
-        """How many steps `count` inputs get."""
-        wanted = self.epochs * math.ceil(count / self.batch)
-        return wanted if self.most is None else min(wanted, self.most)
-
-
-_RECIPES = {
-    "paper": Schedule(epochs=5, lr=5e-4, batch=1, most=None, decay=False),
-    "tuned": Schedule(epochs=60, lr=5e-3, batch=64, most=3000, decay=True),
+_RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "paper": {"epochs": 5, "lr": 5e-4, "batch": 1, "most": None, "decay": False},
+    "tuned": {"epochs": 60, "lr": 5e-3, "batch": 64, "most": 3000, "decay": True},
 }
 
 
@@ -80,43 +63,47 @@ class AlignedC:
             hint = nearest(self.recipe, get_args(Recipe))
             raise RecipeError(f"'recipe' must be 'paper' or 'tuned', got {self.recipe!r}; {hint}")
         at_least_one(epochs=self.epochs, batch=self.batch, most=self.most)
-        self._descent(1)
+        self.descent(1)
 
-    @property
-    def schedule(self) -> Schedule:
-        """The recipe with what was overridden."""
-        options = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
-        schedule = _RECIPES[self.recipe]
-        return replace(schedule, **{name: value for name, value in options.items() if value is not None})
+    def descent(self, count: int) -> Descent:
+        """Adam for `count` inputs: the recipe with what was overridden."""
+        given = {name: getattr(self, name) for name in ("epochs", "lr", "batch", "most")}
+        options = {**_RECIPES[self.recipe], **{name: value for name, value in given.items() if value is not None}}
+        steps = options["epochs"] * math.ceil(count / options["batch"])
+        if options["most"] is not None:
+            steps = min(steps, options["most"])
+        return Descent(steps, options["lr"], options["batch"], options["decay"], self.seed)
 
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         """Facts: the mean divergence from the expert's outputs under the old head and the new."""
         problem = Problem.of(pair, head)
         aligned = self.distil(pair.merged.values, problem.Z, head, task=problem.task)
         before, after = (problem.divergence(logits_from(each, problem.H)) for each in (head, aligned))
-        return Alignment(aligned, {"loss_before": before, "loss": after, "steps": self.schedule.steps(len(problem.H))})
+        steps = self.descent(len(problem.H)).steps
+        return Alignment(aligned, {"loss_before": before, "loss": after, "steps": steps})
 
     def distil(self, features: torch.Tensor, teacher: torch.Tensor, head: Head, *, task: str) -> Head:
         """The head fitted to merged features [n, d] and the expert's logits [n, C] on the same inputs."""
         values = features.float()
         inputs = normalize(values, dim=-1) if head.normalise else values
         m, s = self._coordinates(head, inputs)
-        layers = _Layers(head, m, s)
         x, target = ((inputs - m) * s).float(), teacher.to(inputs.device, torch.float32).softmax(1)
+        wide = _cast(head, torch.float64)
+        W, b = first_map(wide).weight, first_map(wide).bias
+        inner = _cast(with_first_map(wide, W / s, None if b is None else b + W @ m, task=task), torch.float32)
+        parameters = list(inner.tensors().values())
         name = f"the head of {task!r} diverged under aligned-c"
-        self._descent(len(x)).minimise(
-            layers.parameters,
-            lambda rows: layers.gradients(x.index_select(0, rows), target.index_select(0, rows)),
+        self.descent(len(x)).minimise(
+            parameters,
+            lambda rows: _gradients(inner, x.index_select(0, rows), target.index_select(0, rows)),
             count=len(x),
             name=name,
         )
-        aligned = layers.head()
+        wide = _cast(inner, torch.float64)
+        W, b = first_map(wide).weight * s, first_map(wide).bias
+        aligned = _cast(with_first_map(wide, W, None if b is None else b - W @ m, task=task), torch.float32)
         require_finite(aligned.tensors().values(), name=name)
         return aligned
-
-    def _descent(self, count: int) -> Descent:
-        schedule = self.schedule
-        return Descent(schedule.steps(count), schedule.lr, schedule.batch, schedule.decay, self.seed)
 
     def _coordinates(self, head: Head, inputs: torch.Tensor) -> tuple[torch.Tensor, float]:
         """Origin m [d] (float64) and scale s in which the head is trained."""
@@ -132,48 +119,25 @@ class AlignedC:
         return m, _NORM / norm if norm > 1e-6 * float(f.norm(dim=1).max()) else 1.0
 
 
-class _Layers:
-    """The trainable tensors of a head whose inputs come as s (f - m), already normalised."""
+def _cast(head: Head, dtype: torch.dtype) -> Head:
+    """A copy of the head in another dtype."""
+    return head.with_tensors({name: tensor.detach().to(dtype, copy=True) for name, tensor in head.tensors().items()})
 
-    def __init__(self, head: Head, m: torch.Tensor, s: float) -> None:
-        self._like, self._m, self._s = head, m, s
-        self._names = ("hidden.weight", "hidden.bias") if head.hidden else ("weight", "bias")
-        tensors = {name: tensor.detach().to(m.device, torch.float64) for name, tensor in head.tensors().items()}
-        weight, bias = self._names
-        if bias in tensors:
-            tensors[bias] = tensors[bias] + tensors[weight] @ m
-        tensors[weight] = tensors[weight] / s
-        self._trained = {
-            name: tensor.to(torch.float32, copy=True).requires_grad_(name.startswith("hidden."))
-            for name, tensor in tensors.items()
-        }
 
-    @property
-    def parameters(self) -> list[torch.Tensor]:
-        return list(self._trained.values())
+def _gradients(head: Head, inputs: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+    """Gradients of the mean divergence from `target` [B, C] (probabilities) in `head.tensors()`, in their order.
 
-    def gradients(self, inputs: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
-        """Gradients of the mean divergence from `target` [B, C] (probabilities): dKL/dlogits = p - target."""
-        tensors, activation = self._trained, self._like.activation
-        h = inputs
-        if activation is not None:
-            hidden = torch.nn.functional.linear(inputs, tensors["hidden.weight"], tensors.get("hidden.bias"))
-            h = getattr(torch.nn.functional, activation)(hidden)
-        with torch.no_grad():
-            logits = torch.nn.functional.linear(h, tensors["weight"], tensors.get("bias"))
-            error = logits.softmax(1).sub_(target).div_(len(inputs))
-            gradients = [error.T @ h]
-            if "bias" in tensors:
-                gradients.append(error.sum(0))
-        if activation is not None:
-            gradients += torch.autograd.grad(h, self.parameters[len(gradients) :], error @ tensors["weight"])
-        return gradients
-
-    def head(self) -> Head:
-        """The trained head in the coordinates of the features."""
-        tensors = {name: tensor.detach().double() for name, tensor in self._trained.items()}
-        weight, bias = self._names
-        tensors[weight] = tensors[weight] * self._s
-        if bias in tensors:
-            tensors[bias] = tensors[bias] - tensors[weight] @ self._m
-        return self._like.with_tensors({name: tensor.float() for name, tensor in tensors.items()})
+    Those of the output layer are written out: dKL/dlogits = p - target.
+    """
+    seen, hidden = inputs, list[torch.Tensor]()
+    if head.hidden is not None and head.activation is not None:
+        hidden = [tensor.requires_grad_() for tensor in (head.hidden.weight, head.hidden.bias) if tensor is not None]
+        seen = getattr(torch.nn.functional, head.activation)(head.hidden(inputs))
+    with torch.no_grad():
+        error = head.output(seen).softmax(1).sub_(target).div_(len(inputs))
+        gradients = [error.T @ seen]
+        if head.output.bias is not None:
+            gradients.append(error.sum(0))
+    if hidden:
+        gradients += torch.autograd.grad(seen, hidden, error @ head.output.weight)
+    return gradients

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from orthomerge.core.rows import find_row, instance_of, maker_of, with_plugins
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import find_row, instance_of, maker_of, schema, with_plugins
 
 if TYPE_CHECKING:
     from orthomerge.models.features import FeaturePair

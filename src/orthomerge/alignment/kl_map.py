@@ -9,7 +9,7 @@ own weights), so that a strength means the same for every encoder. It is chosen 
 best, the one nearest to the default, which is also taken with fewer than `_ENOUGH` inputs, two per fold.
 
 The method starts from the best of: no change; two least squares fits of the logits, in closed form in the basis of
-X = [H, a 1] = U diag(s) V^T (`least_squares`), in which D = G V^T; for a head of one layer, the minimum of the
+X = [H, a 1] = U diag(s) V^T (`problem`), in which D = G V^T; for a head of one layer, the minimum of the
 objective's second-order expansion at the expert's own outputs. It ends when a step promises to lower the objective by
 less than a share `_SETTLED` of it.
 
@@ -29,9 +29,8 @@ from torch.nn.functional import log_softmax
 
 from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import centred_rows, first_map
-from orthomerge.alignment.least_squares import check_strength
 from orthomerge.alignment.newton import Fit, Rows
-from orthomerge.alignment.problem import Problem, Solved
+from orthomerge.alignment.problem import Problem, Solved, check_strength, near_best
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import NumericalError
 
@@ -70,15 +69,6 @@ class KlMap(Solved):
         return Alignment(head, {"strength": chosen, "converged": fit.converged, "steps": fit.steps})
 
 
-@dataclass(frozen=True, eq=False)
-class _Fold:
-    """Inputs to fit to and inputs to judge by, in a basis [r, k] of the first."""
-
-    place: torch.Tensor
-    train: Rows
-    test: Rows
-
-
 class KlProblem:
     """The optimisation in the basis of the inputs; rows can be left out, for cross-validation."""
 
@@ -114,11 +104,8 @@ class KlProblem:
             means = [float(row.mean()) for row in rows[-3:]]
             if len(rows) > 3 and means[2] > means[1] > means[0]:
                 break  # past the best: a weaker prior only fits more of the noise
-        excess = torch.stack(rows)
-        excess = excess - excess[int(excess.mean(1).argmin())]
-        spread = excess.std(1, correction=1) / math.sqrt(excess.shape[1])
-        good = (excess.mean(1) <= spread).nonzero().flatten().tolist()
-        return STRENGTHS[min(good, key=lambda place: abs(place - STRENGTHS.index(DEFAULT)))]
+        default = STRENGTHS.index(DEFAULT)
+        return STRENGTHS[min(near_best(torch.stack(rows)), key=lambda place: abs(place - default))]
 
     def rivals(self, strength: float) -> torch.Tensor:
         """The divergence [4, n] of `_JUDGED` inputs or, in folds, of all, under fits to the others.
@@ -151,15 +138,16 @@ class KlProblem:
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The divergence [n] of every judged input under a fit without its fold, and where the fits ended."""
         losses = torch.empty(len(self.judged), dtype=torch.float64)
-        ends = list(states or [self._none(fold.train) for fold in self._folds])
-        for number, fold in enumerate(self._folds):
+        ends = list(states or [self._none(train) for train, _ in self._folds])
+        for number, (train, test) in enumerate(self._folds):
             if not math.isinf(strength):
-                ends[number] = self._minimised(fold.train, self._prior(strength), ends[number], _ROUGH).G
-            losses[fold.place] = fold.test.divergence(ends[number]).cpu()
+                ends[number] = self._minimised(train, self._prior(strength), ends[number], _ROUGH).G
+            losses[number :: len(self._folds)] = test.divergence(ends[number]).cpu()
         return losses, ends
 
     @cached_property
-    def _folds(self) -> list[_Fold]:
+    def _folds(self) -> list[tuple[Rows, Rows]]:
+        """Inputs to fit to and inputs to judge by, of every fold."""
         count = min(_FOLDS, len(self.judged))
         number, folds = torch.arange(len(self.judged)) % count, []
         for each in range(count):
@@ -167,7 +155,7 @@ class KlProblem:
             if len(train.X) < train.X.shape[1]:  # fewer inputs than directions: use theirs alone
                 basis = torch.linalg.qr(train.X.T)[0]
                 train, test = train.through(basis), test.through(basis)
-            folds.append(_Fold(number == each, train, test))
+            folds.append((train, test))
         return folds
 
     def _ridge(self, rows: torch.Tensor) -> torch.Tensor:

@@ -26,8 +26,7 @@ import torch
 
 from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import first_map, with_first_map
-from orthomerge.alignment.least_squares import check_strength
-from orthomerge.alignment.problem import Problem, Solved
+from orthomerge.alignment.problem import Problem, Solved, check_strength
 from orthomerge.alignment.rigid import choose_rigid, polar_factor, spread
 
 _SETTLED = 1e-5  # share of all that was gained which a step must gain to be worth another
@@ -49,7 +48,7 @@ class LogitProcrustes(Solved):
         start = choose_rigid(problem, kappa=self.kappa, bias=self.bias)
         first, weight, steps = first_map(problem.head), first_map(problem.head).weight.double(), 0
         if not math.isinf(start.kappa):
-            H, T = (problem.H, problem.T) if start.means is None else spread(problem.H, problem.T)
+            H, T = (problem.H, problem.T) if start.shift is None else spread(problem.H, problem.T)
             C, S = H.T @ H, T.T @ H
             weight, steps = descend(weight, weight @ start.A, C, S, start.kappa, steps=self.steps, task=problem.task)
         bias = first.bias
@@ -97,7 +96,7 @@ def descend(
         if new.value > at.value and ahead is not at:
             new, pace = step(at), 1.0
         faster = (1 + math.sqrt(1 + 4 * pace * pace)) / 2
-        ahead, pace = new.beyond(at, (pace - 1) / faster), faster
+        ahead, pace = reached(torch.lerp(at.Q, new.Q, 1 + (pace - 1) / faster)), faster
         fall, at = at.value - new.value, new
         if fall <= settled * max(first.value - at.value, _SMALL * abs(at.value)):
             break
@@ -111,8 +110,3 @@ class _Point:
     Q: torch.Tensor
     QC: torch.Tensor
     value: float
-
-    def beyond(self, before: _Point, share: float) -> _Point:
-        """The point further along from another one, without its objective."""
-        Q, QC = (torch.lerp(*pair, 1 + share) for pair in ((before.Q, self.Q), (before.QC, self.QC)))
-        return _Point(Q, QC, math.nan)

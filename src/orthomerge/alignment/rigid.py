@@ -33,8 +33,7 @@ import torch
 
 from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.folding import centred_rows, folded
-from orthomerge.alignment.least_squares import careful, check_strength
-from orthomerge.alignment.problem import Problem, Solved
+from orthomerge.alignment.problem import Problem, Solved, check_strength, near_best
 from orthomerge.core.errors import NumericalError
 
 KAPPAS = (math.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.01, 1e-4)
@@ -72,18 +71,13 @@ class Similarity(Orthogonal):
 
 @dataclass(frozen=True)
 class Rigid:
-    """x is mapped to scale A x + shift. `means`: of h and t, if there is a shift, of which `share` is applied."""
+    """x is mapped to scale A x + shift, by a prior `kappa` and with a `share` of the shift between the means."""
 
     A: torch.Tensor
     scale: float
-    means: tuple[torch.Tensor, torch.Tensor] | None
+    shift: torch.Tensor | None
     kappa: float
     share: float
-
-    @property
-    def shift(self) -> torch.Tensor | None:
-        """The vector that moves the means onto each other, times `share`."""
-        return None if self.means is None else self.share * (self.means[1] - self.scale * self.A @ self.means[0])
 
 
 def polar_factor(X: torch.Tensor, *, task: str) -> torch.Tensor:
@@ -134,7 +128,8 @@ def choose_rigid(problem: Problem, *, kappa: float | Literal["auto"], bias: bool
     S, energy = T.T @ H, float(H.square().sum())
     A = turn_of(S, energy, chosen, d=H.shape[1], task=problem.task)
     scale = scale_of(A, S, energy, chosen) if scaled else 1.0
-    return Rigid(A, scale, (problem.H.mean(0), problem.T.mean(0)) if bias else None, chosen, share)
+    shift = share * (problem.T.mean(0) - scale * A @ problem.H.mean(0)) if bias else None
+    return Rigid(A, scale, shift, chosen, share)
 
 
 def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, scaled: bool) -> tuple[float, float]:
@@ -159,8 +154,8 @@ def _cross_validated(problem: Problem, kappas: Sequence[float], *, bias: bool, s
             gap = h @ B.T - t @ W.T
             row += [float((gap + share * shift).square().sum(1).mean()) for share in shares]
         losses.append(row)
-    chosen = careful(torch.tensor(losses, dtype=torch.float64).T)
-    return list(product(kappas, shares))[chosen]
+    near = near_best(torch.tensor(losses, dtype=torch.float64).T)
+    return list(product(kappas, shares))[near[0]]
 
 
 def _leading(H: torch.Tensor, T: torch.Tensor) -> torch.Tensor:

@@ -87,10 +87,8 @@ class OrthM(Descent):
             return divergence(M, rows).add_((M @ excess(M).sign_()).mul_(2 * self.alpha))
 
         M = trained(self, problem, gradient if self.alpha else divergence, name="orth-m")
-        defect = float(excess(M).norm())
-        if self.project:
-            M = polar_factor(M, task=problem.task)
-        return Alignment(folded(head, M, task=problem.task), _divergences(problem, M) | {"defect": defect})
+        M, defect = _projected(M, self.project, problem.task)
+        return Alignment(folded(head, M, task=problem.task), {**_divergences(problem, M), "defect": defect})
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,7 @@ class MomaOrthogonal(Descent):
             return of_distance.addcdiv_(A @ S, S.norm().clamp_min_(1e-12), value=2 * self.alpha)
 
         A = trained(self, problem, gradient, name="moma-orthogonal")
-        defect = float(excess(A).norm())
-        if self.project:
-            A = polar_factor(A, task=problem.task)
+        A, defect = _projected(A, self.project, problem.task)
         before, after = (float((mapped - T).norm(dim=1).mean()) for mapped in (H, H @ A.T))
         facts = {"loss_before": before, "loss": after, "defect": defect}
         return Alignment(folded(head, A, task=problem.task), facts)
@@ -167,6 +163,11 @@ def excess(M: torch.Tensor) -> torch.Tensor:
     S = M.T @ M
     S.diagonal().sub_(1)
     return S
+
+
+def _projected(M: torch.Tensor, project: bool, task: str) -> tuple[torch.Tensor, float]:
+    """M, or the orthogonal matrix nearest to it, and ||S||_F of M."""
+    return polar_factor(M, task=task) if project else M, float(excess(M).norm())
 
 
 def _divergences(problem: Problem, M: torch.Tensor) -> dict[str, float]:

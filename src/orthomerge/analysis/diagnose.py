@@ -32,9 +32,9 @@ from orthomerge.analysis.recorded import (
 )
 from orthomerge.analysis.recovery import Hits
 from orthomerge.analysis.verdict import Case, Witness, verdict
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.data.task import Split, Task
 from orthomerge.evaluation.encoded import EncodedTasks

@@ -8,8 +8,7 @@ from inspect import getdoc
 from typing import Any
 
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.core.rows import find_row, maker_of
-from orthomerge.core.schema import describe, schema
+from orthomerge.core.schema import describe, find_row, maker_of, schema
 from orthomerge.core.table import Table
 
 _TABLES = {

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import How, Input, command
 from orthomerge.cli.options import Columns, Compute, Display, Force, Limit, Moved, Out, SavedModel, Split, Unlabelled
 from orthomerge.cli.printing import print_alignment, print_json
@@ -44,8 +45,6 @@ def align(
     Inputs need no labels: the experts say what the heads should answer. The encoder stays as it is, and most aligners
     add no parameters.
     """
-    from orthomerge.api.align import align as fit_heads
-    from orthomerge.api.load import load
     from orthomerge.api.request import read_options
     from orthomerge.data.reading import sources_of
     from orthomerge.files.publish import check_target
@@ -53,11 +52,11 @@ def align(
     from orthomerge.runs.models import existing
 
     options = read_options(settings)
-    sources = sources_of(columns.of(data), load(model).tasks)
+    sources = sources_of(columns.of(data), om.load(model).tasks)
     inputs = existing([model, *sources.values(), *(moved.expert or {}).values(), moved.base])
     check_target(Path(out), force=force, inputs=inputs)
     with display.progress() as progress:
-        aligned = fit_heads(
+        aligned = om.align(
             model,
             sources,
             aligner=aligner,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.editing import open_request, write_edited
 from orthomerge.cli.flags import How, Input, command
 from orthomerge.cli.options import Base, Compute, Display, Dtype, Experts, Force, Grid, OutIfAny
@@ -41,7 +42,6 @@ def analogy(
 
     C + (B - A), scored with the head of C. An expert of the task itself is the ceiling.
     """
-    from orthomerge.api.analogy import analogy as search
     from orthomerge.evaluation.editing import Form
 
     form = Form.parse(of)
@@ -50,7 +50,7 @@ def analogy(
     ((task, source),) = data.items()
     request, opened = open_request(experts, force=force, base=base, out=out, dtype=dtype)
     with display.progress() as progress:
-        result = search(
+        result = om.analogy(
             opened,
             form,
             task,

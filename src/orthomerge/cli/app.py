@@ -60,10 +60,7 @@ class _App(click.Group):
     """The first screen: examples, and the commands in groups; a command is imported when it is used."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.commands:
-            return None
-        command: click.Command = getattr(import_module(f"orthomerge.cli.{cmd_name}"), cmd_name)
-        return command
+        return _load(cmd_name) if cmd_name in self.commands else None
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, examples, commands and notes."""
@@ -72,12 +69,17 @@ class _App(click.Group):
         formatter.write(_EXAMPLES)
         for title, names in _GROUPS.items():
             formatter.write(f"\n{title}:\n")
-            for each in filter(None, (self.get_command(ctx, name) for name in names)):
-                formatter.write(f"  {each.name:<10} {each.get_short_help_str(70).rstrip('.')}\n")
+            for name in names:
+                formatter.write(f"  {name:<10} {_load(name).get_short_help_str(70).rstrip('.')}\n")
         with formatter.section("Options"):
             rows = (parameter.get_help_record(ctx) for parameter in self.get_params(ctx))
             formatter.write_dl([row for row in rows if row is not None])
         formatter.write(_NOTES)
+
+
+def _load(name: str) -> click.Command:
+    command: click.Command = getattr(import_module(f"orthomerge.cli.{name}"), name)
+    return command
 
 
 app = _App(
@@ -178,7 +180,3 @@ def run() -> NoReturn:
         sys.stderr.write(f"orthomerge: cannot write to standard output: {error.strerror}\n")
         code = 1
     os._exit(code)
-
-
-if __name__ == "__main__":
-    run()

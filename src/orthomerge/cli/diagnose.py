@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import How, Input, Output, command
 from orthomerge.cli.options import Columns, Compute, Display, Labelled, Limit, Moved, Suite, SuiteFolder
 from orthomerge.cli.printing import print_json, print_progress, print_verdict
@@ -42,21 +43,20 @@ def diagnose(
     How much is misalignment that new heads recover, how much is gone, and which experts conflict.
     """
     from orthomerge.analysis.detail import Detail
-    from orthomerge.api.diagnose import diagnose as compare
     from orthomerge.api.suite import diagnose_suite
 
-    if suite is None and not (model and data):
-        raise RecipeError("give a suite, or the folder of a merged model with --data TASK=PATH of each task")
     detail = Detail(aligner=aligner, points=points, layers=layers, limit=limit, seed=seed)
     sources = columns.of(data)
     with display.progress() as progress:
         options: dict[str, Any] = {"detail": detail, "scales": scales, "out": out, "progress": progress}
         if suite is not None:
             place = {"folder": folder, "data": sources, "say": print_progress}
-            diagnosis = diagnose_suite(suite, model, method=method, **vars(compute), **place, **options)
-        else:
+            diagnosis = diagnose_suite(suite, model, method=method, place=place, **vars(compute), **options)
+        elif model and data:
             options |= {"experts": moved.expert, "base": moved.base, "encoding": compute.encoding()}
-            diagnosis = compare(model or "", sources, **options)
+            diagnosis = om.diagnose(model, sources, **options)
+        else:
+            raise RecipeError("give a suite, or the folder of a merged model with --data TASK=PATH of each task")
     if display.json:
         verdict = [vars(finding) for finding in diagnosis.verdict]
         print_json({"method": diagnosis.method, "verdict": verdict, "run": out})

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import How, Input, Output, command
 from orthomerge.cli.options import Columns, Compute, Display, Labelled, Moved, RunFolder, Suite, SuiteFolder
 from orthomerge.cli.printing import print_json, print_progress, print_tables
@@ -56,15 +57,12 @@ def evaluate(
 
     Every score says what it has seen: no data, inductive or transductive.
     """
-    from orthomerge.api.evaluate import evaluate as score
     from orthomerge.api.evaluate import read_protocols
     from orthomerge.api.suite import evaluate_suite
     from orthomerge.evaluation.scores import check_run
 
     if not margin > 0:
         raise RecipeError(f"--margin must be a positive number of points, got {margin:g}")
-    if suite is None and not (models and data):
-        raise RecipeError("give a suite, or folders of merged models and --data TASK=PATH for each task")
     protocols = read_protocols(protocol, aligner, shots=shots, seeds=seeds, access=access)
     check_run(Path(out))
     sources = columns.of(data)
@@ -72,11 +70,13 @@ def evaluate(
         options: dict[str, Any] = {"against": against, "margin": margin / 100, "progress": progress}
         if suite is not None:
             place = {"folder": folder, "data": sources, "say": print_progress}
-            scores = evaluate_suite(suite, method, protocols=protocols, **vars(compute), **place, **options)
-        else:
+            scores = evaluate_suite(suite, method, protocols=protocols, place=place, **vars(compute), **options)
+        elif models and data:
             options |= {"experts": moved.expert, "base": moved.base, "encoding": compute.encoding()}
             options["references"] = ("expert",) if references else ()
-            scores = score(models, sources, protocols=protocols, **options)
+            scores = om.evaluate(models, sources, protocols=protocols, **options)
+        else:
+            raise RecipeError("give a suite, or folders of merged models and --data TASK=PATH for each task")
         scores.write(out)
     if display.json:
         print_json(scores.as_dict())

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import Input, Output, command
 from orthomerge.cli.options import Display, Force, Out, SavedModel
 from orthomerge.cli.printing import print_json
@@ -32,14 +33,12 @@ def export(
 
     A folder of one task loads as an ordinary classifier, also in pipeline().
     """
-    from orthomerge.api.export import export as write
-
     if all_heads and format != "onnx":
         raise RecipeError("a stock classifier has one head: give --task, or --format onnx with --all-heads")
     if (task is None) != all_heads:
         either = " or --all-heads, not both" if all_heads else ", or --all-heads for onnx"
         raise RecipeError(f"give --task TASK{either}")
-    about: Any = write(model, out, task=task, format=format, force=force)
+    about: Any = om.export(model, out, task=task, format=format, force=force)
     if display.json:
         print_json({"out": out, **about})
     elif format == "transformers":

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import Input, command
 from orthomerge.cli.options import Display
 from orthomerge.cli.printing import print_json
@@ -24,9 +25,7 @@ def inspect(
 
     Family, tensors, dtypes, head and labels, hashes, number of NaN.
     """
-    from orthomerge.api.inspect import inspect as describe
-
-    document = describe(path, headers=headers, verify=verify)
+    document = om.inspect(path, headers=headers, verify=verify)
     if display.json:
         print_json(document)
     elif verify:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import Input, command
 from orthomerge.cli.options import Display
 from orthomerge.cli.printing import print_json, print_tables
@@ -25,9 +26,7 @@ def list(  # noqa: A001 - the name of the command
 
     With a NAME, one entry with its options, defaults and reference.
     """
-    from orthomerge.api.list import list as table_of
-
-    table = table_of(kind, name)
+    table = om.list(kind, name)
     if display.json:
         print_json(table.json_rows())
         return

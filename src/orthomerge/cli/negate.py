@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.editing import open_request, write_edited
 from orthomerge.cli.flags import How, Input, command
 from orthomerge.cli.options import Base, Columns, Compute, Display, Dtype, Experts, Force, Grid, Labelled, OutIfAny
@@ -44,13 +45,12 @@ def negate(
 
     As far as control tasks allow, beside a random vector of the same length.
     """
-    from orthomerge.api.negate import negate as search
     from orthomerge.data.reading import sources_of
 
     request, opened = open_request(experts, force=force, base=base, out=out, dtype=dtype)
     sources = sources_of(columns.of(data), opened.tasks)
     with display.progress() as progress:
-        result = search(
+        result = om.negate(
             opened,
             target,
             sources,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from orthomerge.cli.flags import How, Input, Output
-from orthomerge.cli.progress import shown
+from orthomerge.cli.printing import shown
 
 if TYPE_CHECKING:
     from orthomerge.core.progress import Watch

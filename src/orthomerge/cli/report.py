@@ -8,6 +8,7 @@ from typing import Annotated
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import Input, Output, command
 from orthomerge.cli.options import Display
 from orthomerge.cli.printing import print_json
@@ -25,9 +26,7 @@ def report(
 
     Its figures and tables are written as files too. No model is needed.
     """
-    from orthomerge.report.report import report as write
-
-    written = write(Path(run), Path(out), title=title)
+    written = om.report(Path(run), Path(out), title=title)
     if display.json:
         print_json(asdict(written))
         return

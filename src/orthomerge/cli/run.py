@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
+import orthomerge as om
 from orthomerge.cli.flags import Input, Output, command
 from orthomerge.cli.options import Display
 from orthomerge.cli.printing import print_json, print_tables, print_verdict
@@ -41,19 +42,13 @@ def run(
     With a section `sweep`, many merges are made and scored. What is done is kept: the same command goes on after an
     interruption.
     """
-    from orthomerge.runs.run import run as carry_out
-
     if listed:
         _print_cells(recipe, as_json=display.json)
         return
     words = [word for flag, value in (("--out", out), ("--on", on)) if value is not None for word in (flag, value)]
     line = shlex.join(["orthomerge", "run", recipe, *words])
-    try:
-        with display.progress() as watch:
-            ran = carry_out(recipe, out=out, on=on, force=force, watch=watch, command=line)
-    except KeyboardInterrupt:
-        sys.stderr.write("orthomerge: interrupted; what is done is kept: run the same command to go on\n")
-        raise SystemExit(130) from None
+    with display.progress() as watch:
+        ran = om.run(recipe, out=out, on=on, force=force, watch=watch, command=line)
     if display.json:
         print_json(ran.as_dict())
     else:
@@ -64,10 +59,9 @@ def run(
 
 
 def _print_cells(recipe: str, *, as_json: bool) -> None:
-    from orthomerge.runs.recipe import read_recipe
     from orthomerge.runs.variants import check_sweep
 
-    cells = [(cell.title, cell.seed) for cell in check_sweep(read_recipe(Path(recipe)))[0]]
+    cells = [(cell.title, cell.seed) for cell in check_sweep(om.read_recipe(Path(recipe)))[0]]
     if as_json:
         print_json([{"cell": title, "seed": seed} for title, seed in cells])
     else:

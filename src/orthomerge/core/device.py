@@ -1,7 +1,8 @@
-"""Devices: which one a name stands for, how much of its memory is free, and an error with advice when it runs out."""
+"""What results depend on beside their inputs: the device, the number of threads, and seeds."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from orthomerge.core.errors import OrthomergeError, RecipeError, nearest
 
 if TYPE_CHECKING:
     import torch
+
+THREADS = "ORTHOMERGE_THREADS"
 
 
 def device_of(name: str) -> torch.device:
@@ -51,3 +54,28 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+@contextmanager
+def fixed_threads(number: int | None = None) -> Iterator[None]:
+    """Set the number of threads of torch inside the block: one, or $ORTHOMERGE_THREADS.
+
+    Gradients and sums are shared among threads, so the last digits of results on a CPU depend on their number.
+    """
+    import torch
+
+    text = os.environ.get(THREADS, "1")
+    if number is None and (not text.isdecimal() or not int(text)):
+        raise RecipeError(f"{THREADS} must be a number of threads, got {text!r}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or int(text))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def derive(seed: int, *purpose: object) -> int:
+    """Derive the seed for one purpose and place of a run, so that no generator state has to be stored."""
+    digest = hashlib.sha256("\0".join(map(str, (seed, *purpose))).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

@@ -3,6 +3,9 @@
 An unknown key is an error that offers the nearest known one; a value of the wrong type says which type it must be. Only
 the shapes that recipes use are supported: scalars, literals, unions, tuples of one type, string-keyed mappings, and
 dataclasses.
+
+Tables of named makers (methods, protocols, aligners) are written by hand, open to plug-ins and imported row by row. A
+maker is a dataclass, or a function that fixes some fields of one; what it takes are the options of its row.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
 from inspect import Parameter, signature
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from orthomerge.core.errors import RecipeError, nearest
 
 Made = TypeVar("Made")
+Row = TypeVar("Row", bound="Named")
 
 
 def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
@@ -110,3 +116,42 @@ def _shown(value: object) -> str:
     except ValueError:  # a whole number of thousands of digits
         return f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Named(Protocol):
+    """A row: a name, and its maker as `module:Class` or `module:function`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def maker(self) -> str: ...
+
+
+def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Mapping[str, Row]:
+    """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
+    every = dict(rows)
+    for entry in entry_points(group=group):
+        row = entry.load()
+        if not isinstance(row, kind) or row.name in every:
+            raise RecipeError(f"the plug-in {entry.value!r} must be a Row with a name of its own; update or remove it")
+        every[row.name] = row
+    return every
+
+
+def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
+    """The row of a name; an unknown one offers the nearest."""
+    if name not in rows:
+        raise RecipeError(f"unknown {what} {name!r}; {nearest(name, rows)}")
+    return rows[name]
+
+
+def maker_of(row: Named) -> Callable[..., Any]:
+    """The dataclass or function behind a row."""
+    module, _, name = row.maker.partition(":")
+    return cast("Callable[..., Any]", getattr(import_module(module), name))
+
+
+def instance_of(row: Named, options: Mapping[str, Any], *, what: str) -> Any:
+    """An instance with its options, strictly checked."""
+    return build(maker_of(row), options, where=f"{what} {row.name}")

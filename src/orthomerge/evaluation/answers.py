@@ -19,8 +19,8 @@ from typing import cast
 import numpy as np
 import torch
 
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.threads import fixed_threads
 from orthomerge.data.task import Task, few_shot, share
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.metrics import UNSCORED, predict

@@ -20,7 +20,7 @@ import torch
 from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
 from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import find_row, instance_of, maker_of, with_plugins
+from orthomerge.core.schema import find_row, instance_of, maker_of, with_plugins
 from orthomerge.data.task import Access, Split
 from orthomerge.evaluation.records import Way, option_texts
 from orthomerge.models.features import FeaturePair, Features
@@ -127,12 +127,10 @@ PROTOCOLS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 @cache
 def protocols() -> Mapping[str, Row]:
-    """Return our rows, then those of plug-ins."""
     return with_plugins(PROTOCOLS, Row, group="orthomerge.protocols")
 
 
 def find_protocol(name: str) -> Row:
-    """Return the row of a protocol; an unknown name offers the nearest."""
     return find_row(protocols(), name, what="protocol")
 
 

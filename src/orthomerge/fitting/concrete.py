@@ -25,8 +25,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from orthomerge.core.device import derive
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.seeds import derive
 from orthomerge.fitting.adamerging import coefficient_table
 from orthomerge.fitting.gates import Coefficients, Gates, masked_share
 from orthomerge.fitting.layout import Layout

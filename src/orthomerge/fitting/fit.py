@@ -13,10 +13,9 @@ import torch
 
 from orthomerge.alignment.align import as_saved
 from orthomerge.alignment.aligners import Alignment
-from orthomerge.core.device import device_of
+from orthomerge.core.device import device_of, fixed_threads
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.data.reading import unlabelled_tasks
 from orthomerge.data.task import Examples, Split

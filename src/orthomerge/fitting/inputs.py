@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.core.device import free_memory
-from orthomerge.core.seeds import derive
+from orthomerge.core.device import derive, free_memory
 from orthomerge.data.task import Examples
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.models.prepared import Batch, Part, Pool

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from orthomerge.core.seeds import derive
+from orthomerge.core.device import derive
 from orthomerge.data.task import Examples
 from orthomerge.fitting.inputs import Inputs, Targets, encoded_rows
 from orthomerge.fitting.setting import Setting

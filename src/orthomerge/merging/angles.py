@@ -25,10 +25,9 @@ class ModelStock:
     per tensor theta = t mean_i theta_i + (1 - t) theta_b with t = N cos / (1 + (N - 1) cos). Meant for experts of *one*
     task: those of different tasks are nearly orthogonal, so that t is near 0.
 
-    *Differs from the paper:* the paper gives cos for two models; for more it is the mean over all pairs, as in
-    mergekit 0.1.5 (`model_stock` without `filter_wise`). It is clamped to [0, 1]: in mergekit a negative mean pushes
-    the result past the base. A pair in which one delta is zero has cos = 0; mergekit also shrinks the cosine of pairs
-    whose norms multiply to less than 1e-6.
+    *Differs from the paper:* cos of more than two models is the mean over all pairs, as in mergekit 0.1.5
+    (`model_stock` without `filter_wise`). *Differs from mergekit:* cos is clamped to [0, 1], where a negative mean
+    pushes the result past the base, and is 0 only for pairs in which one delta is zero.
     """
 
     scope: ClassVar[Scope] = "element"
@@ -56,8 +55,7 @@ class Slerp:
     mergekit 0.1.5 (`slerp`): theta = [sin((1 - t) w) theta_1 + sin(t w) theta_2] / sin(w), w the angle between
     theta_1 and theta_2. Where |cos w| > 0.9995 (most tensors of most fine-tuned models) the interpolation is linear.
 
-    *Differs from mergekit:* the angle is computed in float64. There `base_model` names one of the two models;
-    here both are experts, and the base is only what the deltas are measured from.
+    *Differs from mergekit:* the angle is computed in float64, and `base` is neither of the two models.
     """
 
     t: float = 0.5

@@ -2,10 +2,7 @@
 
 Yu et al., "Language models are super Mario", 2023, arXiv 2311.03099: each entry of tau_t is dropped with probability p
 and the others are divided by 1 - p, so that tau_t is kept in expectation; then task arithmetic, or the election of
-signs of TIES (Yadav et al. 2023, arXiv 2306.01708).
-
-`Dare` holds every choice in which published implementations differ. Each function below it is a row of the table of
-methods, which fixes some of them.
+signs of TIES (Yadav et al. 2023, arXiv 2306.01708). Each function below `Dare` is a row of the table of methods.
 """
 
 import hashlib
@@ -30,14 +27,13 @@ _LANES = 8  # of a Philox counter step, which gives four 64-bit words
 
 @dataclass(frozen=True)
 class Dare:
-    """DARE with every choice open.
+    """DARE with every choice in which implementations differ.
 
-    `density`: share of entries that stay, 1 - p; `scale`: lambda; `weights`: one per expert, or one for all (1);
-    `normalize`: divide by the sum of the weights (in an election, of those that agree); `rescale`: divide what
-    stays by `density`, restore each tensor's L1 norm, or do neither; `elect`: add everything, or only what
-    agrees with the sign of the sum of the weighted or unweighted entries (if unweighted, the weighted sum is
-    divided by their count); `trim`: share of the dropped vector's entries, zeros included, that then survive a
-    trim over the whole model; `seed`: of the draws.
+    `density`: share of entries that stay, 1 - p; `normalize`: divide by the sum of the weights (in an election, of
+    those that agree); `rescale`: divide what stays by `density`, restore each tensor's L1 norm, or do neither; `elect`:
+    add everything, or only what agrees with the sign of the sum of the weighted or unweighted entries (if unweighted,
+    the weighted sum is divided by their count); `trim`: share of the dropped vector's entries, zeros included, that
+    then survive a trim over the whole model.
     """
 
     density: float = 0.5
@@ -180,9 +176,8 @@ def dare_mergekit(
     options `density`, `weight`, `normalize`, `rescale` and `lambda`.
 
     *Differs from the paper:* what is left of a tensor is multiplied by (L1 norm before) / (L1 norm after), not divided
-    by the density: in small tensors the expectation is not exactly tau. `normalize` divides by the sum of the weights.
-
-    *Differs from mergekit:* the draws, which there depend on the order of the merge; norms are summed in float64.
+    by the density; `normalize` divides by the sum of the weights. *Differs from mergekit:* the draws, which there
+    depend on the order of the merge; norms are summed in float64.
     """
     return Dare(density, scale, weights, normalize, "norm" if rescale else "no", seed=seed)
 

@@ -18,8 +18,7 @@ class Average:
 
     `weights`: one number per expert, normalised to sum to one; equal by default.
 
-    Wortsman et al., "Model soups", 2022, arXiv 2203.05482. The result is the base plus the weighted mean of the task
-    vectors, in which the base cancels.
+    Wortsman et al., "Model soups", 2022, arXiv 2203.05482.
     """
 
     weights: tuple[float, ...] | None = None
@@ -65,9 +64,8 @@ class MagMax:
 
     `scale`: alpha, the share of the selected delta that is applied.
 
-    Marczak et al., "MagMax: leveraging model merging for seamless continual learning", 2024, arXiv 2407.06322.
-    Among equal magnitudes the later expert wins. The paper's own numbers come from experts that were fine-tuned
-    one after the other.
+    Marczak et al., "MagMax: leveraging model merging for seamless continual learning", 2024, arXiv 2407.06322; there
+    experts are fine-tuned one after the other. Among equal magnitudes the later expert wins.
     """
 
     scale: float = 0.5
@@ -96,8 +94,8 @@ class Consensus:
     task t uses an entry when |tau_t| > lambda_t |tau_m - tau_t|, tau_m = sum_t tau_t (its TALL mask); entries
     used by no task ("catastrophic") or by one ("selfish") are dropped: theta = theta_b + alpha * mask * tau_m.
 
-    *Differs from the paper:* lambda_t and alpha are options, not searched on validation data. (FusionBench 0.2.33
-    compares |theta_b - tau_t| on the left, which is a slip; this is the paper's formula.)
+    *Differs from the paper:* lambda_t and alpha are options, not searched on validation data. *Differs from
+    FusionBench* 0.2.33, which compares |theta_b - tau_t| on the left.
     """
 
     threshold: PerExpert = 0.4
@@ -134,12 +132,9 @@ class Breadcrumbs:
 
     Davari and Belilovsky, "Model breadcrumbs", 2023, arXiv 2312.06795.
 
-    *Differs from the paper:* hyper-parameters as in mergekit 0.1.5: of n entries the int(gamma * n) largest go,
-    then the smallest until int(density * n) are left. When both shares do not fit (density + gamma > 1) fewer
-    outliers go. gamma = 0 is a plain trim by magnitude; density = 1 keeps everything, outliers included.
-
-    *Differs from mergekit:* entries as large as the largest or as small as the smallest that is kept are all
-    kept; mergekit keeps exactly int(density * n), and which of several equal ones depends on an unstable sort.
+    *Differs from the paper:* hyper-parameters as in mergekit 0.1.5: of n entries the int(gamma * n) largest go, then
+    the smallest until int(density * n) are left; if density + gamma > 1 fewer outliers go. *Differs from mergekit:*
+    entries as large as the largest or as small as the smallest that is kept are all kept.
     """
 
     density: float = 0.9

@@ -15,18 +15,17 @@ import torch
 
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite, fraction
-from orthomerge.merging.polar import ROUNDING, is_table, joined, polar, svd
+from orthomerge.merging.polar import ROUNDING, joined, polar, svd
 
 
 @dataclass(frozen=True)
 class IsoC:
     """Iso-C: add the task vectors and make all directions equally strong: scale * mean(s) * U V^T.
 
-    `scale`: alpha, for all tensors alike. `embeddings`: False averages token and position tables.
+    `scale`: alpha, for all tensors alike.
     """
 
     scale: float = 1.5
-    embeddings: bool = True
 
     scope: ClassVar[Scope] = "matrix"
 
@@ -34,7 +33,7 @@ class IsoC:
         finite("scale", self.scale)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        if base.ndim != 2 or (is_table(site.key) and not self.embeddings):
+        if base.ndim != 2:
             return deltas.mean(0) * self.scale
         return _isotropic(deltas.sum(0, dtype=torch.float64), scale=self.scale, key=site.key)
 
@@ -43,8 +42,7 @@ class IsoC:
 class IsoCts:
     """Iso-CTS: Iso-C with a part of the directions reserved for what the experts do not share.
 
-    `scale`: alpha, for all tensors alike. `common`: share of the directions that come from the sum. `embeddings`: False
-    averages token and position tables.
+    `scale`: alpha, for all tensors alike. `common`: share of the directions that come from the sum.
 
     The sum gives its first c directions U_0, V_0, and each expert the first n directions of what U_0 leaves of it,
     tau_t - U_0 U_0^T tau_t. All are concatenated, made orthonormal by polar factors and given one strength:
@@ -54,7 +52,6 @@ class IsoCts:
 
     scale: float = 1.5
     common: float = 0.8
-    embeddings: bool = True
 
     scope: ClassVar[Scope] = "matrix"
 
@@ -63,7 +60,7 @@ class IsoCts:
         fraction("common", self.common, zero=True)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
-        if base.ndim != 2 or (is_table(site.key) and not self.embeddings):
+        if base.ndim != 2:
             return deltas.mean(0) * self.scale
         key, total = site.key, deltas.sum(0, dtype=torch.float64)
         c, n = self.split(min(base.shape), len(deltas))

@@ -1,10 +1,9 @@
 """KnOTS: bring the experts' updates of a matrix into one basis, merge them there by any merger, and go back.
 
 Stoica et al., "Model merging with SVD to tie the Knots", 2025, arXiv 2410.19735. Per matrix the updates side by side
-are decomposed together, [M_1 .. M_T] = U S [V_1 .. V_T]^T. In the basis U expert t's update is the *part*
-S V_t^T = U^T M_t; the merger sees the parts in the place of the updates, in its trim over the whole model too, and
-delta = U merged. Whatever is linear gives what it gives without KnOTS. U is defined up to a rotation among equal
-singular values, so what is merged element by element there is not unique.
+are decomposed together, [M_1 .. M_T] = U S [V_1 .. V_T]^T; the merger sees the *parts* S V_t^T = U^T M_t in the place
+of the updates, and delta = U merged. U is defined up to a rotation among equal singular values, so what is merged
+element by element there is not unique.
 
 From factors M_t = B_t A_t it is B = [B_1 .. B_T] = Q R and A_t^T = Q_t L_t^T, and U = Q U' with U' of the small matrix
 [R_1 L_1 .. R_T L_T]: O(m (sum r)^2). From dense updates it costs a QR decomposition of [T k, m], O(T k m^2).
@@ -28,8 +27,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import build, schema
+from orthomerge.core.schema import build, maker_of, schema
 from orthomerge.merging.kinds import Block, Scope, Site, Surveyed, SurveyMethod, TensorMethod, Vectors
 from orthomerge.merging.methods import METHODS
 from orthomerge.merging.options import PerExpert

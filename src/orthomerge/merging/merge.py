@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orthomerge.core.device import device_of
+from orthomerge.core.device import device_of, fixed_threads
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
 from orthomerge.core.schema import schema
-from orthomerge.core.threads import fixed_threads
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float, torch_dtype
 from orthomerge.files.lora import Adapter
 from orthomerge.merging.checks import check_origin, check_tied

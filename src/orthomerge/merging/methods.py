@@ -12,8 +12,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from orthomerge.core.errors import RecipeError, nearest, some
-from orthomerge.core.rows import find_row, maker_of, with_plugins
-from orthomerge.core.schema import build, schema
+from orthomerge.core.schema import build, find_row, maker_of, schema, with_plugins
 
 Options = Mapping[str, Any]
 

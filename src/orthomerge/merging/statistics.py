@@ -71,10 +71,9 @@ def kth_largest(
 ) -> tuple[Thresholds, ...]:
     """The k-th largest magnitude of each row, per rank k, over the blocks [rows, ...] of `stream()`: `count` columns.
 
-    Rank 0 gives infinity (keep nothing), a rank beyond `count` gives 0 (keep everything); neither reads anything.
-
-    Magnitudes of float32 numbers compare like their bits read as integers. The first pass counts the upper bits, which
-    leaves one interval per rank and row; the second pass counts the lower bits of the magnitudes inside it.
+    Rank 0 gives infinity, a rank beyond `count` gives 0. Magnitudes of float32 numbers compare like their bits read as
+    integers: the first pass counts the upper bits, which leaves one interval per rank and row, the second the lower
+    bits of the magnitudes inside it.
     """
     result = [[0.0 if rank > count else inf] * rows for rank in ranks]
     places = [(place, row) for place, rank in enumerate(ranks) if 0 < rank <= count for row in range(rows)]

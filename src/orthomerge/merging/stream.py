@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import NumericalError
-from orthomerge.core.threads import fixed_threads
 from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod, Vectors
 
 if TYPE_CHECKING:

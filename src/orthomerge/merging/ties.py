@@ -2,10 +2,7 @@
 
 Yadav et al., "TIES-merging: resolving interference when merging models", 2023, arXiv 2306.01708: theta = theta_b +
 lambda * mean over {t : sign(tau_t) = elected} of trimmed tau_t, where each tau_t keeps the `density` share of entries
-that is largest in magnitude among all its tensors.
-
-`Ties` holds every choice in which published implementations differ. Each function below it is a row of the table of
-methods, which fixes some of them.
+that is largest in magnitude among all its tensors. Each function below `Ties` is a row of the table of methods.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,14 +24,13 @@ _Voters = Callable[[torch.Tensor, str], list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Ties:
-    """TIES with every choice open; the default is the paper's.
+    """TIES with every choice in which implementations differ; the default is the paper's.
 
-    `density`: share of entries that survive the trim; `scale`: lambda; `weights`: one per expert, or one for
-    all (1); `merge`: what the entries that agree become (a mean divides by their weights); `trim`: whether `density`
-    is a share of the whole model or of each tensor; `rounding`: of the number of entries kept, int(density *
-    count); `weigh`: whether the weights multiply before the election, or after it, where the mean divides by
-    the number of entries that agree; `zero`: the sign elected where entries sum to zero, plus or the sign that
-    most coordinates of the model elect. All entries as large as the smallest one kept are kept.
+    `merge`: what the entries that agree become (a mean divides by their weights); `trim`: whether `density` is a share
+    of the whole model or of each tensor; `rounding`: of the number of entries kept, int(density * count); `weigh`:
+    whether the weights multiply before the election, or after it, where the mean divides by the number of entries that
+    agree; `zero`: the sign where entries sum to zero, plus or the one that most coordinates of the model elect. All
+    entries as large as the smallest one kept are kept.
     """
 
     density: float = 0.2
@@ -126,9 +122,9 @@ def ties(density: float = 0.2, scale: float = 1.0) -> Ties:
 
     `density`: share of entries that survive the trim; `scale`: lambda (about 1 for a disjoint mean).
 
-    *Differs from the paper:* where the trimmed entries cancel to exactly zero (+a, -a) the elected sign is plus, as in
-    mergekit and PEFT; the authors' code takes the sign that wins most coordinates of the model. Entries as large as the
-    k-th largest are all kept, k = int(density * count); the authors' code keeps one more, as `ties@fusionbench` does.
+    *Differs from the paper:* where trimmed entries cancel to exactly zero the elected sign is plus; the authors' code
+    takes the sign that wins most coordinates of the model. Entries as large as the k-th largest are all kept, k =
+    int(density * count); the authors' code keeps one more. `ties@fusionbench` follows it in both.
     """
     return Ties(density, scale)
 
@@ -138,8 +134,7 @@ def ties_sum(density: float = 0.2, scale: float = 0.3) -> Ties:
 
     `density`: share of entries that survive the trim; `scale`: lambda (0.3 suits eight tasks).
 
-    *Differs from the paper:* TIES averages the entries that agree, this adds them: the result is up to T times longer.
-    Equal magnitudes and zero sums as in `ties`.
+    *Differs from the paper:* the entries that agree are added, not averaged; else as `ties`.
     """
     return Ties(density, scale, merge="sum")
 
@@ -149,7 +144,7 @@ def ties_per_tensor(density: float = 0.2, scale: float = 1.0) -> Ties:
 
     `density`: share of each tensor's entries that survive the trim; `scale`: lambda.
 
-    *Differs from the paper:* the trim. Equal magnitudes and zero sums as in `ties`.
+    *Differs from the paper:* the trim; else as `ties`.
     """
     return Ties(density, scale, trim="tensor")
 
@@ -162,11 +157,10 @@ def ties_mergekit(
     `density`: share of each tensor that survives; `weights`: one per expert, or 1; `scale`: lambda. mergekit calls the
     options `density`, `weight`, `normalize` and `lambda`.
 
-    *Differs from the paper:* the trim is per tensor and keeps at least one entry; the weights multiply the deltas
-    before the sign is elected; the sum of those that agree is divided by the sum of their weights (by nothing when not
-    normalised, or when those weights sum to zero). A sum of exactly zero elects plus.
-
-    *Differs from mergekit:* all entries as large as the k-th are kept; it keeps exactly k, by an unstable sort.
+    *Differs from the paper:* the trim is per tensor and keeps at least one entry; the weights multiply before the
+    election; the sum of those that agree is divided by the sum of their weights (by nothing when not normalised, or
+    when they sum to zero). A sum of zero elects plus. *Differs from mergekit:* all entries as large as the k-th are
+    kept; it keeps exactly k, by an unstable sort.
     """
     merge: Merge = "mean" if normalize else "sum"
     return Ties(density, scale, weights, merge, trim="tensor", rounding="at least one")
@@ -178,10 +172,8 @@ def ties_peft(density: float = 0.2, weights: tuple[float, ...] | None = None) ->
     `density`: share of each tensor that survives the trim; `weights`: one per expert, by default 1.
 
     *Differs from the paper:* the trim is per tensor; the weights come after the election and are not divided out,
-    so three experts at weight 1/3 give a third of the paper's result. A sum of exactly zero elects plus.
-
-    *Differs from PEFT:* all entries as large as the k-th are kept; it keeps exactly k, as `topk` orders them. PEFT
-    merges the factors of LoRA adapters, this merges any task vector.
+    so three experts at weight 1/3 give a third of the paper's result. A sum of zero elects plus. *Differs from PEFT:*
+    all entries as large as the k-th are kept, and task vectors are merged, not the factors of LoRA adapters.
     """
     return Ties(density, weights=weights, trim="tensor", weigh="after")
 
@@ -192,10 +184,9 @@ def ties_fusionbench(density: float = 0.2, scale: float = 0.3, merge: Merge = "s
     `density`: share of entries that survive; `scale`: lambda; `merge`: what those that agree become. FusionBench calls
     the options `threshold`, `scaling_factor` and `merge_func`.
 
-    *Differs from the paper:* one entry more survives; the default is the disjoint sum with lambda 0.3. Where the
-    entries cancel to exactly zero, the sign is the one elected by most coordinates of the model, which takes a second
-    pass over everything; when as many elect either, sum and mean take the negative entries and max gives zero.
-
-    *Differs from FusionBench:* `density` is a share, never a percentage, and 1 keeps everything instead of failing.
+    *Differs from the paper:* one entry more survives; the default is the disjoint sum with lambda 0.3. Where entries
+    cancel to exactly zero, the sign is the one elected by most coordinates of the model; when as many elect either, sum
+    and mean take the negative entries and max gives zero. *Differs from FusionBench:* `density` is a share, never a
+    percentage, and 1 keeps everything instead of failing.
     """
     return Ties(density, scale, merge=merge, rounding="one more", zero="majority")

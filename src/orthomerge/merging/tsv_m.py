@@ -22,15 +22,14 @@ import torch
 
 from orthomerge.merging.kinds import Scope, Site
 from orthomerge.merging.options import finite
-from orthomerge.merging.polar import is_table, joined, polar, svd
+from orthomerge.merging.polar import joined, polar, svd
 
 
 @dataclass(frozen=True)
 class TsvM:
-    """`scale`: alpha, for all tensors alike. `embeddings`: False averages token and position tables."""
+    """`scale`: alpha, for all tensors alike."""
 
     scale: float = 1.0
-    embeddings: bool = True
 
     scope: ClassVar[Scope] = "matrix"
 
@@ -40,7 +39,7 @@ class TsvM:
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if len(deltas) == 1:  # all of the rank, nothing to interfere with: tau itself, bit for bit
             return deltas[0] * self.scale
-        if base.ndim != 2 or (is_table(site.key) and not self.embeddings):
+        if base.ndim != 2:
             return deltas.mean(0) * self.scale
         n = max(min(base.shape) // len(deltas), 1)
         U, s, Vh = joined([svd(tau, key=site.key, top=n) for tau in deltas])

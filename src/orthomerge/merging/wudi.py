@@ -3,7 +3,6 @@
 Cheng et al., "Whoever Started the Interference Should End It: Guiding Data-Free Model Merging via Task
 Vectors", 2025, arXiv 2503.08099.
 
-The rows of a task vector lie in the span of the inputs that it was trained on, so they stand in for the data.
 Per linear weight, minimise over tau, with Adam from tau = sum_t tau_t,
 
     L(tau) = sum_t ||(tau - tau_t) tau_t^T||_F^2 / ||tau_t||_F^2,    grad L = 2 (tau G - C),

@@ -1,6 +1,8 @@
 """Figures drawn by matplotlib: SVG and PNG in the size of a paper, and an SVG that is part of a page.
 
-No global setting of matplotlib is changed, and the same figure gives the same bytes.
+No global setting of matplotlib is changed, and the same figure gives the same bytes. INK, SOFT, RULE and PAPER are
+roles: a dark page gives them other colours. The series' colours are Okabe and Ito's (2008), which people with any kind
+of colour vision can tell apart.
 """
 
 from __future__ import annotations
@@ -15,7 +17,45 @@ import numpy as np
 
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
 from orthomerge.core.errors import RecipeError
-from orthomerge.report.style import INK, RC, RULE, SERIES, SOFT, STROKES, UNKNOWN, class_colours, shown
+from orthomerge.core.table import plain
+
+INK, SOFT, RULE, PAPER = "#1f2328", "#636b74", "#dfe2e6", "#ffffff"
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d3b", "#7f7f7f", "#9467bd", "#999933")
+STROKES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.4, 1.4, 1.4)))
+UNKNOWN = "#8c959f"  # of points without a known class
+_LONGEST = 28
+
+RC: Mapping[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same everywhere
+    "font.size": 8.0,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8.0,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.unicode_minus": True,
+    "text.color": INK,
+    "text.usetex": False,
+    "text.parse_math": False,  # a label with two dollars is no formula
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "xtick.major.size": 3.0,
+    "ytick.major.size": 3.0,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "figure.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    "path.simplify": False,
+}
 
 COLUMN, WIDE = 3.6, 7.2  # inches: one column, or the width of a page
 _DPI = 200
@@ -28,11 +68,12 @@ _MOST_NAMES = 40  # along one side of a heat map
 
 @dataclass(frozen=True)
 class Drawn:
-    """`svg`: letters as paths, so that it looks the same everywhere. `text_svg`: letters as text, for a page.
+    """A figure and its drawings. `svg`: letters as paths, the same everywhere; `text_svg`: letters as text, for a page.
 
     `wide`: it takes the width of a page, not of a column.
     """
 
+    figure: Figure
     svg: str
     png: bytes
     text_svg: str
@@ -50,7 +91,7 @@ def draw(figure: Figure) -> Drawn:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawing = _DRAW[type(figure)](figure)
         svg, png, text_svg = (_saved(drawing, *form) for form in (("svg", "path"), ("png", "path"), ("svg", "none")))
-    return Drawn(svg.decode(), png, text_svg.decode(), wide=drawing.get_figwidth() > 1.4 * COLUMN)
+    return Drawn(figure, svg.decode(), png, text_svg.decode(), wide=drawing.get_figwidth() > 1.4 * COLUMN)
 
 
 def _saved(drawing: Any, form: str, fonts: str) -> bytes:
@@ -236,3 +277,24 @@ def _legend(drawing: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
         columnspacing=1.4,
         borderaxespad=0.2,
     )
+
+
+def shown(label: str, *, most: int = _LONGEST) -> str:
+    """A label on one line, not too long, and not one that matplotlib would hide."""
+    text = cut(plain(label), most)
+    return f"\u200a{text}" if text.startswith("_") else text
+
+
+def cut(text: str, most: int) -> str:
+    """At most N letters of a text."""
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def class_colours(count: int) -> list[str]:
+    """Up to ten classes by hue, more by shade."""
+    if count <= len(SERIES):
+        return list(SERIES[:count])
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis"](0.08 + 0.84 * place / (count - 1))) for place in range(count)]

@@ -1,44 +1,65 @@
-"""The numbers behind figures: as CSV, nothing rounded, and as the points that the page's script draws."""
+"""Figures as data: as CSV, nothing rounded; as points that the page's script draws; as an SVG inside the page.
+
+An SVG of matplotlib keeps the elements that draw and the attributes listed here, so a label can be nothing but text. It
+has no styles and no ids that clash; colours that are roles (ink, rules, paper) become classes, which the page's style
+sheet defines for light and dark.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Sequence
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orthomerge.analysis.figures import Bars, Figure, Heat, Points
+from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Points, Series
 from orthomerge.core.table import Value, csv_text, plain
-from orthomerge.report.style import class_colours, cut
+from orthomerge.report.drawing import INK, PAPER, RULE, SOFT, class_colours, cut
 
 _STEPS = 4000  # places along the longer side of a frame
 _LONGEST = 600  # letters of a text
 _IMAGES = 4_000_000  # letters of all thumbnails together
 _PNG = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+={0,2}")
 
+_SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+_DRAWN = frozenset(("svg", "g", "path", "use", "defs", "clipPath", "rect", "line", "circle", "text", "tspan", "image"))
+_PLACES = frozenset(("x", "y", "width", "height", "d", "cx", "cy", "r"))
+_LOOKS = frozenset(
+    ("fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-dashoffset", "stroke-linecap", "stroke-linejoin",
+     "opacity", "fill-opacity", "stroke-opacity", "text-anchor", "font-size", "font-weight", "fill-rule")
+)  # fmt: skip
+_ROLES: Mapping[str, str] = {INK: "ink", SOFT: "soft", RULE: "rule", PAPER: "paper"}
+_SCALE = 1.9  # pixels per point at most
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+
 
 def figure_csv(figure: Figure) -> str:
     """One row per number; of points one row per input."""
-    if isinstance(figure, Heat):
-        return csv_text(
-            ["", *figure.columns], ([name, *row] for name, row in zip(figure.rows, figure.values, strict=True))
-        )
+    rows: list[list[Value]] = []
     if isinstance(figure, Points):
         return _points_csv(figure)
-    series: list[tuple[Sequence[Value], str, Sequence[float], Sequence[float] | None, Sequence[float] | None]]
-    if isinstance(figure, Bars):
+    if isinstance(figure, Heat):
+        head = ["", *figure.columns]
+        rows += ([name, *values] for name, values in zip(figure.rows, figure.values, strict=True))
+    elif isinstance(figure, Bars):
         head = ["group", "series", "value", "low", "high"]
-        series = [(figure.groups, one.name, one.values, one.low, one.high) for one in figure.series]
+        for series in figure.series:
+            rows += (
+                [group, series.name, *numbers] for group, *numbers in _with_band(figure.groups, series.values, series)
+            )
     else:
         head = ["curve", "x", "y", "low", "high"]
-        series = [(one.x, one.name, one.y, one.low, one.high) for one in figure.curves]
-    rows: list[list[Value]] = []
-    for places, name, values, low, high in series:
-        none = (None,) * len(values)
-        for place, *rest in zip(places, values, low or none, high or none, strict=True):
-            rows.append([place, name, *rest] if isinstance(figure, Bars) else [name, place, *rest])
+        for curve in figure.curves:
+            rows += ([curve.name, *numbers] for numbers in _with_band(curve.x, curve.y, curve))
     return csv_text(head, rows)
+
+
+def _with_band(places: Sequence[Value], values: Sequence[float], item: Series | Curve) -> Iterator[tuple[Value, ...]]:
+    """Place, value, and the ends of its interval, which may not be there."""
+    none = [None] * len(values)
+    return zip(places, values, item.low or none, item.high or none, strict=True)
 
 
 def _points_csv(figure: Points) -> str:
@@ -108,3 +129,67 @@ def _images(images: Sequence[str], room: int) -> list[str]:
         kept.append(image if len(image) <= room and _PNG.fullmatch(image) else "")
         room -= len(kept[-1])
     return kept
+
+
+def inline_svg(svg: str, *, prefix: str, label: str) -> str:
+    """`prefix`: put before every id. `label`: for screen readers."""
+    root = ET.fromstring(svg)  # noqa: S314 - matplotlib has just written it
+    view = root.get("viewBox", "0 0 100 100")
+    width = f"{_SCALE * float(view.split()[2]):.0f}"
+    kept = _kept(root, prefix)
+    kept.attrib = {"viewBox": view, "width": width, "role": "img", "aria-label": label, "class": "plot"}
+    return ET.tostring(kept, encoding="unicode")
+
+
+def _kept(element: ET.Element, prefix: str) -> ET.Element:
+    name = element.tag.removeprefix(_SVG)
+    copy = ET.Element(name, _attributes(element, prefix))
+    if name in ("text", "tspan"):
+        copy.text = element.text
+    inner = [_kept(child, prefix) for child in element if child.tag.removeprefix(_SVG) in _DRAWN]
+    copy.extend(child for child in inner if child.tag not in ("g", "defs") or len(child))
+    return copy
+
+
+def _attributes(element: ET.Element, prefix: str) -> dict[str, str]:
+    attributes: dict[str, str] = {}
+    for name, value in element.attrib.items():
+        if name == "id" and not element.tag.endswith("}g"):  # groups have ids that nothing refers to
+            attributes["id"] = prefix + value
+        elif name == f"{_XLINK}href" and value.startswith("#"):
+            attributes["href"] = f"#{prefix}{value[1:]}"
+        elif name == f"{_XLINK}href":
+            attributes |= {"href": value} if value.startswith("data:image/png;base64,") else {}
+        elif name == "clip-path":
+            attributes[name] = value.replace("url(#", f"url(#{prefix}")
+        elif name == "style":
+            attributes |= _looks(value)
+        elif name in ("transform", "viewBox") or name in _LOOKS:
+            attributes[name] = value
+        elif name in _PLACES:
+            attributes[name] = _LONG_NUMBER.sub(lambda match: f"{float(match[0]):.2f}", value)
+    return _with_roles(attributes)
+
+
+def _with_roles(attributes: dict[str, str]) -> dict[str, str]:
+    classes = []
+    for side in ("fill", "stroke"):
+        if role := _ROLES.get(attributes.get(side, "").lower()):
+            del attributes[side]
+            classes.append(f"{side}-{role}")
+    return {**attributes, "class": " ".join(classes)} if classes else attributes
+
+
+def _looks(style: str) -> dict[str, str]:
+    attributes: dict[str, str] = {}
+    for part in style.split(";"):
+        name, _, value = (text.strip() for text in part.partition(":"))
+        if name == "font":
+            size = re.search(r"([\d.]+)px", value)
+            attributes |= {"font-size": size[1]} if size else {}
+            attributes |= {"font-weight": "600"} if "bold" in value or re.search(r"\b[67]00\b", value) else {}
+        elif name == "font-size":
+            attributes[name] = value.removesuffix("px")
+        elif name in _LOOKS:
+            attributes[name] = value
+    return attributes

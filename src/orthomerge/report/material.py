@@ -1,15 +1,16 @@
-"""A run folder as a report needs it: records, and whatever else is there."""
+"""A run folder as a report needs it: records, whatever else is there, what was merged; numbers as people write them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from orthomerge.analysis import diagnosis
 from orthomerge.analysis.diagnosis import Diagnosis
-from orthomerge.core.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError, summary
+from orthomerge.core.table import Cell, Column, Table
 from orthomerge.evaluation.comparisons import Comparison
 from orthomerge.evaluation.records import INFO, Record, RunInfo, read_info, read_records
 from orthomerge.evaluation.scores import read_comparisons, read_notes
@@ -17,19 +18,26 @@ from orthomerge.models.manifest import read_manifest
 
 Content = TypeVar("Content")
 
+_HEX = 12  # digits of a hash
+_LABELS = 4
+_PARTS = (Column("part"), Column("name"), Column("labels"), Column("size", "right"), Column("hash"))
+_MERGES = (Column("method"), Column("options", wrap=True), Column("has seen"), Column("hash"))
+
+_Cells = tuple[Cell, ...]
+
 
 @dataclass(frozen=True)
 class Material:
-    """`manifests`: what was merged; `absent`: outputs that run.json names and that no longer exist."""
+    """`merged`: tables of what was merged; `absent`: outputs that run.json names and that no longer exist."""
 
     name: str
     records: list[Record]
     comparisons: list[Comparison] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     diagnosis: Diagnosis | None = None
-    info: RunInfo | None = None
-    manifests: list[Mapping[str, Any]] = field(default_factory=list)
-    absent: tuple[str, ...] = ()
+    info: RunInfo = field(default_factory=RunInfo)
+    merged: list[Table] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
 
     @property
     def suite(self) -> str:
@@ -39,9 +47,8 @@ class Material:
     @property
     def versions(self) -> dict[str, str]:
         """Of the run, else of the records."""
-        if self.info and self.info.versions:
-            return dict(self.info.versions)
-        return {name: version for record in self.records for name, version in record.versions.items()}
+        versions = dict(self.info.versions)
+        return versions or {name: version for record in self.records for name, version in record.versions.items()}
 
 
 def read_material(run: Path) -> Material:
@@ -54,16 +61,18 @@ def read_material(run: Path) -> Material:
     if not any(record.headline for record in records):
         content = "holds no accuracy" if records else "is empty"
         raise CheckpointError(f"{path} {content}: there is nothing to report; evaluate again")
-    info = _read(run / INFO, read_info)
-    manifests: list[Mapping[str, Any]] = []
-    absent = []
-    for entry in info.manifests if info else ():
-        if isinstance(entry, Mapping):
-            manifests.append(entry)
-        elif (run / entry).is_dir():
-            manifests.append(read_manifest(run / entry))
-        else:
-            absent.append(entry)
+    info = _read(run / INFO, read_info) or RunInfo()
+    folders = [entry for entry in info.manifests if isinstance(entry, str)]
+    absent = [folder for folder in folders if not (run / folder).is_dir()]
+    manifests = [
+        read_manifest(run / entry) if isinstance(entry, str) else entry
+        for entry in info.manifests
+        if entry not in absent
+    ]
+    try:
+        merged = merged_tables(manifests)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"a manifest in {run / INFO} is incomplete ({summary(error)}); run again") from error
     return Material(
         run.resolve().name,
         records,
@@ -71,10 +80,116 @@ def read_material(run: Path) -> Material:
         notes=_read(run / "notes.json", read_notes) or [],
         diagnosis=_read(run / diagnosis.FILE, diagnosis.read_diagnosis),
         info=info,
-        manifests=manifests,
-        absent=tuple(absent),
+        merged=merged,
+        absent=absent,
     )
 
 
 def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
     return reader(path) if path.is_file() else None
+
+
+def merged_tables(manifests: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """For each set of parts: the files that went in, and the merges of them."""
+    groups: dict[tuple[str, tuple[_Cells, ...]], dict[_Cells, None]] = {}
+    for manifest in manifests:
+        key = (manifest.get("family", ""), tuple(_parts(manifest)))
+        groups.setdefault(key, {})[_merge(manifest)] = None
+    tables = []
+    for (family, parts), merges in groups.items():
+        title = f"Parts (family {family})" if family else "Parts"
+        tables += [Table(title, _PARTS, parts), Table("Merges", _MERGES, tuple(merges))]
+    return tables
+
+
+def _parts(manifest: Mapping[str, Any]) -> Iterator[_Cells]:
+    """The base and each expert: name, labels, size and hash."""
+    inputs, heads = manifest["inputs"], manifest["heads"]
+    parts = {"base": inputs["base"], **{f"expert {task}": expert for task, expert in inputs["experts"].items()}}
+    labels = {f"expert {task}": head["labels"] for task, head in heads.items()}
+    for role, entry in parts.items():
+        names, files = labels.get(role, []), entry["files"]
+        more = f", … ({len(names)})" if len(names) > _LABELS else ""
+        yield (
+            Cell(role),
+            Cell(entry["name"] + (f" @ {entry['revision']}" if entry.get("revision") else "")),
+            Cell(", ".join(names[:_LABELS]) + more),
+            Cell(size_of(sum(file["size"] for file in files)) if files else ""),
+            Cell(f"{len(files)} files") if len(files) > 1 else _digest(files[0]["hash"] if files else ""),
+        )
+
+
+def _merge(manifest: Mapping[str, Any]) -> _Cells:
+    """Method, options, the inputs that were used, and the hash of the encoder."""
+    seen = [
+        _seen(verb, manifest[section])
+        for section, verb in (("fit", "fitted"), ("alignment", "aligned"))
+        if manifest.get(section)
+    ]
+    method, encoder = manifest["method"], manifest.get("encoder", {})
+    digest = _digest(encoder.get("content", ""))
+    return Cell(method["name"]), Cell(listed(method["parameters"]) or "–"), Cell("; ".join(seen) or "no inputs"), digest
+
+
+def _seen(verb: str, facts: Mapping[str, Any]) -> str:
+    """The inputs that a fit or an alignment has used."""
+    counts = [task["inputs"] for task in facts["tasks"].values()]
+    number = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
+    aligner = f" by {facts['aligner']}" if "aligner" in facts else ""
+    return f"{verb}{aligner} on {number} inputs per task from {facts['split']} ({facts['access']})"
+
+
+def _digest(digest: str) -> Cell:
+    """Its beginning, without the name of the algorithm."""
+    return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
+
+
+def size_of(count: float) -> str:
+    """Bytes as a person writes them."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count >= 1000:
+            count, unit = count / 1000, larger
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+
+
+def time_of(seconds: float) -> str:
+    """Seconds as a person writes them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def listed(values: object) -> str:
+    """Options as `scale = 0.3, density = 0.2`."""
+    if isinstance(values, Mapping):
+        return ", ".join(f"{name} = {_option(value)}" for name, value in values.items() if value is not None)
+    return "" if values is None else str(values)
+
+
+def _option(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"({listed(value)})"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def numbers_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Names and numbers; `x`, `x, low` and `x, high` are one: `1.5 (1.2 to 1.8)`."""
+    rows = []
+    for name, value in numbers.items():
+        stem, _, end = name.rpartition(", ")
+        if end in ("low", "high") and stem in numbers:
+            continue
+        low, high = numbers.get(f"{name}, low"), numbers.get(f"{name}, high")
+        interval = "" if low is None or high is None else f" ({_short(low)} to {_short(high)})"
+        rows.append((name, f"{_short(value)}{interval}"))
+    return rows
+
+
+def _short(value: float) -> str:
+    """Three digits."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return "0" if value == 0 else f"{value:#.3g}".removesuffix(".")

@@ -3,31 +3,51 @@
 OUT.html               the page; works alone
 OUT_files/figures/     each figure as PNG, SVG and CSV
 OUT_files/tables/      each table as Markdown, CSV and LaTeX
+
+The page makes no request, and its policy forbids them. Every text goes through the templates' escaping; what they mark
+as safe was written by this package (styles, script, drawings made of known elements alone, escaped JSON).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from orthomerge.analysis.figures import Figure
+from orthomerge.analysis.figures import Figure, Points
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.table import plain
+from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.files.documents import read_json
 from orthomerge.files.folders import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import replacing
-from orthomerge.report.drawing import draw
-from orthomerge.report.figure_data import figure_csv
-from orthomerge.report.material import Material, read_material
-from orthomerge.report.page import Plate, encoded, page
-from orthomerge.report.story import story, story_bars
-from orthomerge.report.tables import Board, board_csv, board_table, boards, comparisons_csv
+from orthomerge.report.drawing import Drawn, draw
+from orthomerge.report.figure_data import figure_csv, inline_svg, json_block, points_payload
+from orthomerge.report.material import Material, listed, numbers_of, read_material, size_of, time_of
+from orthomerge.report.tables import (
+    Board,
+    Story,
+    board_csv,
+    board_table,
+    boards,
+    comparisons_csv,
+    legend,
+    story,
+    story_bars,
+)
 
+_SCRIPTS = ("page.js", "tables.js", "points.js")
 _KEY = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -50,13 +70,13 @@ def report(run: Path, out: Path, *, title: str | None = None, progress: Progress
     summary = story(rows, method=material.diagnosis.method if material.diagnosis else None)
     figures = _figures(material, story_bars(summary))
     progress.stage(f"drawing {len(figures)} figures", None)
-    plates = [Plate(figure, draw(figure)) for figure in figures]
-    tables = _tables(rows, material)
+    drawn = [draw(figure) for figure in figures]
+    contents = {**_figure_files(drawn), **_table_files(rows, material)}
     heading = title or f"{material.suite or material.name}: one model from many"
-    text = page(material, title=heading, boards=rows, summary=summary, plates=plates, files=tables)
-    _write(out, files, text=text, plates=plates, tables=tables)
-    keys = [figure.key for figure in figures]
-    return Written(out, files, len(encoded(text)), keys, sorted({name.partition(".")[0] for name in tables}))
+    page = _encoded(_page(material, title=heading, boards=rows, summary=summary, drawn=drawn, files=contents))
+    _write(out, page, files, contents)
+    tables = {Path(name).stem for name in contents if name.startswith("tables/")}
+    return Written(out, files, len(page), [figure.key for figure in figures], sorted(tables))
 
 
 def _figures(material: Material, bars: Figure | None) -> list[Figure]:
@@ -71,8 +91,19 @@ def _figures(material: Material, bars: Figure | None) -> list[Figure]:
     return figures if bars is None or {bars.key, "accuracy"} & set(keys) else [bars, *figures]
 
 
-def _tables(rows: Sequence[Board], material: Material) -> dict[str, str]:
-    """Texts by file name."""
+def _figure_files(drawn: Sequence[Drawn]) -> dict[str, bytes]:
+    """Each figure as SVG, PNG and CSV, by file name."""
+    files = {}
+    for each in drawn:
+        key = f"figures/{each.figure.key}"
+        files[f"{key}.svg"] = _encoded(each.svg)
+        files[f"{key}.png"] = each.png
+        files[f"{key}.csv"] = _encoded(figure_csv(each.figure))
+    return files
+
+
+def _table_files(rows: Sequence[Board], material: Material) -> dict[str, bytes]:
+    """Each table as Markdown, CSV and LaTeX, by file name."""
     texts = {}
     for board in rows:
         table = board_table(board)
@@ -83,7 +114,7 @@ def _tables(rows: Sequence[Board], material: Material) -> dict[str, str]:
         texts["comparisons.md"] = "\n\n".join(table.markdown() for table in tables) + "\n"
         texts["comparisons.csv"] = comparisons_csv(material.comparisons)
         texts["comparisons.tex"] = "\n".join(table.latex(f"comparison-{n}") for n, table in enumerate(tables, 1))
-    return texts
+    return {f"tables/{name}": _encoded(text) for name, text in texts.items()}
 
 
 def _checked(out: Path) -> Path:
@@ -101,24 +132,132 @@ def _checked(out: Path) -> Path:
     return files
 
 
-def _write(out: Path, files: Path, *, text: str, plates: Sequence[Plate], tables: dict[str, str]) -> None:
+def _write(out: Path, page: bytes, files: Path, contents: Mapping[str, bytes]) -> None:
     """Page and folder are written in full before either is replaced; then the folder is, and the page right after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as page_file:
-            page_file.write(encoded(text))
+            page_file.write(page)
             page_file.flush()
             os.fsync(page_file.fileno())
             with publish(files, force=True, marker=REPORT) as folder:
                 for name in ("figures", "tables"):
                     (folder / name).mkdir()
-                for plate in plates:
-                    place = folder / "figures" / plate.figure.key
-                    place.with_suffix(".svg").write_text(plate.drawn.svg, encoding="utf-8")
-                    place.with_suffix(".png").write_bytes(plate.drawn.png)
-                    place.with_suffix(".csv").write_bytes(encoded(figure_csv(plate.figure)))
-                for name, table in tables.items():
-                    (folder / "tables" / name).write_bytes(encoded(table))
+                for name, content in contents.items():
+                    (folder / name).write_bytes(content)
                 write_marker(folder, REPORT, page=out.name)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _page(
+    material: Material,
+    *,
+    title: str,
+    boards: Sequence[Board],
+    summary: Story,
+    drawn: Sequence[Drawn],
+    files: Mapping[str, bytes],
+) -> str:
+    """The text of the page. `files`: figures and tables in their forms, by name, to be downloaded from it."""
+    style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
+    plates = [_plate(each, f"f{number}-") for number, each in enumerate(drawn)]
+    points = [each.figure for each in drawn if isinstance(each.figure, Points)]
+    context = {
+        **vars(material),
+        "suite": material.suite,
+        "versions": material.versions,
+        "title": title,
+        "version": VERSION,
+        "policy": _policy(style, head, script),
+        "style": style,
+        "head": head,
+        "script": script,
+        "story": summary,
+        "boards": boards,
+        "comparisons": comparison_tables(material.comparisons),
+        "gallery": [plate for plate in plates if not plate["points"]],
+        "static_points": [plate for plate in plates if plate["points"]],
+        "points": json_block(points_payload(points)) if points else None,
+        "files": {name: _data_uri(name, content) for name, content in files.items()},
+        "floor": _floor(boards),
+        "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
+    }
+    return str(templates().get_template("page.html").render(context))
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8; half of a surrogate pair, which JSON can hold, becomes a question mark."""
+    return text.encode("utf-8", errors="replace")
+
+
+def _plate(drawn: Drawn, prefix: str) -> dict[str, Any]:
+    """A figure as the template shows it. `prefix`: put before every id."""
+    figure, points = drawn.figure, isinstance(drawn.figure, Points)
+    svg = inline_svg(drawn.text_svg, prefix=prefix, label=f"{figure.title}. {figure.caption}")
+    forms = ["csv"] if points else ["csv", "svg"]  # an SVG of thousands of marks is beside the page only
+    return {"figure": figure, "points": points, "wide": drawn.wide, "svg": svg, "forms": forms}
+
+
+def _floor(boards: Sequence[Board]) -> float:
+    """Where the scale of intervals begins: below all rows but those of a joint label space."""
+    lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
+    return min(90.0, 10 * (min(lows, default=0.0) // 10))
+
+
+@cache
+def templates() -> Any:
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise RecipeError("a report needs jinja2; pip install 'orthomerge[report]'") from error
+    environment = Environment(
+        loader=PackageLoader("orthomerge.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(legend=legend)
+    environment.filters.update(
+        prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of, size=size_of, plain=plain
+    )
+    return environment
+
+
+def _prose(text: str) -> Any:
+    """Escape a text; what stands between backticks is code."""
+    from markupsafe import Markup, escape
+
+    parts = text.replace(" %", "\u00a0%").split("`")
+    if len(parts) % 2 == 0:
+        return escape("`".join(parts))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
+
+
+def _day(text: str) -> str:
+    """An ISO time as a person writes it; any other text stays as it is."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{moment:%-d %B %Y, %H:%M}{' UTC' if moment.utcoffset() == timedelta(0) else ''}"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("orthomerge.report") / "templates" / name).read_text(encoding="utf-8").strip()
+
+
+def _policy(style: str, *scripts: str) -> str:
+    """Only these styles and scripts, by their hashes, and pictures that are in the page."""
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
+    first, *others = (f"'sha256-{digest}'" for digest in hashes)
+    sources = f"img-src data:; style-src {first}; script-src {' '.join(others)}"
+    return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
+
+
+def _data_uri(name: str, content: bytes) -> str:
+    kind = {".svg": "image/svg+xml", ".png": "image/png", ".csv": "text/csv"}.get(Path(name).suffix, "text/plain")
+    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(content).decode()}"

@@ -1,6 +1,7 @@
-"""The accuracy tables of a report: one row per method and protocol, one table per access class.
+"""The accuracy tables of a report, and the run in one sentence.
 
-A row is a line of `evaluation.tables` with the outcome of the run's comparisons.
+A table has one row per method and protocol, and there is one table per access class. A row is a line of
+`evaluation.tables` with the outcome of the run's comparisons.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from orthomerge.analysis.figures import Bars, Series
 from orthomerge.core.table import Table, Value, csv_text
 from orthomerge.data.task import Access
 from orthomerge.evaluation.comparisons import Comparison
@@ -17,6 +19,8 @@ from orthomerge.evaluation.tables import COLUMNS, TITLES, Line, LineColumn, accu
 REFERENCES = ("expert", "base", "mtl")  # what merges are compared with
 _ORDER: tuple[Access, ...] = ("inductive", "data-free", "transductive")
 MARKS: Mapping[str, str] = {"reference": "★", "better": "↑", "worse": "↓", "comparable": "≈", "undecided": "?"}
+_NAN = float("nan")
+_EXACT = 0.05  # points below what is printed
 
 
 @dataclass(frozen=True)
@@ -150,3 +154,73 @@ def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
     merges = [row for row in merges if row.line.protocol != "probe"]
     best = max(merges, key=lambda row: (len(row.line.scores), row.line.mean), default=None)
     return tuple(replace(row, best=row is best) for row in rows)
+
+
+@dataclass(frozen=True)
+class Story:
+    """The sentence, and the lines of what was measured of `Experts`, `Merged` and `Aligned`, in this order."""
+
+    sentence: str
+    steps: dict[str, Line]
+    tasks: tuple[str, ...]
+
+
+def story(boards: Sequence[Board], *, method: str | None = None) -> Story:
+    """`method`: the merge to describe; if it was not aligned, the one that scores best."""
+    lines, tasks = [row.line for board in boards for row in board.rows], boards[0].tasks
+    current = {line.method: line for line in reversed(lines) if line.protocol == "current" and not line.way.aligner}
+    merges = {name: line for name, line in current.items() if name not in REFERENCES}
+    expert, aligned = current.get("expert"), _best_aligned([line for line in lines if line.method in merges], method)
+    merged = merges[aligned.method] if aligned else merges.get(method or "") or _best(list(merges.values()))
+    measured = {"Experts": expert, "Merged": merged, "Aligned": aligned}
+    steps = {title: line for title, line in measured.items() if line is not None}
+    return Story(_sentence(expert, merged, aligned, len(tasks)), steps, tasks)
+
+
+def story_bars(summary: Story) -> Bars | None:
+    """The steps by task; None of fewer than two."""
+    if len(summary.steps) < 2:
+        return None
+    series = []
+    for title, line in summary.steps.items():
+        scores = [line.scores.get(task) for task in summary.tasks]
+        values, low, high = (tuple(getattr(score, name, _NAN) for score in scores) for name in ("value", "low", "high"))
+        series.append(Series(title.lower(), values, low, high))
+    merge = summary.steps["Merged"].method
+    caption = f"Accuracy on each task, with 95 % intervals over test inputs. The merge is {merge}."
+    return Bars("accuracy-by-task", "Task by task", caption, summary.tasks, "accuracy, %", tuple(series))
+
+
+def _best(lines: Sequence[Line]) -> Line | None:
+    return max(lines, key=lambda line: line.mean, default=None)
+
+
+def _best_aligned(lines: Sequence[Line], method: str | None) -> Line | None:
+    """The best merge aligned without labels; one that has seen the test inputs only if there is no other."""
+    aligned = [
+        line for line in lines if line.protocol == "aligned-c" or (line.way.aligner and line.protocol != "joint")
+    ]
+    aligned = [line for line in aligned if line.method == method] or aligned
+    return _best([line for line in aligned if line.access == "inductive"]) or _best(aligned)
+
+
+def _sentence(expert: Line | None, merged: Line | None, aligned: Line | None, tasks: int) -> str:
+    over = f"over {tasks} tasks" if tasks > 1 else "on one task"
+    parts = []
+    if expert:
+        parts.append(f"The experts score {expert.mean:.1f} % {over}.")
+    if merged:
+        verb = "keeps" if expert and merged.mean < expert.mean else "reaches"
+        where = "" if expert else f" {over}"
+        parts.append(f"Merged into one encoder by {merged.method}, the model {verb} {merged.mean:.1f} %{where}.")
+    if merged and aligned:
+        text = f"With its heads aligned it reaches {aligned.mean:.1f} %"
+        if expert and expert.mean - merged.mean > _EXACT and aligned.mean > merged.mean:
+            share = (aligned.mean - merged.mean) / (expert.mean - merged.mean)
+            text += f": {100 * min(share, 1):.0f} % of what merging had lost is recovered"
+        if aligned.extra == 0:
+            text += ", without a single new parameter"
+        if aligned.access == "transductive":
+            text += " (aligned on the test inputs themselves)"
+        parts.append(f"{text}.")
+    return " ".join(parts) or f"Accuracy {over}."

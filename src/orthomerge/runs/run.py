@@ -24,9 +24,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.core.progress import Watch
-from orthomerge.core.threads import fixed_threads
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import INFO, RunInfo, read_info, read_records, write_info
 from orthomerge.evaluation.scores import RECORDS
@@ -206,7 +206,8 @@ class _Run:
         if artifact.files:
             place_files(content, self.work.run)
         if artifact.name == "evaluate":
-            place_scores(model_places(self.work)[-1], read_records(content / RECORDS))
+            title = self.work.model(artifact.arguments["models"][-1]).title
+            place_scores(model_places(self.work)[-1], title, read_records(content / RECORDS))
 
     def _write_info(self) -> None:
         """Write how the run was made, unless that has not changed."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import RecipeError, nearest
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.merging.methods import find_method
 from orthomerge.models.experts import Experts
@@ -169,7 +168,6 @@ def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
 
 
 def _short(value: object) -> str:
-    """Format an option for a table."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

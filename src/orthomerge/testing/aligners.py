@@ -12,7 +12,7 @@ import torch
 
 from orthomerge.alignment.aligners import Aligner, Alignment, Row
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.core.rows import instance_of
+from orthomerge.core.schema import instance_of
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 from orthomerge.testing.rows import check_row, same, tensors_of

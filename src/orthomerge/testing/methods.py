@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.core.rows import maker_of
-from orthomerge.core.schema import schema
+from orthomerge.core.schema import maker_of, schema
 from orthomerge.merging.kinds import Block
 from orthomerge.merging.methods import Row, build_method
 from orthomerge.merging.stream import merge_blocks, prepare

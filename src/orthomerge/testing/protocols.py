@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 import torch
 
 from orthomerge.core.errors import OrthomergeError
-from orthomerge.core.rows import instance_of
+from orthomerge.core.schema import instance_of
 from orthomerge.evaluation.protocols import Aligned, Builder, Evidence, Need, Row
 from orthomerge.models.features import Features
 from orthomerge.models.heads import Classifier

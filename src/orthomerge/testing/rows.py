@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.rows import Named, instance_of, maker_of
+from orthomerge.core.schema import Named, instance_of, maker_of
 from orthomerge.models.heads import Head
 
 

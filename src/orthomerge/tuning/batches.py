@@ -1,87 +1,70 @@
-"""Labelled inputs in the order of a seed, as batches on the device; training images can be moved a little."""
+"""Labelled inputs in the order of a seed, as batches on a device; training images can be shifted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
 import torch
 
-from orthomerge.core.errors import RecipeError
-from orthomerge.core.seeds import derive
+from orthomerge.core.device import derive
+from orthomerge.data.task import Examples
 from orthomerge.models.prepared import Batch, Part, Pool
-from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor
 
-if TYPE_CHECKING:
-    from orthomerge.data.task import Examples, Task
-    from orthomerge.models.processing import Processor
-
-
-Place = tuple[int, list[int]]  # number of a task, and which of its examples
-
-_PART = 8  # an image moves by at most its side over this
+_PART = 8  # an image is shifted by at most its side over this
 _PIXELS = "pixel_values"
-# Of other processors it is unknown whether a row depends on the rest of its batch.
+# The inputs of other processors are not kept: rows could depend on the rest of their batch.
 _KEPT = (TextProcessor, PixelProcessor, ImageProcessor)
 
 
 class Feed:
-    """Turns places into batches on a device.
+    """Batches of examples of some sources; unknown labels are -1.
 
-    Sources that fit into `room` bytes are processed once, when they are first used, and kept on the device.
+    Inputs are processed once and kept on the device if they fit into `room` bytes. `sizes`: examples per source.
     """
 
     def __init__(
         self, sources: Sequence[Examples], processor: Processor, device: torch.device, *, room: int = 0
     ) -> None:
-        self._sources, self._processor, self._device = sources, processor, device
-        self._room = room if type(processor) in _KEPT else 0
-        self._pools: dict[int, Pool] = {}
+        self.sizes = tuple(map(len, sources))
+        self._starts = tuple(accumulate(self.sizes, initial=0))
+        parts = [Part(source, processor) for source in sources]
+        self._pool = Pool.of(parts, device, room=room if type(processor) in _KEPT else 0)
+        self._labels = [
+            torch.full((len(source),), -1) if source.labels is None else torch.as_tensor(source.labels)
+            for source in sources
+        ]
 
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """How many examples each source has."""
-        return tuple(map(len, self._sources))
-
-    def batch(self, place: Place) -> tuple[Batch, torch.Tensor]:
-        """Inputs and labels of one place; labels that are unknown are -1."""
-        number, rows = place
-        if number not in self._pools:
-            pool = Pool.of([Part(self._sources[number], self._processor)], self._device, room=self._room)
-            self._room -= pool.nbytes
-            self._pools[number] = pool
-        every = self._sources[number].labels
-        labels = torch.full((len(rows),), -1) if every is None else torch.as_tensor(every[rows])
-        return self._pools[number].batch(torch.tensor(rows)), labels.to(self._device)
+    def batch(self, number: int, rows: torch.Tensor) -> tuple[Batch, torch.Tensor]:
+        """Inputs and labels of some rows of source `number`."""
+        return self._pool.batch(rows + self._starts[number]), self._labels[number][rows].to(self._pool.device)
 
     def ordered(self, number: int, size: int) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """The whole of one source in its own order."""
-        rows = range(len(self._sources[number]))
-        return (self.batch((number, list(rows[start : start + size]))) for start in rows[::size])
+        """Batches of a whole source in its own order."""
+        return (self.batch(number, rows) for rows in torch.split(torch.arange(self.sizes[number]), size))
 
 
-def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[Place]:
-    """Every example of every task once: shuffled, cut into batches, and the batches of all tasks shuffled."""
-    places: list[Place] = []
+def epoch_order(sizes: Sequence[int], batch: int, *, seed: int, epoch: int) -> list[tuple[int, torch.Tensor]]:
+    """Source and rows of every batch of an epoch: each source shuffled and cut, then all batches shuffled."""
+    batches = []
     for number, size in enumerate(sizes):
         generator = torch.Generator().manual_seed(derive(seed, "examples", number, epoch))
-        rows = torch.randperm(size, generator=generator).tolist()
-        places += [(number, rows[start : start + batch]) for start in range(0, size, batch)]
+        batches += [(number, rows) for rows in torch.split(torch.randperm(size, generator=generator), batch)]
     if len(sizes) == 1:
-        return places
+        return batches
     generator = torch.Generator().manual_seed(derive(seed, "tasks", epoch))
-    return [places[at] for at in torch.randperm(len(places), generator=generator).tolist()]
+    return [batches[at] for at in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def sample(size: int, count: int, *, seed: int, step: int) -> list[int]:
-    """Some of `size` examples, none twice, for one step."""
+def sample(size: int, count: int, *, seed: int, step: int) -> torch.Tensor:
+    """At most `count` distinct rows of `size` for one step."""
     generator = torch.Generator().manual_seed(derive(seed, "others", step))
-    rows: list[int] = torch.randperm(size, generator=generator)[:count].tolist()
-    return rows
+    return torch.randperm(size, generator=generator)[:count]
 
 
-def moved(batch: Mapping[str, torch.Tensor], *, seed: int, step: int) -> Batch:
-    """The batch of one step with every image moved by its own draw, which depends on seed and step alone."""
+def shifted(batch: Mapping[str, torch.Tensor], *, seed: int, step: int) -> Batch:
+    """The batch with every image shifted at random, by seed and step."""
     images = batch[_PIXELS]
     generator = torch.Generator().manual_seed(derive(seed, "shift", step))
     most = [side // _PART for side in images.shape[2:]]
@@ -90,7 +73,7 @@ def moved(batch: Mapping[str, torch.Tensor], *, seed: int, step: int) -> Batch:
 
 
 def shift(images: torch.Tensor, moves: torch.Tensor) -> torch.Tensor:
-    """Images [B, C, H, W] moved down and to the right by `moves` [B, 2] pixels; the edge is repeated."""
+    """Images [B, C, H, W] shifted down and to the right by `moves` [B, 2] pixels; the edge is repeated."""
     count, channels, height, width = images.shape
     down, right = moves.to(images.device).unsqueeze(2).unbind(1)
     rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
@@ -98,15 +81,3 @@ def shift(images: torch.Tensor, moves: torch.Tensor) -> torch.Tensor:
     which = torch.arange(count, device=images.device).view(-1, 1, 1, 1)
     colours = torch.arange(channels, device=images.device).view(1, -1, 1, 1)
     return images[which, colours, rows.view(count, 1, height, 1), columns.view(count, 1, 1, width)]
-
-
-def check_labelled(task: Task, split: str) -> Examples:
-    """The examples of a split that training or validation can use."""
-    examples = task[split]
-    if len(examples) == 0:
-        raise RecipeError(f"the {split} split of task {task.name!r} is empty; it must have examples")
-    if examples.labels is None:
-        raise RecipeError(
-            f"the {split} split of task {task.name!r} has no labels; an expert is made from labelled data"
-        )
-    return examples

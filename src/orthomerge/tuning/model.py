@@ -1,9 +1,16 @@
-"""What is trained: an encoder, and one head per task on top of its features."""
+"""What is trained: an encoder with one head per task, and LoRA through peft.
+
+LoRA: Hu et al. 2022, arXiv 2106.09685; on the layers of KnOTS (Stoica et al. 2025, arXiv 2410.19735): query, key, value
+and output, and the head trained whole. The adapter's names are those of the stock classifier.
+"""
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -12,24 +19,21 @@ from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeErr
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for
+from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.networks import LinearisedEncoder
 from orthomerge.models.problems import base_problems, check_problems
-from orthomerge.models.skeleton import Skeleton, encoder_config
+from orthomerge.models.skeleton import Skeleton, encoder_config, quiet
 from orthomerge.models.split import split_base
 from orthomerge.models.tensors import FileTensors
+from orthomerge.tuning.settings import Tuning
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from orthomerge.models.family import Family, HeadLayout
-
-
-_SPREAD = 0.02  # of a fresh head's weights, as in transformers; biases are zero
+_SPREAD = 0.02  # standard deviation of a new head's weights, as in transformers; biases are zero
+_ATTENTION = re.compile(r"(^|[._])(self_?)?att(entio)?n([._]|$)", re.IGNORECASE)
 
 
 class OrdinaryEncoder(nn.Module):
-    """The encoder as it is; `tuned` gives it back, as for one that is linearised."""
+    """An encoder with the interface of `LinearisedEncoder`."""
 
     def __init__(self, family: Family, pooling: str, encoder: nn.Module) -> None:
         super().__init__()
@@ -61,13 +65,13 @@ class TrainableHead(nn.Module):
         return logits
 
     def head(self, labels: tuple[str, ...]) -> Head:
-        """What was trained, as a `Head` on the CPU."""
+        """The trained `Head`, on the CPU."""
         *hidden, output = [_linear(layer) for layer in self.layers]
         return Head(output, labels, hidden[0] if hidden else None, self._like.activation, self._like.normalise)
 
 
 class Model(nn.Module):
-    """One encoding, and the heads of its tasks in order."""
+    """An encoder, and the heads of its tasks in order."""
 
     def __init__(self, encoding: OrdinaryEncoder | LinearisedEncoder, heads: list[TrainableHead]) -> None:
         super().__init__()
@@ -83,9 +87,13 @@ class Model(nn.Module):
         """The head of task `number`."""
         return cast("TrainableHead", self.heads[number])
 
+    @property
+    def trains_heads(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.heads.parameters())
+
 
 def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
-    """The family to train: as named, or by the base's config. A CLIP without a ready head gets a linear one."""
+    """The family by name or by the base's config. CLIP without a given head gets a linear one."""
     checkpoint = open_checkpoint(base)
     kind = (checkpoint.config or {}).get("model_type")
     if kind is None:
@@ -97,7 +105,7 @@ def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
 
 
 def load_base(base: Path, family: Family, pooling: str) -> Skeleton:
-    """The encoder of a base in float32; heads of any kind that the base has are left behind."""
+    """The encoder of a base in float32, without any heads."""
     if pooling not in family.poolings:
         raise RecipeError(f"unknown pooling {pooling!r} for {family.name}; {nearest(pooling, family.poolings)}")
     checkpoint = open_checkpoint(base)
@@ -114,7 +122,7 @@ def load_base(base: Path, family: Family, pooling: str) -> Skeleton:
 def start_head(
     head: Head | None, layout: HeadLayout | None, labels: tuple[str, ...], *, width: int, generator: torch.Generator
 ) -> TrainableHead:
-    """The head that training starts from: the one given, brought to the task's order of labels, or a fresh one."""
+    """The initial head: the given one in the task's order of labels, or a new one."""
     if head is None:
         if layout is None:
             raise RecipeError("this family has no head of its own: give one as `head` (CLIP: zero_shot_head)")
@@ -122,8 +130,7 @@ def start_head(
             Linear(torch.empty(size, width).normal_(0, _SPREAD, generator=generator), torch.zeros(size))
             for size in [width] * (len(layout.layers) - 1) + [len(labels)]
         ]
-        fresh = Head(output, labels, hidden[0] if hidden else None, layout.activation)
-        return TrainableHead(fresh)
+        return TrainableHead(Head(output, labels, hidden[0] if hidden else None, layout.activation))
     if head.width != width:
         raise IncompatibleError(f"the head reads {head.width} features, the encoder gives {width}; check the pooling")
     if layout is not None and not layout.fits(head):
@@ -132,6 +139,56 @@ def start_head(
             "so no checkpoint could hold it; give one of the same layers, or none"
         )
     return TrainableHead(head.reordered(labels))
+
+
+def add_adapter(model: Model, family: Family, *, base: Path, settings: Tuning) -> Any:
+    """Add a LoRA adapter to the model's encoder, and return the peft model, which can save it."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise RecipeError("mode 'lora' needs peft: pip install peft") from error
+    stock = _stock_layout(model, family)
+    linear = [name for name, module in stock.named_modules() if isinstance(module, nn.Linear)]
+    targets = sorted(name for name in linear if _ATTENTION.search(name) is not None)
+    if not targets:
+        raise RecipeError(
+            f"no attention projections were found in {family.encoder_class}; use another mode than 'lora'"
+        )
+    layers = list(family.head.layers) if family.head else []
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=targets,
+        modules_to_save=layers or None,
+        base_model_name_or_path=str(base),
+    )
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        stock.name_or_path = str(base)  # type: ignore[assignment]
+        adapted = get_peft_model(stock, config)
+    if layers:
+        model.head(0).layers = nn.ModuleList(stock.get_submodule(layer) for layer in layers)
+    return adapted
+
+
+def _stock_layout(model: Model, family: Family) -> nn.Module:
+    """The model's own modules under the names of the stock class."""
+    encoder = model.encoding.tuned()
+    if family.head is None:  # CLIP without a head: the encoder is the stock class
+        return encoder
+    stock = nn.Module()
+    # CLIP's classifier has the vision tower without a prefix.
+    place, inner = family.prefix.removesuffix("."), encoder
+    if not place:
+        place, inner = "vision_model", getattr(encoder, "vision_model", encoder)
+    stock.add_module(place, inner)
+    for name, layer in zip(family.head.layers, model.head(0).layers, strict=True):
+        parent, _, last = name.rpartition(".")
+        if parent and parent not in dict(stock.named_children()):
+            stock.add_module(parent, nn.Module())
+        stock.get_submodule(parent).add_module(last, layer)
+    return stock
 
 
 def _layer(linear: Linear) -> nn.Linear:

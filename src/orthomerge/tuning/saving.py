@@ -1,12 +1,15 @@
-"""Writing an expert as everybody else would: a stock transformers classifier, or a PEFT adapter."""
+"""Write an expert as a stock transformers classifier or a PEFT adapter."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from orthomerge.core.checks import parse_size
 from orthomerge.core.version import VERSION
@@ -16,18 +19,10 @@ from orthomerge.files.folders import EXPERT, write_marker
 from orthomerge.files.opening import open_checkpoint
 from orthomerge.files.replacing import os_errors, remove_file
 from orthomerge.files.safetensors import write_shards
-from orthomerge.models.family import classifier_config, named_tensors
+from orthomerge.models.family import Family, classifier_config, named_tensors
+from orthomerge.models.heads import Head
 from orthomerge.models.processors import companions
 from orthomerge.models.skeleton import encoder_config, quiet
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import nn
-
-    from orthomerge.models.family import Family
-    from orthomerge.models.heads import Head
 
 
 def write_expert(
@@ -40,9 +35,9 @@ def write_expert(
     base: Path,
     notes: Mapping[str, Any],
 ) -> None:
-    """Fill a folder with encoder, head (where the family can keep one), tokenizer or processor, and config.
+    """Write encoder, head (where the family can store one), tokenizer or processor, and config.
 
-    `names`: the encoder's tensors on disk, without the family's prefix -> name in the module's state dict.
+    `names`: of tensors on disk, without the family's prefix -> in the encoder's state dict.
     """
     state = encoder.state_dict()
     tensors = {family.prefix + key: state[name] for key, name in names.items()}
@@ -58,12 +53,12 @@ def write_expert(
 def write_adapter(
     folder: Path, adapted: Any, labels: tuple[str, ...], *, family: Family, base: Path, notes: Mapping[str, Any]
 ) -> None:
-    """Fill a folder with a PEFT adapter, and with the config of the classifier that it makes of the base."""
+    """Write a PEFT adapter, and the config of the classifier that it makes of the base."""
     with quiet(), os_errors():
         import transformers
 
         adapted.save_pretrained(str(folder), save_embedding_layers=False)
-    remove_file(folder / "README.md")  # a form that nobody filled in
+    remove_file(folder / "README.md")  # an empty template
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     remove_file(path)
@@ -72,7 +67,7 @@ def write_adapter(
         "base_model_class": class_name,
         "parent_library": getattr(transformers, class_name).__module__,
     }
-    # Sets come in any order; the same run must give the same bytes.
+    # Sets have no order; the same run must give the same bytes.
     write_json(path, {key: sorted(item) if _is_names(item) else item for key, item in sorted(config.items())})
     _write_documents(folder, labels, family=family, base=base, notes=notes)
 
@@ -80,7 +75,7 @@ def write_adapter(
 def _write_documents(
     folder: Path, labels: tuple[str, ...], *, family: Family, base: Path, notes: Mapping[str, Any]
 ) -> None:
-    """Config last but one: without it the folder is no model to anybody; then the marker that lists all files."""
+    """Write the config, without which the folder is no model, then the marker that lists all files."""
     for path in companions(base):
         shutil.copyfile(path, folder / path.name)
     config = encoder_config(open_checkpoint(base).config or {}, family)

@@ -1,7 +1,7 @@
-"""How an expert is made: the fields are the schema of a recipe's `tuning`, and of what the expert's config records.
+"""Settings of fine-tuning: the schema of a recipe's `tuning`, recorded in the expert's config.
 
-The defaults suit small encoders. The recipe behind the published CLIP experts is AdamW, lr 1e-5, weight decay 0.1,
-batch 128, warm-up then cosine, gradients clipped at 1, head frozen (Ilharco et al. 2023, arXiv 2212.04089).
+The defaults suit small encoders. The published CLIP experts were made with AdamW, lr 1e-5, weight decay 0.1, batch 128,
+warm-up then cosine, gradients clipped at 1, head frozen (Ilharco et al. 2023, arXiv 2212.04089).
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ _FASTEST = 1000.0  # a learning rate; far below where torch overflows, far above
 class Tuning:
     """Settings of a run.
 
-    `epochs` may be a fraction, `steps` caps them. `lr` is the encoder's, `head_lr` the head's; after a head of its own
-    first phase (`head_first`) both move at `lr`. `warmup` is the share of steps in which the rate rises; it then
-    falls as a cosine. `clip`: the largest norm of a gradient, 0 for no limit. `head_epochs`: of `head_first`,
-    `linearised` and `tau_jp`. `rank`, `alpha`, `lora_dropout`: of `lora`. `penalty` weighs ||J(x') tau|| of
-    `penalty_batch` inputs of another task a step: of `tau_jp`. `pooling`: None for the family's own. `max_length`:
-    tokens of a text, for whoever makes the processor. `augment`: shift moves every training image by up to an eighth of
-    its side, but not in a head's own phase. `precision`: bfloat16 is autocast on a GPU; a CPU computes in float32 all
-    the same.
+    `epochs` may be a fraction, `steps` caps them. `lr` is the encoder's, `head_lr` the head's; with `head_first` both
+    train at `lr` after the head's own phase of `head_epochs` (also of `linearised` and `tau_jp`). `warmup`: share of
+    the steps in which the rate rises, before it falls as a cosine. `clip`: largest norm of a gradient, 0 for no limit.
+    `rank`, `alpha`, `lora_dropout`: of `lora`. `penalty`, `penalty_batch`: weight of ||J(x') tau|| and inputs of
+    another task per step, of `tau_jp`. `pooling`: None for the family's own. `max_length`: tokens per text. `augment`:
+    shift moves every training image by up to an eighth of its side, but not in the head's own phase. `precision`:
+    bfloat16 is autocast on a GPU; a CPU computes in float32.
     """
 
     mode: Mode = "full"
