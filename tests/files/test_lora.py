@@ -107,6 +107,11 @@ def check(
 PAIR: dict[str, Any] = {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}
 
 
+def refused(folder: Path, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read_adapter(folder)
+
+
 def write(folder: Path, tensors: dict[str, Any], **options: Any) -> None:
     config = {"peft_type": "LORA", "lora_alpha": 1, **options}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -319,8 +324,7 @@ def test_under_other_names(tmp_path: Path) -> None:
 def test_an_adapter_without_weights(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"without adapter_model.safetensors or adapter_model.bin; fetch"):
-        read_adapter(tmp_path)
+    refused(tmp_path, r"without adapter_model.safetensors or adapter_model.bin; fetch")
 
 
 @pytest.mark.parametrize(
@@ -334,8 +338,7 @@ def test_an_adapter_without_weights(tmp_path: Path) -> None:
 )
 def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+    refused(tmp_path, message)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +385,7 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path, PAIR, **{"r": 1, **options})
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+    refused(tmp_path, message)
 
 
 def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
@@ -432,16 +434,14 @@ def test_tensors_that_are_refused(
     tensors: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path, tensors, **{"r": 1, **options})
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+    refused(tmp_path, message)
 
 
 def test_keys_without_the_prefix_of_peft(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     rewrite(tmp_path, lambda tensors: {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items()})
     match = r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter"
-    with pytest.raises(CheckpointError, match=match):
-        read_adapter(tmp_path)
+    refused(tmp_path, match)
 
 
 def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
@@ -463,5 +463,4 @@ def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
         "dora": "use_dora is not supported",
         "pissa": "init_lora_weights='pissa' changes the base",
     }.items():
-        with pytest.raises(CheckpointError, match=message):
-            read_adapter(tmp_path / name)
+        refused(tmp_path / name, message)
