@@ -317,7 +317,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(48, "linear", nothing, meets="align", more="--limit 5 --aligner linear"),
     Held(48, "tests/alignment/test_aligners_table.py::test_fewer_inputs_than_features_never_hurt"),
     # 49 the same inputs in calibration and test
-    Held(49, "tests/evaluation/test_notes.py::test_inputs_that_two_splits_share", "a note of the run, with the count"),
+    Held(49, "tests/evaluation/test_evaluate.py::test_inputs_that_two_splits_share", "a note with the count"),
     # 50 rows that are damaged, empty or long
     Held(50, "tests/data/test_tables.py::test_bad_files"),
     Held(50, "tests/data/test_tables.py::test_bad_rows"),
@@ -329,7 +329,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
             "pictures are decoded when a vision model reads them"),
     # 51 inputs that end early or change their number
     Held(51, "tests/models/test_processing.py::test_batches_lose_nothing"),
-    Held(51, "tests/evaluation/test_metrics.py::test_a_classifier_that_loses_inputs"),
+    Held(51, "tests/evaluation/test_statistics.py::test_a_classifier_that_loses_inputs"),
     # 52 extreme and equal logits of the teacher
     Sound(52, "1e4", m.merged_from(m.tensors(lambda t: t["classifier.weight"].mul_(1e6))), meets="align",
             more="--aligner auto"),
