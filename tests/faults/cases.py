@@ -198,7 +198,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
             m.merged_from(m.rewrite("base/vocab.txt", lambda data: data + b"more\n" * 40)), UNFIT,
             "tokenizer of .*base", "another model's", meets="evaluate"),
     # 29 tied weights
-    Held(29, "tests/models/test_end_to_end.py::test_tied_weights_must_be_equal"),
+    Held(29, "tests/models/test_split.py::test_tied_weights_must_be_equal"),
     Held(29, "tests/models/test_split.py::test_tied_weights_of_an_expert"),
     # 30 NaN and infinity
     Refused(30, "expert", m.spoil("two", f"bert.{QUERY}", float("nan")), NUMBERS, TWO, "sound checkpoint", tensor=BARE),
@@ -231,7 +231,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
             more="--set missing=base"),
     Sound(32, "too many, and ignored", m.tensors(lambda t: t.update({"adapter.weight": torch.ones(2)})),
             more="--set ignore=[adapter.*]"),
-    Held(32, "tests/models/test_open_clip.py::test_values_come_back_under_stock_names",
+    Held(32, "tests/models/test_names.py::test_values_come_back_under_stock_names",
             "fused qkv and transposed projections"),
     # 33 BatchNorm
     Refused(33, "statistics", m.batch_norm, UNFIT, "base", "ignore: .*running_mean", tensor=r"bn\.running_mean"),
