@@ -201,6 +201,12 @@ def search_scale(
     return ScaleSearch(criterion, curve)
 
 
+def scale_curve(experts: Experts, data: Mapping[str, Any], **how: Any) -> ScaleSearch:
+    """Score task arithmetic on labelled validation inputs at scales from 0.1 to 1; `how`: as in `search_scale`."""
+    grid = [step / 10 for step in range(1, 11)]
+    return search_scale(experts, "task_arithmetic", data, grid=grid, criterion="accuracy", **how)
+
+
 def _criterion_value(
     span: Span, scale: float, experts: Experts, encoded: EncodedTasks, task: str, criterion: Criterion
 ) -> float:
