@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from dataclasses import dataclass, replace
@@ -39,11 +38,6 @@ from orthomerge.runs.sections import Align
 
 TASKS = ("two", "three")
 CHEAP = {"steps": 5, "epochs": 2}
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "aligning-cache"))
 
 
 @pytest.fixture(scope="module")
@@ -176,14 +170,6 @@ def test_an_aligner_gets_no_labels(merged: om.Model, data: dict[str, Any], monke
     assert all(part.labels is None for pair in seen for part in (pair.merged, pair.expert))
     assert all(len(pair.merged) == COUNTS["train"] for pair in seen)
     assert not torch.equal(seen[0].merged.values, seen[0].expert.values)
-
-
-def test_a_table_needs_no_labels(merged: om.Model, data: dict[str, Any], tmp_path: Path) -> None:
-    with data["two"].open() as file, (tmp_path / "bare.csv").open("w", newline="") as bare:
-        writer = csv.writer(bare)
-        writer.writerows((row[0], row[2]) for row in csv.reader(file))
-    without = om.align(merged, {**data, "two": tmp_path / "bare.csv"}, aligner="ridge")
-    assert same_heads(without, om.align(merged, data, aligner="ridge"))
 
 
 def test_the_test_split_must_be_asked_for(merged: om.Model, data: dict[str, Any], tmp_path: Path) -> None:

@@ -54,11 +54,6 @@ FEW: dict[str, Any] = {**QUICK["realign"], "copies": 0}  # without the mixtures,
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "fitting-cache"))
-
-
 @pytest.fixture(scope="module")
 def data(tables: Path) -> dict[str, str]:
     return {task: str(tables / f"{task}.csv") for task in HEADS}
