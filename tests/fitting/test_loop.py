@@ -17,7 +17,7 @@ from orthomerge.files.run_state import RunState
 from orthomerge.fitting.gates import Free, Gates, Mask
 from orthomerge.fitting.inputs import Inputs, Order, Targets
 from orthomerge.fitting.loop import Course, Loop, backward, check_loop, held_out_loss
-from orthomerge.fitting.moma import FeatureDistance
+from orthomerge.fitting.moma import FeatureDistance, Moma
 from orthomerge.fitting.objective import Divergence, Entropy, Objective
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
@@ -33,8 +33,8 @@ def distilled(setting: Setting, *, lr: float = 1e-3, head_lr: float = 0.0) -> tu
 
 def masked(setting: Setting) -> tuple[Gates, Objective]:
     delta = setting.merged("task_arithmetic", {}) - setting.base
-    chosen: dict[str, Any] = {"transform": "similarity", "norm": "l2", "penalty": "fro", "alpha": 1.0, "lr": 1e-3}
-    return Mask(setting.base, delta, penalty=1e-4), FeatureDistance(setting.heads, setting.inputs, **chosen)
+    objective = FeatureDistance(setting.heads, setting.inputs, Moma(transform="similarity"))
+    return Mask(setting.base, delta, penalty=1e-4), objective
 
 
 def rows_of(inputs: Inputs) -> torch.Tensor:

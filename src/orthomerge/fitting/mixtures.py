@@ -1,10 +1,7 @@
 """More inputs for a fit: mixtures of two inputs of a task, whose targets are the expert's features of them.
 
-A student that must also agree with its teacher on mixtures learns the teacher's function and not a few of its values
-(Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412). Mixtures need no labels.
-
-- Texts: some words of one text in their order, followed by a run of words of another.
-- Images: a weighted mean of two of the same size, moved by up to an eighth of the side.
+Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412. Of texts: some words of one in their order,
+followed by a run of words of another. Of images: a weighted mean of two, moved by up to an eighth of the side.
 """
 
 from __future__ import annotations
