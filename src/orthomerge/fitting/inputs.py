@@ -74,7 +74,7 @@ class Inputs:
         """The same targets, with more inputs at the end of the pool."""
         return replace(self, pool=self.pool.extended(parts, room=_room(self.pool.device)))
 
-    def raw(self, task: str) -> Sequence[Any]:
+    def raw(self, task: str) -> list[Any]:
         """Unprocessed inputs of a task: texts, or images as arrays."""
         return self.pool.raw(self.targets[task].rows.tolist())
 

@@ -27,7 +27,7 @@ def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -
     parts: list[Part] = []
     firsts: dict[str, list[int]] = {}
     for task in setting.tasks:
-        mixed, first = mixtures(list(inputs.raw(task)), counts[task], seed=derive(setting.seed, "mixtures", task))
+        mixed, first = mixtures(inputs.raw(task), counts[task], seed=derive(setting.seed, "mixtures", task))
         if mixed:
             parts.append(Part(Examples(mixed, None, "train"), inputs.processors[task]))
             firsts[task] = first
