@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tests.data.making import refused
 
 from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data.reading import read_task
@@ -75,6 +76,9 @@ def texts(count: int = 4, labels: list[Any] | None = None, **more: Any) -> Datas
     return Dataset(features, text=[f"t{n}" for n in range(count)], label=given, **more)
 
 
+ODD = Dataset({"text": 0, "label": 0}, text=["", 3, "x"], label=[0, 1, 1])
+
+
 def png(value: int) -> bytes:
     out = BytesIO()
     Image.new("L", (3, 2), value).save(out, "PNG")
@@ -120,30 +124,23 @@ def test_pictures_are_decoded_when_used(library: SimpleNamespace, tmp_path: Path
         (texts(3, [0, -1, 1]), CheckpointError, r"\(train\) row 2: label -1 has no name; named are"),
         (texts(3, [0, 5, 1]), CheckpointError, r"\(train\) row 2: label 5 has no name; named are 'zebra', 'ape'"),
         (texts(3, [0, 0, 0]), CheckpointError, r"the train split has no examples of 'ape'"),
-        (
-            Dataset({"text": 0, "label": 0}, text=["", 3, "x"], label=[0, 1, 1]),
-            CheckpointError,
-            r"2 bad rows: row 1 has an empty 'text'; row 2 has no text as 'text' but 3",
-        ),
+        (ODD, CheckpointError, r"2 bad rows: row 1 has an empty 'text'; row 2 has no text as 'text' but 3"),
         (Dataset({"texts": 0}, texts=["x"]), RecipeError, r"has no column 'text'; did you mean 'texts'\?.*`text`"),
         (Dataset({"text": 0, "labels": 0}, text=["x"]), RecipeError, r"'label'; did you mean 'labels'\?.*`label`"),
     ],
 )
 def test_datasets_that_are_refused(loaded: Any, error: type[Exception], message: str, library: SimpleNamespace) -> None:
     library.loaded = loaded
-    with pytest.raises(error, match=message):
-        read_task("org/name")
+    refused("org/name", message, error)
 
 
 def test_a_damaged_folder(library: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "state.json").touch()
     library.loaded = ValueError("broken")
-    with pytest.raises(CheckpointError, match=r"cannot load the dataset .*: ValueError: broken"):
-        read_task(tmp_path)
+    refused(tmp_path, r"cannot load the dataset .*: ValueError: broken")
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = r"'org/name', which is no path that exists and must be a hub id, needs .*: pip install datasets"
-    with pytest.raises(RecipeError, match=message):
-        read_task("org/name")
+    refused("org/name", message, RecipeError)

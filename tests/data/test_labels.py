@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.data.making import refused, write
 
-from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_task
 from orthomerge.data.task import Examples, Task
-
-Write = Callable[[Path, Sequence[dict[str, Any]]], Path]
 
 
 def task(*labels: str) -> Task:
@@ -57,11 +55,7 @@ def test_experts_without_names_take_the_order_as_it_is() -> None:
         (("A B", "ab"), ("ab", "A_b"), r"only the task has 'A B'; only the expert has 'A_b'"),
         (("b", "a"), ("LABEL_0", "LABEL_1", "LABEL_2"), r"has 3 labels without names, but the task has 2: 'b', 'a'"),
         (("b", "a"), ("LABEL_1", "LABEL_0"), r"has 'b', 'a'; only the expert has 'LABEL_0', 'LABEL_1'"),
-        (
-            ("a", "x", "y", "z", "w"),
-            ("a", "c", "b"),
-            r"only the task has 'x', 'y', 'z' and 1 more; only the expert has 'b', 'c'; give the task",
-        ),
+        (tuple("axyzw"), tuple("acb"), r"has 'x', 'y', 'z' and 1 more; only the expert has 'b', 'c'; give the task"),
         (("a",), ("a", "b"), r"not those of its expert: only the expert has 'b'; give"),
     ],
 )
@@ -70,12 +64,8 @@ def test_labels_that_differ(own: tuple[str, ...], expert: tuple[str, ...], messa
         match_labels(task(*own), expert)
 
 
-@pytest.fixture
-def labelled(tmp_path: Path, write: Write) -> Callable[..., Path]:
-    def save(*keys: int | str, kind: str = "jsonl") -> Path:
-        return write(tmp_path / f"toy.{kind}", [{"text": f"t{n}", "label": key} for n, key in enumerate(keys)])
-
-    return save
+def labelled(folder: Path, *keys: int | str, kind: str = "jsonl") -> Path:
+    return write(folder / f"toy.{kind}", [{"text": f"t{n}", "label": key} for n, key in enumerate(keys)])
 
 
 @pytest.mark.parametrize(
@@ -88,8 +78,8 @@ def labelled(tmp_path: Path, write: Write) -> Callable[..., Path]:
         (("02", "10", "1x"), "jsonl", ("02", "10", "1x")),
     ],
 )
-def test_the_order_of_labels(keys: Any, kind: str, expected: tuple[str, ...], labelled: Callable[..., Path]) -> None:
-    assert read_task(labelled(*keys, kind=kind)).labels == expected
+def test_the_order_of_labels(keys: Any, kind: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    assert read_task(labelled(tmp_path, *keys, kind=kind)).labels == expected
 
 
 @pytest.mark.parametrize(
@@ -102,16 +92,15 @@ def test_the_order_of_labels(keys: Any, kind: str, expected: tuple[str, ...], la
         ((0, 1, "1"), r"writes label 1 both as a number and as text"),
     ],
 )
-def test_unsound_labels(keys: tuple[int | str, ...], message: str, labelled: Callable[..., Path]) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read_task(labelled(*keys))
+def test_unsound_labels(keys: tuple[int | str, ...], message: str, tmp_path: Path) -> None:
+    refused(labelled(tmp_path, *keys), message)
 
 
-def test_wanted_labels(labelled: Callable[..., Path]) -> None:
-    assert names(read_task(labelled("b", "a"), labels=("b", "a"))) == ["b", "a"]
-    assert names(read_task(labelled("B x", "a"), labels=("a", "b_x"))) == ["b_x", "a"]
-    assert names(read_task(labelled(1, 0, kind="csv"), labels=("no", "yes"))) == ["yes", "no"]
-    assert names(read_task(labelled(1, 2), labels=("2", "1"))) == ["1", "2"]
+def test_wanted_labels(tmp_path: Path) -> None:
+    assert names(read_task(labelled(tmp_path, "b", "a"), labels=("b", "a"))) == ["b", "a"]
+    assert names(read_task(labelled(tmp_path, "B x", "a"), labels=("a", "b_x"))) == ["b_x", "a"]
+    assert names(read_task(labelled(tmp_path, 1, 0, kind="csv"), labels=("no", "yes"))) == ["yes", "no"]
+    assert names(read_task(labelled(tmp_path, 1, 2), labels=("2", "1"))) == ["1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -123,14 +112,11 @@ def test_wanted_labels(labelled: Callable[..., Path]) -> None:
     ],
 )
 def test_labels_that_are_not_wanted(
-    keys: tuple[int | str, ...], wanted: tuple[str, ...], message: str, labelled: Callable[..., Path]
+    keys: tuple[int | str, ...], wanted: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read_task(labelled(*keys), labels=wanted)
+    refused(labelled(tmp_path, *keys), message, labels=wanted)
 
 
-def test_wanted_labels_must_be_distinct(labelled: Callable[..., Path]) -> None:
-    with pytest.raises(RecipeError, match="'labels' must be distinct names, got 'a', 'a'"):
-        read_task(labelled("a"), labels=("a", "a"))
-    with pytest.raises(RecipeError, match="'labels' must be distinct names, got none"):
-        read_task(labelled("a"), labels=())
+def test_wanted_labels_must_be_distinct(tmp_path: Path) -> None:
+    refused(labelled(tmp_path, "a"), "'labels' must be distinct names, got 'a', 'a'", RecipeError, labels=("a", "a"))
+    refused(labelled(tmp_path, "a"), "'labels' must be distinct names, got none", RecipeError, labels=())

@@ -21,16 +21,18 @@ from tests.evaluation.making import (
     same_predictions,
     scored,
     total,
+    with_wrong_labels,
     without_labels,
 )
 
-from orthomerge.api.export import export
+from orthomerge.api.saved import export
 from orthomerge.core.errors import IncompatibleError, RecipeError
 from orthomerge.data.task import Examples
-from orthomerge.evaluation.evaluate import Subject
+from orthomerge.evaluation.evaluate import Subject, contamination_notes
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.tables import lines
-from orthomerge.models import encoding, skeleton
+from orthomerge.merging.merge import MergedTensors
+from orthomerge.models import encoding
 from orthomerge.models.encoding import extract
 from orthomerge.models.features import FeatureCache
 from orthomerge.models.skeleton import quiet
@@ -151,8 +153,8 @@ def test_every_split_is_encoded_once_and_a_merge_is_computed_once(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[int, str, str]] = []
-    filled: list[object] = []
-    plain, plain_fill = extract, skeleton.Skeleton.fill
+    computed: list[object] = []
+    plain, blocks = extract, MergedTensors.blocks
 
     def counted(
         encoder: torch.nn.Module, family: Any, pooling: str, examples: Examples, *rest: Any, **more: Any
@@ -161,18 +163,18 @@ def test_every_split_is_encoded_once_and_a_merge_is_computed_once(
         calls.append((content, more["task"], examples.split))
         return plain(encoder, family, pooling, examples, *rest, **more)
 
-    def counted_fill(skeleton: skeleton.Skeleton, tensors: Any, **more: Any) -> None:
-        filled.append(tensors)
-        plain_fill(skeleton, tensors, **more)
+    def counted_blocks(tensors: MergedTensors) -> Any:
+        computed.append(tensors)
+        return blocks(tensors)
 
     monkeypatch.setattr(encoding, "extract", counted)
-    monkeypatch.setattr(skeleton.Skeleton, "fill", counted_fill)
+    monkeypatch.setattr(MergedTensors, "blocks", counted_blocks)
     how = replace(toy.encoding, cache=FeatureCache(tmp_path))
     subjects = [experts(toy), average(toy), total(toy)]
     first = scored(toy, subjects, PROTOCOLS, how=how)
     assert len(calls) == len(set(calls)) == (2 + 2 + 2) * 2  # encoders and tasks; train and test
     assert {split for *_, split in calls} == {"train", "test"}
-    assert filled.count(subjects[1].models["where"].weights) == 1
+    assert computed.count(subjects[1].models["where"].weights) == 1
     calls.clear()
     again = scored(toy, subjects, PROTOCOLS, how=how)
     assert not calls
@@ -201,3 +203,35 @@ def test_what_cannot_be_scored(toy: Toy) -> None:
         scored(toy, one, tasks=turned)
     unlabelled, labelled = scored(toy, one, [aligned], tasks=train), scored(toy, one, [aligned])
     assert [item.record for item in unlabelled] == [item.record for item in labelled]  # aligned-c never saw a label
+
+
+def test_an_expert_that_knows_the_test_inputs(toy: Toy) -> None:
+    assert contamination_notes(encoded(toy)) == []
+    # The expert is as good as ever on test; of the validation labels all are made wrong.
+    (note,) = contamination_notes(encoded(toy, tasks=with_wrong_labels(toy, "where", "val")))
+    assert note.startswith("the expert of 'where' scores ")
+    assert note.endswith("it may have been trained on the test inputs")
+
+
+def test_what_cannot_be_told_is_no_note(toy: Toy) -> None:
+    task = toy.tasks["where"]
+    without = {name: part for name, part in task.splits.items() if name != "val"}
+    nothing = Examples([], np.zeros(0, dtype=np.int64), "val")
+    for splits in (without, {**task.splits, "val": task["val"].unlabelled()}, {**task.splits, "val": nothing}):
+        tasks = {**toy.tasks, "where": replace(task, splits=splits)}
+        assert contamination_notes(encoded(toy, tasks=tasks)) == []
+    assert contamination_notes(encoded(toy, teachers={})) == []
+
+
+def test_inputs_that_two_splits_share(toy: Toy) -> None:
+    task = toy.tasks["where"]
+    test = task["test"]
+    assert test.labels is not None
+    inputs, count = list(test.inputs), len(test)
+    mixed = Examples([*(list(task["train"].inputs)[:2]), *inputs[2:]], test.labels, "test")
+    tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "test": mixed})}
+    (note,) = contamination_notes(encoded(toy, tasks=tasks, teachers={}))
+    assert note == (
+        f"2 of {count} test inputs of 'where' are among those for training or validation: what is fitted there has "
+        "seen them; take them out of one split"
+    )

@@ -67,11 +67,7 @@ def adapt(model: nn.Module, folder: Path, *, bin_file: bool = False, **options: 
     base = copy.deepcopy(model.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save = (
-            {"save_embedding_layers": options.pop("save_embedding_layers")}
-            if "save_embedding_layers" in options
-            else {}
-        )
+        save = {name: options.pop(name) for name in ("save_embedding_layers",) if name in options}
         tuned = get_peft_model(model, LoraConfig(**options))
         generator = torch.Generator().manual_seed(1)
         for parameter in tuned.parameters():
@@ -108,6 +104,27 @@ def check(
     assert set(adapter.specs) <= set(expected)
 
 
+PAIR: dict[str, Any] = {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}
+
+
+def refused(folder: Path, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read_adapter(folder)
+
+
+def write(folder: Path, tensors: dict[str, Any], **options: Any) -> None:
+    config = {"peft_type": "LORA", "lora_alpha": 1, **options}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    named = {PREFIX + name: torch.as_tensor(value) for name, value in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+# fmt: off
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "bert": (bert, {"task_type": "SEQ_CLS", "target_modules": ["query", "value"], "r": 3, "lora_alpha": 5}),
     "bert, all linear": (bert, {"task_type": "SEQ_CLS", "target_modules": "all-linear", "lora_dropout": 0.1}),
@@ -124,26 +141,17 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "mica": (Small, {"target_modules": ["first"], "init_lora_weights": "mica", "r": 2}),
     "gaussian": (Small, {"target_modules": ["first"], "init_lora_weights": "Gaussian", "r": 2}),
     "only some layers": (bert, {"target_modules": ["query"], "layers_to_transform": [1], "layers_pattern": "layer"}),
-    "patterns": (
-        bert,
-        {
-            "target_modules": ["query", "key", "value", "dense"],
-            "r": 4,
-            "lora_alpha": 6,
-            "rank_pattern": {"query": 2, r"layer\.1\.attention\.self\.key": 3, "^dense": 7, r"bert\.pooler\.dense": 5},
-            "alpha_pattern": {r"0\.attention\.self\.(query|value)": 1.5, "ery": 99, r".*output\.dense": 11},
-        },
-    ),
-    "rank-stabilised patterns": (
-        Small,
-        {
-            "target_modules": ["first", "second"],
-            "use_rslora": True,
-            "rank_pattern": {"first": 2},
-            "alpha_pattern": {"second": 3},
-        },
-    ),
+    "patterns": (bert, {
+        "target_modules": ["query", "key", "value", "dense"], "r": 4, "lora_alpha": 6,
+        "rank_pattern": {"query": 2, r"layer\.1\.attention\.self\.key": 3, "^dense": 7, r"bert\.pooler\.dense": 5},
+        "alpha_pattern": {r"0\.attention\.self\.(query|value)": 1.5, "ery": 99, r".*output\.dense": 11},
+    }),
+    "rank-stabilised patterns": (Small, {
+        "target_modules": ["first", "second"], "use_rslora": True, "rank_pattern": {"first": 2},
+        "alpha_pattern": {"second": 3},
+    }),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -205,25 +213,6 @@ def test_a_long_product_has_the_same_bits_in_any_run_and_with_any_threads(tmp_pa
             torch.set_num_threads(threads)
 
 
-def test_kinds_and_shapes(tmp_path: Path) -> None:
-    model = Small()
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    adapt(model, tmp_path, target_modules=["table", "wide", "conv2", "conv3"], r=2)
-    factors = read_adapter(tmp_path).products
-    assert set(factors) == {"table.weight", "wide.weight", "conv2.weight", "conv3.weight"}
-    assert all(factor.shape == shapes[name] for name, factor in factors.items())
-    assert [name for name, factor in factors.items() if factor.transposed] == ["table.weight", "wide.weight"]
-
-
-def test_a_head_of_another_size_is_kept_whole(tmp_path: Path) -> None:
-    adapt(bert(), tmp_path, task_type="SEQ_CLS", target_modules=["query"])
-    adapter = read_adapter(tmp_path)
-    assert set(adapter.replaced) == {"classifier.weight", "classifier.bias"}
-    assert adapter.shape("classifier.weight") == (3, 12)
-    assert adapter.shape("bert.pooler.dense.weight") is None
-    assert adapter.config["task_type"] == "SEQ_CLS"
-
-
 def test_source_through_a_task_vector(tmp_path: Path) -> None:
     from orthomerge.merging.vectors import InMemory, TaskVector
 
@@ -231,6 +220,8 @@ def test_source_through_a_task_vector(tmp_path: Path) -> None:
     base = copy.deepcopy(dict(model.state_dict()))
     expected = adapt(model, tmp_path, task_type="SEQ_CLS", target_modules=["query"], bias="lora_only")
     source = read_adapter(tmp_path)
+    assert set(source.replaced) >= {"classifier.weight", "classifier.bias"}
+    assert (source.shape("classifier.weight"), source.shape("bert.pooler.dense.weight")) == ((3, 12), None)
     vector = TaskVector(InMemory(base), ((1.0, source),))
     for name in base:
         if not base[name].is_floating_point():
@@ -242,7 +233,7 @@ def test_source_through_a_task_vector(tmp_path: Path) -> None:
 
 
 def test_a_name_that_the_base_does_not_map_is_untouched(tmp_path: Path) -> None:
-    write(tmp_path, {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}, r=1)
+    write(tmp_path, PAIR, r=1)
     source = read_adapter(tmp_path).under({"other": "elsewhere.weight"})
     for key in ("other", "unknown"):
         assert source.shape(key) is None
@@ -255,7 +246,7 @@ def test_pickled_weights_are_read_and_safetensors_win(tmp_path: Path) -> None:
     expected = adapt(model, tmp_path, bin_file=True, task_type="SEQ_CLS", target_modules=["query", "word_embeddings"])
     assert not (tmp_path / "adapter_model.safetensors").exists()
     check(read_adapter(tmp_path), base, expected)
-    write(tmp_path, {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}, r=1)
+    write(tmp_path, PAIR, r=1)
     assert list(read_adapter(tmp_path).specs) == ["m.weight"]
 
 
@@ -318,52 +309,18 @@ def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
         adapter.files[0].check_unchanged()
 
 
-def test_under_other_names(tmp_path: Path) -> None:
-    write(tmp_path, {**PAIR, "score.weight": [[2.0]], "score.bias": [1.0]}, r=1, task_type="SEQ_CLS")
-    adapter = read_adapter(tmp_path)
-    other = adapter.under({"n.weight": "m.weight", "head.weight": "score.weight", "a": "absent"})
-    assert set(other.specs) == {"n.weight", "head.weight"}
-    assert other.products["n.weight"] is adapter.products["m.weight"]
-    assert other.files == adapter.files
-
-
-# Refusals.
-
-PAIR: dict[str, Any] = {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}
-
-
-def write(folder: Path, tensors: dict[str, Any], **options: Any) -> None:
-    config = {"peft_type": "LORA", "lora_alpha": 1, **options}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    named = {PREFIX + name: torch.as_tensor(value) for name, value in tensors.items()}
-    save_file(named, folder / "adapter_model.safetensors")
-
-
-def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
-    path = folder / "adapter_model.safetensors"
-    save_file(change(load_file(path)), path)
+# Refusals
 
 
 def test_an_adapter_without_weights(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"without adapter_model.safetensors or adapter_model.bin; fetch"):
-        read_adapter(tmp_path)
+    refused(tmp_path, r"without adapter_model.safetensors or adapter_model.bin; fetch")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not valid JSON"),
-        ("[" * 100_000, "is not valid JSON"),
-        ("[1]", "must be a JSON object, got list"),
-        ('{"r": "' + "x" * (1 << 20) + '"}', "is not believable"),
-    ],
-)
-def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+def test_a_config_that_is_too_long(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": "' + "x" * (1 << 20) + '"}')
+    refused(tmp_path, "is not believable")
 
 
 @pytest.mark.parametrize(
@@ -410,8 +367,7 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path, PAIR, **{"r": 1, **options})
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+    refused(tmp_path, message)
 
 
 def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
@@ -421,80 +377,53 @@ def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
     assert list(read_adapter(tmp_path).specs) == ["m.weight"]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "options", "message"),
-    [
-        ({}, {}, "there are no LoRA factors in it"),
-        ({"m.lora_A.weight": [[1.0]]}, {}, "'base_model.model.m.lora_A.weight' comes without its factor B; fetch"),
-        ({"t.lora_embedding_B": [[1.0]]}, {}, "'base_model.model.t.lora_embedding_B' comes without its factor A"),
-        ({**PAIR, "m.lora_B.bias": [1.0]}, {}, "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor"),
-        ({**PAIR, "m.lora_magnitude_vector": [1.0]}, {}, "'base_model.model.m.lora_magnitude_vector' is neither"),
-        ({**PAIR, "n.weight": [[1.0]]}, {}, "'base_model.model.n.weight' is neither .*name it in modules_to_save"),
-        ({**PAIR, "m.bias": [1.0]}, {}, "'base_model.model.m.bias' is neither"),
-        ({**PAIR, "n.bias": [1.0]}, {"bias": "lora_only"}, "'base_model.model.n.bias' is neither"),
-        ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "belong to different adapters; save each in a folder"),
-        (
-            {**PAIR, "m.lora_embedding_A": [[1.0]], "m.lora_embedding_B": [[1.0]]},
-            {},
-            "both as an embedding and as a layer",
-        ),
-        (
-            {"m.lora_A.weight": [[1.0], [2.0]], "m.lora_B.weight": [[1.0]]},
-            {},
-            r"ranks differ: .*\(2, 1\) .*save the adapter",
-        ),
-        (
-            {"m.lora_A.weight": torch.ones(4, 2, 3, 3), "m.lora_B.weight": torch.ones(6, 2, 1, 1)},
-            {"r": 4},
-            "ranks differ: .*grouped convolutions are not supported",
-        ),
-        ({"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]}, {}, "no LoRA factors; .*gather them before"),
-        ({"m.lora_A.weight": torch.ones(1, 0), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
-        ({"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
-        ({"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]}, {}, "must be floating point, got I64 \\(quantised"),
-        ({"t.lora_embedding_A": [[1]], "t.lora_embedding_B": [[1.0]]}, {}, "must be floating point, got I64"),
-        (
-            {**PAIR, "head.weight": [[1]]},
-            {"modules_to_save": ["head"]},
-            "'base_model.model.head.weight' must be floating",
-        ),
-        (
-            {**PAIR, "head.bias": [1.0], "head.modules_to_save.bias": [2.0]},
-            {"modules_to_save": ["head"]},
-            "'base_model.model.head.modules_to_save.bias' are one tensor but differ",
-        ),
-        (
-            {**PAIR, "head.bias": [1.0], "head.modules_to_save.bias": [2.0, 3.0]},
-            {"modules_to_save": ["head"]},
-            "are one tensor but differ",
-        ),
-        (
-            {"t.lora_embedding_A": [[1.0]], "t.lora_embedding_B": [[1.0]], "t.base_layer.weight": [[1.0, 2.0]]},
-            {},
-            r"'base_model.model.t.base_layer.weight' is \(1, 2\), but its factors make \(1, 1\)",
-        ),
-        (
-            {**PAIR, "m.base_layer.out_proj.lora_A.weight": [[1.0]], "m.base_layer.out_proj.lora_B.weight": [[1.0]]},
-            {},
-            r"'m' \(nn.MultiheadAttention\) is not supported; merge it into the full model",
-        ),
-    ],
-)
+# fmt: off
+TENSORS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {}, "there are no LoRA factors in it"),
+    ({"m.lora_A.weight": [[1.0]]}, {}, "'base_model.model.m.lora_A.weight' comes without its factor B; fetch"),
+    ({"t.lora_embedding_B": [[1.0]]}, {}, "'base_model.model.t.lora_embedding_B' comes without its factor A"),
+    ({**PAIR, "m.lora_B.bias": [1.0]}, {}, "'base_model.model.m.lora_B.bias' is neither a LoRA factor nor"),
+    ({**PAIR, "m.lora_magnitude_vector": [1.0]}, {}, "'base_model.model.m.lora_magnitude_vector' is neither"),
+    ({**PAIR, "n.weight": [[1.0]]}, {}, "'base_model.model.n.weight' is neither .*name it in modules_to_save"),
+    ({**PAIR, "m.bias": [1.0]}, {}, "'base_model.model.m.bias' is neither"),
+    ({**PAIR, "n.bias": [1.0]}, {"bias": "lora_only"}, "'base_model.model.n.bias' is neither"),
+    ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "belong to different adapters; save each in a folder"),
+    ({**PAIR, "m.lora_embedding_A": [[1.0]], "m.lora_embedding_B": [[1.0]]}, {}, "both as an embedding and as a layer"),
+    ({"m.lora_A.weight": [[1.0], [2.0]], "m.lora_B.weight": [[1.0]]}, {},
+     r"ranks differ: .*\(2, 1\) .*save the adapter"),
+    ({"m.lora_A.weight": torch.ones(4, 2, 3, 3), "m.lora_B.weight": torch.ones(6, 2, 1, 1)}, {"r": 4},
+     "ranks differ: .*grouped convolutions are not supported"),
+    ({"m.lora_A.weight": torch.ones(0), "m.lora_B.weight": [[1.0]]}, {}, "no LoRA factors; .*gather them before"),
+    ({"m.lora_A.weight": torch.ones(1, 0), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
+    ({"m.lora_A.weight": torch.ones(1, 2, 3), "m.lora_B.weight": [[1.0]]}, {}, "which are no LoRA factors"),
+    ({"m.lora_A.weight": [[1]], "m.lora_B.weight": [[1.0]]}, {}, "must be floating point, got I64 \\(quantised"),
+    ({"t.lora_embedding_A": [[1]], "t.lora_embedding_B": [[1.0]]}, {}, "must be floating point, got I64"),
+    ({**PAIR, "head.weight": [[1]]}, {"modules_to_save": ["head"]}, "'base_model.model.head.weight' must be floating"),
+    ({**PAIR, "head.bias": [1.0], "head.modules_to_save.bias": [2.0]}, {"modules_to_save": ["head"]},
+     "'base_model.model.head.modules_to_save.bias' are one tensor but differ"),
+    ({**PAIR, "head.bias": [1.0], "head.modules_to_save.bias": [2.0, 3.0]}, {"modules_to_save": ["head"]},
+     "are one tensor but differ"),
+    ({"t.lora_embedding_A": [[1.0]], "t.lora_embedding_B": [[1.0]], "t.base_layer.weight": [[1.0, 2.0]]}, {},
+     r"'base_model.model.t.base_layer.weight' is \(1, 2\), but its factors make \(1, 1\)"),
+    ({**PAIR, "m.base_layer.out_proj.lora_A.weight": [[1.0]], "m.base_layer.out_proj.lora_B.weight": [[1.0]]}, {},
+     r"'m' \(nn.MultiheadAttention\) is not supported; merge it into the full model"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("tensors", "options", "message"), TENSORS)
 def test_tensors_that_are_refused(
     tensors: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path, tensors, **{"r": 1, **options})
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+    refused(tmp_path, message)
 
 
 def test_keys_without_the_prefix_of_peft(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     rewrite(tmp_path, lambda tensors: {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items()})
-    with pytest.raises(
-        CheckpointError, match=r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter"
-    ):
-        read_adapter(tmp_path)
+    match = r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter"
+    refused(tmp_path, match)
 
 
 def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
@@ -507,9 +436,8 @@ def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        get_peft_model(Attention(), LoraConfig(target_modules=["attn"], r=2)).save_pretrained(
-            str(tmp_path / "attention")
-        )
+        tuned = get_peft_model(Attention(), LoraConfig(target_modules=["attn"], r=2))
+        tuned.save_pretrained(str(tmp_path / "attention"))
         adapt(Small(), tmp_path / "dora", target_modules=["first"], use_dora=True)
         adapt(Small(), tmp_path / "pissa", target_modules=["first"], init_lora_weights="pissa", r=2)
     for name, message in {
@@ -517,5 +445,4 @@ def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
         "dora": "use_dora is not supported",
         "pissa": "init_lora_weights='pissa' changes the base",
     }.items():
-        with pytest.raises(CheckpointError, match=message):
-            read_adapter(tmp_path / name)
+        refused(tmp_path / name, message)

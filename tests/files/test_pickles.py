@@ -232,10 +232,8 @@ def test_tied_weights_are_aliases(tmp_path: Path, legacy: bool) -> None:
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
     path = save(weights(), tmp_path / "m.pt")
-    code = (
-        "import sys; from pathlib import Path; from orthomerge.files.pickles import read_pickle; "
-        f"print(len(read_pickle(Path({str(path)!r})).entries), 'torch' in sys.modules)"
-    )
+    code = "import sys; from pathlib import Path; from orthomerge.files.pickles import read_pickle; "
+    code += f"print(len(read_pickle(Path({str(path)!r})).entries), 'torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["2", "False"]
 
@@ -343,14 +341,10 @@ def hollow(**children: object) -> Call:
     return Call(copyreg._reconstructor, nn.Module, object, None, state=state)  # type: ignore[attr-defined]
 
 
-def test_module_that_contains_itself(tmp_path: Path) -> None:
+def test_modules_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = nn.Sequential(nn.Linear(2, 2))
     net._modules["self"] = net
-    with pytest.raises(CheckpointError, match=r"contains itself, or too many \('self.self.*save its state dict"):
-        read_pickle(save(net, tmp_path / "m.pt"))
-
-
-def test_module_of_exponentially_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(save(net, tmp_path / "m.pt"), r"contains itself, or too many \('self.self.*save its state dict")
     monkeypatch.setattr(state_dicts, "_MOST_MODULES", 5_000)
     module: nn.Module = nn.Linear(2, 2)
     for _ in range(40):
@@ -428,10 +422,7 @@ def test_odd_tensors(tmp_path: Path, name: str, legacy: bool) -> None:
         (tensor(Store(numel="4")), "a persistent id is not that of a storage"),
         (tensor(Store(key=0)), "a persistent id is not that of a storage"),
         (tensor(Store(kind=nn.Linear)), "'Linear' is not a known type of storage"),
-        (
-            Call(torch._utils._rebuild_tensor_v3, Store(), 0, (1,), (1,), False, {}, 3),
-            "stored as a tensor without dtype",
-        ),
+        (Call(torch._utils._rebuild_tensor_v3, Store(), 0, (1,), (1,), False, {}, 3), "as a tensor without dtype"),
         (Call(torch._utils._rebuild_tensor_v2), "damaged, or was not written by torch.save .TypeError"),
         (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, (1,), {}), "put around something else"),
         (Call(torch._tensor._rebuild_from_type_v2, nn.Linear, Sub, [], {}), "put around something else"),
@@ -448,10 +439,6 @@ def test_forged_archive_is_otherwise_sound(tmp_path: Path) -> None:
     checkpoint = read_pickle(forge(tmp_path / "m.pt", state, extra={"archive/byteorder": b"little"}))
     raw = torch.arange(4.0).view(torch.uint8)
     check(checkpoint, {"w": torch.arange(4.0), "untyped": torch.as_strided(raw, (2, 2), (1, 2), 1)})
-
-
-def test_odd_names(tmp_path: Path) -> None:
-    refused(save({"a\x1b[2J": normal(2)}, tmp_path / "m.pt"), "which no framework writes")
 
 
 # --- hostile pickles
@@ -475,6 +462,8 @@ def test_nothing_is_run(
     path = save(nest(Evil(tmp_path / "pwned")), tmp_path / "m.pt", legacy=legacy, protocol=protocol)
     refused(path, r"asks to run posix.system; this is not how.*do not open it with torch")
     assert not (tmp_path / "pwned").exists()
+    pickle.loads(pickle.dumps(Evil(tmp_path / "pwned")))
+    assert (tmp_path / "pwned").exists()  # so the test would notice
 
 
 @pytest.mark.parametrize(
@@ -560,12 +549,8 @@ def test_broken_pickles(tmp_path: Path, data: bytes, match: str) -> None:
 def test_bombs_of_copies_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpickler, "_MOST_STEPS", 100_000)
     many = b"\x80\x02ccollections\nOrderedDict\nq\x00](" + b"NN\x86" * 20_000 + b"eq\x01"
-    refused(
-        forge(tmp_path / "m.pt", many + b"h\x00h\x01\x85R" * 5_000 + b"."),
-        r"more than 100,000 steps.*save the state dict alone",
-    )
-    refused(forge(tmp_path / "m.pt", many + b"(h\x00h\x01o" * 5_000 + b"."), "more than 100,000 steps")
-    refused(forge(tmp_path / "m.pt", b"\x80\x02" + b"]" * 200_000 + b"."), "more than 100,000 steps")
+    for data in (many + b"h\x00h\x01\x85R" * 5_000, many + b"(h\x00h\x01o" * 5_000, b"\x80\x02" + b"]" * 200_000):
+        refused(forge(tmp_path / "m.pt", data + b"."), "more than 100,000 steps.*save the state dict alone")
 
 
 def test_long_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,10 +558,8 @@ def test_long_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpickler, "MOST_BYTES", 1 << 20)
     note = {"note": b"x" * (1 << 20), **{name: tensor() for name in "ab"}}
     refused(forge(tmp_path / "m.pt", note), r"has a data.pkl of 1 MiB, at most 1 are read; save the state dict")
-    refused(
-        forge_stream(tmp_path / "m.pt", MAGIC, PROTOCOL, INFO, ["x" * 600_000, "y" * 600_000]),
-        "steps or 1 MiB; weights need a fraction",
-    )
+    stream = forge_stream(tmp_path / "m.pt", MAGIC, PROTOCOL, INFO, ["x" * 600_000, "y" * 600_000])
+    refused(stream, "steps or 1 MiB; weights need a fraction")
     long = dumps(MAGIC) + dumps(PROTOCOL) + dumps(INFO) + b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40)
     (tmp_path / "m.pt").write_bytes(long)
     refused(tmp_path / "m.pt", "a length of 1099511627776 bytes in the header is absurd")
@@ -655,10 +638,10 @@ OTHER_FILES: list[tuple[Callable[[Path], object] | bytes, str]] = [
     (partial(forge, data={}, packed=True), r"members that are packed \('archive/data.pkl'.*save it again"),
     (two_of_one_name, "two members of the same name; do not trust it"),
     (encrypted, "members that are encrypted"),
-    *(
-        (archive_with(name), "members that are outside the archive")
-        for name in ("archive/../../x", "/etc/passwd", "\\x", "C:x")
-    ),
+    (archive_with("archive/../../x"), "members that are outside the archive"),
+    (archive_with("/etc/passwd"), "members that are outside the archive"),
+    (archive_with("\\x"), "members that are outside the archive"),
+    (archive_with("C:x"), "members that are outside the archive"),
 ]
 
 
@@ -689,10 +672,8 @@ def test_older_stream_by_hand(tmp_path: Path) -> None:
     ]:
         refused(forge_stream(path, *parts, tail=tail), match)
     for bad in (tail[:-1], struct.pack("<q", -1), struct.pack("<q", 1 << 60)):
-        refused(
-            forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=bad),
-            r"was cut short: storage '0' at byte .*; fetch it again",
-        )
+        cut = forge_stream(path, MAGIC, PROTOCOL, INFO, state, ["0"], tail=bad)
+        refused(cut, r"was cut short: storage '0' at byte .*; fetch it again")
 
 
 # --- damage of every kind

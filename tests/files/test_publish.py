@@ -46,6 +46,11 @@ def work(out: Path, number: int, *, force: bool = False) -> None:
         write_manifest(folder, number=number)
 
 
+def refused(out: Path, match: str, *, force: bool = False) -> None:
+    with pytest.raises(OutputError, match=match):
+        work(out, 2, force=force)
+
+
 def write_manifest(folder: Path, **about: int) -> None:
     """A manifest that lists all other files."""
     files = {path.relative_to(folder).as_posix(): None for path in folder.rglob("*") if not path.is_dir()}
@@ -62,6 +67,13 @@ def state(out: Path) -> int | None:
     assert first.read_bytes().endswith(bytes(torch.full((4,), float(number)).view(torch.uint8).numpy()))
     assert second.read_bytes().endswith(bytes(torch.full((2,), float(number)).view(torch.uint8).numpy()))
     return number
+
+
+def fail_within(out: Path, error: BaseException) -> None:
+    """Raise an error while an output is half written."""
+    with publish(out) as folder:
+        (folder / "x").write_text("half")
+        raise error
 
 
 def beside(out: Path) -> list[str]:
@@ -94,26 +106,21 @@ def test_a_path_may_be_relative_or_from_home(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), GeneratorExit()])
 def test_a_failure_leaves_nothing_and_is_passed_on(tmp_path: Path, error: BaseException) -> None:
-    def fail() -> None:
-        with publish(tmp_path / "out") as folder:
-            (folder / "x").write_text("half")
-            raise error
-
     with pytest.raises(type(error)):
-        fail()
+        fail_within(tmp_path / "out", error)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_of_the_disk_is_told_as_such(tmp_path: Path) -> None:
-    def fail(error: OSError) -> None:
-        with publish(tmp_path / "out") as folder:
-            (folder / "x").write_text("half")
-            raise error
-
-    with pytest.raises(OutputError, match=r"cannot write .*out: No space left on device; nothing was left behind"):
-        fail(OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(OutputError, match=r"cannot write .*out: the two are the same file; nothing was left"):
-        fail(shutil.SameFileError("the two are the same file"))
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (shutil.SameFileError("the two are the same file"), "the two are the same file"),
+    ],
+)
+def test_a_failure_of_the_disk_is_told_as_such(tmp_path: Path, error: OSError, message: str) -> None:
+    with pytest.raises(OutputError, match=f"cannot write .*out: {message}; nothing was left behind"):
+        fail_within(tmp_path / "out", error)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -196,8 +203,7 @@ def test_force_replaces_only_what_a_marker_lists(
     prepare(tmp_path / "out")
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
     for force, match in ((False, "out exists already; give --force to replace it"), (True, message)):
-        with pytest.raises(OutputError, match=match):
-            work(tmp_path / "out", 2, force=force)
+        refused(tmp_path / "out", match, force=force)
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
@@ -269,19 +275,16 @@ def test_a_target_beside_an_input_is_fine(tmp_path: Path) -> None:
 def test_targets_that_no_folder_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
-    cases: dict[str, tuple[Path, str]] = {
-        "below a file": (tmp_path / "file" / "out", r"cannot write to .*file"),
-        "too long": (tmp_path / ("x" * 300), "cannot write to .*: File name too long"),
-        "null byte": (tmp_path / "a\0b", "null byte"),
-        "no such user": (Path("~nobody-of-this-name/out"), "cannot write to ~nobody.*home directory"),
-        "a circle": (tmp_path / "loop" / "out", r"cannot write to .*loop"),
-        "the root": (Path("/"), "/ exists already"),
-    }
-    for out, match in cases.values():
-        with pytest.raises(OutputError, match=match):
-            work(out, 1)
-    with pytest.raises(OutputError, match="/ was not written by orthomerge"):
-        work(Path("/"), 1, force=True)
+    for out, match in (
+        (tmp_path / "file" / "out", r"cannot write to .*file"),
+        (tmp_path / ("x" * 300), "cannot write to .*: File name too long"),
+        (tmp_path / "a\0b", "null byte"),
+        (Path("~nobody-of-this-name/out"), "cannot write to ~nobody.*home directory"),
+        (tmp_path / "loop" / "out", r"cannot write to .*loop"),
+        (Path("/"), "/ exists already"),
+    ):
+        refused(out, match)
+    refused(Path("/"), "/ was not written by orthomerge", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
 
@@ -308,28 +311,20 @@ def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         check_room(tmp_path / "not" / "there" / "yet", 10**9)
     check_room(tmp_path, 9 * 10**8)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, whom no mode stops
-    with pytest.raises(OutputError, match=f"{tmp_path} cannot be written to; choose another place, or change its"):
-        work(tmp_path / "out", 1)
+    refused(tmp_path / "out", f"{tmp_path} cannot be written to; choose another place, or change its")
     assert list(tmp_path.iterdir()) == []
 
 
-def failing_with(code: int) -> Callable[..., Any]:
+@pytest.mark.parametrize(("function", "code"), [("shutil.disk_usage", errno.ESTALE), ("fcntl.flock", errno.ENOLCK)])
+def test_a_disk_that_does_not_answer_or_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, code: int
+) -> None:
     def fail(*arguments: object) -> Any:
         raise OSError(code, os.strerror(code))
 
-    return fail
-
-
-@pytest.mark.parametrize(
-    ("module_of", "name", "code"), [(shutil, "disk_usage", errno.ESTALE), (fcntl, "flock", errno.ENOLCK)]
-)
-def test_a_disk_that_does_not_answer_or_has_no_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module_of: Any, name: str, code: int
-) -> None:
     handles = len(list(Path("/proc/self/fd").iterdir()))
-    monkeypatch.setattr(module_of, name, failing_with(code))
-    with pytest.raises(OutputError, match=f"cannot write to {tmp_path}: {os.strerror(code)}"):
-        work(tmp_path / "out", 1)
+    monkeypatch.setattr(function, fail)
+    refused(tmp_path / "out", f"cannot write to {tmp_path}: {os.strerror(code)}")
     assert len(list(Path("/proc/self/fd").iterdir())) == handles
 
 
@@ -346,8 +341,7 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
     work(tmp_path / "out", 1)
     assert (state(tmp_path / "out"), len(calls)) == (1, 4)  # the last of them before it is taken away
     monkeypatch.setattr(fcntl, "flock", lambda handle, mode: (tmp_path / ".new.orthomerge-lock").unlink())
-    with pytest.raises(OutputError, match=r"cannot lock .*\.new\.orthomerge-lock; is another run busy there\?"):
-        work(tmp_path / "new", 1)
+    refused(tmp_path / "new", r"cannot lock .*\.new\.orthomerge-lock; is another run busy there\?")
 
 
 # Two runs, and what is left of a run that was killed
@@ -355,13 +349,11 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
 
 def test_two_runs_into_one_target(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    refused = r"another run is writing to the same output, .*out; wait for it"
+    message = r"another run is writing to the same output, .*out; wait for it"
     with publish(out) as folder:
-        with pytest.raises(OutputError, match=refused):
-            work(out, 2)
+        refused(out, message)
         (tmp_path / "link").symlink_to(tmp_path)
-        with pytest.raises(OutputError, match=refused):
-            work(tmp_path / "link" / "out", 2)
+        refused(tmp_path / "link" / "out", message)
         work(tmp_path / "other", 3)
         write_manifest(folder)
     assert (out / MANIFEST).exists()
@@ -408,13 +400,17 @@ def test_folders_of_others_beside_an_output_stay(tmp_path: Path, name: str, forc
 
 
 @pytest.mark.parametrize("name", [".out.lock", ".out.json.partial", ".out.orthomerge-lock"])
-def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str) -> None:
-    precious = tmp_path / name
+@pytest.mark.parametrize("link", [False, True])
+def test_files_of_others_beside_an_output_stay(tmp_path: Path, name: str, link: bool) -> None:
+    precious = tmp_path / ("thesis.tex" if link else name)
     precious.write_text("years of work")
-    taken = pytest.raises(OutputError, match=f"{precious} is not a lock of orthomerge; move it away")
+    if link:
+        (tmp_path / name).symlink_to(precious)
+    taken = pytest.raises(OutputError, match=f"{tmp_path / name} is not a lock of orthomerge; move it away")
     with taken if name.endswith("-lock") else nullcontext():
         work(tmp_path / "out", 1)
     assert (tmp_path / "out").exists() != name.endswith("-lock")
+    assert (tmp_path / name).is_symlink() == link
     assert precious.read_text() == "years of work"
 
 
@@ -432,21 +428,10 @@ def test_a_file_that_appears_in_the_last_moment_stays(
     monkeypatch.setattr(module, "_commit", late)
     if not swap:
         monkeypatch.setattr(module, "_exchange", lambda *arguments: False)
-    with pytest.raises(OutputError, match=r"out holds 'notes.txt', which orthomerge did not write"):
-        work(out, 2, force=True)
+    refused(out, r"out holds 'notes.txt', which orthomerge did not write", force=True)
     assert (out / "notes.txt").read_text() == "years of work"
     (out / "notes.txt").unlink()
     assert (state(out), beside(out)) == (1, [])
-
-
-def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    _foreign_folder(precious)
-    (tmp_path / ".out.orthomerge-lock").symlink_to(precious / "thesis.tex")
-    with pytest.raises(OutputError, match="is not a lock of orthomerge"):
-        work(tmp_path / "out", 1)
-    assert (precious / "thesis.tex").read_text() == "years of work"
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_link_in_the_place_of_a_working_folder_stays(tmp_path: Path) -> None:
@@ -460,8 +445,7 @@ def test_a_link_in_the_place_of_a_working_folder_stays(tmp_path: Path) -> None:
 def test_a_swap_that_was_killed_between_two_renames_is_undone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     killed(out, old=1)  # where the kernel cannot swap, the old one is moved away for a moment
-    with pytest.raises(OutputError, match="out exists already"):
-        work(out, 2)
+    refused(out, "out exists already")
     assert (state(out), beside(out)) == (1, [])
     killed(out, old=1)
     work(out, 2, force=True)
@@ -481,8 +465,7 @@ def test_where_the_kernel_cannot_swap(tmp_path: Path, monkeypatch: pytest.Monkey
     out = tmp_path / "out"
     work(out, 1)
     if code == errno.EROFS:
-        with pytest.raises(OutputError, match=r"cannot write .*out: Read-only file system; nothing was left behind"):
-            work(out, 2, force=True)
+        refused(out, r"cannot write .*out: Read-only file system; nothing was left behind", force=True)
     else:
         work(out, 2, force=True)
     assert (state(out), beside(out)) == (1 if code == errno.EROFS else 2, [])
@@ -509,11 +492,9 @@ def test_a_folder_above_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytes
         original(path)
 
     monkeypatch.setattr(module, "sync", fail)
-    with pytest.raises(
-        OutputError, match=r"out is complete, but .* could not be synced \(Input/output error\); check the"
-    ):
-        work(tmp_path / "out", 1)
-    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (1, [])
+    match = r"out is complete, but .* could not be synced \(Input/output error\); check the"
+    refused(tmp_path / "out", match)
+    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (2, [])
 
 
 # A failure at every single step
@@ -591,7 +572,7 @@ def test_an_error_at_any_step_leaves_the_old_or_nothing(in_memory: Path, kind: s
 
 
 PROGRAM = """
-import os, shutil, sys
+import sys
 from pathlib import Path
 from importlib.util import module_from_spec, spec_from_file_location
 spec = spec_from_file_location("test_publish", sys.argv[1])
@@ -629,13 +610,8 @@ def crash_everywhere(folder: Path) -> None:
 
 
 def test_a_crash_at_any_step_leaves_the_old_or_nothing_or_all(in_memory: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, __file__, str(in_memory)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    words = [sys.executable, "-c", PROGRAM, __file__, str(in_memory)]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("force") == 2
 

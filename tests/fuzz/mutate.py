@@ -27,31 +27,19 @@ _WORDS: dict[str, tuple[bytes, ...]] = {
         *(b"experts", b"base", b"method", b"ties", b"scale", b"align", b"fit", b"data", b"vector", b"a + b", b"../x"),
     ),
     ".csv": (
-        *(b'"', b",", b"\r", b"\r\n", b"\0", b"\xef\xbb\xbf", b"\xff", b"text", b"label", b"split", b"-1", b"''"),
-        b"\n\n",
+        b'"', b",", b"\r", b"\r\n", b"\0", b"\xef\xbb\xbf", b"\xff", b"text", b"label", b"split", b"-1", b"''", b"\n\n",
     ),
     ".jsonl": (b"{", b"}", b"[", b'"', b"\n", b"null", b"1e999", b"\\ud800", b"\0", b"\xff", b'"text"', b'"label"'),
     ".bin": (
-        *(
-            b"cos\nsystem\n",
-            b"cbuiltins\neval\n",
-            b"c__main__\nX\n",
-            *(bytes([code]) for code in b"Rb\x81\x93()t}lduseaQ."),
-        ),
-        *(
-            b"h\x00",
-            b"q\x00",
-            b"j\xff\xff\xff\xff",
-            b"r\xff\xff\xff\xff",
-            b"X\xff\xff\xff\x7f",
-            b"\x8b\xff\xff\xff\x7f",
-        ),
-        *(b"\x8a\xff", b"T\xff\xff\xff\xff", b"G" + b"\xff" * 8, b"\x95"),
+        b"cos\nsystem\n", b"cbuiltins\neval\n", b"c__main__\nX\n",
+        *(bytes([code]) for code in b"Rb\x81\x93()t}lduseaQ."),
+        b"h\x00", b"q\x00", b"j\xff\xff\xff\xff", b"r\xff\xff\xff\xff", b"X\xff\xff\xff\x7f", b"\x8b\xff\xff\xff\x7f",
+        b"\x8a\xff", b"T\xff\xff\xff\xff", b"G" + b"\xff" * 8, b"\x95",
     ),
     ".npz": (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x06", b"\x93NUMPY", b"'descr'", b"|O", b"(9, 9)"),
     ".parquet": (b"PAR1", b"\xff" * 4, b"\x15\x00", b"\x7f" * 5),
     ".png": (b"IHDR", b"IDAT", b"IEND", b"\xff" * 4, b"\0" * 4, b"zTXt", b"acTL"),
-}
+}  # fmt: skip
 
 
 def mutate(data: bytes, name: str, draw: random.Random, other: bytes = b"") -> bytes:

@@ -348,23 +348,17 @@ def _check_experts(folder: Path, experts: Experts) -> str | None:
     return None if experts.parts.merged and experts.parts.sources["a"].labels else "experts without weights or labels"
 
 
+# fmt: off
 TARGETS = (
     Target("safetensors", _make_safetensors, ("model.safetensors",), _read_weights, _same_as_reference, 22),
     Target(
-        "shards",
-        _make_shards,
+        "shards", _make_shards,
         ("model.safetensors.index.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
-        _read_weights,
-        _same_as_reference,
-        12,
+        _read_weights, _same_as_reference, 12,
     ),
     Target(
-        "adapter",
-        _make_adapter,
-        ("adapter_config.json", "adapter_model.safetensors"),
-        _read_adapter,
-        _check_adapter,
-        10,
+        "adapter", _make_adapter, ("adapter_config.json", "adapter_model.safetensors"),
+        _read_adapter, _check_adapter, 10,
     ),
     Target("pickle (zip)", _make_zip, ("pytorch_model.bin",), _read_weights, _same_as_torch, 14),
     Target("pickle (stream)", _make_stream, ("pytorch_model.bin",), _read_weights, _same_as_torch, 10),
@@ -375,19 +369,14 @@ TARGETS = (
     Target("parquet", _make_parquet, ("task.parquet",), _read_task_of("task.parquet"), _check_task, 3, 3 << 30),
     Target("pictures", _make_pictures, ("task/train/cat/1.png",), _read_task_of("task"), _check_task, 3),
     Target(
-        "output",
-        _make_output,
+        "output", _make_output,
         ("out/orthomerge.json", "out/orthomerge.local.json", "out/a/head.safetensors", "out/encoder.safetensors"),
-        _read_output,
-        _check_output,
-        3,
+        _read_output, _check_output, 3,
     ),
     Target(
-        "experts",
-        _make_experts,
+        "experts", _make_experts,
         ("expert/config.json", "base/config.json", "expert/tokenizer.json", "expert/model.safetensors"),
-        _read_experts,
-        _check_experts,
-        3,
+        _read_experts, _check_experts, 3,
     ),
 )
+# fmt: on

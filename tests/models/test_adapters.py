@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import warnings
@@ -12,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.berts import HEADS
-from tests.models.making import tensors_of
+from tests.models.making import batch_for, build, save, stock, tensors_of
 
 import orthomerge as om
-from orthomerge.core.errors import NumericalError
+from orthomerge.core.errors import IncompatibleError, NumericalError
 from orthomerge.models.experts import Experts
+from orthomerge.models.families import family
 from orthomerge.models.skeleton import quiet
 
 BATCH = {"input_ids": torch.randint(5, 90, (6, 9), generator=torch.Generator().manual_seed(7))}
@@ -50,11 +52,6 @@ def save_adapter(base: Path, folder: Path, labels: int, **options: Any) -> None:
                 parameter.data = (0.05 if "lora" in name else 0.3) * torch.randn(parameter.shape)
         adapted.save_pretrained(str(folder), save_embedding_layers=False)
         adapted.merge_and_unload().save_pretrained(f"{folder}-full")
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "adapter-cache"))
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +121,9 @@ def test_knots_of_adapters_and_of_the_models_that_they_make(pair: tuple[Experts,
             torch.testing.assert_close(knots[key], tensor, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["ties", "dare"])
-def test_aligned_as_full_experts_are(method: str, pair: tuple[Experts, Experts], tables: Path) -> None:
-    data = {task: tables / f"{task}.csv" for task in HEADS}
-    thin, full = (om.align(om.merge(experts, method), data, aligner="ridge") for experts in pair)
-    same_logits(thin, full, rtol=1e-2, atol=1e-2)
-
-
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("realign", {"steps": 4, "look": 2, "batch": 4}), ("moma", {"steps": 4, "look": 2, "batch": 4}), ("regmean", {})],
+    [("realign", {"steps": 4, "look": 2, "batch": 4}), ("regmean", {})],
 )
 def test_fitted_as_full_experts_are(
     method: str, options: dict[str, Any], pair: tuple[Experts, Experts], tables: Path
@@ -141,3 +131,41 @@ def test_fitted_as_full_experts_are(
     data = {task: tables / f"{task}.csv" for task in HEADS}
     thin, full = (om.merge(experts, method, data=data, device="cpu", limit=24, **options) for experts in pair)
     same_logits(thin, full, rtol=1e-2, atol=1e-2)
+
+
+def test_lora_adapters_of_images_are_experts(tmp_path: Path) -> None:
+    """Modules of a ViT have other names than the tensors that transformers saves;"""
+    peft = pytest.importorskip("peft")
+    row = family("vit")
+    base = build(str(row.architecture), "vit")
+    save(base, tmp_path / "base")
+    for seed, task in enumerate(("one", "two")):
+        torch.manual_seed(seed)
+        targets = ["q_proj", "fc1"]
+        config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets, modules_to_save=["classifier"])
+        adapted = peft.get_peft_model(copy.deepcopy(base), config)
+        with torch.no_grad():
+            for key, parameter in adapted.named_parameters():
+                if "lora_B" in key or "modules_to_save" in key:
+                    parameter.copy_(0.1 * torch.randn(parameter.shape))
+        adapted.save_pretrained(tmp_path / f"{task}-adapter")
+        save(adapted.merge_and_unload(), tmp_path / task)
+    batch = batch_for(row, base.config)
+    logits = []
+    for kind in ("-adapter", ""):
+        experts = om.open({task: f"{tmp_path / task}{kind}" for task in ("one", "two")}, base=tmp_path / "base")
+        logits.append(om.merge(experts, "ties", density=0.9).module("cpu")(**batch))
+        source = experts.sources["one"].module("cpu")(**batch)["one"]  # the expert itself
+        with torch.no_grad():
+            torch.testing.assert_close(source, stock(tmp_path / "one")(**batch).logits, rtol=1e-4, atol=1e-4)
+    for task in ("one", "two"):
+        torch.testing.assert_close(logits[0][task], logits[1][task], rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    save(build("BertForSequenceClassification", "bert"), tmp_path / "base")
+    other = copy.deepcopy(build("DistilBertForSequenceClassification", "distilbert"))
+    peft.get_peft_model(other, peft.LoraConfig(target_modules=["q_lin"])).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(IncompatibleError, match="neither encoder nor head"):
+        om.merge({"x": tmp_path / "adapter"}, "average", base=tmp_path / "base")

@@ -1,14 +1,20 @@
-"""Heads: small numbers worked out by hand, and rows that follow their labels."""
+"""Heads, their kinds, and the poolings that they read: small numbers worked out by hand, and what is refused."""
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.models.making import batch_for, build
+from torch.nn.functional import pad
 
-from orthomerge.core.errors import IncompatibleError
-from orthomerge.models.heads import Head, Linear
+from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
+from orthomerge.models.families import FAMILIES
+from orthomerge.models.family import eos, mean, pooler, shifted_decoder
+from orthomerge.models.heads import KINDS, Head, Linear, head_kind
 
 W = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
 B = torch.tensor([10.0, 20.0, 30.0])
@@ -64,16 +70,13 @@ def test_rows_are_matched_by_name() -> None:
     assert (both.hidden, both.activation, both.normalise) == (hidden, "tanh", True)
 
 
-def test_labels_that_do_not_fit() -> None:
+def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(IncompatibleError, match=r"3 rows but 2 labels \('a', 'b'\); give one label per row"):
         Head(Linear(W), ("a", "b"))
     with pytest.raises(IncompatibleError, match="label sets differ: 'c', 'd'"):
         Head(Linear(W), LABELS).reordered(("a", "b", "d"))
     with pytest.raises(IncompatibleError, match="label sets differ: 'c'"):
         Head(Linear(W), LABELS).reordered(("a", "b"))
-
-
-def test_a_hidden_layer_and_its_activation_go_together() -> None:
     more: Any
     for more in ({"hidden": Linear(torch.eye(2))}, {"activation": "tanh"}):
         with pytest.raises(IncompatibleError, match="hidden layer and its activation go together: give both or nei"):
@@ -85,3 +88,101 @@ def test_a_head_in_half_precision_reads_features_in_float32() -> None:
     head = Head(Linear(weight, torch.ones(2).bfloat16()), ("a", "b"))
     values = torch.tensor([[1.0009765625, 3.0]])  # more digits than bfloat16 has
     torch.testing.assert_close(head(values), torch.tensor([[8.0009765625, -1.49951171875]]), rtol=0, atol=0)
+
+
+# Kinds
+
+
+def test_single_label_by_hand() -> None:
+    kind = head_kind("single-label")
+    logits = torch.tensor([[0.0, 2.0], [3.0, 1.0]])
+    assert kind.choices(logits).tolist() == [1, 0]
+    assert kind.right(kind.choices(logits), torch.tensor([1, 1])).tolist() == [True, False]
+    assert kind.targets(logits).tolist() == [[-1.0, 1.0], [1.0, -1.0]]
+    p, q = logits.softmax(1), logits.flip(1).softmax(1)
+    torch.testing.assert_close(kind.divergence(logits.flip(1), logits), (p * (p / q).log()).sum(1))
+    assert kind.divergence(logits + 7, logits).abs().max() < 1e-6  # what all labels share does not count
+    (prediction, _) = kind.decode(logits, ["no", "yes"])
+    assert prediction.label == "yes"
+    assert prediction.score == pytest.approx(1 / (1 + math.exp(-2.0)))
+    assert kind.metric == "accuracy"
+
+
+def test_kinds_that_are_unknown_and_logits_that_are_nan() -> None:
+    assert list(KINDS) == ["single-label"]
+    with pytest.raises(RecipeError, match="unknown kind of head 'singel-label'; did you mean 'single-label'"):
+        head_kind("singel-label")
+    with pytest.raises(NumericalError, match="1 of 2 rows of logits hold NaN"):
+        head_kind("single-label").choices(torch.tensor([[0.0, 1.0], [float("nan"), 0.0]]))
+
+
+# Poolings
+
+IDS = torch.tensor([[7, 1, 0], [8, 9, 1]])
+
+
+def test_mean_by_hand() -> None:
+    hidden = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [100.0, 100.0]], [[1.0, 1.0], [2.0, 2.0], [6.0, 0.0]]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
+    assert features.tolist() == [[2.0, 3.0], [3.0, 1.0]]
+
+
+def test_mean_does_not_overflow_in_half_precision() -> None:
+    hidden = torch.full((1, 100, 1), 30_000.0, dtype=torch.float16)
+    mask = torch.ones(1, 100, dtype=torch.long)
+    features = mean(SimpleNamespace(last_hidden_state=hidden), {"attention_mask": mask}, None)
+    assert features.dtype == torch.float16
+    assert features.item() == 30_000.0
+
+
+def test_what_poolings_refuse() -> None:
+    with pytest.raises(RecipeError, match=r"needs an 'attention_mask' in every batch.*got input_ids"):
+        mean(SimpleNamespace(last_hidden_state=torch.zeros(2, 3, 4)), {"input_ids": IDS}, None)
+    with pytest.raises(RecipeError, match="this one has none; use 'cls' or 'mean'"):
+        pooler(SimpleNamespace(pooler_output=None), {"input_ids": IDS}, None)
+    with pytest.raises(RecipeError, match="end-of-sequence token 1, but some texts have none"):
+        eos(SimpleNamespace(), {"input_ids": torch.tensor([[7, 1], [7, 8]])}, SimpleNamespace(eos_token_id=1))
+
+
+class Decoder:
+    """Gives token number and position back as features, so that the test can see which one was read."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config = SimpleNamespace(**config)
+        self.seen: dict[str, Any] = {}
+
+    def __call__(self, **batch: Any) -> SimpleNamespace:
+        self.seen = batch
+        rows, columns = batch["input_ids"].shape
+        place = torch.arange(columns).expand(rows, columns)
+        return SimpleNamespace(last_hidden_state=torch.stack([batch["decoder_input_ids"], place], dim=-1).float())
+
+
+def test_eos_reads_the_last_end_of_each_text_and_shifts_the_decoder() -> None:
+    decoder = Decoder(eos_token_id=1, decoder_start_token_id=0)
+    ids = torch.tensor([[7, 1, 0, 0], [1, 9, 5, 1]])
+    assert FAMILIES["t5"].features(decoder, {"input_ids": ids}, "eos").tolist() == [[7.0, 1.0], [5.0, 3.0]]
+    assert decoder.seen["decoder_input_ids"].tolist() == [[0, 7, 1, 0], [0, 1, 9, 5]]
+
+
+def test_t5_features_need_to_know_special_tokens() -> None:
+    for encoder in (lambda **batch: batch, Decoder(decoder_start_token_id=None)):
+        with pytest.raises(RecipeError, match="need to know 'decoder_start_token_id': set it in the encoder's"):
+            shifted_decoder(encoder, {"input_ids": IDS})
+    for config in (None, SimpleNamespace(eos_token_id=None)):
+        with pytest.raises(RecipeError, match="T5 features need to know 'eos_token_id'"):
+            eos(SimpleNamespace(), {"input_ids": IDS}, config)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.modality == "text"])
+def test_more_padding_changes_nothing(name: str) -> None:
+    """Whatever texts are filled with, the mask leaves it out."""
+    family = FAMILIES[name]
+    encoder = build(family.encoder_class, name)
+    batch = batch_for(family, encoder.config)
+    padded = {name: pad(tensor, (0, 3)) for name, tensor in batch.items()}
+    with torch.no_grad():
+        for pooling in family.poolings:
+            features, expected = family.features(encoder, padded, pooling), family.features(encoder, batch, pooling)
+            torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-4)

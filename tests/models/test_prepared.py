@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +13,9 @@ import torch
 
 from orthomerge.core.errors import IncompatibleError
 from orthomerge.data.task import Examples
-from orthomerge.models.prepared import Part, Pool
-from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor
+from orthomerge.models.prepared import Batch, Part, Pool
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor
 from orthomerge.models.processors import load_processor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from orthomerge.models.prepared import Batch
-    from orthomerge.models.processing import Processor
 
 CPU = torch.device("cpu")
 WORDS = ("a", "good", "bad", "film", "very", "unknown")
@@ -64,28 +59,24 @@ def check(source: Examples, processor: Processor) -> None:
             assert same(fresh.batch(rows), expected)
 
 
-@pytest.fixture
-def tokens(berts: Path) -> Callable[..., TextProcessor]:
-    def load(**changes: Any) -> TextProcessor:
-        processor = load_processor(berts / "base", modality="text", max_length=10)
-        assert isinstance(processor, TextProcessor)
-        for name, value in changes.items():
-            setattr(processor.tokenizer, name, value)
-        return processor
-
-    return load
+def tokens(berts: Path, **changes: Any) -> TextProcessor:
+    processor = load_processor(berts / "base", modality="text", max_length=10)
+    assert isinstance(processor, TextProcessor)
+    for name, value in changes.items():
+        setattr(processor.tokenizer, name, value)
+    return processor
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_texts_are_padded_as_the_tokenizer_does(side: str, tokens: Callable[..., TextProcessor]) -> None:
-    processor = tokens(padding_side=side)
+def test_texts_are_padded_as_the_tokenizer_does(side: str, berts: Path) -> None:
+    processor = tokens(berts, padding_side=side)
     lengths = processor(texts().inputs)["attention_mask"].sum(1)
     assert (int(lengths.min()), int(lengths.max())) == (2, 10)  # an empty one, and some that are cut
     check(texts(), processor)
 
 
-def test_any_padding_value(tokens: Callable[..., TextProcessor]) -> None:
-    processor = tokens(pad_token="[MASK]", _pad_token_type_id=1)
+def test_any_padding_value(berts: Path) -> None:
+    processor = tokens(berts, pad_token="[MASK]", _pad_token_type_id=1)
     batch = processor(["a", "a good film"])
     assert [int(batch[name][0, -1]) for name in ("input_ids", "token_type_ids")] == [4, 1]
     check(texts(), processor)
@@ -112,8 +103,8 @@ def test_an_image_processor_of_transformers(tmp_path: Path) -> None:
     check(images((16, 16, 3)), processor)
 
 
-def test_what_was_kept_is_not_read_again(tokens: Callable[..., TextProcessor]) -> None:
-    for source, processor in ((texts(), tokens()), (images((8, 8)), PixelProcessor(8))):
+def test_what_was_kept_is_not_read_again(berts: Path) -> None:
+    for source, processor in ((texts(), tokens(berts)), (images((8, 8)), PixelProcessor(8))):
         pool, rows = pool_of(source, processor), torch.tensor([3, 1])
         before = pool.batch(rows)
         before[next(iter(before))].zero_()  # the caller's to change
@@ -133,9 +124,7 @@ def test_only_what_fits_is_kept() -> None:
 
 
 def test_texts_without_tokens_are_left_to_the_processor(berts: Path) -> None:
-    with_nothing = load_processor(berts / "base", modality="text")
-    assert isinstance(with_nothing, TextProcessor)
-    bare = Bare(with_nothing.tokenizer)
+    bare = Bare(tokens(berts).tokenizer)
     assert pool_of(Examples(["a", ""], None, "train"), TextProcessor(bare, 10, True, "")).kept is None
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.berts import contents
+from tests.models.conftest import NAMES
 from tests.models.making import same_tensors, stock
 
 import orthomerge as om
@@ -25,26 +26,6 @@ from orthomerge.models.opening import Live
 from orthomerge.models.processors import companions
 from orthomerge.models.saved import verify_folder
 from orthomerge.models.skeleton import quiet
-
-NAMES = ("two", "three")
-
-
-@pytest.fixture(scope="module")
-def model(berts: Path) -> om.Model:
-    return om.merge({name: berts / name for name in NAMES}, "task_arithmetic", base=berts / "base", scale=0.5)
-
-
-@pytest.fixture(scope="module")
-def merged(model: om.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("merged") / "out"
-    model.save(out)
-    return out
-
-
-@pytest.fixture
-def out(merged: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(merged, tmp_path / "out", symlinks=True))
-
 
 # What is written
 

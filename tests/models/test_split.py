@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.models.making import build, nudged, save
+
+import orthomerge as om
+from orthomerge.core.errors import IncompatibleError
 from orthomerge.files.checkpoint import Spec
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family, HeadLayout
@@ -228,3 +234,20 @@ def test_a_family_without_heads() -> None:
     assert (split.head, split.unknown) == ({}, ("fc.bias", "fc.weight"))
     split = split_expert(tensors, generic("body"), ENCODER, pooling="output", layout=HeadLayout(("fc",)))
     assert (split.head, split.unknown) == ({"weight": "fc.weight", "bias": "fc.bias"}, ())
+
+
+def test_tied_weights_must_be_equal(tmp_path: Path) -> None:
+    """A T5 that stores its embedding twice is fine as long as both copies are the same."""
+    base = build("T5ForSequenceClassification", "t5")
+    save(base, tmp_path / "base")
+    save(nudged(base, 1), tmp_path / "one")
+    path = tmp_path / "one" / "model.safetensors"
+    tensors = load_file(path)
+    twin = "transformer.encoder.embed_tokens.weight"
+    save_file(tensors | {twin: tensors["transformer.shared.weight"].clone()}, path, metadata={"format": "pt"})
+    experts = om.open({"one": tmp_path / "one"}, base=tmp_path / "base")
+    om.merge(experts, "average")
+    assert experts.parts.sources["one"].split.left_out == {twin: "tied to shared.weight"}
+    save_file(tensors | {twin: tensors["transformer.shared.weight"] + 1}, path, metadata={"format": "pt"})
+    with pytest.raises(IncompatibleError, match=r"'transformer.encoder.embed_tokens.weight' and .* must be one tensor"):
+        om.merge({"one": tmp_path / "one"}, "average", base=tmp_path / "base")

@@ -61,12 +61,13 @@ def change_json(path: Path, **change: Any) -> None:
 
 
 @pytest.mark.parametrize("role", ["base", "two"])
-def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: Path) -> None:
+def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: Path, offline: list[object]) -> None:
     plain = merged(models)
     before = plain.predict("a good film")
     for folder in (models / "base", models / "two"):
         write_other_weights(folder)
     change_json(models / role / "config.json", **OPTIONS)
+    change_json(models / "base/tokenizer_config.json", name_or_path="org/name")
     model = merged(models)
     assert same_tensors(model, plain)
     assert model.digest == plain.digest
@@ -77,6 +78,7 @@ def test_options_of_a_config_have_no_effect(role: str, models: Path, tmp_path: P
         config = document["encoder"]["config"] if "encoder" in document else document
         assert {config[key] for key in OPTIONS if key in config} <= {"float32"}
     assert stock(tmp_path / "out/two").num_labels == 2
+    assert offline == []
 
 
 @pytest.mark.parametrize(
@@ -170,25 +172,15 @@ def test_other_forms_of_checkpoints(form: Callable[[Path], list[str]], models: P
         (tmp_path / name).rename(folder / name)
 
 
-def test_links_that_stay_are_followed(models: Path) -> None:
+def test_a_folder_that_is_a_link_is_followed(models: Path) -> None:
     plain = merged(models)
-    for name in ("config.json", "model.safetensors"):
-        (models / "two" / name).rename(models / "two" / f"real-{name}.x")
-        (models / "two" / name).symlink_to(f"real-{name}.x")
     folder = (models / "two").rename(models / "elsewhere")
-    (models / "two").symlink_to(folder)  # a folder that is a link is where a person said
+    (models / "two").symlink_to(folder)
     assert same_tensors(merged(models), plain)
 
 
-def test_the_hubs_cache_is_made_of_links(models: Path, tmp_path: Path) -> None:
-    snapshot, blobs = tmp_path / "models--org--two/snapshots" / ("0" * 40), tmp_path / "models--org--two/blobs"
-    snapshot.mkdir(parents=True)
-    blobs.mkdir()
-    for number, file in enumerate(sorted((models / "two").iterdir())):
-        file.rename(blobs / str(number))
-        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
-    assert open_expert(snapshot)
-    (tmp_path / "blobs").mkdir()  # a folder of that name alone is no cache
+def test_a_folder_named_blobs_is_no_cache_of_the_hub(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
     (models / "three/config.json").rename(tmp_path / "blobs/config.json")
     (models / "three/config.json").symlink_to("../../blobs/config.json")
     with pytest.raises(CheckpointError, match="is a link that leaves its folder"):
@@ -225,14 +217,6 @@ def test_a_path_is_never_asked_of_the_hub(
     for experts, base in (({"two": Path("org/two")}, berts / "base"), ({"two": berts / "two"}, Path("org/base"))):
         with pytest.raises(OrthomergeError, match="does not exist"):
             om.open(experts, base=base).check()
-    assert offline == []
-
-
-def test_options_of_a_config_ask_for_nothing(models: Path, offline: list[object]) -> None:
-    keys = ("attn_implementation", "_attn_implementation", "_name_or_path", "transformers_weights")
-    change_json(models / "base/config.json", **dict.fromkeys(keys, "org/name"))
-    change_json(models / "base/tokenizer_config.json", name_or_path="org/name")
-    merged(models).predict("a good film")
     assert offline == []
 
 

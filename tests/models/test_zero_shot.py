@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.models.making import build, save, write_tokenizer
+from tests.models.making import batch_for, build, nudged, save, write_tokenizer
 
+import orthomerge as om
 from orthomerge.core.errors import CheckpointError, RecipeError
+from orthomerge.models.families import family
 from orthomerge.models.skeleton import quiet
 from orthomerge.models.zero_shot import zero_shot_head
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLASSES = ("cat", "dog", "bee")
 TEMPLATES = ("a photo of a {}.", "art of the {}")
@@ -99,3 +99,37 @@ def test_a_folder_without_text_tower(tmp_path: Path, folder: Path) -> None:
     write_tokenizer(tmp_path / "vision")
     with pytest.raises(CheckpointError, match=r"is no CLIP with a text tower \(it lacks text_model\.\*\)"):
         zero_shot_head(tmp_path / "vision", CLASSES, TEMPLATES)
+
+
+def test_clip_with_heads_from_class_names(tmp_path: Path) -> None:
+    base = build("CLIPModel", "clip")
+    save(base, tmp_path / "base")
+    write_tokenizer(tmp_path / "base")
+    for seed, task in enumerate(("pets", "bees")):
+        with quiet():
+            import transformers
+
+            tower = transformers.CLIPVisionModel(base.config.vision_config)
+            tower.load_state_dict(nudged(base, seed).vision_model.state_dict())
+        save(tower, tmp_path / task)
+    heads: Any = {
+        "pets": {"classes": ("cat", "dog")},
+        "bees": {"classes": ("bee", "cat", "dog"), "templates": ("the {}",)},
+    }
+    experts = om.open({task: tmp_path / task for task in heads}, base=tmp_path / "base", heads=heads)
+    om.merge(experts, "task_arithmetic", scale=0.0).save(tmp_path / "out")
+    assert list(experts.parts.copied) == ["visual_projection.weight"]
+    model = om.load(tmp_path / "out")
+    images = batch_for(family("clip"), base.config)
+    logits = model.module("cpu")(**images)
+    with quiet(), torch.no_grad():
+        from transformers import CLIPTokenizer
+
+        tokenizer = CLIPTokenizer.from_pretrained(tmp_path / "base")
+        texts = tokenizer([f"the {name}" for name in ("bee", "cat", "dog")], padding=True, return_tensors="pt")
+        expected = base(**images, **texts).logits_per_image
+        torch.testing.assert_close(logits["bees"], expected, rtol=1e-4, atol=1e-4)
+    assert logits["pets"].shape == (4, 2)
+    assert not list((tmp_path / "out").rglob("config.json"))  # no stock class computes such a head
+    with pytest.raises(RecipeError, match="no classifier that computes what 'clip' does"):
+        om.export(model, tmp_path / "x", task="pets")

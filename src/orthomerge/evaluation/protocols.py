@@ -127,12 +127,10 @@ PROTOCOLS: Mapping[str, Row] = {row.name: row for row in _ROWS}
 
 @cache
 def protocols() -> Mapping[str, Row]:
-    """Return our rows, then those of plug-ins."""
     return with_plugins(PROTOCOLS, Row, group="orthomerge.protocols")
 
 
 def find_protocol(name: str) -> Row:
-    """Return the row of a protocol; an unknown name offers the nearest."""
     return find_row(protocols(), name, what="protocol")
 
 

@@ -131,8 +131,8 @@ def read_records(path: Path) -> list[Record]:
 class RunInfo:
     """How a run was made. `recipe`: its text. `seconds`: by stage, in order. `memory`: bytes at the peak.
 
-    `manifests`: what was merged: folders of outputs, relative to the run folder, or blocks of a manifest (`method`,
-    `inputs` with hashes, `heads`, `alignment`, `fit`).
+    `manifests`: folders of outputs, relative to the run folder, or their manifests (`method`, `inputs` with hashes,
+    `heads`, `alignment`, `fit`).
     """
 
     command: str = ""

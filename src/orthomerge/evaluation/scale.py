@@ -105,7 +105,6 @@ def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: st
 
 
 def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
-    """Refuse tasks without an expert."""
     for task in tasks:
         if task not in experts.tasks:
             raise RecipeError(
@@ -200,6 +199,12 @@ def search_scale(
         curve[scale] = {task: _criterion_value(span, scale, experts, encoded, task, criterion) for task in tasks}
         progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(tasks):.1f}", None)
     return ScaleSearch(criterion, curve)
+
+
+def scale_curve(experts: Experts, data: Mapping[str, Any], **how: Any) -> ScaleSearch:
+    """Score task arithmetic on labelled validation inputs at scales from 0.1 to 1; `how`: as in `search_scale`."""
+    grid = [step / 10 for step in range(1, 11)]
+    return search_scale(experts, "task_arithmetic", data, grid=grid, criterion="accuracy", **how)
 
 
 def _criterion_value(

@@ -61,14 +61,12 @@ class Scores:
         return [*accuracy_tables(self.records), *comparison_tables(self.comparisons)]
 
     def markdown(self) -> str:
-        """Format all tables, then the notes."""
         parts = [table.markdown() for table in self.tables()]
         if self.notes:
             parts.append("\n".join(("### Notes", "", *(f"- {markdown_escape(note)}" for note in self.notes))))
         return "\n\n".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but the predictions as plain data."""
         return {
             "records": [asdict(record) for record in self.records],
             "comparisons": [asdict(comparison) for comparison in self.comparisons],
@@ -116,7 +114,6 @@ def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
 
 
 def write_derived(out: Path, scores: Scores) -> None:
-    """Write what is derived from the records."""
     replace_file(out / "table.md", f"{scores.markdown()}\n".encode())
     write_document(out / "comparisons.json", [asdict(comparison) for comparison in scores.comparisons])
     write_document(out / "notes.json", scores.notes)
@@ -129,13 +126,11 @@ def drop_stale(out: Path, records: Iterable[Record]) -> None:
 
 
 def read_run(folder: Path) -> Scores:
-    """Read a run folder."""
     notes = read_notes(folder / "notes.json")
     return Scores(read_records(folder / RECORDS), read_comparisons(folder / "comparisons.json"), notes)
 
 
 def read_comparisons(path: Path) -> list[Comparison]:
-    """Read the comparisons of a run."""
     items = read_document(path, fix="; compare the run again")
     if not isinstance(items, list):
         raise CheckpointError(f"{path} must be a list of comparisons, got {type(items).__name__}; compare again")
@@ -143,7 +138,6 @@ def read_comparisons(path: Path) -> list[Comparison]:
 
 
 def read_notes(path: Path) -> list[str]:
-    """Read the notes of a run."""
     notes = read_document(path, fix="; evaluate again")
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise CheckpointError(f"{path} must be a list of strings; evaluate again")

@@ -46,15 +46,11 @@ class Equivalence:
 
     @property
     def comparable(self) -> bool:
-        """Whether both tests reject."""
         return max(self.p_below, self.p_above) < self.alpha
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
-    """Exact two-sided p-value from the numbers of inputs that only one method got right.
-
-    p = min(1, 2 P(X <= min)) with X ~ Binomial(n, 1/2), in whole numbers to the end.
-    """
+    """Exact p = min(1, 2 P(X <= min)), X ~ Binomial(n, 1/2), from counts of inputs that only one method got right."""
     n, fewer = first_only + second_only, min(first_only, second_only)
     term = total = 1
     for i in range(fewer):
@@ -64,10 +60,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
-    """Exact McNemar from the hits of two methods on one task.
-
-    Over several seeds an input counts for the method that got it right under more of them: the sign test.
-    """
+    """Exact McNemar from hits; over several seeds an input counts for the method with more hits (sign test)."""
     leads = _gaps(first, second).sum(0, dtype=np.int64)
     return mcnemar(int((leads > 0).sum()), int((leads < 0).sum()))
 

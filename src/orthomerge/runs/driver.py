@@ -20,6 +20,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
+from orthomerge.core.device import fixed_threads
 from orthomerge.core.errors import OrthomergeError, OutputError, RecipeError
 from orthomerge.runs.store import Entry
 from orthomerge.runs.work import Work
@@ -135,7 +136,7 @@ def make_artifact(work: Work, artifact: Artifact) -> Exception | None:
     """Make one artifact in a worker; our own errors are returned, because executors wrap what is raised."""
     fill = partial(artifact.make, work=work, **artifact.arguments)
     try:
-        with work.threads():
+        with fixed_threads(work.thread_count):  # sums depend on their number
             work.store.make(artifact.key, artifact.name, fill, progress=work.progress)
     except (OrthomergeError, OSError) as error:
         return error

@@ -206,7 +206,8 @@ class _Run:
         if artifact.files:
             place_files(content, self.work.run)
         if artifact.name == "evaluate":
-            place_scores(model_places(self.work)[-1], read_records(content / RECORDS))
+            title = self.work.model(artifact.arguments["models"][-1]).title
+            place_scores(model_places(self.work)[-1], title, read_records(content / RECORDS))
 
     def _write_info(self) -> None:
         """Write how the run was made, unless that has not changed."""

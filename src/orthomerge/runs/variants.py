@@ -168,7 +168,6 @@ def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
 
 
 def _short(value: object) -> str:
-    """Format an option for a table."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from tests.models.making import build
 
 from orthomerge.core.device import device_of
 from orthomerge.core.errors import IncompatibleError, NumericalError, OrthomergeError, RecipeError
@@ -18,9 +21,63 @@ from orthomerge.models.encoding import Encoding, _order, extract
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.features import Features
+from orthomerge.models.processing import PixelProcessor
 
 BERT, VIT = FAMILIES["bert"], FAMILIES["vit"]
-CPU = Encoding(None, "cpu")
+
+
+@dataclass
+class Words:
+    """A small tokenizer: a number for each word, padded to the longest text, with a mask."""
+
+    modality: ClassVar[Modality] = "text"
+    mask: bool = True
+    longest: int = 38
+
+    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        rows = [[1, *(2 + int(hashlib.md5(word.encode()).hexdigest(), 16) % 50 for word in text.split())]
+                [: self.longest] for text in inputs]  # fmt: skip
+        ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = torch.tensor(row)
+        return {"input_ids": ids, "attention_mask": (ids > 0).long()} if self.mask else {"input_ids": ids}
+
+    def digest(self) -> str:
+        return f"words {self.longest}"
+
+
+def some_texts() -> Examples:
+    """23 texts of very different lengths, in no order."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 36, 23)
+    inputs = [" ".join(f"w{number}" for number in random.integers(0, 500, length)) for length in lengths]
+    return Examples(inputs, random.integers(0, 3, 23), "test")
+
+
+WORDS, PIXELS, TEXTS = Words(), PixelProcessor(8), some_texts()
+IMAGES = Examples(list(np.random.default_rng(0).integers(0, 256, (11, 8, 8, 3), dtype=np.uint8)), None, "train")
+
+
+@pytest.fixture
+def bert() -> Any:
+    return copy.deepcopy(build("BertModel", "bert"))
+
+
+@pytest.fixture
+def vit() -> Any:
+    return copy.deepcopy(build("ViTModel", "vit"))
+
+
+def film(
+    bert: Any, pooling: str = "cls", examples: Examples = TEXTS, processor: Any = WORDS, device: str = "cpu", **how: Any
+) -> Features:
+    """Features of texts."""
+    return extract(bert, BERT, pooling, examples, processor, task="film", how=Encoding(None, device, **how))
+
+
+def digits(vit: Any, pooling: str = "cls", **how: Any) -> Features:
+    """Features of images."""
+    return extract(vit, VIT, pooling, IMAGES, PIXELS, task="digit", how=Encoding(None, "cpu", **how))
 
 
 def one_by_one(encoder: torch.nn.Module, family: Family, pooling: str, examples: Examples, process: Any) -> Any:
@@ -31,89 +88,78 @@ def one_by_one(encoder: torch.nn.Module, family: Family, pooling: str, examples:
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "pooler"])
-def test_texts_equal_a_loop(bert: torch.nn.Module, texts: Examples, words: Any, pooling: str) -> None:
-    expected = one_by_one(bert, BERT, pooling, texts, words)
+def test_texts_equal_a_loop(bert: torch.nn.Module, pooling: str) -> None:
+    expected = one_by_one(bert, BERT, pooling, TEXTS, WORDS)
     for batch in (1, 5, 22, 23, 64):
-        features = extract(bert, BERT, pooling, texts, words, task="film", how=Encoding(None, "cpu", batch=batch))
+        features = film(bert, pooling, batch=batch)
         assert (features.task, features.split, features.values.dtype) == ("film", "test", torch.float32)
         torch.testing.assert_close(features.values, expected, atol=1e-5, rtol=0)
-    assert texts.labels is not None
+    assert TEXTS.labels is not None
     assert features.labels is not None
-    assert features.labels.tolist() == texts.labels.tolist()
+    assert features.labels.tolist() == TEXTS.labels.tolist()
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_images_equal_a_loop(vit: torch.nn.Module, images: Examples, pixels: Any, pooling: str) -> None:
-    expected = one_by_one(vit, VIT, pooling, images, pixels)
+def test_images_equal_a_loop(vit: torch.nn.Module, pooling: str) -> None:
+    expected = one_by_one(vit, VIT, pooling, IMAGES, PIXELS)
     for batch in (1, 4, 11, 100):
-        features = extract(vit, VIT, pooling, images, pixels, task="digit", how=Encoding(None, "cpu", batch=batch))
+        features = digits(vit, pooling, batch=batch)
         torch.testing.assert_close(features.values, expected, atol=1e-5, rtol=0)
     assert (features.labels, features.split, len(features)) == (None, "train", 11)
 
 
-def test_longest_texts_come_first_and_images_in_their_order(
-    texts: Examples, words: Any, images: Examples, pixels: Any
-) -> None:
-    order = _order(texts, words)
-    lengths = [len(texts.inputs[place]) for place in order]
+def test_longest_texts_come_first_and_images_in_their_order() -> None:
+    order = _order(TEXTS, WORDS)
+    lengths = [len(TEXTS.inputs[place]) for place in order]
     assert lengths == sorted(lengths, reverse=True)
     assert sorted(order) == list(range(23))
-    assert _order(images, pixels) == list(range(11))
+    assert _order(IMAGES, PIXELS) == list(range(11))
 
 
-class Interrupted:
+class Interrupted(Words):
     """A processor during which somebody presses Ctrl-C."""
-
-    modality: ClassVar[Modality] = "text"
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
         raise KeyboardInterrupt
 
-    def digest(self) -> str:
-        return "none"
 
-
-def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(
-    bert: torch.nn.Module, texts: Examples, words: Any
-) -> None:
+def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.nn.Module) -> None:
     bert.train()
     bert.get_submodule("encoder").eval()
     before = [module.training for module in bert.modules()]
-    values = extract(bert, BERT, "cls", texts, words, task="film", how=CPU).values
+    values = film(bert).values
     assert [module.training for module in bert.modules()] == before
     assert (values.is_inference(), values.requires_grad) == (False, False)
     weight = torch.zeros(3, 16, requires_grad=True)
     (gradient,) = torch.autograd.grad(torch.nn.functional.linear(values, weight).sum(), weight)
     assert gradient.shape == weight.shape
     with pytest.raises(KeyboardInterrupt):
-        extract(bert, BERT, "cls", texts, Interrupted(), task="film", how=CPU)
+        film(bert, processor=Interrupted())
     assert [module.training for module in bert.modules()] == before
 
 
-def test_an_encoder_may_be_a_function(vit: torch.nn.Module, images: Examples, pixels: Any) -> None:
+def test_an_encoder_may_be_a_function(vit: torch.nn.Module) -> None:
     parameters: dict[str, torch.Tensor] = dict(vit.named_parameters())
-    expected = one_by_one(vit, VIT, "cls", images, pixels)
+    expected = one_by_one(vit, VIT, "cls", IMAGES, PIXELS)
 
     def function(**batch: torch.Tensor) -> Any:
         return torch.func.functional_call(vit, parameters, (), batch)
 
-    features = extract(function, VIT, "cls", images, pixels, task="digit", how=CPU)
-    torch.testing.assert_close(features.values, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(digits(function).values, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_autocast_is_close_and_not_the_same(bert: torch.nn.Module, texts: Examples, words: Any, precision: Any) -> None:
-    whole = extract(bert, BERT, "cls", texts, words, task="film", how=CPU).values
-    narrow = extract(bert, BERT, "cls", texts, words, task="film", how=Encoding(None, "cpu", precision)).values
+def test_autocast_is_close_and_not_the_same(bert: torch.nn.Module, precision: Any) -> None:
+    narrow = film(bert, precision=precision).values
     assert narrow.dtype == torch.float32
-    assert 0 < (whole - narrow).abs().max() < 0.1
+    assert 0 < (film(bert).values - narrow).abs().max() < 0.1
 
 
-def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module, texts: Examples, words: Any) -> None:
+def test_training_under_the_callers_own_autocast_goes_on(bert: torch.nn.Module) -> None:
     weight = bert.get_parameter("encoder.layer.0.output.dense.weight")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        extract(bert, BERT, "cls", texts, words, task="film", how=Encoding(None, "cpu", "bfloat16"))
-        loss = BERT.features(bert, words(texts.inputs[:2]), "cls")[:, 0].sum()
+        film(bert, precision="bfloat16")
+        loss = BERT.features(bert, WORDS(TEXTS.inputs[:2]), "cls")[:, 0].sum()
     (gradient,) = torch.autograd.grad(loss, weight)
     assert gradient.abs().sum() > 0
 
@@ -166,44 +212,38 @@ def out_of_memory(x: torch.Tensor) -> torch.Tensor:
     raise torch.OutOfMemoryError
 
 
-@pytest.mark.parametrize(
-    ("change", "precision", "error", "message"),
-    [
-        (lambda x: x[:2], "float32", IncompatibleError, r"features \(3, d\) for 3 inputs of 'toy', got \(2, 2\)"),
-        (lambda x: x[:, None], "float32", IncompatibleError, r"got \(3, 1, 2\); choose another pooling"),
-        (
-            lambda x: x if x[0, 0] == 0 else x[:, :1],
-            "float32",
-            IncompatibleError,
-            r"features \(3, 2\) for 3 inputs of 'toy', got \(3, 1\)",
-        ),
-        (
-            lambda x: torch.where(x == 9, torch.nan, x),
-            "float32",
-            NumericalError,
-            "not finite for row 4 of 'toy'; check its weights",
-        ),
-        (lambda x: x / (x != 9), "float16", NumericalError, "row 4 of 'toy'; float16 may be too narrow for it"),
-        (out_of_memory, "float32", OrthomergeError, r"out of memory with inputs of 'toy' \(x \(3, 2\)\); give"),
-    ],
-)
+# fmt: off
+REFUSED: list[tuple[Any, str, type[Exception], str]] = [
+    (lambda x: x[:2], "float32", IncompatibleError, r"features \(3, d\) for 3 inputs of 'toy', got \(2, 2\)"),
+    (lambda x: x[:, None], "float32", IncompatibleError, r"got \(3, 1, 2\); choose another pooling"),
+    (lambda x: x if x[0, 0] == 0 else x[:, :1], "float32", IncompatibleError,
+     r"features \(3, 2\) for 3 inputs of 'toy', got \(3, 1\)"),
+    (lambda x: torch.where(x == 9, torch.nan, x), "float32", NumericalError,
+     "not finite for row 4 of 'toy'; check its weights"),
+    (lambda x: x / (x != 9), "float16", NumericalError, "row 4 of 'toy'; float16 may be too narrow for it"),
+    (out_of_memory, "float32", OrthomergeError, r"out of memory with inputs of 'toy' \(x \(3, 2\)\); give"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("change", "precision", "error", "message"), REFUSED)
 def test_features_that_are_refused(change: Any, precision: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         run(change, precision)
 
 
-def test_options_that_are_refused(bert: torch.nn.Module, texts: Examples, words: Any, maskless: Any) -> None:
+def test_options_that_are_refused(bert: torch.nn.Module) -> None:
     wrong: Any = "bf16"
     with pytest.raises(RecipeError, match=r"unknown precision 'bf16'; did you mean 'bfloat16'"):
         Encoding(precision=wrong)
     with pytest.raises(RecipeError, match=r"'batch' must be at least 1, got 0"):
         Encoding(batch=0)
     with pytest.raises(RecipeError, match=r"family 'bert' has no pooling 'clss'; did you mean 'cls'"):
-        extract(bert, BERT, "clss", texts, words, task="film", how=CPU)
+        film(bert, "clss")
     with pytest.raises(RecipeError, match=r"the test split of 'film' is empty"):
-        extract(bert, BERT, "cls", Examples([], None, "test"), words, task="film", how=CPU)
+        film(bert, examples=Examples([], None, "test"))
     with pytest.raises(RecipeError, match=r"'input_ids' without 'attention_mask', so padding would count"):
-        extract(bert, BERT, "cls", texts, maskless, task="film", how=CPU)
+        film(bert, processor=Words(mask=False))
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +265,10 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_the_same(bert: torch.nn.Module, texts: Examples, words: Any) -> None:
-    whole = extract(bert, BERT, "mean", texts, words, task="film", how=CPU)
+def test_a_gpu_gives_the_same(bert: torch.nn.Module) -> None:
+    whole = film(bert, "mean")
     for batch in (1, 2, 4, 64):
-        features = extract(bert, BERT, "mean", texts, words, task="film", how=Encoding(None, batch=batch))
+        features = film(bert, "mean", device="auto", batch=batch)
         assert (features.values.device.type, features.values.is_pinned()) == ("cpu", False)
         torch.testing.assert_close(features.values, whole.values, atol=1e-5, rtol=0)
     bert.cpu()
