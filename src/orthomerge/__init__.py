@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
     from orthomerge.api.align import align
-    from orthomerge.api.analogy import analogy
     from orthomerge.api.diagnose import diagnose
+    from orthomerge.api.editing import analogy, negate
     from orthomerge.api.evaluate import evaluate
-    from orthomerge.api.export import export
     from orthomerge.api.finetune import finetune
-    from orthomerge.api.inspect import inspect
     from orthomerge.api.list import list  # noqa: A004 - as open
-    from orthomerge.api.load import load
     from orthomerge.api.merge import merge
-    from orthomerge.api.negate import negate
     from orthomerge.api.open import open  # noqa: A004 - the verb of the library, used as om.open
-    from orthomerge.api.push import push
+    from orthomerge.api.saved import export, inspect, load, push
     from orthomerge.core.errors import OrthomergeError
     from orthomerge.core.version import VERSION as __version__  # noqa: N811 - the name that Python gives it
     from orthomerge.data.reading import read_task as read_data
@@ -46,18 +42,18 @@ _HOMES = {
     "Task": "data.task",
     "TaskVector": "merging.vectors",
     "align": "api.align",
-    "analogy": "api.analogy",
+    "analogy": "api.editing",
     "diagnose": "api.diagnose",
     "evaluate": "api.evaluate",
-    "export": "api.export",
+    "export": "api.saved",
     "finetune": "api.finetune",
-    "inspect": "api.inspect",
+    "inspect": "api.saved",
     "list": "api.list",
-    "load": "api.load",
+    "load": "api.saved",
     "merge": "api.merge",
-    "negate": "api.negate",
+    "negate": "api.editing",
     "open": "api.open",
-    "push": "api.push",
+    "push": "api.saved",
     "read_data": "data.reading:read_task",
     "read_recipe": "runs.recipe",
     "report": "report.report",

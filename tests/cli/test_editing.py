@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.calling import call, refused
 
-from orthomerge.api.load import load
+from orthomerge.api.saved import load
 from orthomerge.data.labels import match_labels
 from orthomerge.data.reading import read_task
 from orthomerge.evaluation.probe import fit_probe

@@ -1,4 +1,4 @@
-"""Who sees what: evidence holds what the access allows and the protocol declares; shown labels are never scored."""
+"""Evidence holds what the access allows and the protocol declares; joint predictions need task and class."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 from tests.analysis.making import COUNTS, Toy
-from tests.evaluation.making import CURRENT, average, encoded, experts, only, same_predictions, scored
+from tests.evaluation.making import CURRENT, average, encoded, only, scored
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
-from orthomerge.data.task import Split, few_shot
-from orthomerge.evaluation.answers import Draw, answers, gather
+from orthomerge.data.task import Examples, Split, Task, few_shot
+from orthomerge.evaluation.answers import Draw, answers, gather, joint_predictions
 from orthomerge.evaluation.encoded import EncodedTasks
-from orthomerge.evaluation.evaluate import evaluate
+from orthomerge.evaluation.evaluate import Subject, evaluate
 from orthomerge.evaluation.metrics import UNSCORED
 from orthomerge.evaluation.protocols import Builder, EvaluationProtocol, Evidence, Need
-from orthomerge.models.features import FeaturePair
-from orthomerge.models.heads import Classifier, head_of
+from orthomerge.models.features import FeaturePair, Features
+from orthomerge.models.heads import Classifier, Head, Linear, head_of
 from orthomerge.models.model import Model
 
 
@@ -190,26 +190,6 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     assert answer.extra == 8 * head.width
 
 
-def test_the_expert_s_head_is_what_is_aligned(toy: Toy) -> None:
-    """An expert with an aligned head is itself, and aligning a merge wins back what it lost, whatever head it has."""
-    protocols = [CURRENT, *(EvaluationProtocol(aligner=name) for name in ("ridge", "auto"))]
-    model = average(toy).models["where"]
-    spoilt = model.with_heads({task: replace(head_of(head), normalise=True) for task, head in model.heads.items()})
-    subjects = [experts(toy), average(toy), average(toy, name="spoilt", models=dict.fromkeys(toy.tasks, spoilt))]
-    scores = list(evaluate(subjects, protocols, encoded(toy)))
-    for task in toy.tasks:
-        current, ridge, auto = only(scores, method="expert", task=task)
-        assert same_predictions(ridge, current)
-        assert same_predictions(auto, current)
-        (whole,), (changed,) = (only(scores, method=name, task=task, aligner="ridge") for name in ("average", "spoilt"))
-        assert same_predictions(whole, changed)
-    unaligned, aligned = (
-        np.mean([item.record.value for item in only(scores, method="average", protocol="current", aligner=name)])
-        for name in (None, "ridge")
-    )
-    assert aligned > unaligned + 0.1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -233,3 +213,68 @@ def test_refused(options: dict[str, Any], message: str) -> None:
     if options.keys() == {"name"}:
         with pytest.raises(RecipeError, match=message):
             EvaluationProtocol.of(options["name"])
+
+
+ONE = Head(Linear(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), ("left", "right"))
+TWO = Head(Linear(torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, -3.0]])), ("up", "level", "down"))
+HEADS = {"one": ONE, "two": TWO}
+
+
+class Given(EncodedTasks):
+    """Features that no encoder had to compute, and heads of no model."""
+
+    def features(self, model: Any, task: str, split: Any, *, reader: Head | None = None) -> Features:
+        return Features(torch.tensor(self.tasks[task][split].inputs), task, split)
+
+    def classifier(self, model: Any, task: str) -> Head:
+        return HEADS[task]
+
+
+def features(name: str, inputs: list[list[float]], labels: list[int]) -> Task:
+    test = Examples(inputs, np.array(labels, dtype=np.int64), "test")
+    return Task(name, HEADS[name].labels, "text", {"test": test})
+
+
+def test_joint_by_hand() -> None:
+    # Logits of `one`, then of `two`:
+    #   (5, 1):    5 -5 |  3  0 -3   -> place 0 = left
+    #   (-2, 1):  -2  2 |  3  0 -3   -> place 2 = up: right within `one`, but the wrong task
+    #   (1, -2):   1 -1 | -6  0  6   -> place 4 = down
+    #   (0.5, 0): .5 -.5|  0  0  0   -> place 0 = left: the wrong task for `two`
+    one, two = features("one", [[5.0, 1.0], [-2.0, 1.0]], [0, 1]), features("two", [[1.0, -2.0], [0.5, 0.0]], [2, 1])
+    tasks, models = Given({"one": one, "two": two}), dict.fromkeys(HEADS)
+    found = joint_predictions(tasks, models)  # type: ignore[arg-type]
+    assert {task: (predicted.tolist(), truth.tolist()) for task, predicted, truth in found} == {
+        "one": ([0, 2], [0, 1]),
+        "two": ([4, 0], [4, 3]),
+    }
+
+
+def test_joint_goes_by_content_and_not_by_object(toy: Toy) -> None:
+    """Multi-task training gives one encoder in a model per task."""
+    models = {task: average(toy).models[task] for task in reversed(toy.tasks)}
+    assert models["where"].encoder is not models["bright"].encoder
+    mtl = Subject("mtl", {task: model.with_heads({task: model.head(task)}) for task, model in models.items()})
+    scores = scored(toy, [mtl, average(toy)])
+    for task in toy.tasks:
+        (item,) = only(scores, method="mtl", protocol="joint", task=task)
+        (same,) = only(scores, method="average", protocol="joint", task=task)
+        assert (
+            item.predictions.predicted == same.predictions.predicted
+        ).all()  # in one label space, whatever the order of the tasks
+        assert (item.predictions.truth == same.predictions.truth).all()
+
+
+def test_joint_with_heads_that_read_the_encoder_in_different_ways(toy: Toy) -> None:
+    """Every head reads every input in its own way."""
+    model = average(toy).models["where"]
+    heads = {"bright": replace(head_of(model.heads["bright"]), pooling="mean"), "where": model.heads["where"]}
+    mixed, tasks = model.with_heads(heads), encoded(toy)
+    joint = only(list(evaluate([Subject.of(mixed, toy.tasks)], [CURRENT], tasks)), protocol="joint")
+    for item in joint:
+        task = item.record.task
+        parts = [head(tasks.features(mixed, task, "test", reader=head_of(head)).values) for head in heads.values()]
+        assert item.predictions.predicted.tolist() == torch.cat(parts, 1).argmax(1).tolist()
+    (plain,) = only(scored(toy, [average(toy)]), protocol="joint", task="bright")
+    (other,) = only(joint, task="bright")
+    assert (plain.predictions.predicted != other.predictions.predicted).any()

@@ -11,7 +11,7 @@ import torch
 from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
 
-from orthomerge.api.load import load
+from orthomerge.api.saved import load
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
 from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.alignment.align import align_model
-from orthomerge.api.load import resolve
+from orthomerge.api.saved import resolve
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import sources_of
 from orthomerge.models.encoding import Encoding
@@ -32,12 +32,11 @@ def align(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """Fit each task's head to the encoder by what its expert makes of the same inputs; labels are not looked at.
+    """Fit each task's head to the encoder from its expert's outputs on the same inputs; labels are not used.
 
-    `data`: inputs by task, each a `Task` or what can be read as one, or a folder with a file per task; other tasks keep
-    their heads. `experts`: those that the model was made from, else they are opened again, where `experts` and `base`
-    say that they are now. `split`: "test" makes whatever is measured there transductive. `limit`: at most N inputs per
-    task, drawn by `seed`.
+    `data`: inputs by task, or a folder with a file per task; other tasks keep their heads. `experts`: those that the
+    model was made from; else they are opened again, where `experts` and `base` say they are now. `split`: "test" makes
+    whatever is measured there transductive. `limit`: at most N inputs per task, drawn by `seed`.
     """
     value, folder = resolve(model)
     sources = sources_of(data, value.tasks)

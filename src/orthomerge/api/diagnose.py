@@ -10,12 +10,12 @@ from orthomerge.analysis.commands import suggested_commands
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
 from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-from orthomerge.api.load import resolve
+from orthomerge.api.saved import resolve
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import labelled_tasks, sources_of
 from orthomerge.evaluation.records import read_records
-from orthomerge.evaluation.scale import ScaleSearch, search_scale
+from orthomerge.evaluation.scale import ScaleSearch, scale_curve
 from orthomerge.files.folders import check_claim, claim
 from orthomerge.models.experts import Experts, reopen_experts
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from orthomerge.evaluation.records import Record
     from orthomerge.models.encoding import Encoding
     from orthomerge.models.model import Model
-
-_SCALES = [step / 10 for step in range(1, 11)]
 
 
 def diagnose(
@@ -42,13 +40,12 @@ def diagnose(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Diagnosis:
-    """Say how much of what a merge lost is misalignment and how much is gone.
+    """Measure how much of what a merge lost is misalignment, which new heads recover, and how much is gone.
 
-    `data`: labelled test inputs by task, and a train or val split, whose labels are not needed; or a folder with a file
-    per task. `experts`: those that the model was made from, else they are opened again, where `experts` and `base` say
-    that they are now. `detail`: how much to measure. `records`: scores of the same model, as witnesses. `scales`: also
-    merge at scales from 0.1 to 1. `commands`: what the verdict may suggest. `out`: a run folder, whose records are
-    witnesses too and where the diagnosis is written; nothing is written without it.
+    `data`: labelled test inputs and a train or val split by task, or a folder with a file per task. `experts`: those
+    that the model was made from; else they are opened again, where `experts` and `base` say they are now. `records`:
+    scores of the same model. `scales`: also merge at scales from 0.1 to 1. `commands`: what the verdict may suggest.
+    `out`: a run folder, whose records are used too and where the diagnosis is written.
     """
     if out is not None:
         records = [*records, *_records(Path(out))]
@@ -62,15 +59,18 @@ def diagnose(
         if commands is None and folder is not None and all(isinstance(each, str) for each in sources.values()):
             aligner = "auto" if detail is None else detail.aligner
             commands = suggested_commands(str(model), sources, experts, aligner=aligner, base=base, moved=moved)
+    search = scales if isinstance(scales, ScaleSearch) else None
     if scales is True:
-        scales = _curve(experts, sources, encoding, progress)
+        if not experts.has_base:
+            raise RecipeError("--scales merges anew, which needs the base: give --base too")
+        search = scale_curve(experts, sources, encoding=encoding, progress=progress)
     diagnosis = compare(
         value,
         experts,
         tasks,
         detail=detail,
         records=records,
-        search=scales or None,
+        search=search,
         commands=commands,
         how=encoding,
         progress=progress,
@@ -82,24 +82,10 @@ def diagnose(
 
 
 def _records(out: Path) -> list[Record]:
-    """The records of a run folder, which is made if it is not there and refused if nothing can be written to it."""
+    """The records of a run folder, which is made if necessary and refused if it cannot be written to."""
     check_claim(out, [FILE])
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write the diagnosis to {out}: {error.strerror}; give another --out") from error
     return read_records(out / "records.jsonl") if (out / "records.jsonl").is_file() else []
-
-
-def _curve(experts: Experts, data: Mapping[str, Any], encoding: Encoding | None, progress: Progress) -> ScaleSearch:
-    if not experts.has_base:
-        raise RecipeError("--scales merges anew, which needs the base: give --base too")
-    return search_scale(
-        experts,
-        "task_arithmetic",
-        data,
-        grid=_SCALES,
-        criterion="accuracy",
-        encoding=encoding,
-        progress=progress,
-    )

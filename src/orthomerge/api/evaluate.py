@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
-from orthomerge.api.load import resolve
+from orthomerge.api.saved import resolve
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import build
@@ -42,14 +42,13 @@ def evaluate(
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Scores:
-    """Score models on the test inputs of `data` (labelled, by task or a folder) and compare them; nothing is written.
+    """Score models on labelled test inputs, by task or in a folder, and compare them; nothing is written.
 
-    `models`: one or several models or paths of saved ones, by name if names matter. `protocols`: names of protocols
-    and aligners, or `EvaluationProtocol` objects. `experts`: those that the models were made from, or a model per task;
-    else the first model's are opened again if they are needed, and `experts` and `base` say where they are now.
-    `references`: also score the base with the experts' heads, and the experts. `against`: the name that others are
-    compared with, the best if None. `margin`: a share below which two may be called comparable. `suite`: a name for the
-    records.
+    `models`: one or several models or paths, by name if names matter. `protocols`: names of protocols and aligners, or
+    `EvaluationProtocol` objects. `experts`: those that the models were made from; else the first model's are opened
+    again if needed, where `experts` and `base` say they are now. `references`: also score the base with the experts'
+    heads, and the experts. `against`: the name to compare with, the best if None. `margin`: a share below which two may
+    be called comparable. `suite`: a name for the records.
     """
     chosen = [EvaluationProtocol.of(protocol) for protocol in protocols]
     if not chosen:
@@ -60,43 +59,25 @@ def evaluate(
     labels = {task: model.head(task).labels for subject in reversed(subjects) for task, model in subject.models.items()}
     tasks = labelled_tasks(data, labels, first.family.modality)
     needed = any("expert" in protocol.needs for protocol in chosen)
-    if not isinstance(experts, Experts) and not _are_models(experts) and (experts or needed or references):
+    if not isinstance(experts, Experts) and (experts or needed or references):
         wanted = tuple(tasks) if needed or not experts else tuple(experts)
         experts = reopen_experts(first, folder=folder, base=base, experts=experts, tasks=wanted)
-    teachers = _teachers(experts, tasks)
-    subjects = [*_references(references, experts, teachers), *subjects]
+    teachers: dict[str, Model] = {}
+    if isinstance(experts, Experts):
+        teachers = {task: experts.teacher(task) for task in tasks if task in experts.tasks}
+        if "expert" in references:
+            subjects = [Subject("expert", teachers), *subjects]
+        if "base" in references:
+            base_model = experts.base.with_heads(experts.heads)
+            subjects = [Subject("base", dict.fromkeys(teachers, base_model)), *subjects]
     encoded = EncodedTasks(tasks, teachers, encoding or Encoding(), progress)
     return score(subjects, chosen, encoded, suite=suite, against=against, margin=margin)
-
-
-def _are_models(experts: object) -> TypeGuard[Mapping[str, Model]]:
-    values = list(experts.values()) if isinstance(experts, Mapping) else []
-    return bool(values) and all(isinstance(value, Model) for value in values)
-
-
-def _teachers(experts: Experts | Mapping[str, Model] | None, tasks: Iterable[str]) -> dict[str, Model]:
-    """The expert of each task that there is one of."""
-    if isinstance(experts, Experts):
-        return {task: experts.teacher(task) for task in tasks if task in experts.tasks}
-    return {task: experts[task] for task in tasks if task in experts} if experts else {}
-
-
-def _references(
-    names: Sequence[Reference], experts: Experts | Mapping[str, Model] | None, teachers: Mapping[str, Model]
-) -> Iterator[Subject]:
-    """The base with the experts' heads, and the experts."""
-    if "base" in names:
-        if not isinstance(experts, Experts):
-            raise RecipeError("the base is scored with experts that were opened with it; give these as 'experts'")
-        yield Subject("base", dict.fromkeys(teachers, experts.base.with_heads(experts.heads)))
-    if "expert" in names:
-        yield Subject("expert", teachers)
 
 
 def _subjects(
     models: Named, data: Mapping[str, Any] | str | Path
 ) -> tuple[list[Subject], Model, Path | None, Mapping[str, Any]]:
-    """What is scored, each under a name of its own; the first model and its folder; the source of each task."""
+    """What is scored, under unique names; the first model and its folder; the source of each task."""
     subjects, sources = list[Subject](), list[tuple[Model, Path | None]]()
     for name, item in _listed(models):
         if isinstance(item, Subject):
@@ -116,7 +97,7 @@ def _subjects(
 
 
 def _listed(models: Named) -> list[tuple[str | None, One]]:
-    """Each model with the name that the caller gives it."""
+    """Each model with the name that the caller gave it."""
     items: list[tuple[str | None, One]]
     if isinstance(models, Mapping):
         items = list(models.items())
@@ -131,7 +112,7 @@ def _listed(models: Named) -> list[tuple[str | None, One]]:
 def read_protocols(
     names: Sequence[str], aligners: Sequence[str], *, shots: Sequence[str], seeds: int, access: Sequence[str]
 ) -> list[EvaluationProtocol]:
-    """Every protocol and aligner that a command line names, with every number of shots and every access."""
+    """Every protocol and aligner of a command line, with every number of shots and every access."""
     more = {"shots": [parse_value(text) for text in shots], "seeds": seeds, "access": list(access)}
     chosen = [{"protocol": name} for name in names] + [{"aligner": name} for name in aligners]
     return protocols_of([build(Scoring, {**which, **more}, where="--protocol") for which in chosen], "train")

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.api.open import open as open_named
 from orthomerge.core.schema import build
 from orthomerge.data.reading import read_task
 from orthomerge.files.opening import locate
-from orthomerge.models.experts import open_experts
-from orthomerge.models.opening import opening_of
 from orthomerge.models.processors import load_processor
 from orthomerge.tuning.finetune import finetune as train
 from orthomerge.tuning.settings import Tuning
@@ -34,11 +33,10 @@ def finetune(
     """Fine-tune a base on a labelled task, write the expert to `out` and open it.
 
     `data`: a `Task` or what `read_data` reads. `others`: data of other tasks, for the mode `tau_jp`. `tuning`: fields
-    of `Tuning`, such as `mode`, `epochs` and `lr`. The metrics of the last epoch are facts of the model's origin.
+    of `Tuning`, such as `mode`, `epochs` and `lr`. The metrics of the last epoch are in `origin.facts`.
     """
     metrics = write_expert(base, data, out, others=others, force=force, progress=progress, **tuning)
-    opening, live = opening_of([out], base=base)
-    model = next(iter(open_experts(opening, live).check().sources.values()))
+    model = next(iter(open_named([out], base=base).check().sources.values()))
     origin = replace(model.origin, facts={**model.origin.facts, "metrics": metrics})
     return replace(model, origin=origin)
 

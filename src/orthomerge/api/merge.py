@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orthomerge.api.open import open as open_named
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.reading import sources_of
 from orthomerge.merging.merge import merge_opened
 from orthomerge.models.experts import Experts, open_experts
-from orthomerge.models.opening import Named, opening_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orthomerge.data.task import Split
     from orthomerge.evaluation.scale import ScaleSearch
     from orthomerge.models.model import Model
+    from orthomerge.models.opening import Named
     from orthomerge.runs.recipe import Recipe
 
 
@@ -37,17 +38,15 @@ def merge(
     limit: int | None = None,
     **options: Any,
 ) -> Model:
-    """Merge experts into one model with all their heads; nothing is computed before its weights are used.
+    """Merge experts into one model with all their heads; without `data`, weights are computed when they are used.
 
-    `experts`: as for `open`, or what `open` returned. `method`: a name with its `options`, or an object such as
-    `Ties(density=0.2)`. `data`: unlabelled inputs by task, or a folder with a file per task, for methods that are
-    fitted to inputs; these are fitted now. `scale="auto"`: the best on the validation inputs of `data`. `vector`: an
-    expression over the task vectors, such as "c + (b - a)". `device`: where a fit, or a method that decomposes
-    matrices, is computed.
+    `experts`: as in `open`, or what it returned. `method`: a name with its `options`, or an object such as
+    `Ties(density=0.2)`. `data`: unlabelled inputs by task, or a folder with a file per task, to which the merge is
+    fitted. `scale="auto"`: the best on the validation inputs of `data`. `vector`: an expression over task vectors, such
+    as "c + (b - a)". `device`: of a fit, or of a method that decomposes matrices.
     """
     if not isinstance(experts, Experts):
-        opening, live = opening_of(experts, base=base)
-        experts = open_experts(opening, live)
+        experts = open_named(experts, base=base)
     elif base is not None:
         raise RecipeError("these experts were opened with their base already; leave 'base' out")
     searched = isinstance(method, str) and options.get("scale") == AUTO
@@ -66,25 +65,15 @@ def merge(
 
 
 def search_scale(recipe: Recipe, data: Mapping[str, Any] | str | None) -> ScaleSearch:
-    """Score a recipe's merge at every scale on the validation splits of `data`, for its `scale: auto`."""
-    experts = open_experts(recipe.opening).check()
+    """Score the merge of a recipe with `scale: auto` at every scale on the validation splits of `data`."""
+    experts, merge = open_experts(recipe.opening).check(), recipe.merge
     return _search(
-        experts,
-        recipe.method,
-        data,
-        recipe.parameters,
-        seed=recipe.seed,
-        device=recipe.device,
-        vector=recipe.vector,
+        experts, merge.method, data, merge.parameters, seed=merge.seed, device=merge.device, vector=merge.vector
     )
 
 
 def _search(
-    experts: Experts,
-    method: Any,
-    data: Mapping[str, Any] | str | None,
-    options: Mapping[str, Any],
-    **how: Any,
+    experts: Experts, method: Any, data: Mapping[str, Any] | str | None, options: Mapping[str, Any], **how: Any
 ) -> ScaleSearch:
     from orthomerge.evaluation.scale import search_scale as search
     from orthomerge.models.encoding import Encoding

@@ -22,13 +22,12 @@ def open(  # noqa: A001 - the verb of the library, used as om.open
     heads: Mapping[str, HeadNames | Mapping[str, Any]] | None = None,
     labels: Mapping[str, Sequence[str]] | None = None,
 ) -> Experts:
-    """Open experts and their base, read headers only, and compare them.
+    """Open experts and their base from headers and compare them; every problem is listed at once.
 
-    `experts`: task name -> folder, file, adapter, hub id, live model, or (live model, tokenizer); a list of paths takes
-    the folders' names. `base`: the model they were fine-tuned from, in any of these forms. `pooling`: how all heads
-    read the encoder, where experts do not say. `prefix`: of the encoder in a module of your own. `ignore`: patterns of
-    tensors to leave out. `missing`: "base" takes tensors that an expert lacks from the base. `heads` and `labels`: by
-    task.
+    `experts`: task name -> folder, file, adapter, hub id, live model, or (live model, tokenizer); or a list of paths.
+    `base`: the model they were fine-tuned from, in any of these forms. `pooling`: of heads whose expert does not say.
+    `prefix`: of the encoder in a module of your own. `ignore`: patterns of tensors to leave out. `missing`: "base"
+    takes tensors that an expert lacks from the base. `heads` and `labels`: by task.
     """
     opening, live = opening_of(
         experts,

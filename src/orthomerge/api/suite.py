@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,66 +12,47 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.analysis.detail import Detail
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
-from orthomerge.api.load import resolve
+from orthomerge.api.saved import resolve
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.evaluate import Subject, with_unique_names
 from orthomerge.merging.methods import make_method
 from orthomerge.runs.recipe import parse_value
-from orthomerge.suites.suite import suite_root
 from orthomerge.suites.table import build_suite, find_suite
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis
     from orthomerge.evaluation.scores import Scores
     from orthomerge.models.model import Model
-    from orthomerge.suites.suite import Say, Suite
 
 _REFERENCES = ("base", "expert", "mtl")
-
-
-def open_suite(
-    name: str,
-    *,
-    folder: str | Path | None = None,
-    data: str | Path | None = None,
-    base: str | None = None,
-    device: str = "auto",
-    say: Say = print,
-) -> Suite:
-    """Build a suite, or find it built. `folder`: where it is kept; a cache folder if None."""
-    place = Path(folder) if folder else suite_root() / name
-    return build_suite(name, folder=place, data=Path(data) if data else None, base=base, device=device, say=say)
 
 
 def evaluate_suite(
     name: str,
     methods: Sequence[str],
     *,
-    folder: str | Path | None = None,
-    data: str | Path | None = None,
+    place: Mapping[str, Any],
     device: str = "auto",
     batch: int = 64,
-    say: Say = print,
     against: str | None = None,
     **options: Any,
 ) -> Scores:
     """Score merges of a suite's experts beside its references.
 
-    `methods`: names, or "ties: density: 0.3". `folder`, `data`, `say`: as of `open_suite`; `options`: of `evaluate`.
+    `methods`: names, or "ties: density: 0.3". `place`: arguments of `build_suite`; `options`: of `evaluate`.
     """
     merges = [_method(name, text) for text in methods]
     merged = with_unique_names([Subject(method, {}, parameters) for method, parameters in merges])
     names = [*_REFERENCES, *(subject.name for subject in merged)]
     if against is not None and against not in names:
         raise RecipeError(f"--against {against}: there is no such method here; {nearest(against, names)}")
-    suite = open_suite(name, folder=folder, data=data, device=device, say=say)
-    references = suite.references()
+    suite = build_suite(name, device=device, **place)
     made = [Subject.of(suite.merged(method, parameters), suite.tasks) for method, parameters in merges]
     made = [replace(subject, parameters=merge[1]) for subject, merge in zip(made, merges, strict=True)]
     return evaluate(
-        with_unique_names([*references.values(), *made]),
+        with_unique_names([*suite.references().values(), *made]),
         suite.tasks,
-        experts=references["expert"].models,
+        experts=suite.experts(),
         against=against,
         suite=name,
         encoding=suite.encoding(device, batch=batch),
@@ -83,24 +64,22 @@ def diagnose_suite(
     name: str,
     model: Model | str | Path | None,
     *,
+    place: Mapping[str, Any],
     method: str = "task_arithmetic",
-    folder: str | Path | None = None,
-    data: str | Path | None = None,
     device: str = "auto",
     batch: int = 64,
-    say: Say = print,
     detail: Detail | None = None,
     **options: Any,
 ) -> Diagnosis:
     """Diagnose a suite's own merge by `method`, or a `model` whose experts are the suite's.
 
-    `folder`, `data`, `say`: as of `open_suite`; `options`: of `diagnose`.
+    `place`: arguments of `build_suite`; `options`: of `diagnose`.
     """
     detail = detail or Detail()
     chosen, parameters = _method(name, method)
-    suite = open_suite(name, folder=folder, data=data, device=device, say=say)
+    suite = build_suite(name, device=device, **place)
     value = suite.merged(chosen, parameters) if model is None else resolve(model)[0]
-    text = method if model is None else _method_text(value)
+    text, folder = method if model is None else _method_text(value), place.get("folder")
     call = f"orthomerge evaluate --suite {name}" + (f" --folder {shlex.quote(str(folder))}" if folder else "")
     commands = {}
     if text is not None:

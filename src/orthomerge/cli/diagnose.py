@@ -51,7 +51,7 @@ def diagnose(
         options: dict[str, Any] = {"detail": detail, "scales": scales, "out": out, "progress": progress}
         if suite is not None:
             place = {"folder": folder, "data": sources, "say": print_progress}
-            diagnosis = diagnose_suite(suite, model, method=method, **vars(compute), **place, **options)
+            diagnosis = diagnose_suite(suite, model, method=method, place=place, **vars(compute), **options)
         elif model and data:
             options |= {"experts": moved.expert, "base": moved.base, "encoding": compute.encoding()}
             diagnosis = om.diagnose(model, sources, **options)

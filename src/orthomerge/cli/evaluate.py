@@ -70,7 +70,7 @@ def evaluate(
         options: dict[str, Any] = {"against": against, "margin": margin / 100, "progress": progress}
         if suite is not None:
             place = {"folder": folder, "data": sources, "say": print_progress}
-            scores = evaluate_suite(suite, method, protocols=protocols, **vars(compute), **place, **options)
+            scores = evaluate_suite(suite, method, protocols=protocols, place=place, **vars(compute), **options)
         elif models and data:
             options |= {"experts": moved.expert, "base": moved.base, "encoding": compute.encoding()}
             options["references"] = ("expert",) if references else ()

@@ -31,10 +31,10 @@ def build(
 
     What is there already is kept.
     """
-    from orthomerge.api.suite import open_suite
+    from orthomerge.suites.table import build_suite
 
     say = (lambda text: None) if display.quiet else print_progress
-    built = open_suite(suite, folder=out, data=data, base=base, device=device, say=say)
+    built = build_suite(suite, folder=out, data=data, base=base, device=device, say=say)
     rows = {
         name: {
             "classes": len(task.labels),

@@ -15,7 +15,8 @@ data, read by the head of C. One coefficient for the whole sum, mu = lambda, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
@@ -33,6 +34,8 @@ from orthomerge.models.model import Model
 
 KEEP = 0.95
 _ROUNDING = 1e-9  # of shares that are equal but for the order of a sum
+_SEARCHED: tuple[Split, ...] = ("val", "test")
+_FORM = re.compile(r"([^:]+):([^:]+)::([^:]+)")
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,7 @@ def negate_task(
     dtype: str = "keep",
     seed: int = 0,
 ) -> Negated:
-    """Negate the task vector of a target, with all other tasks as control.
-
-    `probes`: score with probes on the base's features instead of the experts' heads.
-    """
+    """Negate the task vector of a target, with all other tasks as control. `probes`: score with `base_heads`."""
     span = span_of(arithmetic(experts, {}), arithmetic(experts, {target: -1.0}, seed=seed))
     # Probes of tasks without an expert read the encoder as the target's head does.
     heads: Mapping[str, Head | Extra] = {task: experts.heads.get(task, experts.heads[target]) for task in encoded.tasks}
@@ -103,7 +103,7 @@ def negate_task(
 
 
 def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:
-    """Fit probes on the train features of the span's origin; each reads the encoder as the given head does."""
+    """Fit probes on the train features of the span's origin; each reads the encoder as its reader does."""
     origin, heads = [0.0] * len(span.directions), {}
     for task, reader in readers.items():
         encoded.labels(task, "train")  # refuses a split without labels
@@ -124,7 +124,7 @@ def search_negation(
 ) -> Negation:
     """Search the line theta_0 - lambda tau; all tasks of `heads` but the target are the control.
 
-    If no scale of the grid keeps the control, or none forgets anything, the result is scale 0, the base.
+    If no scale keeps the control, or none forgets anything, the result is scale 0, the base.
     """
     grid = scales(grid)
     if not 0 < keep <= 1:
@@ -132,7 +132,8 @@ def search_negation(
     controls = [task for task in heads if task != target]
     if target not in heads or not controls:
         raise RecipeError(f"negation needs the head of {target!r}, which is to be forgotten, and of a control task")
-    _check_labels(encoded, heads)
+    for task, split in product(heads, _SEARCHED):
+        encoded.labels(task, split)  # refuses splits without labels before the search
 
     def scores_at(scale: float, split: Split) -> dict[str, Score]:
         return {task: span.score((scale,), encoded, task, split, head) for task, head in heads.items()}
@@ -149,13 +150,6 @@ def search_negation(
     spared = [point for point in curve if point.control >= keep * curve[0].control - _ROUNDING]
     best = min(spared, key=lambda point: (point.target, point.scale)).scale
     return Negation(target, keep, tuple(curve), best, base=scores_at(0.0, "test"), edited=scores_at(best, "test"))
-
-
-def _check_labels(encoded: EncodedTasks, tasks: Iterable[str]) -> None:
-    """Refuse validation or test inputs without labels."""
-    for task in tasks:
-        for split in ("val", "test"):
-            encoded.labels(task, split)
 
 
 def _check_control(encoded: EncodedTasks, scores: Mapping[str, Score]) -> None:
@@ -184,11 +178,10 @@ class Form:
 
     @classmethod
     def parse(cls, text: str) -> Form:
-        """From `a:b::c`."""
-        left, middle, c = text.partition("::")
-        a, colon, b = left.partition(":")
-        names = [name.strip() for name in (a, b, c)]
-        if not middle or not colon or not all(names) or any(":" in name for name in names):
+        """Parse `a:b::c`."""
+        match = _FORM.fullmatch(text)
+        names = [name.strip() for name in match.groups()] if match else [""]
+        if not all(names):
             raise RecipeError(f"an analogy is written a:b::c (a is to b as c is to the task of the data), got {text!r}")
         return cls(*names)
 
@@ -211,10 +204,8 @@ class AnalogyPoint:
 
 @dataclass(frozen=True)
 class Analogy:
-    """Result of a search, on test data but for the `curve`.
-
-    `auxiliary`: the expert of C. `unscaled`: both coefficients 1, which needs no data. `edited`: the coefficients of
-    `best`. `expert`: fine-tuned on D, if there is such an expert.
+    """Result of a search. Test scores of the base, the expert of C (`auxiliary`), coefficients 1 (`unscaled`), the
+    coefficients of `best` (`edited`), and the expert of D if there is one.
     """
 
     task: str
@@ -229,7 +220,7 @@ class Analogy:
 
 @dataclass(frozen=True, eq=False)
 class Analogous:
-    """Search of an analogy, and the model at the chosen coefficients; None if these are 0."""
+    """Search of an analogy, and the model at the chosen coefficients; None at 0."""
 
     search: Analogy
     model: Model | None
@@ -277,7 +268,8 @@ def search_analogy(
     Of equal points the nearest to the base is taken; (0, 0), the base, is always tried. `head` is that of C.
     """
     grid = scales(grid)
-    _check_labels(encoded, [task])
+    for split in _SEARCHED:
+        encoded.labels(task, split)  # refuses splits without labels before the search
     curve = []
     for scale, shift in product(grid, grid) if independent else zip(grid, grid, strict=True):
         point = AnalogyPoint(scale, shift, span.score((scale, shift), encoded, task, "val", head).value)

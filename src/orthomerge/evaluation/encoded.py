@@ -66,17 +66,14 @@ class EncodedTasks:
         return classifier
 
     def teacher(self, task: str) -> Model:
-        """Expert of a task."""
         if task not in self.teachers:
             raise RecipeError(f"the expert of {task!r} is needed as teacher; say where it is: --expert {task}=PATH")
         return self.teachers[task]
 
     def predictions(self, model: Model, task: str, split: Split) -> torch.Tensor:
-        """Predicted labels [n] of one split."""
         classifier = self.classifier(model, task)
         return predict(classifier, self.features(model, task, split).values, head_of(classifier).kind)
 
     def score(self, model: Model, task: str, split: Split) -> Score:
-        """Score of a model with its own head on one split of a task."""
         labels = self.labels(task, split)
         return counted(self.predictions(model, task, split), labels, head_of(model.head(task)).kind)

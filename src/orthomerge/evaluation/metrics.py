@@ -59,9 +59,9 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def mean_interval(scores: Collection[Score]) -> tuple[float, float, float]:
-    """Mean score of several tasks with its 95 % interval (Zou and Donner 2008, MOVER).
+    """Mean m of scores v_t of T tasks with its 95 % interval (Zou and Donner 2008, MOVER).
 
-    low = m - sqrt(sum_t (v_t - l_t)^2) / T, high alike: m the mean of v_t, [l_t, u_t] the interval of each of T tasks.
+    With [l_t, u_t] the interval of v_t, the lower end is m - sqrt(sum_t (v_t - l_t)^2) / T, the upper end alike.
     """
     middle = mean(score.value for score in scores)
     low = middle - math.hypot(*(score.value - score.low for score in scores)) / len(scores)

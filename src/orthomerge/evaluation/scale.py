@@ -2,9 +2,8 @@
 
     theta(c) = theta_0 + sum_i c_i d_i
 
-A merge is linear in its `scale`, so the merges at 0 and 1 give all others. Lambda is chosen from a grid on validation
-inputs: with labels by mean normalised accuracy (Ortiz-Jimenez et al. 2023), without by the mean agreement with the
-experts' own predictions.
+A merge is linear in its `scale`, so the merges at 0 and 1 give all others. Lambda is chosen on validation inputs: with
+labels by mean normalised accuracy (Ortiz-Jimenez et al. 2023), without by mean agreement with the experts.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Weights theta_0 (`origin`) and d_i (`directions`): floating-point tensors by the names of a state dict.
-
-    `processor`: how inputs are processed, unless an `Encoding` says so.
-    """
+    """Weights theta_0 (`origin`) and d_i (`directions`): floating-point tensors by the names of a state dict."""
 
     skeleton: Skeleton
     family: Family
@@ -105,7 +101,6 @@ def arithmetic(experts: Experts, coefficients: Mapping[str, float], *, dtype: st
 
 
 def check_vectors(experts: Experts, tasks: Iterable[str]) -> None:
-    """Refuse tasks without an expert."""
     for task in tasks:
         if task not in experts.tasks:
             raise RecipeError(
@@ -154,7 +149,6 @@ class ScaleSearch:
         return max(self.means, key=lambda scale: (self.means[scale], -scale))
 
     def plot(self, width: int = 40) -> str:
-        """Format the curve as text."""
         top = max(self.means.values())
         rows = []
         for scale, value in self.means.items():
@@ -200,6 +194,12 @@ def search_scale(
         curve[scale] = {task: _criterion_value(span, scale, experts, encoded, task, criterion) for task in tasks}
         progress.stage(f"scale {scale:g}: {sum(curve[scale].values()) / len(tasks):.1f}", None)
     return ScaleSearch(criterion, curve)
+
+
+def scale_curve(experts: Experts, data: Mapping[str, Any], **how: Any) -> ScaleSearch:
+    """Score task arithmetic on labelled validation inputs at scales from 0.1 to 1; `how`: as in `search_scale`."""
+    grid = [step / 10 for step in range(1, 11)]
+    return search_scale(experts, "task_arithmetic", data, grid=grid, criterion="accuracy", **how)
 
 
 def _criterion_value(

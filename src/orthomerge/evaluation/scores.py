@@ -57,18 +57,15 @@ class Scores:
         return f"Scores({len(self.records)} records of {', '.join(names)})"
 
     def tables(self) -> list[Table]:
-        """Make tables of accuracies by access class, then of comparisons."""
         return [*accuracy_tables(self.records), *comparison_tables(self.comparisons)]
 
     def markdown(self) -> str:
-        """Format all tables, then the notes."""
         parts = [table.markdown() for table in self.tables()]
         if self.notes:
             parts.append("\n".join(("### Notes", "", *(f"- {markdown_escape(note)}" for note in self.notes))))
         return "\n\n".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything but the predictions as plain data."""
         return {
             "records": [asdict(record) for record in self.records],
             "comparisons": [asdict(comparison) for comparison in self.comparisons],
@@ -96,8 +93,7 @@ def check_run(out: Path) -> None:
 def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, Predictions]) -> None:
     """Write predictions, then the records that name them; a failure removes what was not there before.
 
-    Predictions of an earlier run have other names and stay until no record names them. Files derived from earlier
-    records are removed before these are replaced: a reader finds a file missing, not one of another run.
+    Files derived from earlier records are removed first: a reader finds a file missing, not one of another run.
     """
     with claimed(out, [*FILES, *predictions]):
         put_predictions(out, predictions)
@@ -107,7 +103,6 @@ def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, 
 
 
 def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
-    """Write predictions whose names are claimed."""
     (out / _FOLDER).mkdir(exist_ok=True)
     for name, each in predictions.items():
         data = BytesIO()
@@ -116,7 +111,6 @@ def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
 
 
 def write_derived(out: Path, scores: Scores) -> None:
-    """Write what is derived from the records."""
     replace_file(out / "table.md", f"{scores.markdown()}\n".encode())
     write_document(out / "comparisons.json", [asdict(comparison) for comparison in scores.comparisons])
     write_document(out / "notes.json", scores.notes)
@@ -129,13 +123,11 @@ def drop_stale(out: Path, records: Iterable[Record]) -> None:
 
 
 def read_run(folder: Path) -> Scores:
-    """Read a run folder."""
     notes = read_notes(folder / "notes.json")
     return Scores(read_records(folder / RECORDS), read_comparisons(folder / "comparisons.json"), notes)
 
 
 def read_comparisons(path: Path) -> list[Comparison]:
-    """Read the comparisons of a run."""
     items = read_document(path, fix="; compare the run again")
     if not isinstance(items, list):
         raise CheckpointError(f"{path} must be a list of comparisons, got {type(items).__name__}; compare again")
@@ -143,7 +135,6 @@ def read_comparisons(path: Path) -> list[Comparison]:
 
 
 def read_notes(path: Path) -> list[str]:
-    """Read the notes of a run."""
     notes = read_document(path, fix="; evaluate again")
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         raise CheckpointError(f"{path} must be a list of strings; evaluate again")

@@ -46,15 +46,11 @@ class Equivalence:
 
     @property
     def comparable(self) -> bool:
-        """Whether both tests reject."""
         return max(self.p_below, self.p_above) < self.alpha
 
 
 def mcnemar(first_only: int, second_only: int) -> float:
-    """Exact two-sided p-value from the numbers of inputs that only one method got right.
-
-    p = min(1, 2 P(X <= min)) with X ~ Binomial(n, 1/2), in whole numbers to the end.
-    """
+    """Exact p = min(1, 2 P(X <= min)), X ~ Binomial(n, 1/2), from counts of inputs that only one method got right."""
     n, fewer = first_only + second_only, min(first_only, second_only)
     term = total = 1
     for i in range(fewer):
@@ -64,10 +60,7 @@ def mcnemar(first_only: int, second_only: int) -> float:
 
 
 def mcnemar_hits(first: ArrayLike, second: ArrayLike) -> float:
-    """Exact McNemar from the hits of two methods on one task.
-
-    Over several seeds an input counts for the method that got it right under more of them: the sign test.
-    """
+    """Exact McNemar from hits; over several seeds an input counts for the method with more hits (sign test)."""
     leads = _gaps(first, second).sum(0, dtype=np.int64)
     return mcnemar(int((leads > 0).sum()), int((leads < 0).sum()))
 
@@ -77,9 +70,9 @@ def bootstrap(
 ) -> tuple[Difference, dict[str, Difference]]:
     """Paired bootstrap of the difference of mean accuracy, and of that of every task.
 
-    Items are resampled per task and seeds for all tasks together. Inputs with the same differences under every seed are
-    interchangeable, so counts of such groups are drawn (multinomial) instead of inputs. `error` is the standard
-    deviation over resamples, but not below Agresti and Min's, which is positive even where the methods never differ.
+    Items are resampled per task, seeds for all tasks together. Inputs with the same differences under every seed are
+    interchangeable, so their counts are drawn (multinomial). `error` is the standard deviation over resamples, but not
+    below Agresti and Min's, which is positive even where the methods never differ.
     """
     tables = {task: _gaps(first[task], second[task]) for task in first}
     seeds = max(len(table) for table in tables.values())

@@ -62,7 +62,6 @@ class LmCocktail:
 
 @torch.no_grad()
 def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
-    """Loss of every model of the average, by name."""
     few = setting.drawn(count)
     heads = {task: on_device(head, setting.device) for task, head in setting.heads.items()}
     losses = {}

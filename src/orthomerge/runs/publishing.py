@@ -71,14 +71,10 @@ def own_names(content: Path) -> set[str]:
     return {name for name in names_in(content) if name != RUN and not name.endswith("/")}
 
 
-def place_scores(out: Path, records: Sequence[Record]) -> None:
-    """Write the scores of a model on its card."""
-    manifest = read_manifest(out)
-    title = " + ".join(
-        [manifest["method"]["name"], *([manifest["alignment"]["aligner"]] if "alignment" in manifest else [])]
-    )
+def place_scores(out: Path, title: str, records: Sequence[Record]) -> None:
+    """Write the scores of the model called `title` on its card."""
     evaluation = evaluation_of(title, records)
-    if manifest.get("evaluation") != plain(evaluation):
+    if read_manifest(out).get("evaluation") != plain(evaluation):
         rewrite_card(out, evaluation)
 
 
@@ -99,7 +95,6 @@ def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | Non
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths are the same file or equal files."""
     try:
         if one.samefile(other):
             return True

@@ -17,7 +17,6 @@ from orthomerge.runs.sections import Align, protocols_of
 from orthomerge.runs.work import MODEL, Work, key_of, merge_key, section_content
 
 PAGE = "report.html"
-_GRID = [step / 10 for step in range(1, 11)]
 
 
 def run_artifacts(work: Work) -> Iterator[Artifact]:
@@ -72,10 +71,7 @@ def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> Non
 
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
-    """Score models, base and experts; write records, predictions, comparisons, notes and tables.
-
-    Neither experts nor models with aligned heads are scored by protocols that need the expert.
-    """
+    """Score models, base and experts; only base and merge by protocols that need the expert."""
     from orthomerge.evaluation.evaluate import Subject, score
 
     section, encoded, experts = work.section, work.encoded, work.experts
@@ -99,20 +95,11 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
     from orthomerge.analysis.diagnose import diagnose
     from orthomerge.analysis.diagnosis import FILE, write_diagnosis
     from orthomerge.evaluation.records import read_records
-    from orthomerge.evaluation.scale import search_scale
+    from orthomerge.evaluation.scale import scale_curve
 
     seed, data, encoded, search = work.recipe.seed, work.section.data, work.encoded, None
     if work.recipe.diagnosis.scales:
-        search = search_scale(
-            work.experts,
-            "task_arithmetic",
-            data,
-            grid=_GRID,
-            criterion="accuracy",
-            seed=seed,
-            encoding=encoded.how,
-            progress=work.progress,
-        )
+        search = scale_curve(work.experts, data, seed=seed, encoding=encoded.how, progress=work.progress)
     detail = work.recipe.diagnosis.detail(seed=seed % 2**32)
     in_files = all(isinstance(source, str) for source in data.values())
     diagnosis = diagnose(

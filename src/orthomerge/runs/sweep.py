@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
@@ -13,11 +13,12 @@ from typing import Any
 
 from orthomerge.core.errors import OrthomergeError, OutputError
 from orthomerge.core.schema import build
+from orthomerge.evaluation.comparisons import Predictions, compare_records
 from orthomerge.evaluation.encoded import EncodedTasks
 from orthomerge.evaluation.evaluate import Subject, contamination_notes, evaluate
 from orthomerge.evaluation.protocols import EvaluationProtocol
 from orthomerge.evaluation.records import Record, write_records
-from orthomerge.evaluation.scores import Scores, compare_run, put_predictions, put_records, write_derived
+from orthomerge.evaluation.scores import Scores, put_predictions, read_predictions
 from orthomerge.evaluation.tables import lines
 from orthomerge.files.publish import check_room
 from orthomerge.merging.merge import DTYPE_NAMES
@@ -51,10 +52,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Swept:
-    """The outcome of a sweep. `rows`: every merge in every way. `best`: per budget of inputs.
-
-    `done` and `found`: numbers of models that were scored now and before.
-    """
+    """The outcome of a sweep. `best`: per budget. `done` and `found`: numbers of models scored now and before."""
 
     cells: int
     rows: list[Row]
@@ -119,7 +117,6 @@ def check_space(work: Work, artifacts: Iterable[Artifact]) -> str:
 
 
 def results_of(work: Work, keys: Iterable[str]) -> list[Result]:
-    """Read the scores of models."""
     paths = (work.folder(key) / RESULT for key in keys)
     return [build(Result, json.loads(path.read_text(encoding="utf-8")), where=str(path)) for path in paths]
 
@@ -135,28 +132,25 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
 
 
 def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str, ...], keep: bool) -> None:
-    """Score a merge, the base or the experts in every way on every split; failures are noted.
-
-    `keep`: leave the merged model beside its scores.
-    """
+    """Score a merge, the base or the experts in every way on every split; `keep` the model; failures are noted."""
     protocols = protocols_for(work.recipe, variant)
     if variant.name == "expert":
         protocols = [protocol for protocol in protocols if "expert" not in protocol.needs]
     cells = [Failure(variant.name, protocol.way(variant.seen), "") for protocol in protocols]
     records, failures, facts = {split: list[Record]() for split in ("test", "val")}, list[Failure](), dict[str, Any]()
-    models, encoded = dict[str, Model](), _encoded_by_split(work.encoded, splits)
+    subject, encoded = Subject(variant.name, {}), _encoded_by_split(work.encoded, splits)
     with _noting(failures, *cells):
-        models = _models_of(work, variant, place if keep else None)
-    scored = list(zip(protocols, cells, strict=True))
-    for (task, model), (protocol, cell), split in product(models.items(), scored, splits):
+        subject = _subject(work, variant, place if keep else None)
+    scored = zip(protocols, cells, strict=True)
+    for (task, model), (protocol, cell), split in product(subject.models.items(), scored, splits):
         with _noting(failures, replace(cell, place=f"{task}/{split}")):
-            subject = _subject(variant, {task: model})
-            records[split] += _records(place, subject, [protocol], encoded[split], split=split)
-    if models and variant.name != "expert":
+            alone = replace(subject, models={task: model})
+            records[split] += _records(place, alone, [protocol], encoded[split], split=split)
+    if subject.models and variant.name != "expert":
         with _noting(failures):  # all labels in one space
-            joint = _records(place, _subject(variant, models), [], encoded["test"])
+            joint = _records(place, subject, [], encoded["test"])
             records["test"] += [replace(record, seed=variant.first) for record in joint]
-            facts = {} if variant.name == "base" else _facts(next(iter(models.values())))
+            facts = {} if variant.name == "base" else _facts(next(iter(subject.models.values())))
     result = Result(tuple(records["test"]), tuple(records["val"]), tuple(failures), facts)
     (place / RESULT).write_text(json.dumps(asdict(result), ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -172,26 +166,20 @@ def _noting(failures: list[Failure], *cells: Failure) -> Iterator[None]:
         failures += [replace(cell, message=str(error)) for cell in cells]
 
 
-def _models_of(work: Work, variant: Variant, kept: Path | None) -> dict[str, Model]:
-    """The model of each task, with its weights computed. `kept`: a folder to write it to."""
+def _subject(work: Work, variant: Variant, kept: Path | None) -> Subject:
+    """What is scored, with its weights computed. `kept`: a folder to write the model to."""
     tasks, experts, recipe = work.encoded.tasks, work.experts, work.recipe
     if variant.name == "expert":
-        return {task: experts.teacher(task) for task in tasks}
+        return Subject("expert", work.encoded.teachers)
     if variant.name == "base":
-        return dict.fromkeys(tasks, experts.base.with_heads(experts.heads))
+        return Subject("base", dict.fromkeys(tasks, experts.base.with_heads(experts.heads)))
     work.progress.stage("merging", None)
     model = merge(experts, variant.merge(recipe), progress=work.progress)
     if kept is not None:
         write_weights(model, kept / MODEL, recipe, progress=work.progress)
         model = replace(read_model(kept / MODEL), origin=model.origin)  # computed once
     loaded(model.encoder)  # computes the weights, which are then kept while the model is scored
-    return dict.fromkeys(tasks, model)
-
-
-def _subject(variant: Variant, models: Mapping[str, Model]) -> Subject:
-    origin = next(iter(models.values())).origin
-    parameters = {} if variant.name in REFERENCES else origin.facts["method"]["parameters"]
-    return Subject(variant.name, models, parameters, origin.access)
+    return replace(Subject.of(model, tasks), name=variant.name)
 
 
 def _records(
@@ -206,14 +194,12 @@ def _records(
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """Facts about a merge for the report."""
     facts = {name: value for name, value in model.origin.facts.items() if name in ("method", "fit", "seed")}
     heads = {task: {"labels": list(labels)} for task, labels in model.labels.items()}
     return {**facts, "inputs": record_of(model)["inputs"], "heads": heads, "family": model.family.name}
 
 
 def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[str, EncodedTasks]:
-    """The tasks of each split to score."""
     if "val" not in splits:
         return {"test": encoded}
     val = {}
@@ -228,24 +214,24 @@ def make_tables(place: Path, work: Work, *, scores: tuple[str, ...]) -> None:
     section, results = work.section, results_of(work, scores)
     swept = swept_of(work, results)
     failed = {(failure.name, failure.way) for failure in swept.failures}
-    records = [record for result in results for record in result.records if (record.method, record.way) not in failed]
-    put_records(place, records, {})
-    write_records(place / "validation.jsonl", [record for result in results for record in result.validation])
-    names = {record.predictions for record in records}
+    records, predictions = list[Record](), dict[str, Predictions]()
     for key, result in zip(scores, results, strict=True):
-        for name in names & {record.predictions for record in result.records}:
-            (place / str(name)).write_bytes((work.folder(key) / str(name)).read_bytes())
+        own = [record for record in result.records if (record.method, record.way) not in failed]
+        predictions |= {str(record.predictions): read_predictions(work.folder(key), record) for record in own}
+        records += own
     against = section.against if any(record.method == section.against for record in records) else None
-    comparisons = compare_run(place, against=against, margin=section.margin / 100)
+    comparisons = compare_records(
+        records, lambda record: predictions[str(record.predictions)], against=against, margin=section.margin / 100
+    )
     taught = any("expert" in protocol.needs for protocol in protocols_for(work.recipe, Variant("base")))
     encoded = work.encoded if section.references or taught else replace(work.encoded, teachers={})
-    notes = contamination_notes(encoded)
     where = "sweep.md has those that validation chose" if any(item.chosen for item in swept.best) else "see sweep.md"
     count = f"{len(swept.rows)} ways to merge and score share the same test inputs, so the best row of a table"
-    notes.append(f"{count} is the best in hindsight; {where}")
+    notes = [*contamination_notes(encoded), f"{count} is the best in hindsight; {where}"]
     if failed:
         notes.append(f"{len(failed)} of them failed on some task and are left out; see sweep.md")
-    write_derived(place, Scores(records, comparisons, notes))
+    Scores(records, comparisons, notes, predictions).write(place)
+    write_records(place / "validation.jsonl", [record for result in results for record in result.validation])
     references = {
         line.method: line.mean
         for line in lines(records)

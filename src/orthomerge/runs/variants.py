@@ -34,9 +34,7 @@ _NO_PLACE = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One merge. `first` and `seeds`: the first seed with which it is scored, and how many. `seen`: the inputs that
-    were used to make it.
-    """
+    """One merge, scored with `seeds` seeds from `first` on. `seen`: the inputs that were used to make it."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -168,7 +166,6 @@ def check_sweep(recipe: Recipe) -> tuple[list[Cell], Experts]:
 
 
 def _short(value: object) -> str:
-    """Format an option for a table."""
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))

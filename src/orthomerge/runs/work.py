@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -47,8 +45,7 @@ _COMPUTE = ("device", "batch", "precision", "resume", "save_every")  # keys of s
 class Work:
     """A run under way; another process gets the plain fields and opens everything itself.
 
-    `text`: the recipe as it was written. `thread_count`: of torch. `opened`: the experts, if this process has opened
-    them already.
+    `text`: the recipe as it was written. `thread_count`: of torch. `opened`: the experts, if they are open already.
     """
 
     recipe: Recipe
@@ -57,14 +54,14 @@ class Work:
     thread_count: int
     progress: Watch = field(default_factory=Watch)
     opened: Experts | None = None
+    _models: dict[str, Model] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**plain, "progress": Watch(), "opened": None}
+        return {**plain, "progress": Watch(), "opened": None, "_models": {}}
 
     @property
     def title(self) -> str | None:
-        """The heading of the page."""
         return self.recipe.report.title if isinstance(self.recipe.report, Report) else None
 
     @cached_property
@@ -73,7 +70,6 @@ class Work:
 
     @cached_property
     def experts(self) -> Experts:
-        """Base and experts, opened."""
         return self.opened or open_experts(self.recipe.opening).check()
 
     @property
@@ -102,28 +98,12 @@ class Work:
             raise OutputError(f"{self.store.content(key)} is gone, or not what was written; run the same command again")
         return self.store.content(key)
 
-    @cached_property
-    def _models(self) -> dict[str, Model]:
-        return {}
-
     def model(self, key: str) -> Model:
         """The model of a result, read once per process, with the experts that it was made from."""
         if key not in self._models:
             model = read_model(self.folder(key) / MODEL)
             self._models[key] = replace(model, origin=replace(model.origin, experts=self.experts))
         return self._models[key]
-
-    @contextmanager
-    def threads(self) -> Iterator[None]:
-        """Use as many threads as the process that started the run: sums depend on their number."""
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.thread_count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
 
 
 def key_of(*parts: Any) -> str:
@@ -160,19 +140,17 @@ def source_digest(source: str | Task) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    """Hash a file, once per process unless it is written to."""
     status = path.stat()
     return _digest(path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=1 << 16)
 def _digest(path: Path, *stamp: int) -> str:
-    """`stamp` includes the time of the last change of status, which cannot be set back: it differs after any write."""
+    """Hash a file, once per `stamp`, which differs after any write: the time of a change of status cannot be set."""
     return RawFile(path).digest()
 
 
 def _experts_content(recipe: Recipe, experts: Experts) -> list[Any]:
-    """Digests of base and experts, and how they are opened."""
     checkpoints = experts.checkpoints()
     opening = {name: value for name, value in vars(recipe.opening).items() if name not in ("experts", "base")}
     base = None if recipe.base is None else _checkpoint_digest(checkpoints[""])

@@ -60,14 +60,17 @@ def find_suite(name: str) -> Row:
 def build_suite(
     name: str,
     *,
-    folder: Path,
-    data: Path | None = None,
+    folder: str | Path | None = None,
+    data: str | Path | None = None,
     base: str | None = None,
     device: str = "auto",
     say: Say = print,
 ) -> Suite:
-    """Build a suite in a folder; what is there already is kept."""
-    row = find_suite(name)
+    """Build a suite in a folder, the cache if None; what is there already is kept. `data`: a folder of the user's."""
+    from orthomerge.suites.suite import suite_root
+
+    row, place = find_suite(name), Path(folder) if folder else suite_root() / name
+    given = Path(data) if data else None
     module, _, function = row.maker.partition(":")
     build = getattr(import_module(f"orthomerge.suites.{module}"), function)
-    return cast("Suite", build(name=name, folder=folder, data=data, base=base, device=device, say=say))
+    return cast("Suite", build(name=name, folder=place, data=given, base=base, device=device, say=say))
