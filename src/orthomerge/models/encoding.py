@@ -166,7 +166,6 @@ def _forward(
     device: torch.device,
     task: str,
 ) -> torch.Tensor:
-    """The features of one batch, on the device."""
     if "input_ids" in inputs and "attention_mask" not in inputs:
         raise RecipeError(
             f"a batch of {task!r} has 'input_ids' without 'attention_mask', so padding would count as text; let the "
