@@ -238,8 +238,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(33, "left out", m.batch_norm, more=STATISTICS),
     # 34 no task, one task, one name twice
     Refused(34, "none", lambda w: w.experts.clear(), RECIPE, "nothing to merge", "orthomerge merge topic"),
-    Held(34, "tests/runs/test_recipe.py::test_names_that_differ_in_case_only"),
-    Held(34, "tests/runs/test_recipe.py::test_names_that_cannot_be_folders"),
+    Held(34, "tests/runs/test_recipe.py::test_names_of_experts"),
     Sound(34, "one", lambda w: w.experts.__delitem__(slice(1, None))),
     # 35 scales
     Refused(35, "NaN", nothing, RECIPE, "scale", "finite number", more="--set scale=.nan"),
