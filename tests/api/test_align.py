@@ -121,7 +121,7 @@ def test_infinity_is_a_word_in_the_manifest(merged: om.Model, data: dict[str, An
 
 def unfolded_logits(found: Any, head: Head, features: torch.Tensor) -> torch.Tensor:
     """Logits of head(A f + shift) in float64, the map before it was folded into the head."""
-    whole = head.with_tensors({key: tensor.double() for key, tensor in head.tensors().items()})
+    whole = head.to(torch.float64)
     return whole(features.double() @ found.A.T + (0 if found.shift is None else found.shift))
 
 

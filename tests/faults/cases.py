@@ -155,7 +155,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(20, "base", m.remote_model("base"), BROKEN, "base", "name it as 'family'", tensor="odd.OddModel"),
     Refused(20, "unknown model", m.remote_model("base", model_type="odd"), BROKEN, "base", "family: generic",
             tensor="odd.OddModel"),
-    Held(20, "tests/models/test_strangers.py::test_a_processor_with_code_is_neither_loaded_nor_copied"),
+    Held(20, "tests/models/test_untrusted_folders.py::test_a_processor_with_code_is_neither_loaded_nor_copied"),
     Sound(20, "asked for by name", m.remote_model("two"), more="--set family=bert"),
     # 21 file changed between plan and read
     Held(21, "tests/faults/test_cases.py::test_an_input_that_changes_meanwhile"),
