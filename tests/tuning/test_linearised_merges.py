@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from orthomerge.models.model import Model
 
 close = partial(torch.testing.assert_close, atol=2e-4, rtol=1e-4)  # weights are kept in float32: theta, not tau
-BASES = {"words": "bert", "levels": "vit"}
-
-
-@pytest.fixture(params=BASES)
-def task(request: pytest.FixtureRequest) -> Task:
-    chosen: Task = request.getfixturevalue(request.param)
-    return chosen
-
-
-@pytest.fixture
-def base(task: Task, bases: Path) -> Path:
-    return bases / BASES[task.name]
 
 
 @pytest.fixture
@@ -117,20 +105,14 @@ def test_a_base_of_another_make(
 ) -> None:
     tune(levels, tmp_path / "expert", mode="linearised", steps=1)
     experts = orthomerge.open({"t": tmp_path / "expert"}, base=bases / "vit")
-    other = orthomerge.open({"t": deeper(bases / "vit", tmp_path / "deeper")})
-    with pytest.raises(IncompatibleError, match="only one of base and model has the tensor"):
-        experts.teacher("t").linearised(other.base)
-
-
-def deeper(base: Path, out: Path) -> Path:
-    """A classifier with one layer more."""
     with quiet():
         from transformers import ViTConfig, ViTForImageClassification
 
-        config = ViTConfig.from_pretrained(base)
-        config.num_hidden_layers += 1
-        ViTForImageClassification(config).save_pretrained(out)
-    return out
+        config = ViTConfig.from_pretrained(bases / "vit", num_hidden_layers=3)  # one more
+        ViTForImageClassification(config).save_pretrained(tmp_path / "deeper")
+    other = orthomerge.open({"t": tmp_path / "deeper"})
+    with pytest.raises(IncompatibleError, match="only one of base and model has the tensor"):
+        experts.teacher("t").linearised(other.base)
 
 
 def test_opening_says_how_linearised_experts_are_scored(experts: Experts) -> None:
