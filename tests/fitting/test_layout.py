@@ -65,9 +65,7 @@ def test_tensors_lie_apart_and_aligned() -> None:
     assert stacked["a"].shape == (2, 3, 5)
     assert stacked["b"].tolist() == [64, 320 + 64]
     del tensors["c"]
-    with pytest.raises(
-        IncompatibleError, match=r"weights are missing for 'c'; all experts must be of one arch"
-    ):
+    with pytest.raises(IncompatibleError, match=r"weights are missing for 'c'; all experts must be of one arch"):
         layout.flat(tensors)
 
 
