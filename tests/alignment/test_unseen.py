@@ -8,24 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from tests.alignment.planted import doubles, exact, head_in, same_head, turn, weight_of
+from tests.alignment.planted import (
+    LINEAR,
+    RIGID,
+    SEES_A,
+    SEES_BOTH,
+    D,
+    doubles,
+    exact,
+    fit,
+    head_in,
+    same_head,
+    turn,
+    weight_of,
+)
 
-from orthomerge.alignment.aligners import Alignment, make_aligner
 from orthomerge.alignment.linear_maps import Invertible, Linear
 from orthomerge.alignment.rigid import Orthogonal
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
-
-D = 6
-RIGID = ("orthogonal", "similarity", "logit-procrustes")
-LINEAR = ("linear", "invertible", "affine", "ridge")
-SEES_A = exact(linear_head(torch.eye(D)))  # its aligned weight is A, and its bias the shift
-SEES_BOTH = exact(linear_head(torch.eye(D), torch.zeros(D)))
-
-
-def fit(name: str, pair: FeaturePair, head: Head, **options: Any) -> Alignment:
-    return make_aligner(name, options).fit(pair, head)
 
 
 def strongest(name: str) -> dict[str, Any]:
@@ -95,8 +97,7 @@ def test_an_infinite_kappa_with_a_bias_moves_the_means_alone(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", [*RIGID, *LINEAR, "scaling", "kl-map", "auto"])
 def test_heads_keep_their_dtype(name: str, dtype: torch.dtype) -> None:
-    head = head_of("plain")
-    head = head.with_tensors({key: tensor.to(dtype) for key, tensor in head.tensors().items()})
+    head = head_of("plain").to(dtype)
     expert = doubles(9 if name == "kl-map" else 60, D).float()
     found = head_in(fit(name, pair_of(expert @ turn(D).float(), expert), head).classifier)
     assert {tensor.dtype for tensor in found.tensors().values()} == {dtype}
