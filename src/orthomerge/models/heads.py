@@ -135,6 +135,10 @@ class Head:
         head = Head.of(tensors, self.labels, activation=self.activation)
         return replace(self, output=head.output, hidden=head.hidden)
 
+    def to(self, *where: Any, **how: Any) -> Head:
+        """The same head, its tensors detached and as `Tensor.to` makes them."""
+        return self.with_tensors({name: tensor.detach().to(*where, **how) for name, tensor in self.tensors().items()})
+
     def reading_as(self, other: Head) -> Head:
         """The same layers with the kind, pooling and maximum length of another head."""
         return replace(self, kind=other.kind, pooling=other.pooling, max_length=other.max_length)
