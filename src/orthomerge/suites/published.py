@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.data.raw import Problems
@@ -24,18 +25,11 @@ from orthomerge.data.rows import records
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.models.processing import TextProcessor
+from orthomerge.models.processing import Processor, TextProcessor
 from orthomerge.models.processors import load_processor
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
-from orthomerge.suites.suite import Suite, copy_base
+from orthomerge.suites.suite import Say, Suite, copy_base
 from orthomerge.suites.table import SUITES
-
-if TYPE_CHECKING:
-    import torch
-
-    from orthomerge.models.processing import Processor
-    from orthomerge.suites.suite import Say
-
 
 _CLIP_DATA = {  # "tanganke/TASK" for the other tasks
     "stanford-cars": "tanganke/stanford_cars",
@@ -146,8 +140,6 @@ class HalvesProcessor:
     inner: TextProcessor
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        import torch
-
         tokenizer, length = self.inner.tokenizer, self.inner.max_length
         cut = tokenizer(list(inputs), add_special_tokens=False, truncation=True, max_length=length - 3)["input_ids"]
         rows = torch.full((len(cut), length), tokenizer.pad_token_id)
