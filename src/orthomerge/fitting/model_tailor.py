@@ -25,11 +25,10 @@ from typing import Literal
 
 import torch
 
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, choices, finite, fraction
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import called, grams
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.options import choices, finite, fraction
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,8 @@ class ModelTailor:
     inputs: int = 128
 
     def __post_init__(self) -> None:
-        fraction("sparsity", self.sparsity, zero=True)
-        fraction("balance", self.balance, zero=True)
-        finite("scale", self.scale)
-        finite("damping", self.damping)
+        fraction(sparsity=self.sparsity, balance=self.balance, zero=True)
+        finite(scale=self.scale, damping=self.damping)
         if self.damping <= 0:
             raise RecipeError(f"'damping' must be positive, got {self.damping}")
         if self.sign not in (-1, 0, 1):

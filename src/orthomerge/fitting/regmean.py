@@ -30,12 +30,11 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, fraction
 from orthomerge.core.errors import NumericalError
 from orthomerge.fitting.grams import Layers, called, grams, least_squares, linear_layers, shrunk
 from orthomerge.fitting.inputs import Inputs
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.options import fraction
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class RegMean:
     blockwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        fraction("alpha", self.alpha, zero=True)
+        fraction(alpha=self.alpha, zero=True)
         at_least_one(inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:

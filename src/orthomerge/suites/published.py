@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from orthomerge.core.errors import CheckpointError, some
-from orthomerge.data.raw import Problems
+from orthomerge.data.labels import Problems
 from orthomerge.data.reading import read_task, split_off
 from orthomerge.data.rows import records
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task
