@@ -155,7 +155,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Refused(20, "base", m.remote_model("base"), BROKEN, "base", "name it as 'family'", tensor="odd.OddModel"),
     Refused(20, "unknown model", m.remote_model("base", model_type="odd"), BROKEN, "base", "family: generic",
             tensor="odd.OddModel"),
-    Held(20, "tests/models/test_strangers.py::test_a_processor_with_code_is_neither_loaded_nor_copied"),
+    Held(20, "tests/models/test_untrusted_folders.py::test_a_processor_with_code_is_neither_loaded_nor_copied"),
     Sound(20, "asked for by name", m.remote_model("two"), more="--set family=bert"),
     # 21 file changed between plan and read
     Held(21, "tests/faults/test_cases.py::test_an_input_that_changes_meanwhile"),
@@ -238,8 +238,7 @@ ROWS: tuple[Refused | Sound | Held, ...] = (
     Sound(33, "left out", m.batch_norm, more=STATISTICS),
     # 34 no task, one task, one name twice
     Refused(34, "none", lambda w: w.experts.clear(), RECIPE, "nothing to merge", "orthomerge merge topic"),
-    Held(34, "tests/runs/test_recipe.py::test_names_that_differ_in_case_only"),
-    Held(34, "tests/runs/test_recipe.py::test_names_that_cannot_be_folders"),
+    Held(34, "tests/runs/test_recipe.py::test_names_of_experts"),
     Sound(34, "one", lambda w: w.experts.__delitem__(slice(1, None))),
     # 35 scales
     Refused(35, "NaN", nothing, RECIPE, "scale", "finite number", more="--set scale=.nan"),
