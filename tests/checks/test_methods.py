@@ -58,7 +58,6 @@ class Mean:
         return self.scale / len(deltas) * torch.as_tensor(total)
 
 
-@dataclass(frozen=True)
 class Seedless(Mean):
     """The seed changes nothing."""
 
@@ -66,7 +65,6 @@ class Seedless(Mean):
         return self.scale * deltas.sum(0) / len(deltas)
 
 
-@dataclass(frozen=True)
 class Writing(Mean):
     """Writes into the deltas."""
 
@@ -74,7 +72,6 @@ class Writing(Mean):
         return super().merge(base, deltas.mul_(1.5), site=site).div_(1.5)
 
 
-@dataclass(frozen=True)
 class Blockwise(Mean):
     """Depends on the size of the blocks."""
 
@@ -82,7 +79,6 @@ class Blockwise(Mean):
         return super().merge(base, deltas, site=site) * (1.0 if deltas[0].numel() > 8 or len(deltas) == 1 else 0.9)
 
 
-@dataclass(frozen=True)
 class Unsteady(Mean):
     """Gives something else each time."""
 
@@ -92,7 +88,6 @@ class Unsteady(Mean):
         return super().merge(base, deltas, site=site) * (1 + 1e-7 * next(self.calls) * (len(deltas) > 1))
 
 
-@dataclass(frozen=True)
 class Normalised(Mean):
     """Divides by the spread of the experts, which identical experts do not have."""
 
@@ -102,7 +97,6 @@ class Normalised(Mean):
         return result if len(deltas) == 1 or not deltas.any() else result / spread
 
 
-@dataclass(frozen=True)
 class Shifted(Mean):
     """Changes the base where no expert has."""
 
@@ -110,7 +104,6 @@ class Shifted(Mean):
         return super().merge(base, deltas, site=site) + 1e-3 * (len(deltas) > 1)
 
 
-@dataclass(frozen=True)
 class Wide(Mean):
     """Answers in float64."""
 
@@ -118,7 +111,6 @@ class Wide(Mean):
         return super().merge(base, deltas, site=site).double()
 
 
-@dataclass(frozen=True)
 class Narrow(Mean):
     """Answers with one number per row where the base has a matrix, which would broadcast."""
 

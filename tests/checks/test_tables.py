@@ -63,44 +63,37 @@ class Same:
         return head
 
 
-@dataclass(frozen=True)
 class Unchecked(Same):
     def fit(self, pair: FeaturePair, head: Head) -> Alignment:
         return Alignment(head)
 
 
-@dataclass(frozen=True)
 class Unsteady(Same):
     def changed(self, pair: FeaturePair, head: Head) -> Head:
         return head.with_tensors({key: tensor + next(self.calls) for key, tensor in head.tensors().items()})
 
 
-@dataclass(frozen=True)
 class Restless(Same):
     def changed(self, pair: FeaturePair, head: Head) -> Head:
         return head.with_tensors({key: 2 * tensor for key, tensor in head.tensors().items()})
 
 
-@dataclass(frozen=True)
 class Wide(Same):
     def changed(self, pair: FeaturePair, head: Head) -> Head:
         return head.with_tensors({key: tensor.double() for key, tensor in head.tensors().items()})
 
 
-@dataclass(frozen=True)
 class Renamed(Same):
     def changed(self, pair: FeaturePair, head: Head) -> Head:
         return replace(head, labels=tuple(f"{label}?" for label in head.labels))
 
 
-@dataclass(frozen=True)
 class Fragile(Same):
     def changed(self, pair: FeaturePair, head: Head) -> Head:
         spread = (pair.merged.values - pair.merged.values.mean(0)).norm()  # zero for one input
         return head.with_tensors({key: tensor * spread / spread for key, tensor in head.tensors().items()})
 
 
-@dataclass(frozen=True)
 class Writing(Same):
     def changed(self, pair: FeaturePair, head: Head) -> Head:
         pair.merged.values.mul_(0.5)
@@ -150,7 +143,6 @@ class Mine(Current):
         return evidence.head
 
 
-@dataclass(frozen=True)
 class Careless(Mine):
     """Does not miss its evidence."""
 
@@ -158,14 +150,12 @@ class Careless(Mine):
         return evidence.head
 
 
-@dataclass(frozen=True)
 class Greedy(Mine):
     """Asks for what there is not."""
 
     needs: ClassVar[Any] = frozenset({"test labels"})
 
 
-@dataclass(frozen=True)
 class Blind(Mine):
     """Gives logits that are no numbers."""
 
@@ -200,7 +190,6 @@ class Average:
         return setting.mean_expert()
 
 
-@dataclass(frozen=True)
 class Drifting(Average):
     """Gives something else each time."""
 
@@ -208,7 +197,6 @@ class Drifting(Average):
         return setting.mean_expert() + next(self.calls)
 
 
-@dataclass(frozen=True)
 class Long(Average):
     """Gives weights of another length."""
 
@@ -216,7 +204,6 @@ class Long(Average):
         return setting.mean_expert()[1:]
 
 
-@dataclass(frozen=True)
 class Spoiling(Average):
     """Writes into the base."""
 
@@ -224,7 +211,6 @@ class Spoiling(Average):
         return setting.base.add_(1)
 
 
-@dataclass(frozen=True)
 class Normalised(Average):
     """Divides by what the experts changed."""
 
@@ -233,7 +219,6 @@ class Normalised(Average):
         return torch.addcdiv(setting.base, change, change.norm())
 
 
-@dataclass(frozen=True)
 class Headless(Average):
     """Gives no heads."""
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-from html.parser import HTMLParser
 
 import pytest
 
-from orthomerge.core.table import Cell, Table, csv_text, latex_escape, markdown_escape, number, plain
+from orthomerge.core.table import Table, csv_text, latex_escape, markdown_escape, number, plain
 
 SCRIPT = "<script>alert(1)</script>"
 BIDI = "a\u202eb"
@@ -61,26 +60,6 @@ def test_latex() -> None:
     ]
 
 
-def test_html() -> None:
-    names = '<th scope="col">method</th><th scope="col" class="n">mean</th><th scope="col" class="n">n</th>'
-    assert SCORES.html().split("\n") == [
-        "<table>",
-        "<caption>Scores &amp; more</caption>",
-        f"<thead><tr>{names}</tr></thead>",
-        "<tbody>",
-        '<tr><th scope="row">ties</th><td class="n"><strong>84.0</strong></td><td class="n">2</td></tr>',
-        '<tr><th scope="row">a|b_c</th><td class="n"></td><td class="n">1000</td></tr>',
-        "</tbody>",
-        "</table>",
-    ]
-
-
-def test_a_text_that_was_cut_is_there_in_full() -> None:
-    table = Table.of("", ("name", "hash"), (("a", Cell("abab", 'blake3:ababab"')),))
-    assert '<td class="n"><code title="blake3:ababab&quot;">abab</code></td>' in table.html()
-    assert table.text().split("\n")[1] == "a     abab"
-
-
 def test_programs_read_numbers_that_are_not_rounded() -> None:
     assert SCORES.json_rows() == [
         {"method": "ties", "mean": 84.04, "n": 2},
@@ -123,7 +102,7 @@ def test_every_letter_can_be_seen(text: str, shown: str) -> None:
 
 def test_no_form_passes_on_what_cannot_be_seen() -> None:
     table = Table.of(BIDI, (BIDI,), ((f"\x1b[2J{BIDI}\r\x85\ud83d",),), note=BIDI)
-    for form in (table.text(), table.markdown(), table.latex(BIDI), csv_text([BIDI], [[BIDI]]), table.html()):
+    for form in (table.text(), table.markdown(), table.latex(BIDI), csv_text([BIDI], [[BIDI]])):
         assert all(letter == "\n" or letter.isprintable() for letter in form)
         assert "u202eb" in form
         form.encode()
@@ -159,18 +138,6 @@ def test_latex_prints_what_is_written(text: str, escaped: str) -> None:
 )
 def test_markdown_shows_what_is_written(text: str, escaped: str) -> None:
     assert markdown_escape(text) == escaped
-
-
-def test_html_holds_no_markup_but_ours() -> None:
-    tags: list[str] = []
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            tags.append(tag)
-
-    table = Table.of(SCRIPT, (SCRIPT, '"><img src=x>'), ((SCRIPT, Cell("<b>", best=True)),))
-    Reader().feed(table.html())
-    assert set(tags) == {"table", "caption", "thead", "tbody", "tr", "th", "td", "strong"}
 
 
 @pytest.mark.parametrize("text", SIGNS)

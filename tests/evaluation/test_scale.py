@@ -12,6 +12,7 @@ from tests.evaluation.making import encoded, without_labels
 
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import RecipeError
+from orthomerge.core.progress import Progress
 from orthomerge.core.schema import maker_of, schema
 from orthomerge.evaluation.metrics import predict
 from orthomerge.evaluation.scale import GRID, ScaleSearch, Span, arithmetic, scales, search_scale, span_of
@@ -22,7 +23,7 @@ from orthomerge.models.model_data import loaded
 SCALED = [name for name, row in METHODS.items() if "scale" in schema(maker_of(row))]
 
 
-class Said:
+class Said(Progress):
     """Progress that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -30,8 +31,6 @@ class Said:
 
     def stage(self, title: str, total: int | None) -> None:
         self.stages.append(title)
-
-    def advance(self, count: int) -> None: ...
 
 
 def predictions(toy: Toy, model: Model, task: str) -> torch.Tensor:

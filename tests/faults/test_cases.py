@@ -24,6 +24,7 @@ from tests.faults.corruptions import QUERY, World, cut
 
 from orthomerge.cli.app import main
 from orthomerge.core.errors import CheckpointError, OrthomergeError
+from orthomerge.core.progress import Progress
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
@@ -225,13 +226,11 @@ def test_labels_in_any_writing(world: World, run: Run) -> None:
     assert verify_folder(world.out) == []
 
 
-class _Meddler:
+class _Meddler(Progress):
     """Changes an input while it is merged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    def stage(self, title: str, total: int | None) -> None: ...
 
     def advance(self, count: int) -> None:
         os.utime(self.path, ns=(1, 1))

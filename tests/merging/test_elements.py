@@ -1,39 +1,72 @@
-"""Element methods: MagMax, consensus, breadcrumbs and the steps of TIES."""
+"""Methods that merge entry by entry: theorems, their formulas written out naively, and options that are refused."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import combinations
+from typing import Any, get_args
 
 import pytest
 import torch
+from tests.merging.making import merged, normal, random_vectors, stacked, vectors_of
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
-from orthomerge.merging.elements import Breadcrumbs, Consensus, MagMax
-from orthomerge.merging.ties import ties_per_tensor
+from orthomerge.core.schema import maker_of, schema
+from orthomerge.merging.angles import ModelStock, Slerp
+from orthomerge.merging.dare import Dare, dare, dare_mergekit, dare_ties, dare_ties_mergekit
+from orthomerge.merging.elements import Breadcrumbs, Consensus, MagMax, TaskArithmetic
+from orthomerge.merging.methods import METHODS, make_method
+from orthomerge.merging.ties import Ties, ties, ties_fusionbench, ties_per_tensor, ties_sum
 from orthomerge.merging.vectors import TaskVectors
 
-Merge = Callable[..., dict[str, torch.Tensor]]
-Make = Callable[..., TaskVectors]
+ELEMENT = [name for name, row in METHODS.items() if not row.matrices]
+TASKS = ("a", "b", "c")
 
 
-def test_by_hand(vectors_of: Make, merged: Merge) -> None:
-    vectors = vectors_of([1, -5, 2, 0, 3], [-2, 4, -2, 0, -3], [0, 1, 1, 0, 3])
-    assert merged(MagMax(0.5), vectors)["w"].tolist() == [-1, -2.5, -1, 0, 1.5]
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())
 
 
-def test_idempotent(random_vectors: Make, merged: Merge, vectors_of: Make) -> None:
-    once = merged(MagMax(1.0), random_vectors())["m"]
-    assert torch.equal(merged(MagMax(1.0), vectors_of(once, once))["w"], once)
+def reversed_order(vectors: TaskVectors) -> TaskVectors:
+    return TaskVectors(dict(reversed(list(vectors.vectors.items()))))
 
 
-def test_the_order_matters_only_among_equals(random_vectors: Make, merged: Merge) -> None:
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("name", ELEMENT)
+def test_the_size_of_blocks_changes_no_bit(name: str, coarse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where equal entries and sums of zero abound either, nor where the runs of statistics cut across blocks."""
+    monkeypatch.setattr("orthomerge.merging.statistics._RUN", 50)
+    count = METHODS[name].experts[1] or 3
+    method = make_method(name, {}, tasks=TASKS[:count])
+    whole, *others = (
+        merged(method, random_vectors(tile=tile, coarse=coarse, experts=count)) for tile in (1 << 40, 64, 7)
+    )
+    assert all(same(whole, other) for other in others)
+
+
+FAITHFUL: list[tuple[str, Any]] = [(name, row.faithful) for name, row in METHODS.items() if not row.matrices]
+FAITHFUL += [("ties@fusionbench", {"density": 1.0, "scale": 1.0, "merge": merge}) for merge in ("mean", "max")]
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in FAITHFUL if not isinstance(case[1], str)])
+def test_one_expert_comes_back_bit_for_bit(name: str, options: dict[str, Any]) -> None:
+    vectors = random_vectors(experts=1)
+    result = merged(make_method(name, options, tasks=("a",)), vectors)
+    assert all(torch.equal(delta, vectors.vectors["a"][key]) for key, delta in result.items())
+
+
+# MagMax, consensus, breadcrumbs.
+
+
+def test_magmax_is_idempotent_and_the_order_matters_only_among_equals() -> None:
     vectors = random_vectors()
-    swapped = TaskVectors(dict(reversed(list(vectors.vectors.items()))))
-    assert torch.equal(merged(MagMax(), vectors)["m"], merged(MagMax(), swapped)["m"])
+    once = merged(MagMax(1.0), vectors)["m"]
+    assert torch.equal(merged(MagMax(1.0), vectors_of(once, once))["w"], once)
+    assert torch.equal(merged(MagMax(1.0), reversed_order(vectors))["m"], once)
 
 
-def test_against_argmax(random_vectors: Make, merged: Merge, stacked: Merge) -> None:
+def test_magmax_against_argmax() -> None:
     vectors = random_vectors(coarse=True, experts=5)
     result = merged(MagMax(1.0), vectors)
     for key, deltas in stacked(vectors).items():
@@ -42,70 +75,18 @@ def test_against_argmax(random_vectors: Make, merged: Merge, stacked: Merge) -> 
             assert torch.equal(result[key], latest.gather(0, latest.abs().argmax(0, keepdim=True))[0])
 
 
-def test_consensus_by_hand(vectors_of: Make, merged: Merge) -> None:
-    # tau_m = [3, 10, 0, 2, 0]. Who uses an entry, with lambda = 0.5, |tau| > 0.5 |rest|?
-    #   1, 2:  1 > 1 no, 2 > 0.5 yes                 one user
-    #   9, 1:  9 > 0.5, 1 > 4.5 no                   one user
-    #   4, -4: 4 > 2, 4 > 2                          two users, but nothing in sum
-    #   1, 1:  1 > 0.5, 1 > 0.5                      two users
-    #   0, 0                                         none
-    vectors = vectors_of([1, 9, 4, 1, 0], [2, 1, -4, 1, 0])
-    assert merged(Consensus(0.5, agree=2, scale=1.0), vectors)["w"].tolist() == [0, 0, 0, 2, 0]
-    assert merged(Consensus(0.5, agree=1, scale=2.0), vectors)["w"].tolist() == [6, 20, 0, 4, 0]
-    assert merged(Consensus((0.1, 0.5), agree=2, scale=1.0), vectors)["w"].tolist() == [3, 0, 0, 2, 0]
-
-
-def test_a_threshold_of_zero_keeps_every_entry_that_is_used(random_vectors: Make, merged: Merge) -> None:
+def test_a_threshold_of_zero_keeps_every_entry_that_is_used() -> None:
     vectors = random_vectors()
     expected = sum((vector["m"] for vector in vectors.vectors.values()), torch.zeros(()))
     assert torch.equal(merged(Consensus(0.0, agree=3, scale=1.0), vectors)["m"], expected)
 
 
-def test_against_the_formula(random_vectors: Make, merged: Merge, stacked: Merge) -> None:
+def test_consensus_against_the_formula() -> None:
     vectors = random_vectors(experts=4, coarse=True)
     result = merged(Consensus(0.4, agree=2), vectors)
     for key, deltas in stacked(vectors).items():
         uses = deltas.abs() > 0.4 * (deltas.sum(0) - deltas).abs()
         torch.testing.assert_close(result[key], 0.3 * deltas.sum(0) * (uses.sum(0) >= 2))
-
-
-def test_more_agreement_than_experts_is_refused(vectors_of: Make, merged: Merge) -> None:
-    with pytest.raises(RecipeError, match=r"'agree' is 3, but there are 2 experts: .* set it to at most 2"):
-        merged(Consensus(agree=3), vectors_of([1.0], [2.0]))
-
-
-def test_agreement_of_nobody_is_refused() -> None:
-    with pytest.raises(RecipeError, match="'agree' must be at least 1, got 0"):
-        Consensus(agree=0)
-
-
-TEN = [1, -2, 3, -4, 5, -6, 7, -8, 9, -10]
-
-
-@pytest.mark.parametrize(
-    ("density", "gamma", "expected"),
-    [
-        (0.5, 0.2, [0, 0, 0, -4, 5, -6, 7, -8, 0, 0]),
-        (0.5, 0.0, [0, 0, 0, 0, 0, -6, 7, -8, 9, -10]),
-        (0.9, 0.3, [1, -2, 3, -4, 5, -6, 7, -8, 9, 0]),  # they do not both fit: fewer outliers go
-        (1.0, 0.3, TEN),
-        (0.05, 0.1, [0] * 10),
-    ],
-)
-def test_breadcrumbs_by_hand(
-    density: float, gamma: float, expected: list[float], vectors_of: Make, merged: Merge
-) -> None:
-    assert merged(Breadcrumbs(density, gamma, 1.0), vectors_of(TEN))["w"].tolist() == expected
-
-
-def test_equal_entries_stay_together(vectors_of: Make, merged: Merge) -> None:
-    vectors = vectors_of([3, 3, -3, 1, 1, 1, 1, 1, 0, 9])
-    assert merged(Breadcrumbs(0.4, 0.2, 1.0), vectors)["w"].tolist() == [3, 3, -3, 1, 1, 1, 1, 1, 0, 0]
-
-
-def test_without_outliers_it_is_a_trim(vectors_of: Make, merged: Merge) -> None:
-    vectors = vectors_of(torch.randn(300, generator=torch.Generator().manual_seed(0)))
-    assert torch.equal(merged(Breadcrumbs(0.3, 0.0, 1.0), vectors)["w"], merged(ties_per_tensor(0.3), vectors)["w"])
 
 
 def _naive(delta: torch.Tensor, density: float, gamma: float) -> torch.Tensor:
@@ -121,13 +102,7 @@ def _naive(delta: torch.Tensor, density: float, gamma: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("density", [0.01, 0.5, 0.9, 0.995, 1.0])
 @pytest.mark.parametrize("gamma", [0.0, 0.01, 0.2])
-def test_against_sorting(
-    density: float,
-    gamma: float,
-    random_vectors: Make,
-    merged: Merge,
-    stacked: Merge,
-) -> None:
+def test_breadcrumbs_against_sorting(density: float, gamma: float) -> None:
     vectors = random_vectors()
     result = merged(Breadcrumbs(density, gamma, (0.1, 0.2, 0.3)), vectors)
     for key, deltas in stacked(vectors).items():
@@ -135,35 +110,170 @@ def test_against_sorting(
         torch.testing.assert_close(result[key], torch.stack(kept).sum(0), rtol=1e-6, atol=1e-9)
 
 
-ROWS = [torch.tensor([1.0, -2.0, 3.0, 2.0, 0.0]), torch.tensor([2.0, 1.0, -5.0, -2.0, 0.0])]
-SIGN = torch.tensor([1.0, -1.0, -1.0, 1.0, 1.0])
+# Model Stock and spherical interpolation.
 
 
-def test_trim_keeps_what_is_as_large_as_the_threshold() -> None:
-    row = torch.tensor([0.5, -0.5, 0.49999997, 0.0, -3.0])
-    assert trim([row], [0.5])[0].tolist() == [0.5, -0.5, 0.0, 0.0, -3.0]
+def test_model_stock_against_the_formula() -> None:
+    experts = [normal(20, 30, scale=1.0) + normal(20, 30, seed=seed, scale=1.0) for seed in range(1, 5)]
+    pairs = [torch.cosine_similarity(a.flatten(), b.flatten(), dim=0) for a, b in combinations(experts, 2)]
+    cos = float(torch.stack(pairs).mean())
+    expected = 4 * cos / (1 + 3 * cos) * torch.stack(experts).mean(0)
+    torch.testing.assert_close(merged(ModelStock(), vectors_of(*experts))["w"], expected)
 
 
-def test_trim_at_the_ends() -> None:
-    row = torch.tensor([1e-45, -1.0, 3.4028235e38, 0.0])
-    nothing, everything, smallest = trim([row] * 3, [float("inf"), 0.0, float(row[0])])
-    assert not nothing.any()
-    assert everything is row
-    assert torch.equal(smallest, row)
+BASE, FIRST, SECOND = normal(3, 6, 7, scale=1.0)
 
 
-def test_a_sum_of_zero_elects_plus() -> None:
-    assert torch.equal(elect_sign(ROWS), SIGN)
+@pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
+def test_slerp_against_the_definition(t: float) -> None:
+    a, b = FIRST.double(), SECOND.double()
+    w = math.acos(float((a * b).sum() / (a.norm() * b.norm())))
+    expected = (math.sin((1 - t) * w) * a + math.sin(t * w) * b) / math.sin(w)
+    result = BASE + merged(Slerp(t), vectors_of(FIRST - BASE, SECOND - BASE, base={"w": BASE}))["w"]
+    torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-6)
 
 
-def test_disjoint_merges() -> None:
-    assert total(ROWS).tolist() == [3.0, -1.0, -2.0, 0.0, 0.0]
-    assert disjoint_sum(ROWS, SIGN).tolist() == [3.0, -2.0, -5.0, 2.0, 0.0]
-    assert disjoint_mean(ROWS, SIGN).tolist() == [1.5, -2.0, -5.0, 2.0, 0.0]
-    assert disjoint_max(ROWS, SIGN).tolist() == [2.0, -2.0, -5.0, 2.0, 0.0]
+def test_the_ends_of_slerp_are_the_experts_and_nearly_parallel_weights_are_interpolated_linearly() -> None:
+    vectors = vectors_of(FIRST, SECOND, base={"w": BASE})
+    assert torch.equal(merged(Slerp(0.0), vectors)["w"], vectors.vectors["a"]["w"])
+    assert torch.equal(merged(Slerp(1.0), vectors)["w"], vectors.vectors["b"]["w"])
+    vectors = vectors_of(FIRST * 1e-3, SECOND * 1e-3, base={"w": BASE})
+    first, second = (vector["w"] for vector in vectors.vectors.values())
+    torch.testing.assert_close(merged(Slerp(0.25), vectors)["w"], 0.75 * first + 0.25 * second)
 
 
-def test_disjoint_mean_with_factors_and_votes() -> None:
-    assert disjoint_mean(ROWS, SIGN, factors=(10.0, 1.0)).tolist() == [6.0, -20.0, -5.0, 20.0, 0.0]
-    assert disjoint_mean(ROWS, SIGN, votes=(0.5, 0.25)).tolist() == [4.0, -4.0, -20.0, 4.0, 0.0]
-    assert disjoint_mean(ROWS, SIGN, votes=(1.0, -1.0)).tolist() == [3.0, -2.0, 5.0, 2.0, 0.0]  # 1 - 1: left
+# TIES and DARE. Other implementations: `test_references`.
+
+
+def test_the_default_is_the_papers() -> None:
+    assert Ties() == ties()
+
+
+def test_of_one_tensor_all_trims_are_the_same() -> None:
+    vectors = vectors_of(*normal(3, 400))
+    assert same(merged(ties_per_tensor(), vectors), merged(ties(), vectors))
+    one = vectors_of(normal(300))
+    assert same(merged(Breadcrumbs(0.3, 0.0, 1.0), one), merged(ties_per_tensor(0.3), one))
+
+
+def test_a_sum_is_a_mean_times_those_that_agree() -> None:
+    vectors = random_vectors()
+    means, sums = merged(ties(0.5), vectors), merged(ties_sum(0.5, scale=1.0), vectors)
+    ratio = torch.cat([(sums[key] / means[key]).flatten() for key in sums])
+    ratio = ratio[~ratio.isnan()]
+    torch.testing.assert_close(ratio, ratio.round())
+    assert set(ratio.round().tolist()) == {1.0, 2.0, 3.0}
+
+
+def test_entries_are_dropped_or_enlarged() -> None:
+    result = merged(Dare(density=0.25, scale=0.5), vectors_of([1.0] * 4000))["w"]
+    assert set(result.tolist()) == {0.0, 2.0}
+    assert abs(float((result > 0).float().mean()) - 0.25) < 0.03
+
+
+def test_without_dropping_it_is_task_arithmetic_or_ties() -> None:
+    vectors = random_vectors()
+    assert same(merged(dare(0.0, (0.1, 0.2, 0.3)), vectors), merged(TaskArithmetic((0.1, 0.2, 0.3)), vectors))
+    assert same(merged(dare_ties(0.0, 0.3), vectors), merged(ties_sum(0.3, 0.5), vectors))
+
+
+def test_dare_is_unbiased_over_seeds() -> None:
+    vectors = vectors_of([1.0, -2.0, 0.5], [3.0, 0.1, -0.5])
+    mean = sum(merged(dare(0.5, 1.0, seed), vectors)["w"] for seed in range(500)) / 500
+    # The standard error of entry j is |(tau_1j, tau_2j)| / sqrt(500).
+    errors = torch.tensor([10.0, 4.01, 0.5]).sqrt() / 500**0.5
+    assert bool(((mean - torch.tensor([4.0, -1.9, 0.0])).abs() < 4 * errors).all())
+
+
+def test_the_draws_belong_to_the_expert_not_to_its_place() -> None:
+    vectors = vectors_of(*normal(2, 50))
+    torch.testing.assert_close(merged(Dare(), vectors)["w"], merged(Dare(), reversed_order(vectors))["w"])
+
+
+def test_the_norm_of_each_tensor_is_restored() -> None:
+    vectors = random_vectors(experts=1)
+    for key, delta in merged(dare_mergekit(0.5), vectors).items():
+        if delta.any():
+            torch.testing.assert_close(delta.abs().sum(), vectors.vectors["a"][key].abs().sum())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [dare(), dare_mergekit(), dare_ties_mergekit(), dare_ties(density=1.0), ties(1.0), ties_per_tensor(1.0)],
+    ids=repr,
+)
+def test_nothing_is_read_before_the_merge_when_norms_and_thresholds_are_not_needed(
+    method: Dare | Ties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = vectors_of([1.0], [2.0])
+    monkeypatch.setattr(TaskVectors, "block", lambda *_: pytest.fail("was read"))
+    method.survey(vectors)
+
+
+# What is refused.
+
+
+def _makers(option: str) -> list[Callable[..., Any]]:
+    """Everything that has an option: rows, and the classes with every choice open."""
+    makers: list[Callable[..., Any]] = [Ties, Dare, *(maker_of(METHODS[name]) for name in ELEMENT)]
+    return [maker for maker in makers if option in schema(maker)]
+
+
+VALUES: list[tuple[str, tuple[Any, ...], str]] = [
+    ("density", (0.0, -0.1, 1.01, float("nan")), r"'density' must be in \(0, 1\], got"),
+    ("drop", (1.0, -0.1), r"'drop' must be in \[0, 1\), got"),
+    ("gamma", (1.0, -0.1), r"'gamma' must be in \[0, 1\), got"),
+    ("t", (1.1, -0.1), r"'t' must be in \[0, 1\], got"),
+    ("agree", (0,), "'agree' must be at least 1, got 0"),
+    ("scale", (float("inf"),), "'scale' must be a finite number, got inf"),
+    ("weights", ((1.0, float("nan")),), "'weights' must be a finite number, got nan"),
+    ("threshold", (float("nan"),), "'threshold' must be a finite number"),
+]
+REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (maker, {option: value}, message)
+    for option, values, message in VALUES
+    for maker in _makers(option)
+    for value in values
+]
+REFUSED += [
+    (ties_fusionbench, {"merge": "means"}, "'merge' must be sum, mean or max, got 'means'; did you mean 'mean'"),
+    (Ties, {"trim": "means"}, "'trim' must be model or tensor, got 'means'"),
+    (Ties, {"weigh": "after", "merge": "max"}, "'merge' must be 'mean' where 'weigh' is 'after', got 'max'"),
+    (Dare, {"elect": "yes"}, "'elect' must be no, weighted or unweighted, got 'yes'"),
+    (Dare, {"elect": "unweighted", "normalize": True}, "'normalize' must be false where 'elect' is 'unweighted'"),
+]
+
+
+@pytest.mark.parametrize(("maker", "options", "message"), REFUSED)
+def test_options_that_are_refused(maker: Callable[..., Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        maker(**options)
+
+
+PER_EXPERT = [
+    (maker, option)
+    for option in ("weights", "scale", "threshold")
+    for maker in _makers(option)
+    if tuple[float, ...] in get_args(schema(maker)[option][0])
+]
+
+
+@pytest.mark.parametrize(("maker", "option"), PER_EXPERT)
+def test_one_number_for_three_experts_is_refused(maker: Callable[..., Any], option: str) -> None:
+    method = maker(**{option: (1.0,)}, **({"agree": 1} if maker is Consensus else {}))
+    with pytest.raises(RecipeError, match="1 numbers were given for 3 experts; give one, or one each"):
+        merged(method, random_vectors())
+
+
+@pytest.mark.parametrize(
+    ("method", "count", "message"),
+    [
+        (Consensus(agree=3), 2, r"'agree' is 3, but there are 2 experts: .* set it to at most 2"),
+        (ModelStock(), 1, "model stock needs at least 2 experts, whose angle decides, got 1"),
+        (Slerp(), 1, "slerp merges exactly 2 experts, got 1"),
+        (Slerp(), 3, "slerp merges exactly 2 experts, got 3"),
+    ],
+)
+def test_numbers_of_experts_that_are_refused(method: Any, count: int, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        merged(method, vectors_of(*[[1.0]] * count))

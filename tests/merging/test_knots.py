@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from tests.merging.making import merged, random_vectors, vectors_of
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging import knots
-from orthomerge.merging.kinds import SurveyMethod, TensorMethod
 from orthomerge.merging.knots import Knots, Parts, joint_basis, joint_basis_of_factors, parts, parts_of_factors
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.vectors import InMemory, TaskVector, TaskVectors
 
-Merge = Callable[[TensorMethod | SurveyMethod, TaskVectors], dict[str, torch.Tensor]]
 SHAPES: dict[str, tuple[int, ...]] = {"q": (12, 9), "up": (20, 6), "down": (6, 20), "bias": (7,), "conv": (4, 3, 2)}
 RANKS = (2, 1, 3)  # each expert has its own
 
@@ -73,26 +72,26 @@ def near(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], *, share:
     ("merger", "options"),
     [("task_arithmetic", {"scale": (0.3, 0.7, -1.1)}), ("average", {}), ("dare", {"drop": 0.0, "scale": 0.4})],
 )
-def test_what_is_linear_gives_the_same_with_knots(merged: Merge, thin: bool, merger: str, options: Any) -> None:
+def test_what_is_linear_gives_the_same_with_knots(thin: bool, merger: str, options: Any) -> None:
     vectors = experts(thin=thin)
     alone: Any = make_method(merger, options, tasks=("a", "b", "c"))
     assert near(merged(make(merger, **options), vectors), merged(alone, vectors))
 
 
-def test_full_experts_lose_nothing(merged: Merge, random_vectors: Callable[..., TaskVectors]) -> None:
+def test_full_experts_lose_nothing() -> None:
     vectors = random_vectors()
     alone: Any = make_method("task_arithmetic", {"scale": 0.3}, tasks=("a", "b", "c"))
     assert near(merged(make("task_arithmetic", scale=0.3), vectors), merged(alone, vectors))
 
 
 @pytest.mark.parametrize("merger", ["ties", "ties_sum", "ties_per_tensor", "ties@peft", "magmax"])
-def test_factors_and_dense_updates_give_the_same(merged: Merge, merger: str) -> None:
+def test_factors_and_dense_updates_give_the_same(merger: str) -> None:
     options: dict[str, Any] = {} if merger == "magmax" else {"density": 0.37}
     thin, dense = (merged(make(merger, **options), experts(thin=thin)) for thin in (True, False))
     assert near(thin, dense, share=1e-4)
 
 
-def test_a_planted_basis_by_hand(merged: Merge, vectors_of: Callable[..., TaskVectors]) -> None:
+def test_a_planted_basis_by_hand() -> None:
     """M_t = Q D_t, the rows of [D_1 D_2] orthogonal: U is Q up to signs, and TIES works on the D_t."""
     Q = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(3))).Q
     one = torch.tensor([[6.0, 5.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
@@ -105,7 +104,7 @@ def test_a_planted_basis_by_hand(merged: Merge, vectors_of: Callable[..., TaskVe
     assert not torch.allclose(merged(plain, vectors_of(Q @ one, Q @ two))["w"], found, atol=0.1)
 
 
-def test_the_authors_steps_written_out(merged: Merge) -> None:
+def test_the_authors_steps_written_out() -> None:
     """gstoica27/KnOTS, task_merger.py: S V_t of all layers in one row, its top k, elect, disjoint mean, U times it."""
     density, scale, vectors = 0.3, 0.6, experts()
     bases, rows, widths = {}, [], {}
@@ -143,7 +142,7 @@ def test_the_joint_basis_is_the_same_from_factors_and_spans_all() -> None:
         torch.testing.assert_close((U @ parts(U, updates).double()).float(), updates, atol=1e-5, rtol=1e-5)
 
 
-def test_rank_is_what_there_is(merged: Merge) -> None:
+def test_rank_is_what_there_is() -> None:
     twice = experts(ranks=(2, 2))
     a, b = twice.vectors["a"], twice.vectors["b"]
     deficient = TaskVectors({"a": a, "b": a * 2.0, "c": a + b})  # seven columns of factors, four directions
@@ -154,7 +153,7 @@ def test_rank_is_what_there_is(merged: Merge) -> None:
         assert not any(tensor.any() for tensor in merged(method, nothing).values())
 
 
-def test_experts_may_adapt_different_tensors(merged: Merge) -> None:
+def test_experts_may_adapt_different_tensors() -> None:
     vectors = experts(ranks=(2, 3))
     (_, first), (_, second) = (vector.terms[0] for vector in vectors.vectors.values())
     assert isinstance(first, Products)
@@ -177,12 +176,12 @@ def test_the_survey_multiplies_no_factors() -> None:
     assert [part.deltas.shape for part in Parts(vectors).blocks(keys=keys)] == [(3, 6, 9), (3, 6, 6), (3, 6, 20)]
 
 
-def test_a_table_is_decomposed_on_the_side_of_its_features(vectors_of: Callable[..., TaskVectors]) -> None:
+def test_a_table_is_decomposed_on_the_side_of_its_features() -> None:
     tables = [{"embeddings.word.weight": torch.randn(40, 3)} for _ in range(2)]
     assert Parts(vectors_of(*tables)).shapes == {"embeddings.word.weight": (3, 40)}
 
 
-def test_bases_that_are_not_kept_are_made_again(merged: Merge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bases_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = merged(make("dare_ties"), experts())
     monkeypatch.setattr(knots, "_KEPT", 0)
     again = merged(make("dare_ties"), experts())

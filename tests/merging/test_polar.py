@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orthomerge.core.errors import NumericalError
-from orthomerge.merging.polar import is_table, joined, polar, svd
+from orthomerge.merging.polar import is_table, polar, svd
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -118,19 +118,6 @@ def test_zero_has_no_directions(shape: tuple[int, int]) -> None:
     assert torch.equal(polar(torch.zeros(shape), key="w"), torch.zeros(shape, dtype=torch.float64))
 
 
-def test_joined_puts_directions_side_by_side() -> None:
-    U, s, Vh = joined([svd(normal(6, 2), key="w"), svd(torch.zeros(6, 2), key="w"), svd(normal(6, 2), key="w")])
-    assert (U.shape, s.shape, Vh.shape) == ((6, 4), (4,), (4, 2))
-
-
-def test_nothing_is_mutated_and_bytes_repeat() -> None:
-    X = normal(30, 8)
-    before = X.clone()
-    assert torch.equal(polar(X, key="w"), polar(X, key="w"))
-    assert all(torch.equal(a, b) for a, b in zip(svd(X, key="w"), svd(X, key="w"), strict=True))
-    assert torch.equal(X, before)
-
-
 def test_other_solvers_take_over(monkeypatch: pytest.MonkeyPatch) -> None:
     X = normal(40, 10)
     expected, W = svd(X, key="w"), polar(X, key="w")
@@ -160,24 +147,14 @@ def test_non_finite_is_refused(bad: float) -> None:
         polar(X.T, key="q.weight")
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "bert.embeddings.word_embeddings.weight",
-        "embeddings.position_embeddings.weight",
-        "visual.positional_embedding",
-        "shared.weight",
-        "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-        "transformer.wte.weight",
-        "PositionTable.weight",
-    ],
-)
+TABLES = [
+    *("bert.embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight", "visual.positional_embedding"),
+    *("shared.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    *("transformer.wte.weight", "PositionTable.weight"),
+]
+LINEAR = ["encoder.layer.0.attention.self.query.weight", "visual.proj", "pooler.dense.weight", "w"]
+
+
+@pytest.mark.parametrize("key", [*TABLES, *LINEAR])
 def test_tables_by_name(key: str) -> None:
-    assert is_table(key)
-
-
-@pytest.mark.parametrize(
-    "key", ["encoder.layer.0.attention.self.query.weight", "visual.proj", "pooler.dense.weight", "w"]
-)
-def test_linear_weights_are_no_tables(key: str) -> None:
-    assert not is_table(key)
+    assert is_table(key) == (key in TABLES)

@@ -3,23 +3,41 @@
 A reference gets the deltas [T, *shape] of every tensor and the options of the entry, and leaves `scale` to the test.
 """
 
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import product
 from math import prod
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from tests.merging.making import merged, random_vectors, stacked
 
 from orthomerge.merging.dare import keep_mask
 from orthomerge.merging.kinds import Site
 from orthomerge.merging.methods import METHODS, make_method
-from orthomerge.merging.vectors import TaskVectors
 
 Deltas = dict[str, torch.Tensor]
 Options = Mapping[str, Any]
-Make = Callable[..., TaskVectors]
+
+
+@cache
+def peft() -> ModuleType:
+    """The module peft.utils.merge_utils alone: importing all of PEFT takes ten seconds."""
+    package = importlib.util.find_spec("peft")
+    assert package is not None
+    assert package.origin is not None
+    spec = importlib.util.spec_from_file_location(
+        "peft_merge_utils", f"{Path(package.origin).parent}/utils/merge_utils.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def masks(key: str, deltas: torch.Tensor, keep: float, seed: int) -> torch.Tensor:
@@ -102,9 +120,10 @@ def ties_mergekit(deltas: Deltas, options: Options) -> Deltas:
     return {key: one(rows) if rows.numel() else rows[0] for key, rows in deltas.items()}
 
 
-def ties_peft(deltas: Deltas, options: Options, peft: ModuleType) -> Deltas:
+def ties_peft(deltas: Deltas, options: Options) -> Deltas:
     return {
-        key: peft.ties(list(rows), column(options, rows).flatten(), options["density"]) for key, rows in deltas.items()
+        key: peft().ties(list(rows), column(options, rows).flatten(), options["density"])
+        for key, rows in deltas.items()
     }
 
 
@@ -166,14 +185,14 @@ def dare_ties_mergekit(deltas: Deltas, options: Options) -> Deltas:
     return {key: one(key, rows) for key, rows in deltas.items()}
 
 
-def peft_with_our_draws(name: str) -> Callable[[Deltas, Options, ModuleType], Deltas]:
-    def reference(deltas: Deltas, options: Options, peft: ModuleType) -> Deltas:
+def peft_with_our_draws(name: str) -> Callable[[Deltas, Options], Deltas]:
+    def reference(deltas: Deltas, options: Options) -> Deltas:
         result = {}
         for key, rows in deltas.items():
             drawn = iter(masks(key, rows, options["density"], options["seed"]).float())
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(torch, "bernoulli", lambda _, drawn=drawn: next(drawn))
-                result[key] = getattr(peft, name)(list(rows), column(options, rows).flatten(), options["density"])
+                result[key] = getattr(peft(), name)(list(rows), column(options, rows).flatten(), options["density"])
         return result
 
     return reference
@@ -221,19 +240,11 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "reference", "options", "coarse"), list(cases()))
 def test_against_its_reference(
-    name: str,
-    reference: Callable[..., Deltas],
-    options: dict[str, Any],
-    coarse: bool,
-    random_vectors: Make,
-    merged: Callable[..., Deltas],
-    stacked: Callable[[TaskVectors], Deltas],
-    peft_merging: ModuleType,
+    name: str, reference: Callable[..., Deltas], options: dict[str, Any], coarse: bool
 ) -> None:
     vectors = random_vectors(coarse=coarse)
-    more = (peft_merging,) if "@peft" in name else ()
     scale = options.get("scale", 1.0)
-    expected = reference(stacked(vectors), options, *more)
+    expected = reference(stacked(vectors), options)
     given = {option: value for option, value in options.items() if value is not None}
     result = merged(make_method(name, given, tasks=vectors.tasks), vectors)
     for key, delta in result.items():

@@ -1,17 +1,15 @@
 """Gram matrices and order statistics are exact, and the same bits for every size of block."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.merging.making import random_vectors, stacked, vectors_of
 
 from orthomerge.merging.statistics import grams, kth_largest, thresholds
-from orthomerge.merging.vectors import TaskVectors
-
-Make = Callable[..., TaskVectors]
 
 floats = st.one_of(
     st.floats(width=32, allow_nan=False),
@@ -65,12 +63,9 @@ def test_nothing_is_read_for_ranks_that_need_no_pass() -> None:
 def test_thresholds_of_tensors_and_of_the_model(
     tile: int,
     coarse: bool,
-    random_vectors: Make,
-    stacked: Callable[[TaskVectors], dict[str, torch.Tensor]],
-    flat: Callable[[TaskVectors], torch.Tensor],
 ) -> None:
     vectors = random_vectors(tile=tile, coarse=coarse)
-    rows = flat(vectors)
+    rows = torch.cat([deltas.reshape(3, deltas[0].numel()) for deltas in stacked(vectors).values()], 1)
     expected = tuple(_oracle(row, rows.shape[1] // 3) for row in rows)
     assert thresholds(vectors, lambda count: (count // 3,)) == (expected,)
     for key, deltas in stacked(vectors).items():
@@ -80,12 +75,12 @@ def test_thresholds_of_tensors_and_of_the_model(
         )
 
 
-def test_gram_matrices_by_hand(vectors_of: Make) -> None:
+def test_gram_matrices_by_hand() -> None:
     vectors = vectors_of([1, 2], [0, -3], base={"w": torch.tensor([2.0, 1.0])})
     assert grams(vectors)["w"].tolist() == [[5, 4, -3], [4, 5, -6], [-3, -6, 9]]
 
 
-def test_gram_matrices_are_the_same_bits_for_every_size_of_block(vectors_of: Make) -> None:
+def test_gram_matrices_are_the_same_bits_for_every_size_of_block() -> None:
     generator = torch.Generator().manual_seed(0)
     base = {"m": torch.randn(300, 301, generator=generator), "v": torch.randn(99, generator=generator)}
     experts = [{key: torch.randn(t.shape, generator=generator) for key, t in base.items()} for _ in "ab"]

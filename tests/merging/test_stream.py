@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests.merging.making import vectors_of
 
 from orthomerge.core.errors import NumericalError
 from orthomerge.merging.elements import Average
@@ -19,10 +20,8 @@ from orthomerge.merging.vectors import TaskVector, TaskVectors
 ROWS = 8  # of a block of two experts: deltas, base, result and scratch, at four bytes
 
 
-def vectors_of(count: int, *, tile: int = 8) -> TaskVectors:
-    base = {"w": torch.zeros(count)}
-    experts = {name: {"w": torch.arange(1.0 * count) * number} for number, name in enumerate("ab", 1)}
-    return TaskVectors({name: TaskVector.between(base, expert) for name, expert in experts.items()}, tile=tile)
+def two(count: int) -> TaskVectors:
+    return vectors_of(torch.arange(1.0 * count), 2 * torch.arange(1.0 * count), tile=8)
 
 
 def starts(block: Block, weights: torch.Tensor) -> int:
@@ -32,7 +31,7 @@ def starts(block: Block, weights: torch.Tensor) -> int:
 @pytest.mark.parametrize("workers", [1, 2, 16])
 @pytest.mark.parametrize("memory", [1, 400, 1 << 20])
 def test_every_block_once_and_in_order(workers: int, memory: int) -> None:
-    found = list(merge_blocks(vectors_of(801), Average(), starts, workers=workers, memory=memory))
+    found = list(merge_blocks(two(801), Average(), starts, workers=workers, memory=memory))
     assert found == list(range(0, 801, 8))
 
 
@@ -49,12 +48,12 @@ class Slow:
 
 def test_more_workers_than_the_budget_lets_through() -> None:
     """Results wait for the oldest block, however many later ones are ready."""
-    results = merge_blocks(vectors_of(800), Slow(), starts, workers=16, memory=3 * 4 * ROWS * 8)
+    results = merge_blocks(two(800), Slow(), starts, workers=16, memory=3 * 4 * ROWS * 8)
     assert list(results) == list(range(0, 800, 8))
 
 
 def test_what_cannot_be_read_is_raised() -> None:
-    vectors = vectors_of(80)
+    vectors = two(80)
     broken = TaskVectors({**vectors.vectors, "c": TaskVector(vectors.base, ((1.0, Broken()),))}, tile=8)
     with pytest.raises(RuntimeError, match="no such disk"):
         list(merge_blocks(broken, Average(), starts))
@@ -78,16 +77,14 @@ class Broken:
 
 def test_leaving_early_stops_the_threads() -> None:
     before = threading.active_count()
-    results = merge_blocks(vectors_of(8000), Average(), starts, workers=4, memory=4096)
+    results = merge_blocks(two(8000), Average(), starts, workers=4, memory=4096)
     assert next(results) == 0
     results.close()
     assert threading.active_count() == before
 
 
 def test_what_is_not_a_number_is_named() -> None:
-    base = {"w": torch.zeros(20)}
     bad = torch.ones(20)
     bad[13] = float("nan")
-    vector = TaskVector.between(base, {"w": bad})
-    with pytest.raises(NumericalError, match=r"'w' holds NaN or infinity in expert 'x' \(memory\): 1 of 8 elements"):
-        list(merge_blocks(TaskVectors({"x": vector}, tile=8), Average(), starts))
+    with pytest.raises(NumericalError, match=r"'w' holds NaN or infinity in expert 'a' \(memory\): 1 of 8 elements"):
+        list(merge_blocks(vectors_of(bad, tile=8), Average(), starts))

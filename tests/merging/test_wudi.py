@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.merging.matrices import merge, normal
+from tests.merging.making import merge, normal
 
 from orthomerge.merging.wudi import Wudi
 
@@ -95,13 +95,6 @@ def test_experts_that_changed_nothing_have_no_say() -> None:
     assert torch.equal(merge(Wudi(), torch.zeros(3, 5, 6)), torch.zeros(5, 6))
 
 
-@pytest.mark.parametrize("shape", [(9, 4, 6), (9, 6, 4), (5, 1, 8), (3, 1, 1)])
-def test_more_experts_than_rank(shape: tuple[int, ...]) -> None:
-    merged = merge(Wudi(steps=20), normal(*shape))
-    assert merged.shape == shape[1:]
-    assert merged.isfinite().all()
-
-
 @pytest.mark.parametrize("shape", [(4, 7), (4, 3, 2, 5, 5), (4, 1, 5, 6), (4,)])
 def test_other_tensors_stay_or_get_the_scaled_mean(shape: tuple[int, ...]) -> None:
     deltas = normal(*shape)
@@ -118,12 +111,6 @@ def test_tables_and_bare_projections_are_no_linear_weights(key: str) -> None:
     assert torch.equal(merge(Wudi(rest="mean"), deltas, key=key), deltas.mean(0))
 
 
-@pytest.mark.parametrize("name", ["square", "low rank"])
-def test_inputs_stay_and_bytes_repeat(name: str) -> None:
-    deltas = CASES[name]
-    before = deltas.clone()
-    first, second = merge(Wudi(steps=20), deltas), merge(Wudi(steps=20), deltas)
-    assert torch.equal(deltas, before)
-    assert torch.equal(first, second)
-    assert first.dtype == torch.float32
-    torch.testing.assert_close(merge(Wudi(steps=20, scale=0.5), deltas), first / 2)
+def test_the_scale_multiplies_what_was_found() -> None:
+    deltas = CASES["low rank"]
+    torch.testing.assert_close(merge(Wudi(steps=20, scale=0.5), deltas), merge(Wudi(steps=20), deltas) / 2)

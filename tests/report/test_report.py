@@ -156,8 +156,8 @@ def test_the_views_of_a_figure_share_a_frame() -> None:
 
 def test_the_story_speaks_of_the_diagnosed_method() -> None:
     tables = boards(small_run() + [record(task, "average", 0.5) for task in ("a", "b")])
-    assert [step.line.method for step in story(tables).steps] == ["expert", "ties", "ties"]
-    assert [step.line.method for step in story(tables, method="average").steps] == ["expert", "average", "average"]
+    assert [line.method for line in story(tables).steps.values()] == ["expert", "ties", "ties"]
+    assert [line.method for line in story(tables, method="average").steps.values()] == ["expert", "average", "average"]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from tests.report.making import comparison, record, small_run
+from tests.report.making import ALERT, BREAK_OUT, comparison, record, small_run
 
+from orthomerge.core.table import Cell, Table, number
 from orthomerge.evaluation.comparisons import Comparison
+from orthomerge.report.report import templates
 from orthomerge.report.tables import board_csv, board_table, boards, comparisons_csv, legend
 
 RUN = small_run()
@@ -95,3 +98,47 @@ def test_several_seeds_have_their_columns() -> None:
     table = board_table(boards(rows)[0])
     assert table.names[-4:] == ("sd", "worst", "seeds", "extra")
     assert table.texts[0][-4:] == ("14.1", "50.0", "2", "0")
+
+
+def html(table: Table) -> str:
+    """A table as the page shows it."""
+    return str(templates().get_template("table.html").module.table_of(table))
+
+
+def test_html() -> None:
+    rows = (("ties", number(84.04, best=True), 2), ("a|b_c", number(None), 1_000))
+    names = '<th scope="col">method</th><th scope="col" class="n">mean</th><th scope="col" class="n">n</th>'
+    assert (
+        html(Table.of("Scores & more", ("method", "mean", "n"), rows)).split()
+        == "\n".join(
+            (
+                "<table>",
+                "<caption>Scores &amp; more</caption>",
+                f"<thead><tr>{names}</tr></thead>",
+                "<tbody>",
+                '<tr><th scope="row">ties</th><td class="n"><strong>84.0</strong></td><td class="n">2</td></tr>',
+                '<tr><th scope="row">a|b_c</th><td class="n"></td><td class="n">1000</td></tr>',
+                "</tbody>",
+                "</table>",
+            )
+        ).split()
+    )
+
+
+def test_html_shows_cut_texts_in_full_and_holds_no_markup_but_ours() -> None:
+    table = Table.of("", ("name", "hash"), (("a", Cell("abab", 'blake3:ababab"')),))
+    assert '<td class="n"><code title="blake3:ababab&#34;">abab</code></td>' in html(table)
+    cells = ((ALERT, Cell("<b>", best=True)), (BREAK_OUT, Cell("a\u202eb", "\x1b[2J\ud83d")))
+    text = html(Table.of(ALERT, (ALERT, BREAK_OUT), cells))
+    assert set(re.findall(r"<(\w+)", text)) == {
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "strong",
+        "code",
+    }
+    assert all(letter == "\n" or letter.isprintable() for letter in text)

@@ -124,6 +124,6 @@ def test_what_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, message: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    reports._environment.cache_clear()
+    reports.templates.cache_clear()
     with pytest.raises(RecipeError, match=message):
         report(write_run(tmp_path / "run", small_run()), tmp_path / "report.html")

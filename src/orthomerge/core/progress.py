@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
 
-
-class Progress(Protocol):
-    """One stage after the other, each with a count of what is done."""
-
-    def stage(self, title: str, total: int | None) -> None: ...
-
-    def advance(self, count: int) -> None: ...
-
-
-class Watch:
-    """Progress over several results: they begin and end, and within one there are stages. Shows nothing itself."""
-
-    def begin(self, name: str, *, place: int, count: int) -> None:
-        """A result begins, number `place` of `count`."""
-
-    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
-        """A result is complete. `found`: it was in the store before."""
+class Progress:
+    """One stage after the other, each with a count of what is done. Shows nothing itself."""
 
     def stage(self, title: str, total: int | None) -> None:
         """A stage of `total` units begins."""
@@ -29,4 +13,14 @@ class Watch:
         """`count` more units are done."""
 
 
-SILENT: Progress = Watch()
+class Watch(Progress):
+    """Progress over several results, which begin and end; within one there are stages."""
+
+    def begin(self, name: str, *, place: int, count: int) -> None:
+        """A result begins, number `place` of `count`."""
+
+    def end(self, name: str, *, place: int, count: int, seconds: float, found: bool) -> None:
+        """A result is complete. `found`: it was in the store before."""
+
+
+SILENT = Progress()

@@ -1,4 +1,4 @@
-"""A table and its formats: plain text, Markdown, LaTeX and HTML; and CSV of plain values.
+"""A table and its formats: plain text, Markdown and LaTeX; and CSV of plain values.
 
 Texts may come from any file and are never markup: each form passes them through `plain` and escapes what it must.
 """
@@ -11,9 +11,9 @@ import io
 import math
 import re
 import textwrap
-import unicodedata
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 Value = str | int | float | None
@@ -42,10 +42,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """`text` is for people, `value` for programs: a number that is not rounded, or a text, such as a hash, in full.
-
-    `best`: it stands out.
-    """
+    """`text` for people, `value` for programs: a number that is not rounded, a hash in full. `best`: it stands out."""
 
     text: str
     value: Value = None
@@ -59,7 +56,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a title."""
+    """Rows of cells under a title, and a note below them."""
 
     title: str
     columns: tuple[Column, ...]
@@ -83,12 +80,10 @@ class Table:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
         return tuple(column.name for column in self.columns)
 
     @property
     def texts(self) -> tuple[tuple[str, ...], ...]:
-        """Texts of the cells, by row."""
         return tuple(tuple(cell.text for cell in row) for row in self.rows)
 
     def text(self, width: int = 80) -> str:
@@ -134,19 +129,6 @@ class Table:
         ]
         return "\n".join(lines) + "\n"
 
-    def html(self) -> str:
-        """A `table` element whose first cells are headers of their rows; numbers have the class `n`."""
-        kinds = [_html_class(column) for column in self.columns]
-        names = zip(map(_html_escape, self.names), kinds, strict=True)
-        head = "".join(f'<th scope="col"{kind}>{name}</th>' for name, kind in names)
-        body = []
-        for row in self.rows:
-            first, *rest = map(_html_cell, row)
-            cells = "".join(f"<td{kind}>{text}</td>" for text, kind in zip(rest, kinds[1:], strict=True))
-            body.append(f'<tr><th scope="row">{first}</th>{cells}</tr>\n')
-        caption = f"<caption>{_html_escape(self.title)}</caption>"
-        return f"<table>\n{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(body)}</tbody>\n</table>"
-
     def json_rows(self) -> list[dict[str, Value]]:
         """A mapping from names of columns to values per row; an empty text is nothing."""
         rows = ([cell.text or None if cell.value is None else cell.value for cell in row] for row in self.rows)
@@ -159,13 +141,12 @@ class Table:
             for text, width, column in zip(texts, widths, self.columns, strict=True)
         ]
         lines = []
-        for number in range(max(map(len, cells))):
-            parts = []
-            for cell, width, column in zip(cells, widths, self.columns, strict=True):
-                text = cell[number] if number < len(cell) else ""
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = []
+            for text, width, column in zip(parts, widths, self.columns, strict=True):
                 blank = " " * (width - _width(text))
-                parts.append(text + blank if column.align == "left" else blank + text)
-            lines.append(_GAP.join(parts).rstrip())
+                padded.append(text + blank if column.align == "left" else blank + text)
+            lines.append(_GAP.join(padded).rstrip())
         return lines
 
 
@@ -224,22 +205,8 @@ def _cell(value: Cell | Value) -> Cell:
     return Cell("" if value is None else str(value), None if isinstance(value, str) else value)
 
 
-def _html_class(column: Column) -> str:
-    kind = "n" if column.align == "right" else "wrap" if column.wrap else ""
-    return f' class="{kind}"' if kind else ""
-
-
-def _html_cell(cell: Cell) -> str:
-    """A text that was cut has the whole of it as its title."""
-    text = cell.shown(_html_escape, best="<strong>{}</strong>")
-    return f'<code title="{_html_escape(cell.value)}">{text}</code>' if isinstance(cell.value, str) else text
-
-
-def _html_escape(text: str) -> str:
-    return html.escape(plain(text))
-
-
 def _width(text: str) -> int:
-    """Return the width of a text in a terminal."""
-    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
-    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
+    """The columns that a text takes in a terminal."""
+    from rich.cells import cell_len
+
+    return cell_len(text)

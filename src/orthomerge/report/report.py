@@ -5,7 +5,7 @@ OUT_files/figures/     each figure as PNG, SVG and CSV
 OUT_files/tables/      each table as Markdown, CSV and LaTeX
 
 The page makes no request, and its policy forbids them. Every text goes through the templates' escaping; what they mark
-as safe was written by this package (styles, script, tables, drawings made of known elements alone, escaped JSON).
+as safe was written by this package (styles, script, drawings made of known elements alone, escaped JSON).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
+from orthomerge.core.table import plain
 from orthomerge.core.version import VERSION
 from orthomerge.evaluation.comparisons import comparison_tables
 from orthomerge.files.documents import read_json
@@ -70,12 +71,12 @@ def report(run: Path, out: Path, *, title: str | None = None, progress: Progress
     figures = _figures(material, story_bars(summary))
     progress.stage(f"drawing {len(figures)} figures", None)
     drawn = [draw(figure) for figure in figures]
-    tables = _tables(rows, material)
+    contents = {**_figure_files(drawn), **_table_files(rows, material)}
     heading = title or f"{material.suite or material.name}: one model from many"
-    text = _page(material, title=heading, boards=rows, summary=summary, drawn=drawn, files=tables)
-    _write(out, files, text=text, drawn=drawn, tables=tables)
-    keys = [figure.key for figure in figures]
-    return Written(out, files, len(_encoded(text)), keys, sorted({name.partition(".")[0] for name in tables}))
+    page = _encoded(_page(material, title=heading, boards=rows, summary=summary, drawn=drawn, files=contents))
+    _write(out, page, files, contents)
+    tables = {Path(name).stem for name in contents if name.startswith("tables/")}
+    return Written(out, files, len(page), [figure.key for figure in figures], sorted(tables))
 
 
 def _figures(material: Material, bars: Figure | None) -> list[Figure]:
@@ -90,8 +91,19 @@ def _figures(material: Material, bars: Figure | None) -> list[Figure]:
     return figures if bars is None or {bars.key, "accuracy"} & set(keys) else [bars, *figures]
 
 
-def _tables(rows: Sequence[Board], material: Material) -> dict[str, str]:
-    """Texts by file name."""
+def _figure_files(drawn: Sequence[Drawn]) -> dict[str, bytes]:
+    """Each figure as SVG, PNG and CSV, by file name."""
+    files = {}
+    for each in drawn:
+        key = f"figures/{each.figure.key}"
+        files[f"{key}.svg"] = _encoded(each.svg)
+        files[f"{key}.png"] = each.png
+        files[f"{key}.csv"] = _encoded(figure_csv(each.figure))
+    return files
+
+
+def _table_files(rows: Sequence[Board], material: Material) -> dict[str, bytes]:
+    """Each table as Markdown, CSV and LaTeX, by file name."""
     texts = {}
     for board in rows:
         table = board_table(board)
@@ -102,7 +114,7 @@ def _tables(rows: Sequence[Board], material: Material) -> dict[str, str]:
         texts["comparisons.md"] = "\n\n".join(table.markdown() for table in tables) + "\n"
         texts["comparisons.csv"] = comparisons_csv(material.comparisons)
         texts["comparisons.tex"] = "\n".join(table.latex(f"comparison-{n}") for n, table in enumerate(tables, 1))
-    return texts
+    return {f"tables/{name}": _encoded(text) for name, text in texts.items()}
 
 
 def _checked(out: Path) -> Path:
@@ -120,24 +132,19 @@ def _checked(out: Path) -> Path:
     return files
 
 
-def _write(out: Path, files: Path, *, text: str, drawn: Sequence[Drawn], tables: dict[str, str]) -> None:
+def _write(out: Path, page: bytes, files: Path, contents: Mapping[str, bytes]) -> None:
     """Page and folder are written in full before either is replaced; then the folder is, and the page right after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as page_file:
-            page_file.write(_encoded(text))
+            page_file.write(page)
             page_file.flush()
             os.fsync(page_file.fileno())
             with publish(files, force=True, marker=REPORT) as folder:
                 for name in ("figures", "tables"):
                     (folder / name).mkdir()
-                for each in drawn:
-                    place = folder / "figures" / each.figure.key
-                    place.with_suffix(".svg").write_text(each.svg, encoding="utf-8")
-                    place.with_suffix(".png").write_bytes(each.png)
-                    place.with_suffix(".csv").write_bytes(_encoded(figure_csv(each.figure)))
-                for name, table in tables.items():
-                    (folder / "tables" / name).write_bytes(_encoded(table))
+                for name, content in contents.items():
+                    (folder / name).write_bytes(content)
                 write_marker(folder, REPORT, page=out.name)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
@@ -150,9 +157,9 @@ def _page(
     boards: Sequence[Board],
     summary: Story,
     drawn: Sequence[Drawn],
-    files: Mapping[str, str],
+    files: Mapping[str, bytes],
 ) -> str:
-    """The text of the page. `files`: the tables in their forms, by name, to be downloaded from it."""
+    """The text of the page. `files`: figures and tables in their forms, by name, to be downloaded from it."""
     style, head, script = _asset("style.css"), _asset("head.js"), "\n".join(map(_asset, _SCRIPTS))
     plates = [_plate(each, f"f{number}-") for number, each in enumerate(drawn)]
     points = [each.figure for each in drawn if isinstance(each.figure, Points)]
@@ -172,11 +179,11 @@ def _page(
         "gallery": [plate for plate in plates if not plate["points"]],
         "static_points": [plate for plate in plates if plate["points"]],
         "points": json_block(points_payload(points)) if points else None,
-        "files": {name: _data_uri(text) for name, text in files.items()},
+        "files": {name: _data_uri(name, content) for name, content in files.items()},
         "floor": _floor(boards),
         "best": next(((board, row) for board in boards for row in board.rows if row.best), None),
     }
-    return str(_environment().get_template("page.html").render(context))
+    return str(templates().get_template("page.html").render(context))
 
 
 def _encoded(text: str) -> bytes:
@@ -187,11 +194,9 @@ def _encoded(text: str) -> bytes:
 def _plate(drawn: Drawn, prefix: str) -> dict[str, Any]:
     """A figure as the template shows it. `prefix`: put before every id."""
     figure, points = drawn.figure, isinstance(drawn.figure, Points)
-    downloads = {f"{figure.key}.csv": _data_uri(figure_csv(figure), kind="text/csv")}
-    if not points:  # thousands of marks: the file beside the page has them
-        downloads[f"{figure.key}.svg"] = _data_uri(drawn.svg, kind="image/svg+xml")
     svg = inline_svg(drawn.text_svg, prefix=prefix, label=f"{figure.title}. {figure.caption}")
-    return {"figure": figure, "points": points, "wide": drawn.wide, "svg": svg, "downloads": downloads}
+    forms = ["csv"] if points else ["csv", "svg"]  # an SVG of thousands of marks is beside the page only
+    return {"figure": figure, "points": points, "wide": drawn.wide, "svg": svg, "forms": forms}
 
 
 def _floor(boards: Sequence[Board]) -> float:
@@ -201,7 +206,7 @@ def _floor(boards: Sequence[Board]) -> float:
 
 
 @cache
-def _environment() -> Any:
+def templates() -> Any:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -214,7 +219,9 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     environment.globals.update(legend=legend)
-    environment.filters.update(prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of, size=size_of)
+    environment.filters.update(
+        prose=_prose, listed=listed, numbers=numbers_of, day=_day, time=time_of, size=size_of, plain=plain
+    )
     return environment
 
 
@@ -251,5 +258,6 @@ def _policy(style: str, *scripts: str) -> str:
     return f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
 
 
-def _data_uri(text: str, *, kind: str = "text/plain") -> str:
-    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(_encoded(text)).decode()}"
+def _data_uri(name: str, content: bytes) -> str:
+    kind = {".svg": "image/svg+xml", ".png": "image/png", ".csv": "text/csv"}.get(Path(name).suffix, "text/plain")
+    return f"data:{kind};charset=utf-8;base64,{base64.b64encode(content).decode()}"

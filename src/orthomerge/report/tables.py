@@ -157,20 +157,11 @@ def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One number of the story, which is the mean of a line."""
-
-    title: str
-    detail: str
-    line: Line
-
-
-@dataclass(frozen=True)
 class Story:
-    """The sentence, and the steps that were measured, in their order."""
+    """The sentence, and the lines of what was measured of `Experts`, `Merged` and `Aligned`, in this order."""
 
     sentence: str
-    steps: tuple[Step, ...]
+    steps: dict[str, Line]
     tasks: tuple[str, ...]
 
 
@@ -181,14 +172,9 @@ def story(boards: Sequence[Board], *, method: str | None = None) -> Story:
     merges = {name: line for name, line in current.items() if name not in REFERENCES}
     expert, aligned = current.get("expert"), _best_aligned([line for line in lines if line.method in merges], method)
     merged = merges[aligned.method] if aligned else merges.get(method or "") or _best(list(merges.values()))
-    steps = []
-    if expert:
-        steps.append(Step("Experts", "one model per task", expert))
-    if merged:
-        steps.append(Step("Merged", f"{merged.method}, heads as they are", merged))
-    if aligned:
-        steps.append(Step("Aligned", f"{aligned.title}, {aligned.access}", aligned))
-    return Story(_sentence(expert, merged, aligned, len(tasks)), tuple(steps), tasks)
+    measured = {"Experts": expert, "Merged": merged, "Aligned": aligned}
+    steps = {title: line for title, line in measured.items() if line is not None}
+    return Story(_sentence(expert, merged, aligned, len(tasks)), steps, tasks)
 
 
 def story_bars(summary: Story) -> Bars | None:
@@ -196,11 +182,11 @@ def story_bars(summary: Story) -> Bars | None:
     if len(summary.steps) < 2:
         return None
     series = []
-    for step in summary.steps:
-        scores = [step.line.scores.get(task) for task in summary.tasks]
+    for title, line in summary.steps.items():
+        scores = [line.scores.get(task) for task in summary.tasks]
         values, low, high = (tuple(getattr(score, name, _NAN) for score in scores) for name in ("value", "low", "high"))
-        series.append(Series(step.title.lower(), values, low, high))
-    merge = next((step.line.method for step in summary.steps if step.title != "Experts"), "")
+        series.append(Series(title.lower(), values, low, high))
+    merge = summary.steps["Merged"].method
     caption = f"Accuracy on each task, with 95 % intervals over test inputs. The merge is {merge}."
     return Bars("accuracy-by-task", "Task by task", caption, summary.tasks, "accuracy, %", tuple(series))
 
