@@ -29,7 +29,7 @@ from orthomerge.fitting.gates import Mask
 from orthomerge.fitting.inputs import prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.loop import Loop
-from orthomerge.fitting.moma import FeatureDistance
+from orthomerge.fitting.moma import FeatureDistance, Moma
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.family import cls, mean
 from orthomerge.models.heads import Head, Linear
@@ -137,9 +137,7 @@ def plain_step(setting: Setting, batch: int) -> Callable[[], None]:
 
 
 def objective_of(setting: Setting) -> FeatureDistance:
-    return FeatureDistance(
-        setting.heads, setting.inputs, transform="orthogonal", norm="l2", penalty="fro", alpha=1.0, lr=1e-3
-    )
+    return FeatureDistance(setting.heads, setting.inputs, Moma())
 
 
 def our_steps(setting: Setting, delta: torch.Tensor, batch: int, steps: int) -> float:

@@ -16,7 +16,7 @@ release = VERSION
 extensions = ["myst_parser"]
 # The source folder is the root of the repository, so that links between pages are the same as on GitHub.
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "benchmarks/results/*.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/**.md", "benchmarks/results/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md"]
 exclude_patterns = [".*", "build", "dist", "site", "src", "tests"]
 html_theme = "furo"
 html_title = "orthomerge"
@@ -41,6 +41,8 @@ def setup(app: Any) -> None:
 
 def append_tree(app: Any, name: str, text: list[str]) -> None:
     text[0] += TREES.get(name, "")
+    if name == "README":  # its links are checked, but the index is the first page
+        text[0] = f"---\norphan: true\n---\n{text[0]}"
 
 
 def add_files(app: Any, error: Exception | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tools.lowest import lowest
+from tools.size import TARGETS, static_numbers
 from tools.walk import stale_names
 
 ROOT = Path(__file__).parents[1]
@@ -29,3 +30,17 @@ def test_every_floor_but_that_of_torch_is_tested() -> None:
 
 def test_the_walk_counts_functions_that_exist() -> None:
     assert stale_names() == []
+
+
+def test_static_numbers_by_hand(tmp_path: Path) -> None:
+    package = tmp_path / "ours" / "p"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text('"""Ours."""\n')
+    (package / "a.py").write_text('"""Two\nlines."""\nfrom ours.p.b import x\n\n\ndef f(**more):\n    return x\n')
+    (package / "b.py").write_text("def g():\n    from ours.p.a import f\n\n    return f()\n\n\nx = 1\n")
+    numbers = static_numbers(package.parent)
+    assert numbers.keys() == TARGETS.keys()
+    assert {name: number for name, number in numbers.items() if number} == {
+        "lines": 15, "statements": 5, "files": 3, "root files": 1, "modules in cycles": 2, "lazy pairs": 1,
+        "functions with **kwargs": 1, "docstrings, % of lines": 20,
+    }  # fmt: skip

@@ -1,6 +1,6 @@
 """Count what every command does on tiny inputs: what it opens, hashes and writes, and how many modules it enters.
 
-    .venv/bin/python tools/walk.py [--only merge,fit,...] [--why plans] [--check]
+    .venv/bin/python tools/walk.py [--static] [--only merge,fit,...] [--why plans] [--check]
 
 Makes a BERT of two layers, two experts and two tables, runs each command in a process of its own under a profiler and
 an audit hook, and prints one row per command:
@@ -11,6 +11,7 @@ an audit hook, and prints one row per command:
   copies, at once           files as large as an encoder that ever lay in the work folder, and the most at one time
 
 `--why EVENT` prints who called, call by call. `--check` exits with 1 if a number is above its target in TARGETS.
+`--static` counts what needs no run, in seconds: lines, files, cycles, names (size.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import blake3
+from tools import size
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "orthomerge"
@@ -285,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(COMMANDS), help="names of commands, with commas")
     parser.add_argument("--why", default="", help="an event of NAMES: print who called, call by call")
+    parser.add_argument("--static", action="store_true", help="only count what needs no run")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -292,8 +297,30 @@ def main() -> None:
         words, encoder, result = json.loads(arguments.child)
         walk(words, encoder, Path(result))
         return
-    shown = arguments.only.split(",")
     above = stale_names()
+    if arguments.static:
+        above += print_static()
+    else:
+        above += print_walks(arguments.only.split(","), arguments.why)
+    if arguments.check:
+        print("\n".join(above) or "every target is met")
+        sys.exit(bool(above))
+
+
+def print_static() -> list[str]:
+    """Print what needs no run; gives the numbers above their targets."""
+    above = []
+    for name, number in size.static_numbers(PACKAGE).items():
+        most = size.TARGETS[name]
+        print(f"{name:28}{number:>8}{'-' if most is None else most:>10}")
+        if most is not None and number > most:
+            above.append(f"{name} is {number}, target {most}")
+    return above
+
+
+def print_walks(shown: list[str], why: str) -> list[str]:
+    """Run all commands and print those that are asked for; gives the numbers above their targets."""
+    above = []
     print(f"{'':10}" + "".join(f"{column:>10}" for column in COLUMNS))
     with tempfile.TemporaryDirectory(prefix="walk-") as folder:
         place = Path(folder)
@@ -306,15 +333,13 @@ def main() -> None:
                 continue
             numbers = document["numbers"]
             print(f"{title:10}" + "".join(f"{numbers[column]:>10}" for column in COLUMNS), flush=True)
-            for count, stack in enumerate(document["why"].get(arguments.why, ()), 1):
-                print(f"  {arguments.why} {count}:\n      {stack}")
+            for count, stack in enumerate(document["why"].get(why, ()), 1):
+                print(f"  {why} {count}:\n      {stack}")
             targets = TARGETS[title].items()
             above += [
                 f"{title}: {name} is {numbers[name]}, target {most}" for name, most in targets if numbers[name] > most
             ]
-    if arguments.check:
-        print("\n".join(above) or "every target is met")
-        sys.exit(bool(above))
+    return above
 
 
 if __name__ == "__main__":

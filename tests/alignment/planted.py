@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn.functional import kl_div, log_softmax
 
+from orthomerge.alignment.aligners import Alignment, make_aligner
 from orthomerge.alignment.folding import first_map
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Classifier, Head
@@ -45,6 +49,35 @@ def same_head(one: Classifier, other: Classifier) -> bool:
     return ours.keys() == theirs.keys() and all(
         tensor.dtype == theirs[name].dtype and torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
     )
+
+
+def by_autograd(
+    parameters: Sequence[torch.Tensor], loss: Callable[[], torch.Tensor], *, steps: int, lr: float
+) -> list[torch.Tensor]:
+    """What torch's own Adam makes of copies of the parameters when it minimises a loss written as printed."""
+    optimiser = torch.optim.Adam(parameters, lr=lr)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss().backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+def divergence(teacher: torch.Tensor, student: torch.Tensor) -> float:
+    """Mean over inputs of KL(softmax(teacher) || softmax(student)), both logits [n, C], as torch has it."""
+    target, log_p = log_softmax(teacher.double(), 1), log_softmax(student.double(), 1)
+    return float(kl_div(log_p, target, reduction="batchmean", log_target=True))
+
+
+D = 6
+RIGID = ("orthogonal", "similarity", "logit-procrustes")
+LINEAR = ("linear", "invertible", "affine", "ridge")
+SEES_A = exact(linear_head(torch.eye(D)))  # its aligned weight is A, and its bias the shift
+SEES_BOTH = exact(linear_head(torch.eye(D), torch.zeros(D)))
+
+
+def fit(name: str, pair: FeaturePair, head: Head, **options: Any) -> Alignment:
+    return make_aligner(name, options).fit(pair, head)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from tests.alignment.planted import PlantedTask, accuracy, doubles, planted_task, same_head, weight_of
-from tests.alignment.toys import divergence
+from tests.alignment.planted import PlantedTask, accuracy, divergence, doubles, planted_task, same_head, weight_of
 
 from orthomerge.alignment.auto import Auto
 from orthomerge.alignment.folding import first_map, logits_from

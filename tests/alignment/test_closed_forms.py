@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
-from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
+from tests.alignment.planted import LINEAR, RIGID, SEES_A, SEES_BOTH, D, doubles, exact, fit, head_in, turn, weight_of
 
-from orthomerge.alignment.aligners import Alignment, make_aligner
 from orthomerge.alignment.folding import folded
 from orthomerge.alignment.linear_maps import Scaling, lifted
 from orthomerge.alignment.logit_procrustes import LogitProcrustes, descend
 from orthomerge.alignment.problem import near_best
 from orthomerge.alignment.rigid import Orthogonal, Similarity, polar_factor, scale_of, turn_of
 from orthomerge.core.errors import NumericalError
-from orthomerge.models.features import FeaturePair
-from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
-
-D = 6
-RIGID = ("orthogonal", "similarity", "logit-procrustes")
-LINEAR = ("linear", "invertible", "affine", "ridge")
-SEES_A = exact(linear_head(torch.eye(D)))  # its aligned weight is A, and its bias the shift
-SEES_BOTH = exact(linear_head(torch.eye(D), torch.zeros(D)))
-
-
-def fit(name: str, pair: FeaturePair, head: Head, **options: Any) -> Alignment:
-    return make_aligner(name, options).fit(pair, head)
-
 
 # What was planted is found to 1e-8.
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.alignment.planted import doubles, exact, head_in, planted_task, same_head, turn
-from tests.alignment.toys import divergence
+from tests.alignment.planted import divergence, doubles, exact, head_in, planted_task, same_head, turn
 from torch.nn.functional import kl_div
 
 from orthomerge.alignment import newton

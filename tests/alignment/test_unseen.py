@@ -8,24 +8,26 @@ from typing import Any
 
 import pytest
 import torch
-from tests.alignment.planted import doubles, exact, head_in, same_head, turn, weight_of
+from tests.alignment.planted import (
+    LINEAR,
+    RIGID,
+    SEES_A,
+    SEES_BOTH,
+    D,
+    doubles,
+    exact,
+    fit,
+    head_in,
+    same_head,
+    turn,
+    weight_of,
+)
 
-from orthomerge.alignment.aligners import Alignment, make_aligner
 from orthomerge.alignment.linear_maps import Invertible, Linear
 from orthomerge.alignment.rigid import Orthogonal
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
-
-D = 6
-RIGID = ("orthogonal", "similarity", "logit-procrustes")
-LINEAR = ("linear", "invertible", "affine", "ridge")
-SEES_A = exact(linear_head(torch.eye(D)))  # its aligned weight is A, and its bias the shift
-SEES_BOTH = exact(linear_head(torch.eye(D), torch.zeros(D)))
-
-
-def fit(name: str, pair: FeaturePair, head: Head, **options: Any) -> Alignment:
-    return make_aligner(name, options).fit(pair, head)
 
 
 def strongest(name: str) -> dict[str, Any]:

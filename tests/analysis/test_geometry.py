@@ -13,22 +13,16 @@ from orthomerge.analysis.geometry import Geometry, bandwidth, density, geometry_
 from orthomerge.testing.toys import random
 
 
-def test_identical_features() -> None:
+def test_by_hand() -> None:
     X = random(20, 6)
     same = Geometry.of(X, X)
     np.testing.assert_allclose([same.cosine, same.coefficient], np.ones((2, 20)))
-
-
-def test_by_hand() -> None:
     merged, expert = torch.tensor([[3.0, 4.0], [0.0, 2.0]]), torch.tensor([[5.0, 0.0], [0.0, 4.0]])
     found = Geometry.of(merged, expert)
     assert found.cosine.tolist() == pytest.approx([0.6, 1.0])
     assert found.coefficient.tolist() == pytest.approx([15 / 25, 8 / 16])
-
-
-def test_what_has_no_direction() -> None:
-    X = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
-    assert np.isnan(Geometry.of(X, torch.ones(2, 2)).cosine).tolist() == [True, False]
+    no_direction = torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    assert np.isnan(Geometry.of(no_direction, torch.ones(2, 2)).cosine).tolist() == [True, False]
 
 
 def test_one_input_can_be_measured_and_drawn() -> None:
@@ -72,7 +66,9 @@ def test_nothing_goes_beyond_an_end_and_nothing_is_lost_there() -> None:
     assert density(values, np.array([1.001, -1.001]), width=0.1, ends=(-1.0, 1.0)).tolist() == [0.0, 0.0]
 
 
-def test_one_value_is_the_kernel() -> None:
+def test_the_kernel_and_its_width_by_hand() -> None:
+    values = np.arange(1.0, 10.0)  # deviation sqrt(60 / 9), quarters 3 and 7
+    assert bandwidth(values) == pytest.approx(0.9 * min(math.sqrt(60 / 9), 4 / 1.34) * 9**-0.2)
     assert density(np.array([2.0]), np.array([2.0, 2.5]), width=0.5) == pytest.approx(
         [1 / (0.5 * math.sqrt(2 * math.pi)), math.exp(-0.5) / (0.5 * math.sqrt(2 * math.pi))]
     )
@@ -83,8 +79,3 @@ def test_equal_values_are_a_narrow_peak() -> None:
     assert bandwidth(values) == 1e-3
     grid = span(values)
     assert np.trapezoid(density(values, grid, width=bandwidth(values)), grid) == pytest.approx(1, abs=1e-3)
-
-
-def test_the_width_by_hand() -> None:
-    values = np.arange(1.0, 10.0)  # deviation sqrt(60 / 9), quarters 3 and 7
-    assert bandwidth(values) == pytest.approx(0.9 * min(math.sqrt(60 / 9), 4 / 1.34) * 9**-0.2)

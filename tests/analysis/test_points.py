@@ -112,12 +112,9 @@ def test_libraries_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         thumbnails([np.zeros((2, 2), dtype=np.uint8)], most=1000)
 
 
-def test_texts_are_cut() -> None:
+def test_texts_are_cut_and_keys_are_plain_and_told_apart() -> None:
     assert short_text("a\n b") == "a b"
     assert len(short_text("word " * 100)) == 200
-
-
-def test_keys_are_plain_and_told_apart() -> None:
     names = ("SST-2", "sst 2", "<b>", "été")
     found = [figure_key("tsne", name, among=names) for name in names]
     assert found == ["tsne-sst-2-1", "tsne-sst-2-2", "tsne-b", "tsne-t"]

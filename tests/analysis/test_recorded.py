@@ -55,9 +55,7 @@ def test_accuracy_over_shots() -> None:
     assert knn.high is not None
     assert (knn.low[1], knn.high[1]) == pytest.approx((70 - spread, 70 + spread))
     assert plain.y == pytest.approx((30, 30))
-
-
-def test_one_number_of_shots_is_no_curve() -> None:
+    # One number of shots is no curve.
     assert shots_figure([record("a", 0.5, shots=5)], method="ties") is None
     assert shots_figure([], method="ties") is None
 
@@ -73,14 +71,11 @@ def test_witnesses() -> None:
     assert recorded_name(records, "new", model="xyz") == "new"
 
 
-def test_score_over_scales() -> None:
+def test_score_over_scales_and_losses() -> None:
     figure = scale_figure(ScaleSearch("accuracy", {0.5: {"a": 80.0, "b": 60.0}, 0.1: {"a": 90.0, "b": 70.0}}))
     assert figure.curves[0].x == (0.1, 0.5)
     assert figure.curves[0].y == (80.0, 70.0)
     assert "best mean is at 0.1" in figure.caption
-
-
-def test_losses() -> None:
     rows = [{"step": 0, "held_out": 3.0}, {"step": 10, "loss": 9.0, "held_out": 2.0}, {"step": 20, "loss": 8.0}, "odd"]
     training, held_out = loss_figures(rows)
     assert (training.curves[0].x, training.curves[0].y) == ((10, 20), (9, 8))

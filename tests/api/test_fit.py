@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.berts import HEADS
-from tests.models.making import open_models, write_models
+from tests.models.making import open_models, same_tensors, tensors_of, write_models
 
 from orthomerge.api.align import align
 from orthomerge.api.merge import merge
@@ -54,11 +54,6 @@ FEW: dict[str, Any] = {**QUICK["realign"], "copies": 0}  # without the mixtures,
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "fitting-cache"))
-
-
 @pytest.fixture(scope="module")
 def data(tables: Path) -> dict[str, str]:
     return {task: str(tables / f"{task}.csv") for task in HEADS}
@@ -69,19 +64,13 @@ def experts(berts: Path) -> Experts:
     return open_named({task: berts / task for task in HEADS}, base=berts / "base")
 
 
-def tensors(model: Model) -> dict[str, torch.Tensor]:
-    blocks: dict[str, list[torch.Tensor]] = {}
-    for key, block in model.weights.blocks():
-        blocks.setdefault(key, []).append(block)
-    return {key: torch.cat(parts) for key, parts in blocks.items()}
-
-
 def same(one: Model, other: Model) -> bool:
     """Whether two models have the same bits: encoder and heads."""
-    ours, theirs = tensors(one), tensors(other)
     heads = [(one.heads[task].tensors(), other.heads[task].tensors()) for task in one.tasks]  # type: ignore[union-attr]
-    pairs = [(ours, theirs), *heads]
-    return all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
+    return same_tensors(one, other) and all(
+        ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+        for ours, theirs in heads
+    )
 
 
 @pytest.mark.parametrize("method", FITTED)
@@ -89,7 +78,7 @@ def test_a_fitted_merge_is_as_large_as_any_other(method: str, experts: Experts, 
     plain = merge_opened(experts, "task_arithmetic", {})
     made = fit(experts, method, data, QUICK[method], device="cpu")
     assert dict(made.weights.specs) == dict(plain.weights.specs)
-    assert {key: len(values) for key, values in tensors(made).items()} == {
+    assert {key: len(values) for key, values in tensors_of(made).items()} == {
         key: spec.numel for key, spec in plain.weights.specs.items()
     }
     for task, head in made.heads.items():
@@ -135,10 +124,6 @@ def test_the_model_is_what_was_fitted(
     assert again.origin.access == "inductive"
 
 
-def examples_of(experts: Experts, data: Mapping[str, str]) -> dict[str, Examples]:
-    return {task: Examples([f"good {task} film", "bad", "it was not very good a film"], None, "train") for task in data}
-
-
 def test_a_fit_parses_each_header_once_and_builds_one_module(
     berts: Path, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +142,7 @@ def test_a_fit_parses_each_header_once_and_builds_one_module(
     monkeypatch.setattr(Skeleton, "build", building)
     model_data.release()
     experts = open_named({task: berts / task for task in HEADS}, base=berts / "base")
-    assert tensors(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(cache=None, device="cpu")))
+    assert tensors_of(fit(experts, "realign", data, FEW, device="cpu", encoding=Encoding(cache=None, device="cpu")))
     assert len(headers) == len(set(headers)) == 4
     assert len(built) == 1
 
@@ -182,10 +167,8 @@ def test_realign_is_what_inputs_without_a_method_mean(experts: Experts, data: di
 
 
 def test_tasks_in_memory(experts: Experts) -> None:
-    tasks = {
-        task: Task(task, experts.heads[task].labels, "text", {"train": some})
-        for task, some in examples_of(experts, dict.fromkeys(HEADS, "")).items()
-    }
+    some = Examples(["good film", "bad", "it was not very good a film"], None, "train")
+    tasks = {task: Task(task, head.labels, "text", {"train": some}) for task, head in experts.heads.items()}
     made = fit(experts, "lm_cocktail", tasks, device="cpu")
     assert made.origin.facts["fit"]["tasks"]["five"]["inputs"] == 3
 
@@ -202,8 +185,8 @@ def test_heads_can_be_aligned_on_top(experts: Experts, data: dict[str, str]) -> 
 def test_other_dtypes(experts: Experts, data: dict[str, str]) -> None:
     made = fit(experts, "realign", data, FEW, device="cpu", dtype="bfloat16")
     whole = fit(experts, "realign", data, FEW, device="cpu")
-    theirs = tensors(whole)
-    for key, found in tensors(made).items():
+    theirs = tensors_of(whole)
+    for key, found in tensors_of(made).items():
         assert found.dtype == (torch.bfloat16 if theirs[key].is_floating_point() else theirs[key].dtype)
         assert torch.equal(found, theirs[key].to(found.dtype))
 
@@ -211,11 +194,8 @@ def test_other_dtypes(experts: Experts, data: dict[str, str]) -> None:
 def test_weights_that_do_not_fit_into_the_output(
     experts: Experts, data: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fitted = Realign.fit
-
     def wild(self: Realign, setting: Setting) -> Fitted:
-        found = fitted(self, setting)
-        return Fitted(found.weights * 1e6, found.classifiers)
+        return Fitted(setting.base + 1e6, setting.heads)
 
     monkeypatch.setattr(Realign, "fit", wild)
     with pytest.raises(NumericalError, match=r"does not fit into F16 after the fit .*; use --dtype float32"):
@@ -251,8 +231,8 @@ def test_other_families(tmp_path: Path) -> None:
     assert dict(made.weights.specs) == dict(experts.base.weights.specs)
     for task, logits in made.module("cpu")(pixel_values=torch.zeros(2, 3, 8, 8)).items():
         assert logits.shape == (2, len(experts.heads[task].labels))
-    base = tensors(experts.base)
-    assert any(not torch.equal(tensor, base[key]) for key, tensor in tensors(made).items())
+    base = tensors_of(experts.base)
+    assert any(not torch.equal(tensor, base[key]) for key, tensor in tensors_of(made).items())
 
 
 class StoppedError(Exception):
@@ -260,32 +240,19 @@ class StoppedError(Exception):
 
 
 @contextmanager
-def stopped(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
-    """A fit that ends at a look."""
-    look = loop._Run._look
+def watched(monkeypatch: pytest.MonkeyPatch, stop: int = -1) -> Iterator[list[int]]:
+    """The steps that are looked at; the fit ends at the step `stop`."""
+    seen, look = list[int](), loop._Run._look
 
-    def stop(self: loop._Run, step: int, *rest: Any) -> None:
-        if step == at:
+    def watch(self: loop._Run, step: int, *rest: Any) -> None:
+        if step == stop:
             raise StoppedError
-        look(self, step, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_look", stop)
-        with pytest.raises(StoppedError):
-            yield
-
-
-def steps_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps that are looked at from now on."""
-    seen: list[int] = []
-    look = loop._Run._look
-
-    def watched(self: loop._Run, step: int, *rest: Any) -> None:
         seen.append(step)
         look(self, step, *rest)
 
-    monkeypatch.setattr(loop._Run, "_look", watched)
-    return seen
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "_look", watch)
+        yield seen
 
 
 @pytest.mark.parametrize("method", ["realign", "moma", "concrete_am"])
@@ -296,17 +263,16 @@ def test_a_killed_fit_goes_on(
     options = {**QUICK[method], "look": 2, **({"copies": 0} if method == "realign" else {})}
     given: dict[str, Any] = {"options": options, "device": "cpu"}
     whole = fit(experts, method, data, **given)
-    with stopped(monkeypatch, 4):
+    with watched(monkeypatch, stop=4), pytest.raises(StoppedError):
         fit(experts, method, data, **given, state=tmp_path / "state", save_every=0.0)
-    seen = steps_of(monkeypatch)
-    again = fit(experts, method, data, **given, state=tmp_path / "state", save_every=0.0)
-    assert same(again, whole)
-    assert seen[0] == 4
-    # Other inputs, options, seeds or precisions are other fits.
-    for change in ({"seed": 1}, {"options": {**options, "batch": 3}}, {"limit": 50}, {"precision": "bfloat16"}):
-        seen.clear()
-        fit(experts, method, data, **{**given, **change}, state=tmp_path / "state")
-        assert seen[0] == 0
+    with watched(monkeypatch) as seen:
+        assert same(fit(experts, method, data, **given, state=tmp_path / "state", save_every=0.0), whole)
+        assert seen[0] == 4
+        # Other inputs, options, seeds or precisions are other fits.
+        for change in ({"seed": 1}, {"options": {**options, "batch": 3}}, {"limit": 50}, {"precision": "bfloat16"}):
+            seen.clear()
+            fit(experts, method, data, **{**given, **change}, state=tmp_path / "state")
+            assert seen[0] == 0
 
 
 def test_an_odd_state_is_ignored(experts: Experts, data: dict[str, str], tmp_path: Path) -> None:

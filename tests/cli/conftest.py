@@ -15,12 +15,6 @@ WORDS = {"mood": ("bad", "good"), "kind": ("film", "it", "not")}
 COUNTS = {"train": 30, "val": 12, "test": 19}
 
 
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """One cache of features for all commands."""
-    monkeypatch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "cli-cache"))
-
-
 @pytest.fixture(scope="session")
 def word_tables(once: Callable[..., Path]) -> Path:
     """A folder with mood.csv and kind.csv: which word is in the text?"""

@@ -1,9 +1,8 @@
-"""The command line as a whole: public names, merges and what is written of them, refusals and exit codes."""
+"""Public names, merges and what is written of them, what is listed, and progress."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,12 +17,6 @@ from orthomerge.evaluation.protocols import PROTOCOLS
 from orthomerge.merging.methods import FITTED, METHODS
 from orthomerge.models.families import FAMILIES
 from orthomerge.suites.table import SUITES
-
-
-def start(*words: object) -> subprocess.CompletedProcess[str]:
-    """The program in a process of its own."""
-    command = [sys.executable, "-m", "orthomerge", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def words_for(berts: Path, *names: str) -> list[object]:
@@ -142,55 +135,6 @@ def test_what_entries_are_marked_as() -> None:
     assert [name for name, note in marks.items() if note == "needs inputs"] == list(FITTED)
     marks = {row["aligner"]: row["note"] for row in json.loads(call("list", "aligners", "--json").stdout)}
     assert {name for name, note in marks.items() if note} == {"surgery", "probsurgery"}
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("merge", 2, "nothing to merge: give a recipe, or experts and their base, for example: orthomerge merge"),
-        ("merge base tone topic --out m", 2, "Then type: orthomerge merge tone topic --base base --out OUT"),
-        ("merge six=", 2, "must be written EXPERT or NAME=EXPERT, got 'six='"),
-        ("merge a=b --set x", 2, "expected --set KEY=VALUE, got 'x'"),
-        ("merge a=b --set x=[", 2, "cannot read the value"),
-        ("merge a=b --dtype float61", 2, "--dtype must be keep | float32"),
-        ("merge nowhere.yaml", 2, "cannot read the recipe nowhere.yaml"),
-        ("merge a=b --method ties --data a=x", 2, "'ties' looks at no inputs: --data is for fitted methods"),
-        ("merge a=b --method ties --limit 3", 2, "--limit is for a method that is fitted to inputs"),
-        ("inspect /nowhere --verify", 3, "is not an orthomerge output"),
-        ("inspect /nowhere", 3, "does not exist"),
-        ("list method", 2, "KIND must be methods | aligners"),
-        ("negate a b --target a --data x --grid 0.1,x", 2, "'0.1,x' is not a list of numbers"),
-    ],
-)
-def test_refusals(words: str, code: int, message: str) -> None:
-    assert message in refused(*words.split(), code=code)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("mrge", 2, "No such command 'mrge'. Did you mean 'merge'?\nTry: orthomerge -h"),
-        ("merge --methd ties", 2, "'--method'"),
-        ("merge --expert a=b", 2, "--expert is an argument EXPERT or NAME=EXPERT now\nTry: orthomerge merge -h"),
-        ("plan a", 2, "plan is merge --dry-run now"),
-        ("align", 2, "Missing argument 'MODEL'"),
-        ("inspect /nowhere", 3, "/nowhere"),
-    ],
-)
-def test_a_message_alone_and_an_exit_code(words: str, code: int, message: str) -> None:
-    ended = start(*words.split())
-    assert (ended.returncode, ended.stdout) == (code, "")
-    assert ended.stderr.startswith("orthomerge: ")
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-def test_a_traceback_for_who_asks_for_it() -> None:
-    ended = start("inspect", "/nowhere", "-v")
-    assert ended.returncode == 3
-    assert "Traceback" in ended.stderr
-    assert start("-V").stdout == f"orthomerge {orthomerge.__version__}\n"
-    assert "Usage: orthomerge COMMAND" in start().stderr
 
 
 def test_progress_on_a_terminal_and_in_a_log(

@@ -113,8 +113,6 @@ def test_negate(berts: Path, label_tables: Path, tmp_path: Path) -> None:
 
 def test_negate_by_the_experts_heads(berts: Path, fitted: Path, label_tables: Path, tmp_path: Path) -> None:
     more = ["--heads", "expert", "--keep", 0.01]
-    message = refused(*negating(berts, label_tables), *more, code=2)
-    assert "reads 'three' by its expert's head; give its expert too" in message
     message = refused(*negating(berts, label_tables, fitted / "two", berts / "three"), *more, code=2)
     assert "of the control 'three' right on validation data" in message  # that head is random
     words = [*negating(berts, label_tables, fitted / "three", fitted / "two"), *more]
@@ -163,26 +161,3 @@ def test_a_search_that_finds_nothing_better_writes_nothing(
         exists = call(*words, "--out", tmp_path, code=5)
         assert "exists already; give --force" in str(exists.exception)
         assert exists.stderr == ""  # nothing had begun
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        ("negate --target tow", 2, "no data of 'tow'; give --data tow=PATH"),
-        ("negate --control two", 2, "needs the head of 'two', which is to be forgotten, and of a control task"),
-        ("negate --target three", 2, "task vector of 'three' is wanted, but its expert was not given; known: two"),
-        ("negate --heads prob", 2, "--heads must be probe | expert, got 'prob'; did you mean 'probe'?"),
-        ("negate --keep 2", 2, "share of the control to keep must be in (0, 1], got 2.0"),
-        ("negate --data two", 2, "expected --data TASK=PATH, got 'two'"),
-        ("negate --data five=/nowhere.csv --control five", 3, "/nowhere.csv does not exist"),
-        ("analogy --of three:five", 2, "an analogy is written a:b::c"),
-        ("analogy --of three:four::two", 2, "task vector of 'four' is wanted, but its expert was not given"),
-        ("analogy --data two=x.csv", 2, "an analogy makes one task, got --data of 2"),
-        ("analogy --of two:five::three", 4, "labels of task 'other' are not those of its expert"),
-        ("analogy --grid -1", 2, "a grid must hold positive numbers, got -1"),
-    ],
-)
-def test_mistakes(words: str, code: int, message: str, berts: Path, fitted: Path, label_tables: Path) -> None:
-    command, *more = words.split()
-    start = negating(berts, label_tables) if command == "negate" else solving(berts, label_tables, fitted)
-    assert message in refused(*start, *more, code=code)

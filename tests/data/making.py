@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from orthomerge.core.errors import CheckpointError
+from orthomerge.data.reading import read_task
+
 Row = dict[str, Any]
+
+
+def refused(source: Any, match: str, error: type[Exception] = CheckpointError, **options: Any) -> None:
+    """Reading a task must fail with an error that says `match`."""
+    with pytest.raises(error, match=match):
+        read_task(source, **options)
 
 
 def make_rows(train: int = 20, test: int = 4, names: Sequence[str] = ("zebra", "ape")) -> list[Row]:

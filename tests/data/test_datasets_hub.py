@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tests.data.making import refused
 
 from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data.reading import read_task
@@ -130,19 +131,16 @@ def test_pictures_are_decoded_when_used(library: SimpleNamespace, tmp_path: Path
 )
 def test_datasets_that_are_refused(loaded: Any, error: type[Exception], message: str, library: SimpleNamespace) -> None:
     library.loaded = loaded
-    with pytest.raises(error, match=message):
-        read_task("org/name")
+    refused("org/name", message, error)
 
 
 def test_a_damaged_folder(library: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "state.json").touch()
     library.loaded = ValueError("broken")
-    with pytest.raises(CheckpointError, match=r"cannot load the dataset .*: ValueError: broken"):
-        read_task(tmp_path)
+    refused(tmp_path, r"cannot load the dataset .*: ValueError: broken")
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     message = r"'org/name', which is no path that exists and must be a hub id, needs .*: pip install datasets"
-    with pytest.raises(RecipeError, match=message):
-        read_task("org/name")
+    refused("org/name", message, RecipeError)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.making import arrays, picture
+from tests.data.making import arrays, picture, refused
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.data import images
@@ -78,8 +78,7 @@ def test_classes_without_splits(classes: tuple[str, ...], expected: tuple[str, .
 def test_folders_that_are_refused(folders: list[str], message: str, animals: Path) -> None:
     for folder in folders:
         (animals / folder).mkdir()
-    with pytest.raises(CheckpointError, match=message):
-        read_task(animals)
+    refused(animals, message)
 
 
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,18 +162,14 @@ def test_all_splits_and_colours(tmp_path: Path) -> None:
     ],
 )
 def test_arrays_that_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        read_task(arrays(tmp_path / "toy.npz", **changes))
+    refused(arrays(tmp_path / "toy.npz", **changes), message)
 
 
 def test_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = arrays(tmp_path / "toy.npz")
     (tmp_path / "half.npz").write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(CheckpointError, match=r"half.npz cannot be read as .npz"):
-        read_task(tmp_path / "half.npz")
+    refused(tmp_path / "half.npz", r"half.npz cannot be read as .npz")
     np.savez(tmp_path / "other.npz", a=np.zeros(1), b=np.zeros(1))
-    with pytest.raises(CheckpointError, match=r"must hold x_train, y_train, x_test and y_test, got a, b"):
-        read_task(tmp_path / "other.npz")
+    refused(tmp_path / "other.npz", r"must hold x_train, y_train, x_test and y_test, got a, b")
     monkeypatch.setattr(images, "_MOST_ARRAYS", 10)
-    with pytest.raises(CheckpointError, match=r"unpacks to \d+ bytes, but at most 10 are read"):
-        read_task(path)
+    refused(path, r"unpacks to \d+ bytes, but at most 10 are read")

@@ -1,4 +1,4 @@
-"""The Markdown pages as tests read them: blocks of code, links, anchors, and the commands that they name."""
+"""The Markdown pages as tests read them: blocks of code, and the commands that they name."""
 
 from __future__ import annotations
 
@@ -43,18 +43,6 @@ def commands(path: Path) -> list[list[str]]:
 def inline(path: Path) -> list[str]:
     """Code within running text."""
     return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", _FENCE.sub("", path.read_text("utf-8")))
-
-
-def links(path: Path) -> list[str]:
-    """The targets of all links and pictures outside code."""
-    text = re.sub(r"(?<!`)`[^`\n]*`(?!`)", "", _FENCE.sub("", path.read_text("utf-8")))
-    return re.findall(r"\]\(([^)\s]+)\)", text)
-
-
-def anchors(path: Path) -> set[str]:
-    """What headings are called as targets, as GitHub and MyST do it."""
-    names = re.findall(r"(?m)^#+ (.+)$", _FENCE.sub("", path.read_text("utf-8")))
-    return {re.sub(r"[^\w\- ]", "", name.replace("`", "").strip().lower()).replace(" ", "-") for name in names}
 
 
 def find_command(words: list[str]) -> tuple[Any, list[str]]:

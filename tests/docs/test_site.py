@@ -1,4 +1,4 @@
-"""The site builds without a warning, and makes no request to the network."""
+"""The site builds without a warning, so all links lead somewhere; it makes no request to the network."""
 
 from __future__ import annotations
 

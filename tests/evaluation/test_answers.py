@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.analysis.making import COUNTS, Toy
-from tests.evaluation.making import CURRENT, average, encoded, experts, only, same_predictions, scored
+from tests.evaluation.making import CURRENT, average, encoded, only, scored
 
 from orthomerge.alignment.aligners import make_aligner
 from orthomerge.core.errors import RecipeError
@@ -188,26 +188,6 @@ def test_a_model_that_is_more_than_a_head_is_scored_as_it_is(toy: Toy) -> None:
     assert behind.head is head
     (answer,) = answers(EvaluationProtocol(), tasks, more, "where")
     assert answer.extra == 8 * head.width
-
-
-def test_the_expert_s_head_is_what_is_aligned(toy: Toy) -> None:
-    """An expert with an aligned head is itself, and aligning a merge wins back what it lost, whatever head it has."""
-    protocols = [CURRENT, *(EvaluationProtocol(aligner=name) for name in ("ridge", "auto"))]
-    model = average(toy).models["where"]
-    spoilt = model.with_heads({task: replace(head_of(head), normalise=True) for task, head in model.heads.items()})
-    subjects = [experts(toy), average(toy), average(toy, name="spoilt", models=dict.fromkeys(toy.tasks, spoilt))]
-    scores = list(evaluate(subjects, protocols, encoded(toy)))
-    for task in toy.tasks:
-        current, ridge, auto = only(scores, method="expert", task=task)
-        assert same_predictions(ridge, current)
-        assert same_predictions(auto, current)
-        (whole,), (changed,) = (only(scores, method=name, task=task, aligner="ridge") for name in ("average", "spoilt"))
-        assert same_predictions(whole, changed)
-    unaligned, aligned = (
-        np.mean([item.record.value for item in only(scores, method="average", protocol="current", aligner=name)])
-        for name in (None, "ridge")
-    )
-    assert aligned > unaligned + 0.1
 
 
 @pytest.mark.parametrize(

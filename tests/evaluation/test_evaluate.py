@@ -55,9 +55,8 @@ def test_every_test_example_is_counted_and_a_record_says_how(toy: Toy) -> None:
     assert len(scores) == 2 * 2 * (1 + 2 + 2 + 1 + 1 + 1 + 1) + 2
     for item in scores:
         record, answers = item.record, item.predictions
-        labels = encoded(toy).labels(record.task, "test")
-        labels = labels + (3 if (record.protocol, record.task) == ("joint", "where") else 0)
-        assert answers.truth.tolist() == labels.tolist()
+        start = 3 if (record.protocol, record.task) == ("joint", "where") else 0
+        assert answers.truth.tolist() == (encoded(toy).labels(record.task, "test") + start).tolist()
         # Only labelled support from the test split itself is not scored: 3 shots of 3 classes.
         shown = 9 if (record.protocol, record.access) == ("knn", "transductive") else 0
         assert len(answers.predicted) == COUNTS["test"]
@@ -103,19 +102,17 @@ def test_current_is_what_the_stock_model_says(toy: Toy, tmp_path: Path) -> None:
 
 
 def test_protocols_that_differ_in_options_support_or_access_alone(toy: Toy) -> None:
-    protocols = [ALIGNED, replace(ALIGNED, options={"epochs": 3}), replace(ALIGNED, support="val")]
+    transductive = replace(ALIGNED, access="transductive")
+    protocols = [ALIGNED, replace(ALIGNED, options={"epochs": 3}), replace(ALIGNED, support="val"), transductive]
     rows = lines(item.record for item in scored(toy, [average(toy)], protocols))
     titles = [line.title for line in rows]
-    assert titles == ["aligned-c, epochs=2", "aligned-c, epochs=3", "aligned-c, epochs=2, from val", "joint"]
+    assert titles == [*(f"aligned-c, epochs={text}" for text in ("2", "3", "2, from val", "2")), "joint"]
+    assert [line.access for line in rows] == [*["inductive"] * 3, "transductive", "data-free"]
     assert all(set(line.values) == set(toy.tasks) for line in rows)
-    both = [ALIGNED, replace(ALIGNED, access="transductive")]
-    rows = lines(item.record for item in scored(toy, [average(toy)], both))
-    assert [line.access for line in rows if line.protocol == "aligned-c"] == ["inductive", "transductive"]
     # What a model has seen stays with it, and its protocols are still apart.
-    rows = lines(item.record for item in scored(toy, [average(toy, access="transductive")], both))
+    rows = lines(item.record for item in scored(toy, [average(toy, access="transductive")], [ALIGNED, transductive]))
     assert {line.access for line in rows} == {"transductive"}
-    titles = [line.title for line in rows if line.protocol == "aligned-c"]
-    assert titles == [f"aligned-c, epochs=2{more}" for more in (", from train", "")]
+    assert [line.title for line in rows][:2] == ["aligned-c, epochs=2, from train", "aligned-c, epochs=2"]
 
 
 def test_the_same_protocol_twice(toy: Toy) -> None:
@@ -124,9 +121,7 @@ def test_the_same_protocol_twice(toy: Toy) -> None:
     with pytest.raises(RecipeError, match=r"two protocols score 'average' in the same way: aligned-c, epochs=2 .trans"):
         scored(toy, [average(toy)], twice)
     apart = [plain, replace(twice[1], models=("task_arithmetic",))]
-    assert {item.record.method for item in only(scored(toy, [average(toy)], apart), protocol="aligned-c")} == {
-        "average"
-    }
+    assert len(only(scored(toy, [average(toy)], apart), protocol="aligned-c")) == len(toy.tasks)
     with pytest.raises(RecipeError, match="score 'task_arithmetic' in the same way: current"):
         scored(toy, [total(toy)], [CURRENT, EvaluationProtocol("current", seeds=2)])
 
@@ -211,9 +206,6 @@ def test_an_expert_that_knows_the_test_inputs(toy: Toy) -> None:
     (note,) = contamination_notes(encoded(toy, tasks=with_wrong_labels(toy, "where", "val")))
     assert note.startswith("the expert of 'where' scores ")
     assert note.endswith("it may have been trained on the test inputs")
-
-
-def test_what_cannot_be_told_is_no_note(toy: Toy) -> None:
     task = toy.tasks["where"]
     without = {name: part for name, part in task.splits.items() if name != "val"}
     nothing = Examples([], np.zeros(0, dtype=np.int64), "val")
@@ -224,14 +216,11 @@ def test_what_cannot_be_told_is_no_note(toy: Toy) -> None:
 
 
 def test_inputs_that_two_splits_share(toy: Toy) -> None:
-    task = toy.tasks["where"]
-    test = task["test"]
-    assert test.labels is not None
-    inputs, count = list(test.inputs), len(test)
-    mixed = Examples([*(list(task["train"].inputs)[:2]), *inputs[2:]], test.labels, "test")
+    task, test = toy.tasks["where"], toy.tasks["where"]["test"]
+    mixed = replace(test, inputs=[*(list(task["train"].inputs)[:2]), *list(test.inputs)[2:]])
     tasks = {**toy.tasks, "where": replace(task, splits={**task.splits, "test": mixed})}
     (note,) = contamination_notes(encoded(toy, tasks=tasks, teachers={}))
     assert note == (
-        f"2 of {count} test inputs of 'where' are among those for training or validation: what is fitted there has "
+        f"2 of {len(test)} test inputs of 'where' are among those for training or validation: what is fitted there has "
         "seen them; take them out of one split"
     )

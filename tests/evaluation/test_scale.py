@@ -37,17 +37,16 @@ def predictions(toy: Toy, model: Model, task: str) -> torch.Tensor:
     return predict(model.head(task), encoded(toy).features(model, task, "val").values)
 
 
-@pytest.mark.parametrize("method", ["task_arithmetic", "ties"])
+@pytest.mark.parametrize(("method", "options"), [("task_arithmetic", {}), ("ties", {"density": 0.05})])
 @pytest.mark.parametrize("criterion", ["accuracy", "agreement"])
-def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, criterion: Any) -> None:
+def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, options: Any, criterion: Any) -> None:
     grid, said = (0.2, 0.7, 1.3), Said()
-    found = search_scale(
-        toy.experts, method, toy.tasks, grid=grid, criterion=criterion, encoding=toy.encoding, progress=said
-    )
+    how: dict[str, Any] = {"criterion": criterion, "encoding": toy.encoding, "progress": said}
+    found = search_scale(toy.experts, method, toy.tasks, {"scale": "auto", **options}, grid=grid, **how)
     assert tuple(found.curve) == grid
     assert [line.partition(":")[0] for line in said.stages] == [f"scale {scale:g}" for scale in grid]
     for scale in grid:
-        model = merge(toy.experts, method=method, scale=scale)
+        model = merge(toy.experts, method=method, scale=scale, **options)
         for task in toy.tasks:
             mine, expert = (predictions(toy, each, task) for each in (model, toy.experts.teacher(task)))
             truth = torch.tensor(toy.tasks[task]["val"].labels)
@@ -58,21 +57,13 @@ def test_the_curve_is_that_of_real_merges(toy: Toy, method: str, criterion: Any)
             assert found.curve[scale][task] == pytest.approx(100 * expected, abs=1e-4)
 
 
-def test_options_of_the_method_count(toy: Toy) -> None:
-    def search(**options: Any) -> ScaleSearch:
-        return search_scale(toy.experts, "ties", toy.tasks, options, grid=(0.7, 1.3), encoding=toy.encoding)
-
-    assert search(density=0.9, scale="auto") == search(density=0.9)
-    assert search(density=0.05) != search(density=0.9)
-
-
 @pytest.mark.parametrize("method", SCALED)
 def test_every_method_with_a_scale_multiplies_its_vector_by_it(toy: Toy, method: str) -> None:
-    states = {}
-    for scale in (0.0, 0.5, 1.0):
-        states[scale] = merge(toy.experts, method=method, scale=scale).encoder.module().state_dict()
-    for key, tensor in states[0.5].items():
-        torch.testing.assert_close(tensor, (states[0.0][key] + states[1.0][key]) / 2, atol=2e-6, rtol=1e-5)
+    none, half, whole = (
+        merge(toy.experts, method=method, scale=scale).encoder.module().state_dict() for scale in (0.0, 0.5, 1.0)
+    )
+    for key, tensor in half.items():
+        torch.testing.assert_close(tensor, (none[key] + whole[key]) / 2, atol=2e-6, rtol=1e-5)
 
 
 def test_the_best_scale_and_the_smaller_of_equals() -> None:
@@ -99,12 +90,14 @@ def test_agreement_needs_no_labels(toy: Toy) -> None:
 
 
 def test_mistakes(toy: Toy) -> None:
-    with pytest.raises(RecipeError, match="'average' has no 'scale' to search"):
-        search_scale(toy.experts, "average", toy.tasks)
-    with pytest.raises(RecipeError, match="needs at least one scale; give a grid"):
-        search_scale(toy.experts, "ties", toy.tasks, grid=(), encoding=toy.encoding)
-    with pytest.raises(RecipeError, match="there is data of 'wher', but no task of that name; did you mean 'where'"):
-        search_scale(toy.experts, "ties", {"wher": toy.tasks["where"]})
+    cases: list[tuple[str, Any, Any, str]] = [
+        ("average", toy.tasks, (1,), "'average' has no 'scale' to search"),
+        ("ties", toy.tasks, (), "needs at least one scale; give a grid"),
+        ("ties", {"wher": toy.tasks["where"]}, (1,), "data of 'wher', but no task of that name; did you mean 'where'"),
+    ]
+    for method, data, grid, message in cases:
+        with pytest.raises(RecipeError, match=message):
+            search_scale(toy.experts, method, data, grid=grid)
 
 
 @pytest.fixture(scope="module")

@@ -453,14 +453,6 @@ def spelled(world: World, /, name: str) -> None:
     world.words = [*words, "--method", "average", "--out", str(world.out), "--quiet"]
 
 
-def remote_tokenizer(world: World) -> None:
-    """Tokenizer files that ask for code of their own, and the code."""
-    for folder in (world.folder / "merged", world.folder / "base", world.folder / "two"):
-        config = {"tokenizer_class": "Odd", "auto_map": {"AutoTokenizer": ["odd.Odd", None]}}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        (folder / "odd.py").write_text(f"import os\nos.mkdir({str(world.evil)!r})\nclass Odd: pass\n")
-
-
 @damaging
 def remote_model(world: World, /, name: str, **more: Any) -> None:
     world.configure(name, auto_map={"AutoModel": "odd.OddModel"}, **more)

@@ -1,10 +1,11 @@
-"""Ctrl-C, a terminate signal, a second run, a full or read-only disk, memory that runs out: in order, whatever happens.
+"""Ctrl-C, a signal, a kill, a second run, a full or read-only disk, memory that runs out: in order, whatever happens.
 
-Signals at every single call of a merge, an align and a fit are in test_crash_points.py, kills in test_kill.py.
+Signals and kills at every single call of a merge, an align and a fit are in test_crash_points.py.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.berts import contents
 from tests.faults.injection import Injector, memory_folder
 from tests.faults.tiny import commands, evaluation, recipe_for
@@ -29,7 +31,7 @@ from orthomerge.evaluation.scores import read_run
 from orthomerge.merging.elements import TaskArithmetic
 from orthomerge.models.saved import verify_folder
 from orthomerge.runs.models import write
-from orthomerge.runs.recipe import Recipe
+from orthomerge.runs.recipe import Recipe, read_recipe
 
 Start = Callable[..., "subprocess.Popen[str]"]
 ALL = os.environ.get("CRASH_POINTS") == "all"
@@ -47,7 +49,7 @@ def test_an_evaluation_that_is_interrupted(injected: Injector, experts: Path, me
         root = injected.reset()
         calls = injected.run(words).calls
         before = contents(root / "run")
-        for k in range(1, len(calls) + 1, 1 if ALL else 23):
+        for k in range(1, len(calls) + 1, 1 if ALL else 40):
             if not older:
                 shutil.rmtree(root / "run", ignore_errors=True)
             number = (signal.SIGINT, signal.SIGTERM)[k % 2]
@@ -191,3 +193,78 @@ def test_memory_that_runs_out(recipe: Recipe, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OrthomergeError, match="there is not enough memory to merge 2 experts"):
         write(recipe, out=tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["expected"]
+
+
+ROWS, COLUMNS, TENSORS = 600, 600, 12  # 17 MB in float32
+LARGE = """
+base: base.safetensors
+experts:
+  a: {path: a.safetensors, head: {layers: [fc]}}
+  b: {path: b.safetensors, head: {layers: [fc]}}
+family: generic
+encoder_prefix: body
+method: ties
+max_shard_size: 6MB
+out: out
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe for a model that takes a moment to merge."""
+    folder = tmp_path_factory.mktemp("large")
+    generator = torch.Generator().manual_seed(0)
+    base = {f"body.{number}": torch.randn(ROWS, COLUMNS, generator=generator) for number in range(TENSORS)}
+    save_file(base, folder / "base.safetensors")
+    for task, classes in (("a", 2), ("b", 3)):
+        head = {"fc.weight": torch.ones(classes, COLUMNS), "fc.bias": torch.ones(classes)}
+        noise = torch.randn(ROWS, COLUMNS, generator=generator) * 0.01
+        save_file({**{name: value + noise for name, value in base.items()}, **head}, folder / f"{task}.safetensors")
+    (folder / "recipe.yaml").write_text(LARGE)
+    return folder / "recipe.yaml"
+
+
+def written(place: Path) -> int:
+    """Count bytes in working folders, which another process fills, moves or removes; -1 before there is one."""
+    total = -1
+    for folder in place.glob(".out.orthomerge-????????"):
+        total = max(total, 0)
+        for path in folder.rglob("*.safetensors"):
+            try:
+                total += path.stat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def seed_of(out: Path) -> int | None:
+    """Read the seed that a whole output was made with; None if there is no output."""
+    if not out.exists():
+        return None
+    assert verify_folder(out) == []
+    seed: int = json.loads((out / "orthomerge.json").read_text())["seed"]
+    return seed
+
+
+# In bytes, so that it does not matter how busy the machine is; other moments are in `make soak` and `make crash`.
+@pytest.mark.parametrize(("share", "older"), [(0.4, False), (0.85, True)])
+def test_a_run_that_is_killed(large: Path, tmp_path: Path, start: Start, share: float, older: bool) -> None:
+    out = tmp_path / "out"
+    if older:
+        write(read_recipe(large), out=out)
+    process = start(["merge", str(large), "--out", str(out), "--set", "seed=2", *(["--force"] if older else [])])
+    until = time.monotonic() + 60
+    while process.poll() is None and written(tmp_path) < share * 4 * ROWS * COLUMNS * TENSORS:
+        assert time.monotonic() < until
+        time.sleep(0.0005)
+    process.kill()
+    _, error = process.communicate(timeout=60)
+    seed = seed_of(out)
+    assert process.returncode in (-signal.SIGKILL, 0), error
+    assert seed in ((0 if older else None), 2)
+    assert process.returncode or seed == 2
+
+    # The same command again does it, and clears away what was left.
+    write(read_recipe(large), out=out, force=seed is not None)
+    assert seed_of(out) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

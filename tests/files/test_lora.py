@@ -107,6 +107,11 @@ def check(
 PAIR: dict[str, Any] = {"m.lora_A.weight": [[1.0]], "m.lora_B.weight": [[1.0]]}
 
 
+def refused(folder: Path, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        read_adapter(folder)
+
+
 def write(folder: Path, tensors: dict[str, Any], **options: Any) -> None:
     config = {"peft_type": "LORA", "lora_alpha": 1, **options}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -304,38 +309,18 @@ def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
         adapter.files[0].check_unchanged()
 
 
-def test_under_other_names(tmp_path: Path) -> None:
-    write(tmp_path, {**PAIR, "score.weight": [[2.0]], "score.bias": [1.0]}, r=1, task_type="SEQ_CLS")
-    adapter = read_adapter(tmp_path)
-    other = adapter.under({"n.weight": "m.weight", "head.weight": "score.weight", "a": "absent"})
-    assert set(other.specs) == {"n.weight", "head.weight"}
-    assert other.products["n.weight"] is adapter.products["m.weight"]
-    assert other.files == adapter.files
-
-
 # Refusals
 
 
 def test_an_adapter_without_weights(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     (tmp_path / "adapter_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"without adapter_model.safetensors or adapter_model.bin; fetch"):
-        read_adapter(tmp_path)
+    refused(tmp_path, r"without adapter_model.safetensors or adapter_model.bin; fetch")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is not valid JSON"),
-        ("[" * 100_000, "is not valid JSON"),
-        ("[1]", "must be a JSON object, got list"),
-        ('{"r": "' + "x" * (1 << 20) + '"}', "is not believable"),
-    ],
-)
-def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+def test_a_config_that_is_too_long(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": "' + "x" * (1 << 20) + '"}')
+    refused(tmp_path, "is not believable")
 
 
 @pytest.mark.parametrize(
@@ -382,8 +367,7 @@ def test_config_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> 
 )
 def test_options_that_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path, PAIR, **{"r": 1, **options})
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+    refused(tmp_path, message)
 
 
 def test_options_without_effect_are_let_in(tmp_path: Path) -> None:
@@ -432,16 +416,14 @@ def test_tensors_that_are_refused(
     tensors: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path, tensors, **{"r": 1, **options})
-    with pytest.raises(CheckpointError, match=message):
-        read_adapter(tmp_path)
+    refused(tmp_path, message)
 
 
 def test_keys_without_the_prefix_of_peft(tmp_path: Path) -> None:
     write(tmp_path, PAIR, r=1)
     rewrite(tmp_path, lambda tensors: {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items()})
     match = r"'m.lora_A.weight' must start with 'base_model.model.'; save the adapter"
-    with pytest.raises(CheckpointError, match=match):
-        read_adapter(tmp_path)
+    refused(tmp_path, match)
 
 
 def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
@@ -463,5 +445,4 @@ def test_adapters_that_peft_makes_and_we_refuse(tmp_path: Path) -> None:
         "dora": "use_dora is not supported",
         "pissa": "init_lora_weights='pissa' changes the base",
     }.items():
-        with pytest.raises(CheckpointError, match=message):
-            read_adapter(tmp_path / name)
+        refused(tmp_path / name, message)

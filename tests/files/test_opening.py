@@ -278,7 +278,6 @@ REFUSED: list[tuple[Prepare | str, str]] = [
     (text("config.json", '{"quantization_config": {"bits": 4}}'), QUANTISED.format("unknown")),
     (text("config.json", '{"quantization_config": "int8"}'), QUANTISED.format("int8")),
     (text("config.json", '{"model_type": '), r"config.json is not valid JSON"),
-    (text("config.json", '{"model_type": "bert", "model_type": "vit"}'), r"config.json names 'model_type' twice"),
     # names of shards
     *((shard(name), OUTSIDE) for name in (
         "../x.safetensors", "sub/x.safetensors", "sub/../x.safetensors", "./x.safetensors", "/etc/x.safetensors", "",
@@ -301,10 +300,7 @@ REFUSED: list[tuple[Prepare | str, str]] = [
      f"{TWO} holds 'a.weight', which {INDEX} does not place there"),
     # indexes
     (text(INDEX, "{"), "index.json is not valid JSON"),
-    (text(INDEX, "[]"), "index.json must be a JSON object, got list"),
     (text(INDEX, "{}"), "index.json must have a 'weight_map' from tensor names to file names; fetch it again"),
-    (text(INDEX, '{"weight_map": {"a": "b", "a": "c"}}'), "index.json names 'a' twice"),
-    (text(INDEX, '{"weight_map":' + "[" * 100_000), "index.json is not valid JSON"),
     (index({}), "must have a 'weight_map'"),
     (index({"a": 1}), "must have a 'weight_map'"),
     (index({"a": {"b": "c"}}), "must have a 'weight_map'"),

@@ -46,6 +46,11 @@ def work(out: Path, number: int, *, force: bool = False) -> None:
         write_manifest(folder, number=number)
 
 
+def refused(out: Path, match: str, *, force: bool = False) -> None:
+    with pytest.raises(OutputError, match=match):
+        work(out, 2, force=force)
+
+
 def write_manifest(folder: Path, **about: int) -> None:
     """A manifest that lists all other files."""
     files = {path.relative_to(folder).as_posix(): None for path in folder.rglob("*") if not path.is_dir()}
@@ -198,8 +203,7 @@ def test_force_replaces_only_what_a_marker_lists(
     prepare(tmp_path / "out")
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
     for force, match in ((False, "out exists already; give --force to replace it"), (True, message)):
-        with pytest.raises(OutputError, match=match):
-            work(tmp_path / "out", 2, force=force)
+        refused(tmp_path / "out", match, force=force)
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
 
 
@@ -279,10 +283,8 @@ def test_targets_that_no_folder_can_be(tmp_path: Path) -> None:
         (tmp_path / "loop" / "out", r"cannot write to .*loop"),
         (Path("/"), "/ exists already"),
     ):
-        with pytest.raises(OutputError, match=match):
-            work(out, 1)
-    with pytest.raises(OutputError, match="/ was not written by orthomerge"):
-        work(Path("/"), 1, force=True)
+        refused(out, match)
+    refused(Path("/"), "/ was not written by orthomerge", force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
 
@@ -309,8 +311,7 @@ def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         check_room(tmp_path / "not" / "there" / "yet", 10**9)
     check_room(tmp_path, 9 * 10**8)
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # tests may run as root, whom no mode stops
-    with pytest.raises(OutputError, match=f"{tmp_path} cannot be written to; choose another place, or change its"):
-        work(tmp_path / "out", 1)
+    refused(tmp_path / "out", f"{tmp_path} cannot be written to; choose another place, or change its")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -323,8 +324,7 @@ def test_a_disk_that_does_not_answer_or_has_no_locks(
 
     handles = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(function, fail)
-    with pytest.raises(OutputError, match=f"cannot write to {tmp_path}: {os.strerror(code)}"):
-        work(tmp_path / "out", 1)
+    refused(tmp_path / "out", f"cannot write to {tmp_path}: {os.strerror(code)}")
     assert len(list(Path("/proc/self/fd").iterdir())) == handles
 
 
@@ -341,8 +341,7 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
     work(tmp_path / "out", 1)
     assert (state(tmp_path / "out"), len(calls)) == (1, 4)  # the last of them before it is taken away
     monkeypatch.setattr(fcntl, "flock", lambda handle, mode: (tmp_path / ".new.orthomerge-lock").unlink())
-    with pytest.raises(OutputError, match=r"cannot lock .*\.new\.orthomerge-lock; is another run busy there\?"):
-        work(tmp_path / "new", 1)
+    refused(tmp_path / "new", r"cannot lock .*\.new\.orthomerge-lock; is another run busy there\?")
 
 
 # Two runs, and what is left of a run that was killed
@@ -350,13 +349,11 @@ def test_a_lock_that_is_taken_away_is_taken_again(tmp_path: Path, monkeypatch: p
 
 def test_two_runs_into_one_target(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    refused = r"another run is writing to the same output, .*out; wait for it"
+    message = r"another run is writing to the same output, .*out; wait for it"
     with publish(out) as folder:
-        with pytest.raises(OutputError, match=refused):
-            work(out, 2)
+        refused(out, message)
         (tmp_path / "link").symlink_to(tmp_path)
-        with pytest.raises(OutputError, match=refused):
-            work(tmp_path / "link" / "out", 2)
+        refused(tmp_path / "link" / "out", message)
         work(tmp_path / "other", 3)
         write_manifest(folder)
     assert (out / MANIFEST).exists()
@@ -431,8 +428,7 @@ def test_a_file_that_appears_in_the_last_moment_stays(
     monkeypatch.setattr(module, "_commit", late)
     if not swap:
         monkeypatch.setattr(module, "_exchange", lambda *arguments: False)
-    with pytest.raises(OutputError, match=r"out holds 'notes.txt', which orthomerge did not write"):
-        work(out, 2, force=True)
+    refused(out, r"out holds 'notes.txt', which orthomerge did not write", force=True)
     assert (out / "notes.txt").read_text() == "years of work"
     (out / "notes.txt").unlink()
     assert (state(out), beside(out)) == (1, [])
@@ -449,8 +445,7 @@ def test_a_link_in_the_place_of_a_working_folder_stays(tmp_path: Path) -> None:
 def test_a_swap_that_was_killed_between_two_renames_is_undone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     killed(out, old=1)  # where the kernel cannot swap, the old one is moved away for a moment
-    with pytest.raises(OutputError, match="out exists already"):
-        work(out, 2)
+    refused(out, "out exists already")
     assert (state(out), beside(out)) == (1, [])
     killed(out, old=1)
     work(out, 2, force=True)
@@ -470,8 +465,7 @@ def test_where_the_kernel_cannot_swap(tmp_path: Path, monkeypatch: pytest.Monkey
     out = tmp_path / "out"
     work(out, 1)
     if code == errno.EROFS:
-        with pytest.raises(OutputError, match=r"cannot write .*out: Read-only file system; nothing was left behind"):
-            work(out, 2, force=True)
+        refused(out, r"cannot write .*out: Read-only file system; nothing was left behind", force=True)
     else:
         work(out, 2, force=True)
     assert (state(out), beside(out)) == (1 if code == errno.EROFS else 2, [])
@@ -499,9 +493,8 @@ def test_a_folder_above_that_cannot_be_synced(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(module, "sync", fail)
     match = r"out is complete, but .* could not be synced \(Input/output error\); check the"
-    with pytest.raises(OutputError, match=match):
-        work(tmp_path / "out", 1)
-    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (1, [])
+    refused(tmp_path / "out", match)
+    assert (state(tmp_path / "out"), beside(tmp_path / "out")) == (2, [])
 
 
 # A failure at every single step

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from orthomerge.core.errors import CheckpointError
+from orthomerge.core.errors import CheckpointError, OutputError
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, is_float, torch_dtype
-from orthomerge.files.safetensors import check_name, encode_header, read_safetensors
+from orthomerge.files.opening import open_checkpoint
+from orthomerge.files.safetensors import Written, check_name, plan_shards, read_safetensors, write_shards
+
+NAMES = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
+INDEX = "model.safetensors.index.json"
 
 
 def tensor(dtype: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -37,13 +44,14 @@ def values(entry: Entry) -> torch.Tensor:
     return entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
 
 
-def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> Path:
+def specs_of(tensors: dict[str, torch.Tensor]) -> dict[str, Spec]:
+    return {name: Spec(tuple(tensor.shape), NAMES[tensor.dtype]) for name, tensor in tensors.items()}
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
     """A file as we write it."""
-    names = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
-    specs = {name: Spec(tuple(value.shape), names[value.dtype]) for name, value in tensors.items()}
-    data = b"".join(bytes(value.contiguous().reshape(-1).view(torch.uint8).numpy()) for value in tensors.values())
-    path.write_bytes(encode_header(specs, metadata or {}) + data)
-    return path
+    write_shards(folder, specs_of(tensors), tensors.items(), most=10**9)
+    return folder / "model.safetensors"
 
 
 def raw(path: Path, header: bytes, data: bytes = b"", *, length: int | None = None) -> Path:
@@ -72,7 +80,7 @@ def test_what_the_library_writes_is_read_here(tmp_path: Path) -> None:
 
 def test_what_we_write_is_read_by_the_library_and_here(tmp_path: Path) -> None:
     wide_first = dict(sorted(EVERYTHING.items(), key=lambda item: -item[1].element_size()))
-    path = write(tmp_path / "x.safetensors", {"gewicht.größe": torch.ones(2), **wide_first}, {"format": "pt"})
+    path = write(tmp_path, {"gewicht.größe": torch.ones(2), **wide_first})
     theirs = load_file(path)
     assert set(theirs) == {"gewicht.größe", *EVERYTHING}
     assert all(same(theirs[name], value) for name, value in EVERYTHING.items())
@@ -83,13 +91,13 @@ def test_what_we_write_is_read_by_the_library_and_here(tmp_path: Path) -> None:
 
 
 def test_a_file_without_tensors_or_metadata(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.safetensors", {})
+    path = write(tmp_path, {})
     assert (read_safetensors(path), load_file(path)) == ({}, {})
 
 
 def test_runs_of_a_tensor(tmp_path: Path) -> None:
     matrix = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    entry = read_safetensors(write(tmp_path / "x.safetensors", {"pad": torch.ones(3), "m": matrix}))["m"]
+    entry = read_safetensors(write(tmp_path, {"pad": torch.ones(3), "m": matrix}))["m"]
     assert torch.equal(entry.read(3, 9), matrix.reshape(-1)[3:9])
     assert torch.equal(values(entry.rows(1, 3)), matrix[1:3])
     assert torch.equal(values(entry.transposed()), matrix.T)
@@ -101,9 +109,9 @@ def test_runs_of_a_tensor(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_a_mapping(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.safetensors", {"a": torch.ones(2), "b": torch.zeros(3, 1, dtype=torch.int64)})
+    path = write(tmp_path, {"b": torch.zeros(3, 1, dtype=torch.int64), "a": torch.ones(2)})
     checkpoint = Checkpoint(path, read_safetensors(path), aliases={"c": "a"})
-    assert (list(checkpoint), len(checkpoint), "c" in checkpoint, "d" in checkpoint) == (["a", "b"], 2, True, False)
+    assert (list(checkpoint), len(checkpoint), "c" in checkpoint, "d" in checkpoint) == (["b", "a"], 2, True, False)
     assert torch.equal(checkpoint["c"], torch.ones(2))
     assert checkpoint["b"].shape == (3, 1)
     assert checkpoint.spec("b") == Spec((3, 1), "I64")
@@ -111,7 +119,7 @@ def test_a_checkpoint_is_a_mapping(tmp_path: Path) -> None:
     assert (checkpoint.origin("c"), checkpoint.nbytes, [file.path for file in checkpoint.files]) == (path, 32, [path])
     with pytest.raises(KeyError, match="'d'"):
         checkpoint["d"]
-    with pytest.raises(CheckpointError, match=r"x.safetensors has no tensor 'bb'; did you mean 'b'\?"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors has no tensor 'bb'; did you mean 'b'\?"):
         checkpoint.spec("bb")
     assert [dtype for dtype in DTYPES if is_float(dtype)] == ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"]
 
@@ -170,13 +178,6 @@ HEADERS: dict[str, tuple[Any, bytes, str]] = {
         b"",
         "of .*x names 'a' twice; do not trust this file",
     ),
-    "duplicate field": (b'{"a":{"dtype":"F32","dtype":"I32"}}', b"", "the header of .*x names 'dtype' twice"),
-    "duplicate metadata": (b'{"__metadata__":{"a":"b","a":"c"}}', b"", "the header of .*x names 'a' twice"),
-    "not JSON": (b"{]", b"", "the header of .*x is not valid JSON"),
-    "not UTF-8": (b'{"\xff\xfe":{}}', b"", "the header of .*x is not valid JSON .*utf-8"),
-    "nested": (b'{"a":' + b"[" * 100_000, b"", "the header of .*x is not valid JSON .*recursion"),
-    "endless number": (b'{"a":' + b"9" * 9_999 + b"}", b"", "the header of .*x is not valid JSON .*4300"),
-    "a list for a header": (b"[]", b"", "the header of .*x must be a JSON object, got list"),
 }
 
 
@@ -241,3 +242,149 @@ def test_a_header_longer_than_the_limit_is_not_read(tmp_path: Path) -> None:
 def test_padding_of_the_header_is_accepted(tmp_path: Path) -> None:
     header = json.dumps({"a": _tensor()}).encode() + b"   "
     assert list(read_safetensors(raw(tmp_path / "x", header, bytes(8)))) == ["a"]
+
+
+# Shards
+
+
+def random(count: int = 5) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {f"layer.{number}.weight": torch.randn(4, 5, generator=generator) for number in range(count)}
+
+
+def _sized(*sizes: int) -> dict[str, Spec]:
+    return {f"t{number}": Spec((size,), "U8") for number, size in enumerate(sizes)}
+
+
+PLANS: dict[str, tuple[tuple[int, ...], int, list[list[int]]]] = {
+    "nothing": ((), 10, [[]]),
+    "all in one": ((5, 5), 10, [[5, 5]]),
+    "one byte too many": ((5, 6), 10, [[5], [6]]),
+    "too large for any": ((11,), 10, [[11]]),
+    "too large, first": ((11, 1), 10, [[11], [1]]),
+    "too large, between": ((1, 11, 1), 10, [[1], [11], [1]]),
+    "full to the brim": ((10, 10), 10, [[10], [10]]),
+    "no reordering": ((6, 6, 4, 4), 10, [[6], [6, 4], [4]]),
+    "empty tensors": ((0, 10, 0, 1, 0), 10, [[0, 10, 0], [1, 0]]),
+    "one each": ((1, 1, 1), 1, [[1], [1], [1]]),
+}
+
+
+@pytest.mark.parametrize(("sizes", "most", "expected"), PLANS.values(), ids=PLANS.keys())
+def test_where_shards_are_cut(sizes: tuple[int, ...], most: int, expected: list[list[int]]) -> None:
+    specs = _sized(*sizes)
+    shards = plan_shards(specs, most)
+    assert [[spec.nbytes for spec in shard.values()] for shard in shards] == expected
+    assert [name for shard in shards for name in shard] == list(specs)
+
+
+def test_one_file_needs_no_index(tmp_path: Path) -> None:
+    tensors = random()
+    counts: list[int] = []
+    written = write_shards(tmp_path, specs_of(tensors), tensors.items(), most=10**9, progress=counts.append)
+    path = tmp_path / "model.safetensors"
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    digest = f"blake3:{blake3(path.read_bytes()).hexdigest()}"
+    assert written == [Written(path.name, path.stat().st_size, digest, tuple(tensors))]
+    assert counts == [80] * 5
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in tensors.items())
+
+
+def test_shards_and_their_index(tmp_path: Path) -> None:
+    tensors = random()
+    written = write_shards(tmp_path, specs_of(tensors), tensors.items(), most=160)
+    names = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    assert [file.name for file in written] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*names, INDEX]
+    places = {f"layer.{number}.weight": names[number // 2] for number in range(5)}
+    assert json.loads((tmp_path / INDEX).read_text()) == {"metadata": {"total_size": 400}, "weight_map": places}
+    for shard in names:
+        held = load_file(tmp_path / shard)
+        assert set(held) == {name for name, place in places.items() if place == shard}
+        assert all(torch.equal(held[name], tensors[name]) for name in held)
+    checkpoint = open_checkpoint(tmp_path)
+    assert all(torch.equal(checkpoint[name], tensor) for name, tensor in tensors.items())
+
+
+def test_blocks_may_be_any_part_of_a_tensor_in_any_layout(tmp_path: Path) -> None:
+    matrix = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).bfloat16()
+    turned = matrix.T  # not contiguous
+    specs = {"a": Spec((4, 6), "BF16"), "b": Spec((6, 4), "BF16")}
+    pieces = [("a", matrix.reshape(-1)[start : start + 5]) for start in range(0, 24, 5)]
+    write_shards(tmp_path, specs, [*pieces, ("b", turned)], most=10**6)
+    written = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(written["a"], matrix)
+    assert torch.equal(written["b"], turned)
+
+
+@pytest.mark.parametrize("with_blocks", [True, False])
+def test_tensors_without_elements_need_no_block_and_may_have_one(tmp_path: Path, with_blocks: bool) -> None:
+    empty, shape = torch.zeros(0), torch.zeros(3, 0)
+    tensors = {"e1": empty, "a": torch.ones(2), "e2": shape, "b": torch.ones(1), "e3": empty}
+    blocks = [(name, tensor) for name, tensor in tensors.items() if with_blocks or tensor.numel()]
+    write_shards(tmp_path, specs_of(tensors), blocks, most=8)
+    written = open_checkpoint(tmp_path)
+    assert {name: tuple(written[name].shape) for name in written} == {n: tuple(t.shape) for n, t in tensors.items()}
+
+
+A, B = torch.ones(2), torch.ones(3)
+WRONG: dict[str, tuple[list[tuple[str, torch.Tensor]], str]] = {
+    "out of order": ([("b", B), ("a", A)], "a block of 'b' came where 8 bytes of 'a' were due"),
+    "unknown": ([("c", A)], "a block of 'c' came where 8 bytes of 'a' were due"),
+    "too large": ([("a", B)], "a block of 'a' came where 8 bytes of 'a' were due"),
+    "too large in the end": ([("a", A[:1]), ("a", A)], "a block of 'a' came where 4 bytes of 'a' were due"),
+    "too small": ([("a", A[:1]), ("b", B)], "a block of 'b' came where 4 bytes of 'a' were due"),
+    "too few": ([("a", A)], "a block of None came where 12 bytes of 'b' were due"),
+    "none": ([], "a block of None came where 8 bytes of 'a' were due"),
+    "too many": ([("a", A), ("b", B), ("c", A)], "a block of 'c' came after the last tensor"),
+    "wider": ([("a", A.double()), ("b", B)], "a block of 'a' came where 8 bytes of 'a' were due"),
+}
+
+
+@pytest.mark.parametrize(("blocks", "match"), WRONG.values(), ids=WRONG.keys())
+def test_blocks_that_do_not_fit_are_a_defect_of_ours(
+    tmp_path: Path, blocks: list[tuple[str, torch.Tensor]], match: str
+) -> None:
+    specs = {"a": Spec((2,), "F32"), "b": Spec((3,), "F32")}
+    with pytest.raises(AssertionError, match=match):
+        write_shards(tmp_path, specs, blocks, most=10**6)
+
+
+def test_an_error_of_the_stream_is_passed_on(tmp_path: Path) -> None:
+    def blocks() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", A
+        raise ZeroDivisionError("the merge failed")
+
+    with pytest.raises(ZeroDivisionError, match="the merge failed"):
+        write_shards(tmp_path, {"a": Spec((2,), "F32"), "b": Spec((3,), "F32")}, blocks(), most=10**6)
+
+
+def test_a_file_that_is_there_already_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_shards(tmp_path, {"a": Spec((2,), "F32")}, [("a", A)], most=10**6)
+    assert (tmp_path / "model.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize("fault", ["flipped", "lost", "header"])
+def test_a_disk_that_does_not_keep_what_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    path, sync = tmp_path / "model.safetensors", os.fsync
+
+    def faulty(handle: int) -> None:
+        sync(handle)
+        content = bytearray(path.read_bytes())
+        if fault == "flipped":
+            content[-1] ^= 1
+        elif fault == "lost":
+            del content[-4:]
+        else:
+            content[20] ^= 0x80
+        path.write_bytes(content)
+
+    monkeypatch.setattr(os, "fsync", faulty)
+    with pytest.raises(OutputError, match=r"model.safetensors does not read back as it was written; the disk or the"):
+        write_shards(tmp_path, {"a": Spec((2,), "F32")}, [("a", A)], most=10**6)

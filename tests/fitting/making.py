@@ -46,8 +46,15 @@ def with_equal_experts(setting: Setting) -> Setting:
 
 
 def with_a_broken_expert(setting: Setting) -> Setting:
-    """The weights of expert `five` are NaN."""
-    return replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
+    """In the second layer of expert `five`, a ViT, the weights of the queries are NaN."""
+
+    def tuned(task: str) -> torch.Tensor:
+        weights = setting.tuned(task)
+        if task == "five":
+            weights[setting.layout.places["layers.1.attention.q_proj.weight"]] = float("nan")
+        return weights
+
+    return replace(setting, tuned=tuned)
 
 
 def average(setting: Setting) -> torch.Tensor:

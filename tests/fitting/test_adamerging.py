@@ -37,12 +37,6 @@ def test_entropy_falls_from_task_arithmetic(kind: Kind, by: str) -> None:
     assert fitted.classifiers is setting.heads
 
 
-def test_before_its_first_step_it_is_task_arithmetic() -> None:
-    setting = make_setting("bert")
-    fitted = AdaMerging(steps=1, lr=1e-12).fit(setting)
-    torch.testing.assert_close(fitted.weights, setting.merged("task_arithmetic", {"scale": 0.3}), rtol=1e-5, atol=1e-6)
-
-
 def test_clamped_or_not() -> None:
     setting = make_setting("bert")
     options: dict[str, Any] = {"by": "task", "start": 0.9, "steps": 8, "batch": 8, "lr": 0.3}

@@ -1,4 +1,4 @@
-"""Prepared inputs: the processor's own batches, by row over all tasks, whole or made batch by batch."""
+"""Prepared inputs: the processor's own batches by row over all tasks, held-out inputs, and the order of steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.fitting.making import KINDS
+from tests.fitting.making import KINDS, shared_setting
 
 from orthomerge.data.task import Examples, Lazy
 from orthomerge.fitting import inputs as module
-from orthomerge.fitting.inputs import Inputs, Targets, encoded, prepare
+from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, prepare
 from orthomerge.models.prepared import Part
 from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.testing.settings import CLASSES, CPU, Kind, Words, make_setting
@@ -107,7 +107,7 @@ def test_a_pool_that_grew_is_one_that_was_made_at_once(made: Made) -> None:
     assert made.inputs.extended([]).pool is made.inputs.pool
 
 
-def test_lazy_inputs_stay_lazy() -> None:
+def test_only_the_inputs_asked_for_are_opened_again() -> None:
     opened: list[int] = []
 
     def load(key: int) -> Any:
@@ -119,7 +119,7 @@ def test_lazy_inputs_stay_lazy() -> None:
     inputs = prepare(examples, {"one": PixelProcessor(16)}, {"one": torch.zeros(6, 2)}, device=CPU)
     assert opened == list(keys)
     raw = inputs.at({"one": torch.tensor([5, 2])}).raw("one")
-    assert opened == list(keys)
+    assert opened == [*keys, 5, 2]
     assert np.array_equal(raw[1], pictures(1, 2)[0])
 
 
@@ -166,3 +166,76 @@ def test_groups_hold_every_row_once_and_are_of_similar_length() -> None:
         assert torch.cat(groups).sort().values.tolist() == list(range(48))
         own = [lengths[rows[places]] for places in groups]
         assert all(short.max() <= long.min() for short, long in pairwise(own))
+
+
+def rows_of(inputs: Inputs) -> torch.Tensor:
+    return torch.cat([targets.rows for targets in inputs.targets.values()])
+
+
+def lengths(inputs: Inputs | None) -> list[int]:
+    return [] if inputs is None else [len(targets) for targets in inputs.targets.values()]
+
+
+def test_every_input_once_an_epoch() -> None:
+    sizes = {"two": 10, "three": 7, "five": 3}
+    inputs = make_setting("bert", inputs=10).inputs
+    inputs = inputs.at({task: slice(size) for task, size in sizes.items()})
+    order = Order(inputs, 4, 0)
+    steps = [order.at(step) for step in range(35)]
+    assert all(len(part) == 4 for step in steps for part in step.values())
+    for task, size in sizes.items():
+        seen = torch.cat([step[task] for step in steps])
+        epochs = torch.split(seen[: len(seen) // size * size], size)
+        assert all(epoch.sort().values.tolist() == list(range(size)) for epoch in epochs)
+        assert len({tuple(epoch.tolist()) for epoch in epochs}) > 1
+    # By seed and step alone, not by which steps were asked for before.
+    late = Order(inputs, 4, 0).at(30)
+    assert all(torch.equal(late[task], steps[30][task]) for task in sizes)
+    assert not torch.equal(Order(inputs, 4, 1).at(0)["two"], steps[0]["two"])
+
+
+def test_held_out_inputs() -> None:
+    inputs = make_setting("bert", inputs=30).inputs
+    fitted, held = inputs.divided(0.1, seed=0)
+    assert held is not None
+    assert lengths(held) == [3, 3, 3]
+    for task, targets in inputs.targets.items():
+        rest, apart = fitted.targets[task].rows.tolist(), held.targets[task].rows.tolist()
+        assert sorted([*rest, *apart]) == targets.rows.tolist()
+        assert apart == sorted(apart)
+    again, other = inputs.divided(0.1, seed=0)[1], inputs.divided(0.1, seed=1)[1]
+    assert again is not None
+    assert other is not None
+    assert torch.equal(rows_of(again), rows_of(held))
+    assert not torch.equal(rows_of(other), rows_of(held))
+    assert inputs.divided(0.0, seed=0) == (inputs, None)
+    whole = dict.fromkeys(inputs.targets, slice(None))
+    few = inputs.at({**whole, "two": slice(9)})
+    kept, small = few.divided(0.1, seed=0)
+    assert (lengths(kept), lengths(small)) == ([9, 27, 27], [0, 3, 3])
+    assert few.divided(0.1, seed=0, fewest=31) == (few, None)
+    assert lengths(inputs.at(dict.fromkeys(whole, slice(10))).divided(0.1, seed=0)[1]) == [2, 2, 2]
+
+
+def test_an_input_is_held_out_of_all_its_tasks_or_of_none() -> None:
+    inputs = shared_setting(inputs=10).inputs
+    fitted, held = inputs.divided(0.2, seed=0)
+    assert held is not None
+    assert lengths(held) == [6, 6, 6]
+    assert not {*rows_of(held).tolist()} & {*rows_of(fitted).tolist()}
+    # Of two tasks that share some inputs, the second has what the first held out, and fewer or more of its own.
+    own = {"two": torch.arange(20), "three": torch.arange(10, 30)}
+    some = inputs.with_targets({task: inputs.targets[task].at(rows) for task, rows in own.items()})
+    fitted, held = some.divided(0.2, seed=0)
+    assert held is not None
+    assert not {*rows_of(held).tolist()} & {*rows_of(fitted).tolist()}
+    assert lengths(held) == [4, 4]
+    for task, rows in own.items():
+        both = [*fitted.targets[task].rows.tolist(), *held.targets[task].rows.tolist()]
+        assert sorted(both) == rows.tolist()
+
+
+def test_tasks_with_the_same_inputs_see_them_at_the_same_steps() -> None:
+    inputs = shared_setting(inputs=3).inputs
+    order = Order(inputs.at({"two": slice(None), "three": slice(3), "five": slice(None)}), 4, 0)
+    assert all(torch.equal(order.at(step)["two"], order.at(step)["five"]) for step in range(9))

@@ -12,7 +12,7 @@ from tests.fitting.making import first_targets
 from tests.fitting.test_objective import features_of, hidden, normal
 
 from orthomerge.fitting.inputs import Targets, encoded
-from orthomerge.fitting.moma import FeatureDistance, Moma, Norm, Penalty, Transform
+from orthomerge.fitting.moma import FeatureDistance, Moma
 from orthomerge.fitting.setting import Setting
 from orthomerge.models.heads import Head, Linear
 from orthomerge.testing.settings import WIDTH, make_setting
@@ -144,9 +144,9 @@ def test_of_few_inputs_none_is_held_out() -> None:
 # The objective.
 
 
-def objective_of(setting: Setting, transform: Transform = "orthogonal", **options: Any) -> FeatureDistance:
-    chosen: dict[str, Any] = {"norm": "l2", "penalty": "fro", "alpha": 1.0, "lr": 1e-3, **options}
-    objective = FeatureDistance(setting.heads, setting.inputs, transform=transform, **chosen)
+def objective_of(setting: Setting, transform: str = "orthogonal", **options: Any) -> FeatureDistance:
+    """The objective with maps and factors away from where they start."""
+    objective = FeatureDistance(setting.heads, setting.inputs, Moma(transform=transform, **options))  # type: ignore[arg-type]
     random = torch.Generator().manual_seed(5)
     with torch.no_grad():
         if transform != "none":
@@ -167,7 +167,7 @@ def mixed(setting: Setting) -> Setting:
 
 @pytest.mark.parametrize("norm", ["l2", "l1", "mse"])
 @pytest.mark.parametrize("transform", ["none", "orthogonal", "similarity", "linear"])
-def test_losses_by_hand(norm: Norm, transform: Transform) -> None:
+def test_losses_by_hand(norm: str, transform: str) -> None:
     setting = make_setting("bert", inputs=6)
     objective = objective_of(setting, transform, norm=norm)
     features, targets = features_of(setting, 3.0), first_targets(setting, 5)
@@ -187,7 +187,7 @@ def test_losses_by_hand(norm: Norm, transform: Transform) -> None:
 
 
 @pytest.mark.parametrize("penalty", ["fro", "fro2", "l1"])
-def test_penalties_by_hand(penalty: Penalty) -> None:
+def test_penalties_by_hand(penalty: str) -> None:
     setting = make_setting("bert", inputs=6)
     objective = objective_of(setting, penalty=penalty, alpha=0.7)
     excess = [A.T @ A - np.eye(WIDTH) for A in (each.detach().double().numpy() for each in objective.maps.values())]
@@ -216,9 +216,7 @@ def test_where_there_is_no_penalty_and_nothing_to_train() -> None:
 
 def test_at_the_experts_own_features_there_is_a_gradient_and_it_is_nothing() -> None:
     setting = make_setting("bert", inputs=6)
-    objective = FeatureDistance(
-        setting.heads, setting.inputs, transform="orthogonal", norm="l2", penalty="fro", alpha=1.0, lr=1e-3
-    )
+    objective = FeatureDistance(setting.heads, setting.inputs, Moma())
     targets = setting.inputs.targets
     features = {task: some.features.clone().requires_grad_(True) for task, some in targets.items()}
     penalty = objective.penalty()
@@ -232,7 +230,7 @@ def test_at_the_experts_own_features_there_is_a_gradient_and_it_is_nothing() -> 
 
 
 @pytest.mark.parametrize("transform", ["orthogonal", "similarity", "linear"])
-def test_heads_take_up_the_map(transform: Transform) -> None:
+def test_heads_take_up_the_map(transform: str) -> None:
     """Of what a head reads: for one that normalises, the map of features of unit length."""
     setting = mixed(make_setting("bert", inputs=6))
     objective = objective_of(setting, transform)
@@ -290,8 +288,7 @@ def test_an_input_of_two_tasks_counts_in_both_by_its_weights() -> None:
         "three": Targets(torch.tensor([0]), torch.tensor([[0.0, 2.0]]), torch.tensor([0.3])),
     }
     heads = {task: Head(Linear(torch.eye(2)), ("yes", "no")) for task in targets}
-    options: dict[str, Any] = {"norm": "l2", "penalty": "fro", "alpha": 1.0, "lr": 1e-3}
-    objective = FeatureDistance(heads, setting.inputs.with_targets(targets), transform="orthogonal", **options)
+    objective = FeatureDistance(heads, setting.inputs.with_targets(targets), Moma())
     features = {task: torch.zeros(1, 2) for task in targets}
     assert objective.loss(features, targets).item() == pytest.approx(1.0 * 5 + 0.3 * 2)
     assert objective.terms(features["three"], targets["three"], "three").item() == pytest.approx(2)

@@ -26,8 +26,7 @@ class Command:
     expressions that its text must match (standard output, then standard error; line breaks count as spaces).
     `tolerance`: how far values may be from the committed ones, as a share of the largest entry of a tensor, because
     another CPU rounds differently. `noise`: values that rounding alone decides; they are compared on one machine only.
-    `same_bytes`: on one machine another commit gives the same bytes, else values within
-    1e-6. `old`: the command line for commit 719347c, where it differs by more than experts, which are flags there.
+    `same_bytes`: on one machine another commit gives the same bytes, else values within 1e-6.
     """
 
     name: str
@@ -39,22 +38,28 @@ class Command:
     tolerance: float = TOLERANCE
     noise: str | None = None
     same_bytes: bool = True
-    old: str | None = None
 
     def argv(self, *, old: bool = False) -> list[str]:
-        """Words of the command line; an option's value with spaces stands in single quotes."""
-        if not old:
-            return shlex.split(self.line)
-        return _older(shlex.split(self.line)) if self.old is None else shlex.split(self.old)
+        """Words of the command line; `old`: for commit 719347c. A value with spaces stands in single quotes."""
+        words = shlex.split(self.line)
+        return _older(words) if old else words
 
 
 def _older(words: list[str]) -> list[str]:
-    """The same words for commit 719347c: experts are values of `--expert`."""
-    older = list[str]()
-    for before, word in zip(["", *words], words, strict=False):
+    """The same command for commit 719347c, where experts are values of `--expert` and some words differ."""
+    command, *rest = words
+    if command == "list":
+        return rest
+    if "--verify" in rest:
+        return ["verify", rest[0]]
+    if command == "run" and "sweep" in rest[0]:
+        command = "sweep"
+    out = {"export": "--to", "run": "--run", "sweep": "--run", "diagnose": "--run"}.get(command, "--out")
+    older = [command]
+    for before, word in zip(words, rest, strict=False):
         is_value = before.startswith("--") and before not in ("--force", "--json")
-        older += ["--expert", word] if "=" in word and not is_value else [word]
-    return older
+        older += ["--expert", word] if "=" in word and not is_value else [out if word == "--out" else word]
+    return [word for word in older if word != "--no-references"]
 
 
 _TWO = "two=world/two three=world/three --base world/base"
@@ -63,23 +68,22 @@ _THREE = "two=world/two three=world/three.pth four=world/four --base world/base"
 _IMAGES = "dark=world/dark shape=world/shape --base world/vit"
 _DATA = "--data two=world/two.csv --data three=world/three.csv"
 _PIXELS = "--data dark=world/dark.npz --data shape=world/shape.npz"
+_ALONE = f"{_DATA} --device cpu --no-references"  # commit 719347c scores experts only where their places are given
 _OWN = "--expert two=world/two --expert three=world/three"
 _PLACES = "--base world/base --expert two=world/two --expert three=world/three.pth --expert four=world/four"
 _QUICK = "--set steps=4 --set look=2 --set batch=4 --device cpu -q"
-_WROTE = r"wrote {}: .*heads: {}"
 
 
-def _merge(name: str, words: str, *, heads: str = r"two \(2\), three \(3\), four \(4\)", **more: Any) -> Command:
-    """A merge without data."""
-    line = f"merge {words} --out {name} -q"
-    return Command(name, line, model=name, says=(_WROTE.format(name, heads),), **more)
+def _merge(name: str, words: str, **more: Any) -> Command:
+    """A merge; it names its heads with their numbers of classes."""
+    says = (rf"wrote {name}: .*heads: \w+ \(2\), \w+ \(3\)",)
+    return Command(name, f"merge {words} --out {name} -q", model=name, says=says, **more)
 
 
-def _fit(name: str, words: str, *, heads: str = r"two \(2\), three \(3\)") -> Command:
+def _fit(name: str, words: str) -> Command:
     """A merge fitted to unlabelled inputs."""
-    line = f"merge {_TWO} {_DATA} {words} --device cpu --out {name} -q"
-    says = (_WROTE.format(name, heads),)
-    return Command(name, line, model=name, says=says, tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False)
+    line = f"{_TWO} {_DATA} {words} --device cpu"
+    return _merge(name, line, tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False)
 
 
 def _align(name: str, words: str) -> Command:
@@ -88,18 +92,10 @@ def _align(name: str, words: str) -> Command:
     return Command(name, line, model=name, tolerance=SOLVED, same_bytes=False)
 
 
-def _alone(name: str, line: str, run: str, *says: str) -> Command:
-    """An evaluation without the experts, which commit 719347c scores only where their places are given."""
-    return Command(name, f"{line} --no-references", run=run, says=says, old=line)
-
-
-def _refusal(name: str, line: str, exit_code: int, *says: str, old: str | None = None) -> Command:
+def _refusal(name: str, line: str, exit_code: int, *says: str) -> Command:
     """A command that must write nothing and say why."""
-    return Command(f"refuse-{name}", line, model="refused", run="refused", exit=exit_code, says=says, old=old)
+    return Command(f"refuse-{name}", line, model="refused", run="refused", exit=exit_code, says=says)
 
-
-_BOTH = r"two \(2\), three \(3\)"
-_LOOKS = r"dark \(2\), shape \(3\)"
 
 COMMANDS: tuple[Command, ...] = (
     # What is there, and what would be done.
@@ -107,9 +103,9 @@ COMMANDS: tuple[Command, ...] = (
     Command("inspect-adapter", "inspect world/four", says=("LoRA", r"classifier.weight +F32 \(4, 32\)")),
     Command("inspect-pth", "inspect world/three.pth", says=("three.pth", r"classifier.weight +F32 \(3, 32\)")),
     Command("plan", f"merge {_THREE} --method ties --out planned --dry-run", says=("no problems",)),
-    Command("methods", "list methods", old="methods",
+    Command("methods", "list methods",
             says=("average", "task_arithmetic", "ties_sum", "realign", "needs inputs")),
-    Command("aligners", "list aligners", old="aligners", says=("auto", "ridge", "aligned-c", "orthogonal")),
+    Command("aligners", "list aligners", says=("auto", "ridge", "aligned-c", "orthogonal")),
     # Merges without data; their three experts are a folder, a bare state dict and an adapter.
     _merge("average", f"{_THREE} --method average"),
     _merge("average-weights", f"{_THREE} --method average --set 'weights=[0.5, 0.25, 0.25]'"),
@@ -125,19 +121,19 @@ COMMANDS: tuple[Command, ...] = (
     _merge("consensus", f"{_THREE} --method consensus"),
     _merge("stock", f"{_THREE} --method model_stock"),
     _merge("wudi", f"{_THREE} --method wudi --set steps=5"),
-    _merge("slerp", f"{_TWO} --method slerp --set t=0.3", heads=_BOTH),
-    _merge("half", f"{_TWO} --method task_arithmetic --dtype float16", heads=_BOTH),
-    _merge("shards", f"{_TWO} --method average --max-shard-size 40KB", heads=_BOTH),
-    _merge("mean", f"{_TWO} --method task_arithmetic --set pooling=mean", heads=_BOTH),
+    _merge("slerp", f"{_TWO} --method slerp --set t=0.3"),
+    _merge("half", f"{_TWO} --method task_arithmetic --dtype float16"),
+    _merge("shards", f"{_TWO} --method average --max-shard-size 40KB"),
+    _merge("mean", f"{_TWO} --method task_arithmetic --set pooling=mean"),
     _merge("ignore", "two=world/two-extra three=world/three --base world/base --set "
-           "'ignore=[bert.translation.*]' --method ties", heads=_BOTH),
+           "'ignore=[bert.translation.*]' --method ties"),
     _merge("gap", "two=world/two-gap three=world/three --base world/base --set missing=base "
-           "--method ties", heads=_BOTH),
+           "--method ties"),
     _merge("vector", "world/vector.yaml"),
-    _merge("mergekit", "world/mergekit.yaml", heads=_BOTH),
-    _merge("images", f"{_IMAGES} --method ties", heads=_LOOKS),
-    _merge("both", f"{_TWO} --method task_arithmetic --set scale=0.5", heads=_BOTH),
-    _merge("auto-scale", f"{_TWO} {_DATA} --method task_arithmetic --set scale=auto", heads=_BOTH),
+    _merge("mergekit", "world/mergekit.yaml"),
+    _merge("images", f"{_IMAGES} --method ties"),
+    _merge("both", f"{_TWO} --method task_arithmetic --set scale=0.5"),
+    _merge("auto-scale", f"{_TWO} {_DATA} --method task_arithmetic --set scale=auto"),
     # Merges fitted to unlabelled inputs.
     _fit("realign", f"{_QUICK} --set copies=0"),
     _fit("realign-ties", f"{_QUICK} --set copies=0 --set start=ties --method realign --split val --limit 12"),
@@ -165,15 +161,14 @@ COMMANDS: tuple[Command, ...] = (
             noise="/expert/.*/aligned-c/"),
     Command("evaluate-images", f"evaluate images {_PIXELS} --expert dark=world/dark --expert shape=world/shape "
             "--protocol current --protocol knn --device cpu --out run-images", run="run-images"),
-    _alone("evaluate-mean", f"evaluate mean {_DATA} --protocol current --device cpu --out run-mean", "run-mean"),
-    _alone("evaluate-half", f"evaluate half {_DATA} --protocol current --protocol probe --device cpu --out run-half",
-           "run-half"),
-    _alone("evaluate-json", f"evaluate both {_DATA} --protocol current --json --device cpu --out run-json", "run-json",
-           r'"records": \['),
+    Command("evaluate-mean", f"evaluate mean {_ALONE} --protocol current --out run-mean", run="run-mean"),
+    Command("evaluate-half", f"evaluate half {_ALONE} --protocol current --protocol probe --out run-half",
+            run="run-half"),
+    Command("evaluate-json", f"evaluate both {_ALONE} --protocol current --json --out run-json", run="run-json",
+            says=(r'"records": \[',)),
     # Diagnosis, page.
     Command("diagnose", f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 --device cpu "
-            "--out run-scores", old=f"diagnose both {_OWN} {_DATA} --base world/base --points 0 --layers 16 "
-            "--device cpu --run run-scores", run="run-scores", tolerance=SOLVED),
+            "--out run-scores", run="run-scores", tolerance=SOLVED),
     Command("report", "report run-scores --out page.html", says=("page.html",)),
     # Arithmetic with task vectors.
     Command("negate", f"negate {_TWO} {_DATA} --target two --heads probe --keep 0.5 --grid 0.25,0.5 --device cpu "
@@ -190,13 +185,12 @@ COMMANDS: tuple[Command, ...] = (
             "steps=3 --set batch=8 --set lr=0.01 --set head_epochs=1 --set device=cpu --out tuned-linearised -q",
             model="tuned-linearised", tolerance=DESCENT, noise=_NO_GRADIENT, same_bytes=False),
     # Handover.
-    Command("export", "export align-ridge --task three --out exported",
-            old="export align-ridge --task three --to exported", model="exported", tolerance=SOLVED),
-    Command("verify", "inspect align-ridge --verify", old="verify align-ridge", says=("align-ridge",)),
+    Command("export", "export align-ridge --task three --out exported", model="exported", tolerance=SOLVED),
+    Command("verify", "inspect align-ridge --verify", says=("align-ridge",)),
     # Everything from one file.
-    Command("run", "run world/line.yaml --out run-line -q", old="run world/line.yaml --run run-line -q",
+    Command("run", "run world/line.yaml --out run-line -q",
             model="line", run="run-line", tolerance=SOLVED),
-    Command("sweep", "run world/sweep.yaml --out run-sweep -q", old="sweep world/sweep.yaml --run run-sweep -q",
+    Command("sweep", "run world/sweep.yaml --out run-sweep -q",
             run="run-sweep", tolerance=SOLVED),
     # Refusals: the message names what is wrong, and nothing is written.
     _refusal("unknown-method", f"merge {_TWO} --method tise --out refused", 2, "tise", "ties"),
@@ -221,7 +215,6 @@ COMMANDS: tuple[Command, ...] = (
     _refusal("unknown-task", f"align both {_OWN} --data tow=world/two.csv --out refused", 2, "tow", "two"),
     _refusal("not-an-output", f"align world/two {_OWN} {_DATA} --out refused", 3, "world/two"),
     _refusal("data-for-nothing", f"merge {_TWO} {_DATA} --method ties --out refused", 2, "ties", "--data"),
-    _refusal("surgery-export", "export align-surgery --task two --out refused", 2, "surgery",
-             old="export align-surgery --task two --to refused"),
+    _refusal("surgery-export", "export align-surgery --task two --out refused", 2, "surgery"),
     _refusal("plan-problems", f"merge {_TWO} --method tise --out refused --dry-run", 2, "tise", "ties"),
 )  # fmt: skip

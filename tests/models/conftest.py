@@ -1,9 +1,9 @@
-"""A cache of features for all tests of models; a merge of two tiny BERTs, in memory and in a folder."""
+"""A merge of two tiny BERTs, in memory and in a folder."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,6 @@ import pytest
 import orthomerge as om
 
 NAMES = ("two", "three")
-
-
-@pytest.fixture(scope="package", autouse=True)
-def feature_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ORTHOMERGE_CACHE", str(tmp_path_factory.getbasetemp() / "models-cache"))
-        yield
 
 
 @pytest.fixture(scope="session")

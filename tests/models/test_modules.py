@@ -19,10 +19,9 @@ from orthomerge.models.tensors import MemoryTensors
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture
-def bert() -> tuple[dict[str, Any], Tensors]:
+def parts() -> tuple[dict[str, Any], Tensors]:
     """Config and tensors of a tiny BERT."""
-    model = build("BertModel", "bert", 0)
+    model = build("BertModel", "bert")
     return encoder_config(model.config.to_dict(), family("bert")), dict(model.state_dict())
 
 
@@ -30,9 +29,9 @@ def module(config: dict[str, Any], tensors: Tensors, row: Family | None = None) 
     return Encoder(row or family("bert"), config, MemoryTensors(tensors)).module()
 
 
-def test_weights_and_dtype_are_those_of_the_tensors(bert: tuple[dict[str, Any], Tensors]) -> None:
+def test_weights_and_dtype_are_those_of_the_tensors() -> None:
     """In eval mode; of mixed dtypes, the one that holds all of them."""
-    config, tensors = bert
+    config, tensors = parts()
     built = module(config, tensors)
     assert not built.training
     assert all(torch.equal(built.state_dict()[name], tensor) for name, tensor in tensors.items())
@@ -57,17 +56,12 @@ REFUSED: dict[str, tuple[list[str], Tensors, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("gone", "more", "options", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_fit_is_refused(
-    gone: list[str],
-    more: Tensors,
-    options: dict[str, Any],
-    message: str,
-    bert: tuple[dict[str, Any], Tensors],
-    capfd: pytest.CaptureFixture[str],
+    gone: list[str], more: Tensors, options: dict[str, Any], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is initialised at random, nothing is printed, and settings of transformers come back."""
     from transformers.utils import logging
 
-    config, tensors = bert
+    config, tensors = parts()
     before = (logging.get_verbosity(), logging.is_progress_bar_enabled())
     with pytest.raises(CheckpointError, match=message):
         module({**config, **options}, {name: t for name, t in (tensors | more).items() if name not in gone})
@@ -86,8 +80,8 @@ def test_optional_weights_may_be_left_over() -> None:
     assert not any("pooler" in name for name in built.state_dict())
 
 
-def test_what_is_built_without_a_pooler_or_not_at_all(bert: tuple[dict[str, Any], Tensors]) -> None:
-    config, tensors = bert
+def test_what_is_built_without_a_pooler_or_not_at_all() -> None:
+    config, tensors = parts()
     built = module(config, {name: tensor for name, tensor in tensors.items() if "pooler" not in name})
     batch = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
     assert family("bert").features(built, batch, "cls").shape == (1, 16)
@@ -97,10 +91,10 @@ def test_what_is_built_without_a_pooler_or_not_at_all(bert: tuple[dict[str, Any]
         module({}, {"a": torch.ones(1)}, generic("bert"))
 
 
-def test_modules_are_shared_and_refilled(bert: tuple[dict[str, Any], Tensors]) -> None:
+def test_modules_are_shared_and_refilled() -> None:
     """Two are kept; each encoder finds its own weights, whoever used the module before."""
     release()
-    config, tensors = bert
+    config, tensors = parts()
     encoders = [
         Encoder(family("bert"), config, MemoryTensors({name: tensor + shift for name, tensor in tensors.items()}))
         for shift in (0.0, 1.0, 2.0)
@@ -129,6 +123,5 @@ def test_a_folder_of_somebody_else_is_not_given_to_transformers(
         return real(cls, name, *arguments, **options)
 
     monkeypatch.setattr(BertModel, "from_pretrained", classmethod(spy))
-    model = build("BertModel", "bert", 0)
-    module(encoder_config(model.config.to_dict(), family("bert")), dict(model.state_dict()))
+    module(*parts())
     assert seen == [(None, True, False)]

@@ -26,8 +26,6 @@ models:
 parameters: {normalize: false, int8_mask: true, lambda: 1.5}
 dtype: torch.bfloat16
 """
-
-
 WEIGHTS = {"two": 0.6, "three": 0.4}
 
 
@@ -106,8 +104,7 @@ def test_breadcrumbs_and_model_stock() -> None:
 
 def test_linear_needs_no_base() -> None:
     recipe = translated({"merge_method": "linear", "models": listed(weight=2)})
-    assert recipe["parameters"] == {"weights": [2.0, 2.0]}
-    assert recipe["method"] == "average"
+    assert (recipe["method"], recipe["parameters"]) == ("average", {"weights": [2.0, 2.0]})
     assert "base" not in recipe
 
 
@@ -115,9 +112,7 @@ def test_linear_counts_the_base_among_the_models_as_mergekit_does() -> None:
     document = {"merge_method": "linear", "base_model": "c", "models": [{"model": "a"}, {"model": "b"}]}
     recipe = translated(document | {"parameters": {"weight": 0.3}})
     assert (recipe["experts"], recipe["base"]) == ({"a": "a", "b": "b", "c": "c"}, "c")
-    with pytest.raises(
-        RecipeError, match="counts 'base_model' among the models of a linear merge, and 'c' has no weight"
-    ):
+    with pytest.raises(RecipeError, match="'base_model' among the models of a linear merge, and 'c' has no weight"):
         translated(document | {"models": listed(weight=0.3)})
 
 
@@ -136,13 +131,8 @@ def test_slerp_goes_from_base_model_to_the_other(models: list[str]) -> None:
     assert "base" not in recipe
 
 
-def test_dtypes() -> None:
+def test_keys_that_change_nothing() -> None:
     assert translated(config(TIES, dtype=None))["dtype"] == "keep"
-    with pytest.raises(RecipeError, match="cannot write weights as 'float3'; did you mean 'float32'"):
-        translated(config(TIES, dtype="float3"))
-
-
-def test_a_tokenizer_that_stays_the_bases_is_no_surgery() -> None:
     assert translated(config(TIES, tokenizer_source="base")) == translated(config(TIES))
 
 
@@ -166,10 +156,7 @@ def test_names_of_experts_are_valid_and_differ(references: list[str], names: lis
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"merge_method": "della"},
-            "'della' is not among those that mergekit and orthomerge share; known: breadcrumbs",
-        ),
+        ({"merge_method": "della"}, "'della' is not among those that mergekit and orthomerge share; known: b"),
         ({"merge_method": ["ties"]}, r"'merge_method' must be text, got \['ties'\]"),
         ({"merge_method": "tiess"}, "'tiess' is not among those .*; did you mean 'ties'"),
         ({"basemodel": "x"}, "unknown option 'basemodel'; did you mean 'base_model'"),
@@ -188,22 +175,13 @@ def test_names_of_experts_are_valid_and_differ(references: list[str], names: lis
         ({"models": [{"modle": "a"}]}, "'models' item 1: unknown option 'modle'; did you mean 'model'"),
         ({"models": [{"model": "a"}]}, "parameter 'weight' of model 'a' is missing; ties has no default for it"),
         ({"models": listed(weight=1, densty=0.5)}, "model 'a': 'densty' is not read .*; did you mean 'density'"),
-        (
-            {"models": listed(weight=1, gamma=0.5)},
-            "model 'a': 'gamma' is not read .*; leave it out for mergekit's 0.01",
-        ),
+        ({"models": listed(weight=1, gamma=0.5)}, "'a': 'gamma' is not read .*; leave it out for mergekit's 0.01"),
         ({"models": listed(weight=1, normalize=True)}, "model 'a': 'normalize' is not read .*; known: density, weight"),
         ({"parameters": {"t": 0.5}}, "'parameters': 't' is not read"),
         ({"parameters": {"rescale": True}}, "'rescale' is not read .*; leave it out for mergekit's default"),
         ({"parameters": {"filter_wise": True}}, "'filter_wise' is not read .*; here each tensor has one angle"),
-        (
-            {"models": listed(weight=[0.1, 0.9])},
-            r"'weight' of model 'a' must be one number, .* got \[0.1, 0.9\]",
-        ),
-        (
-            {"models": listed(weight={"filter": "mlp", "value": 1})},
-            "'weight' of model 'a' must be one number, for all layers",
-        ),
+        ({"models": listed(weight=[0.1, 0.9])}, r"'weight' of model 'a' must be one number, .* got \[0.1, 0.9\]"),
+        ({"models": listed(weight={"value": 1})}, "'weight' of model 'a' must be one number, for all layers"),
         ({"models": listed(weight=True)}, "'weight' of model 'a' must be one number, .* got True"),
         ({"models": listed(weight=10**400)}, "'weight' of model 'a' must be one number, .* got 1000"),
         ({"models": listed(weight="much")}, "'weight' of model 'a' must be one number, .* got 'much'"),
@@ -219,6 +197,7 @@ def test_names_of_experts_are_valid_and_differ(references: list[str], names: lis
             {"merge_method": "task_arithmetic", "models": listed(weight=1, density=0.5)},
             "'density' does nothing in task_arithmetic",
         ),
+        ({"dtype": "float3"}, "cannot write weights as 'float3'; did you mean 'float32'"),
         ({"random_seed": 7}, "'random_seed' is not read .*; leave it out, or write a recipe of ours, which has 'seed'"),
     ],
 )

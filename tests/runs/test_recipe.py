@@ -177,23 +177,13 @@ WRONG: dict[str, tuple[str, str]] = {
         "experts: {a: {path: b, labels: [yes, no]}}",
         r"'labels' must be list of text or nothing, got \[True, False\]",
     ),
-    "no labels": (
-        "experts: {a: {path: b, labels: []}}",
-        "the expert .*b has an empty list of labels; name at least one",
-    ),
+    "no labels": ("experts: {a: {path: b, labels: []}}", "the expert .*b has an empty list of labels; name at least"),
     "dtype": (
         "experts: {a: b}\ndtype: bfloat61",
         r"'dtype' must be keep \| float32 .*, got 'bfloat61'; did you mean 'bfloat16'\?",
     ),
     "seed": ("experts: {a: b}\nseed: 1.5", "'seed' must be whole number, got 1.5"),
-    "seed beyond belief": (
-        "experts: {a: b}\nseed: 0x" + "f" * 5_000,
-        "'seed' must be a whole number of at most 63 bits",
-    ),
-    "size": (
-        "experts: {a: b}\nmax_shard_size: 5XB",
-        "a size must look like 5GB, 100MiB or 123456, got '5XB'; known units: B",
-    ),
+    "seed beyond belief": ("experts: {a: b}\nseed: 0x" + "f" * 5_000, "'seed' must be a whole number of at most 63 b"),
     "no layers": ("experts: {a: {path: b, head: {layers: []}}}", "a head has one or two 'layers', got 0"),
     "two layers, nothing between": (
         "experts: {a: {path: b, head: {layers: [x, y]}}}",
@@ -208,23 +198,13 @@ def test_recipes_that_make_no_sense(tmp_path: Path, text: str, match: str) -> No
         read(tmp_path, text)
 
 
-@pytest.mark.parametrize("task", ["a", "SST-2", "x.y_z+w", "0", "a" * 100])
-def test_names_of_experts(task: str) -> None:
-    assert list(Recipe({task: "x"}).tasks) == [task]
-
-
-@pytest.mark.parametrize(
-    "task", ["", ".", "..", ".hidden", "-x", "a/b", "../a", "a b", "a\n", "ä", "a\\b", "a\0", "_a", "a" * 101, "~"]
-)
-def test_names_that_cannot_be_folders(task: str) -> None:
-    with pytest.raises(RecipeError, match=r"cannot name an expert: use letters, digits and _ \. \+ - \(it becomes"):
-        Recipe({task: "x"})
-
-
-def test_names_that_differ_in_case_only() -> None:
-    with pytest.raises(
-        RecipeError, match="two experts have names that differ in case only, which not every file system"
-    ):
+def test_names_of_experts() -> None:
+    names = ["a", "SST-2", "x.y_z+w", "0", "a" * 100]
+    assert list(Recipe(dict.fromkeys(names, "x")).tasks) == names
+    for bad in ("", ".", "..", ".hidden", "-x", "a/b", "../a", "a b", "a\n", "ä", "a\\b", "a\0", "_a", "a" * 101, "~"):
+        with pytest.raises(RecipeError, match=r"cannot name an expert: use letters, digits and _ \. \+ - \(it becomes"):
+            Recipe({bad: "x"})
+    with pytest.raises(RecipeError, match="names that differ in case only, which not every file system"):
         Recipe({"SST2": "x", "sst2": "y"})
 
 
@@ -243,9 +223,7 @@ def test_sizes(text: str | int, expected: int) -> None:
      pytest.param(1 << 20_000, id="beyond belief"), "inf", "nan"],
 )  # fmt: skip
 def test_sizes_that_are_none(size: str | int) -> None:
-    with pytest.raises(
-        RecipeError, match=r"a size must look like 5GB, 100MiB or 123456, got '.{0,60}; known units: B, KB"
-    ):
+    with pytest.raises(RecipeError, match=r"a size must look like 5GB, 100MiB or 123456, got '.{0,60}; known units: B"):
         Recipe({"a": "x"}, max_shard_size=size)
 
 
@@ -264,9 +242,7 @@ def test_values_of_the_command_line(text: str, expected: object) -> None:
 
 @pytest.mark.parametrize("text", ["[1", "*x", "!!bool x", "2020-13-45", "{a: 1, a: 2}", "!!python/name:os.system", "*"])
 def test_values_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(
-        RecipeError, match=r"cannot read the value '.*; write it as YAML, for example 0.3, true or \[1, 2\]"
-    ):
+    with pytest.raises(RecipeError, match=r"cannot read the value '.*; write it as YAML, for example 0.3, true or \["):
         parse_value(text)
 
 

@@ -73,6 +73,13 @@ report: {title: x}"""
         ("evaluate: {data: {a: x.csv}, margin: 0}", "'margin' must be positive, got 0"),
         ("evaluate: {data: {a: x.csv}}\ndiagnose: {point: 3}", "unknown option 'point'; did you mean 'points'"),
         ("evaluate: {data: {a: x.csv}}\nreport: {titel: x}", "unknown option 'titel'; did you mean 'title'"),
+        ("align: {aligner: ridge}", "'align': 'data' is missing"),
+        ("align: {data: {}}", "nothing to align on"),
+        ("align: {data: {a: x.csv}, algner: ridge}", "unknown option 'algner'; did you mean 'aligner'"),
+        ("align: {data: {a: x.csv}, split: tset}", r"must be train \| val \| test, got 'tset'; did you mean 'test'"),
+        ("align: {data: {a: x.csv}, limit: 0}", "'limit' must be at least 1, got 0"),
+        ("align: {data: {a: x.csv}, limit: some}", "'limit' must be whole number or nothing"),
+        ("align: {data: [x.csv]}", "'data' must be mapping to text"),
         ("sweep: {method: [ties]}", "'sweep': unknown option 'method'; did you mean 'methods'"),
         ("sweep: {methods: [{name: ties}]}", "unknown option 'name'"),
         ("sweep: {scales: [0.1, x]}", "'scales' item 2 must be number, got 'x'"),
@@ -93,15 +100,15 @@ def test_mistakes(tmp_path: Path, block: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "message"),
+    ("protocols", "message"),
     [
-        ("protocols: [knm]", "unknown protocol 'knm'; did you mean 'knn'"),
-        ("protocols: [{aligner: ridgee}]", "unknown aligner 'ridgee'; did you mean 'ridge'"),
-        ("protocols: [{aligner: ridge, options: {strenght: 1}}]", "did you mean 'strength'"),
+        ("[knm]", "unknown protocol 'knm'; did you mean 'knn'"),
+        ("[{aligner: ridgee}]", "unknown aligner 'ridgee'; did you mean 'ridge'"),
+        ("[{aligner: ridge, options: {strenght: 1}}]", "did you mean 'strength'"),
     ],
 )
-def test_names_that_tables_do_not_have(tmp_path: Path, block: str, message: str) -> None:
-    recipe = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, {block}}}")
+def test_names_that_tables_do_not_have(tmp_path: Path, protocols: str, message: str) -> None:
+    recipe = read(tmp_path, f"evaluate: {{data: {{a: x.csv}}, protocols: {protocols}}}")
     assert recipe.evaluate is not None
     with pytest.raises(RecipeError, match=message):
         protocols_of(recipe.evaluate.scorings, recipe.evaluate.support)

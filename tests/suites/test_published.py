@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tests.models.making import write_tokenizer
 
 from orthomerge import load
-from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.data.task import Task
 from orthomerge.models.heads import head_of
 from orthomerge.models.manifest import read_manifest
@@ -413,15 +413,6 @@ def test_files_that_cannot_be_found(tmp_path: Path, berts: Path, cache: Path, mo
     refused("no folder called yelp with train.csv and test.csv.*--data")
     write_tables(tables / "two")
     refused("has several folders .*/one/ag.*/two/ag")
-
-
-def test_an_expert_with_other_classes(tmp_path: Path, berts: Path, cache: Path) -> None:
-    home = tmp_path / "suite" / "experts"
-    write_bert_experts(berts, home)
-    (home / "yahoo.pth").write_bytes((home / "yelp.pth").read_bytes())
-    suite = build("bert-text5", tmp_path, data=write_tables(tmp_path / "tables"), base=str(berts / "base"))
-    with pytest.raises(IncompatibleError, match="has 5 rows but there are 10 labels"):
-        suite.merged("average")
 
 
 LABELS = ("no", "yes")

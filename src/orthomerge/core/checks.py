@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Literal, get_args, get_origin, get_type_hints
 
-from orthomerge.core.errors import RecipeError
+from orthomerge.core.errors import RecipeError, nearest
 
+_LARGEST = 3.4e38  # of float32
 _MOST_SIZE = 1 << 62
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -30,6 +32,34 @@ def not_negative(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 <= number < math.inf:
             raise RecipeError(f"{name!r} must be a number of at least 0, got {number}")
+
+
+def finite(**numbers: float | tuple[float, ...]) -> None:
+    """Refuse NaN, infinity, and numbers that are infinite in float32, also in a tuple of them."""
+    for name, value in numbers.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if not math.isfinite(number):
+                raise RecipeError(f"{name!r} must be a finite number, got {number}")
+            if abs(number) > _LARGEST:
+                raise RecipeError(f"{name!r} must be at most {_LARGEST:.1e} in magnitude, got {number:.1e}")
+
+
+def fraction(*, zero: bool = False, one: bool = True, **shares: float) -> None:
+    """Refuse a number outside of (0, 1]; `zero` and `one` say which ends belong to the interval."""
+    for name, value in shares.items():
+        inside = (value >= 0 if zero else value > 0) and (value <= 1 if one else value < 1)
+        if not inside:
+            span = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+            raise RecipeError(f"{name!r} must be in {span}, got {value}")
+
+
+def choices(options: object) -> None:
+    """Refuse a value of a `Literal` field of a dataclass that is not one of its alternatives."""
+    for name, kind in get_type_hints(type(options)).items():
+        if get_origin(kind) is Literal and (value := getattr(options, name)) not in get_args(kind):
+            *others, last = map(str, get_args(kind))
+            hint = nearest(str(value), get_args(kind))
+            raise RecipeError(f"{name!r} must be {', '.join(others)} or {last}, got {value!r}; {hint}")
 
 
 def parse_size(size: str | int) -> int:

@@ -1,13 +1,11 @@
 """Predictions of a protocol for the test inputs of a task: one answer per draw of support inputs.
 
-Support inputs come from another split than the scored one, or are the scored inputs themselves without their labels. A
-protocol that needs labels is never scored on an input whose label it was shown. Encoding uses all threads; fits are
-small and run with one, so that a result does not depend on their number.
+A protocol that needs labels is never scored on an input whose label it was shown. Fits are small and run with one
+thread, so that a result does not depend on the number of threads.
 
-The joint label space (KnOTS, Stoica et al. 2024, arXiv 2410.19735) asks whether the merged model is *one* model: the
-task of an input is unknown. Every task's classifier reads the same inputs in its own way (pooling, maximum length);
-their logits stand side by side, [n, C_1 + ... + C_T], and a prediction counts only if task and class are right.
-Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) is two classes here.
+In the joint label space (KnOTS, Stoica et al. 2024, arXiv 2410.19735) the task of an input is unknown: the logits of
+all tasks' classifiers stand side by side, [n, C_1 + ... + C_T], and a prediction counts only if task and class are
+right. Differs from the paper: the same label in two tasks ("seven" in MNIST and SVHN) is two classes here.
 """
 
 from __future__ import annotations

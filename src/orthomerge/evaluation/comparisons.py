@@ -3,9 +3,6 @@
 Methods are compared where they were scored under the same protocol (with options, shots, access, support), on the
 tasks, seeds and inputs that both were scored on. Holm's correction runs over all methods of one protocol. The best mean
 is the reference unless another is named; chosen on these very inputs, its lead is slightly overestimated.
-
-A task is won or lost by exact McNemar. Over several seeds an input counts for the method that was right under more of
-them, so that test is about these seeds; the interval of the mean is about other seeds too.
 """
 
 from __future__ import annotations
@@ -44,10 +41,8 @@ class TaskDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`method` minus `reference`, in shares. `adjusted`: the mean's p-value after Holm's correction.
-
-    `better` and `worse`: tasks on which McNemar's test is significant after Holm's correction. `comparable`: both
-    one-sided tests reject a difference of the margin or more.
+    """`method` minus `reference`, in shares. `adjusted`: the mean's p-value after Holm's correction. `better` and
+    `worse`: tasks on which McNemar's test is significant after Holm's correction.
     """
 
     method: str
@@ -88,10 +83,7 @@ Read = Callable[[Record], Predictions]
 def compare_records(
     records: Sequence[Record], read: Read, *, against: str | None = None, margin: float = MARGIN
 ) -> list[Comparison]:
-    """Compare all methods; `read` gives the predictions of a record.
-
-    `against`: the reference wherever it was scored; elsewhere it is the best.
-    """
+    """Compare all methods with `against` where it was scored, elsewhere with the best; `read`: gives predictions."""
     methods = {record.method for record in records}
     if against is not None and against not in methods:
         raise RecipeError(f"there are no records of {against!r} to compare with; {nearest(against, methods)}")

@@ -103,7 +103,7 @@ def negate_task(
 
 
 def base_heads(span: Span, encoded: EncodedTasks, readers: Mapping[str, Head | Extra]) -> dict[str, Head]:
-    """Fit probes on the train features of the span's origin; each reads the encoder as the given head does."""
+    """Fit probes on the train features of the span's origin; each reads the encoder as its reader does."""
     origin, heads = [0.0] * len(span.directions), {}
     for task, reader in readers.items():
         encoded.labels(task, "train")  # refuses a split without labels
@@ -124,7 +124,7 @@ def search_negation(
 ) -> Negation:
     """Search the line theta_0 - lambda tau; all tasks of `heads` but the target are the control.
 
-    If no scale of the grid keeps the control, or none forgets anything, the result is scale 0, the base.
+    If no scale keeps the control, or none forgets anything, the result is scale 0, the base.
     """
     grid = scales(grid)
     if not 0 < keep <= 1:

@@ -31,9 +31,8 @@ _SUSPICIOUS = 0.05  # gap between accuracy on test and on validation data
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is scored under one name: a merge is one model for all tasks, the experts are one model per task.
-
-    `parameters`: options of the method that made it. `access`: which inputs it was made with.
+    """What is scored under one name: one model for all tasks, or one per task. `parameters`: options of the method that
+    made it. `access`: which inputs it was made with.
     """
 
     name: str
@@ -76,10 +75,7 @@ def score(
     against: str | None = None,
     margin: float = MARGIN,
 ) -> Scores:
-    """Score all subjects, compare them, and collect warnings.
-
-    `against`: the reference of the comparisons, else the best mean; `margin`: below it two methods may be comparable.
-    """
+    """Score all subjects, compare them with `against` or the best, and collect warnings."""
     names = [subject.name for subject in subjects]
     if against is not None and against not in names:
         raise RecipeError(f"there is no model {against!r} to compare with; {nearest(against, names)}")

@@ -1,4 +1,4 @@
-"""Classify by the smallest mean distance to the support inputs of a class: are the merged features still good?
+"""Classify by the smallest mean distance to the support inputs of a class.
 
 "KNN Eval" of "Rethink the Evaluation Protocol of Model Merging on Classification Task" (FT-Classifier, Eq. 5): the
 prediction is the class c with the smallest *mean Euclidean distance* to all its anchors,
@@ -6,7 +6,6 @@ prediction is the class c with the smallest *mean Euclidean distance* to all its
     D_c(x) = 1/|A_c| sum over a in A_c of ||x - a||,    logits = -D.
 
 That is neither k-nearest-neighbour, in spite of the name, nor the nearest centroid.
-
 Letters: x [n, d] features, A [S, d] support (S anchors, sorted by class), D [n, C].
 Differs from the paper: the last batch is not dropped; a class without support is at distance infinity.
 """

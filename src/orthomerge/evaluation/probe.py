@@ -1,4 +1,4 @@
-"""Linear classifier trained with labels on the merged features: a ceiling for every head that could be put there.
+"""Linear classifier trained with labels on the merged features: a ceiling for every linear head.
 
 Multinomial logistic regression, minimised by L-BFGS in float64,
 

@@ -34,10 +34,9 @@ _ACCESSES = get_args(Access)  # from the narrowest to the widest
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a classifier is built from: the model's features of some inputs, and the expert's.
+    """Features of support inputs by the model and by the expert, a head, and a seed.
 
-    `head` is the model's, or the expert's own if the protocol needs the expert. `support.labels` is None unless the
-    protocol needs labels. `seed` fixes whatever is random.
+    `head` is the model's, or the expert's if the protocol needs the expert.
     """
 
     head: Head
@@ -46,13 +45,11 @@ class Evidence:
     seed: int = 0
 
     def labelled(self, protocol: str) -> tuple[Features, torch.Tensor]:
-        """Return the support and its labels; `protocol`: for messages."""
         if self.support is None or self.support.labels is None:
             raise RecipeError(f"{protocol!r} needs labels of its support inputs, got none; use a labelled split")
         return self.support, self.support.labels
 
     def pair(self) -> FeaturePair:
-        """Return features of the support by the model and by the expert."""
         if self.support is None or self.expert is None:
             raise RecipeError("an aligner needs features of its support inputs by the model and the expert, got none")
         return FeaturePair(self.support, self.expert)
@@ -103,7 +100,6 @@ class Row:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Evidence that its class declares, or that every aligner needs."""
         needs: frozenset[Need] = getattr(maker_of(self), "needs", Aligned.needs)
         return needs
 
@@ -169,7 +165,7 @@ class EvaluationProtocol:
 
     @classmethod
     def of(cls, named: str | EvaluationProtocol) -> EvaluationProtocol:
-        """Return the protocol or aligner of a name with its defaults; return a protocol unchanged."""
+        """Make the protocol or aligner of a name with its defaults; a protocol stays as it is."""
         if isinstance(named, EvaluationProtocol):
             return named
         if named not in protocols() and named in aligners():

@@ -32,7 +32,6 @@ class Way:
 
     @property
     def title(self) -> str:
-        """Short text for one row of a table of one access class."""
         name = self.protocol if self.aligner is None else f"aligner {self.aligner}"
         parts = [name, *(f"{option}={value}" for option, value in self.options)]
         if self.shots is not None:
@@ -52,8 +51,8 @@ class Record:
     """One value of one metric with its 95 % interval.
 
     `method` is the merge (or `expert`, `base`, `mtl`), `support` the split of the support inputs and `shots` their
-    number per class (None: all, or none needed), `examples` how many inputs were scored, `extra_parameters` what
-    inference needs beyond encoder and heads, `inputs` hashes of what was scored.
+    number per class (None: all, or none needed), `extra_parameters` how many numbers inference needs beyond encoder and
+    heads, `inputs` hashes of what was scored.
     """
 
     task: str
@@ -80,7 +79,7 @@ class Record:
 
     @property
     def headline(self) -> bool:
-        """Whether tables and comparisons use this metric."""
+        """Whether tables and comparisons are about this metric."""
         return self.metric in _HEADLINES
 
     @property
@@ -129,10 +128,8 @@ def read_records(path: Path) -> list[Record]:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """How a run was made. `recipe`: its text. `seconds`: by stage, in order. `memory`: bytes at the peak.
-
-    `manifests`: folders of outputs, relative to the run folder, or their manifests (`method`, `inputs` with hashes,
-    `heads`, `alignment`, `fit`).
+    """How a run was made. `recipe`: its text. `seconds`: by stage. `memory`: bytes at the peak. `manifests`: folders of
+    outputs, relative to the run folder, or their manifests (`method`, `inputs` with hashes, `heads`, ...).
     """
 
     command: str = ""

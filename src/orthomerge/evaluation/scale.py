@@ -2,9 +2,8 @@
 
     theta(c) = theta_0 + sum_i c_i d_i
 
-A merge is linear in its `scale`, so the merges at 0 and 1 give all others. Lambda is chosen from a grid on validation
-inputs: with labels by mean normalised accuracy (Ortiz-Jimenez et al. 2023), without by the mean agreement with the
-experts' own predictions.
+A merge is linear in its `scale`, so the merges at 0 and 1 give all others. Lambda is chosen on validation inputs: with
+labels by mean normalised accuracy (Ortiz-Jimenez et al. 2023), without by mean agreement with the experts.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ GRID = tuple(round(0.05 * step, 2) for step in range(1, 21))
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Weights theta_0 (`origin`) and d_i (`directions`): floating-point tensors by the names of a state dict.
-
-    `processor`: how inputs are processed, unless an `Encoding` says so.
-    """
+    """Weights theta_0 (`origin`) and d_i (`directions`): floating-point tensors by the names of a state dict."""
 
     skeleton: Skeleton
     family: Family
@@ -153,7 +149,6 @@ class ScaleSearch:
         return max(self.means, key=lambda scale: (self.means[scale], -scale))
 
     def plot(self, width: int = 40) -> str:
-        """Format the curve as text."""
         top = max(self.means.values())
         rows = []
         for scale, value in self.means.items():

@@ -57,7 +57,6 @@ class Scores:
         return f"Scores({len(self.records)} records of {', '.join(names)})"
 
     def tables(self) -> list[Table]:
-        """Make tables of accuracies by access class, then of comparisons."""
         return [*accuracy_tables(self.records), *comparison_tables(self.comparisons)]
 
     def markdown(self) -> str:
@@ -94,8 +93,7 @@ def check_run(out: Path) -> None:
 def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, Predictions]) -> None:
     """Write predictions, then the records that name them; a failure removes what was not there before.
 
-    Predictions of an earlier run have other names and stay until no record names them. Files derived from earlier
-    records are removed before these are replaced: a reader finds a file missing, not one of another run.
+    Files derived from earlier records are removed first: a reader finds a file missing, not one of another run.
     """
     with claimed(out, [*FILES, *predictions]):
         put_predictions(out, predictions)
@@ -105,7 +103,6 @@ def put_records(out: Path, records: Sequence[Record], predictions: Mapping[str, 
 
 
 def put_predictions(out: Path, predictions: Mapping[str, Predictions]) -> None:
-    """Write predictions whose names are claimed."""
     (out / _FOLDER).mkdir(exist_ok=True)
     for name, each in predictions.items():
         data = BytesIO()

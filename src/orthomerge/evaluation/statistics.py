@@ -70,9 +70,9 @@ def bootstrap(
 ) -> tuple[Difference, dict[str, Difference]]:
     """Paired bootstrap of the difference of mean accuracy, and of that of every task.
 
-    Items are resampled per task and seeds for all tasks together. Inputs with the same differences under every seed are
-    interchangeable, so counts of such groups are drawn (multinomial) instead of inputs. `error` is the standard
-    deviation over resamples, but not below Agresti and Min's, which is positive even where the methods never differ.
+    Items are resampled per task, seeds for all tasks together. Inputs with the same differences under every seed are
+    interchangeable, so their counts are drawn (multinomial). `error` is the standard deviation over resamples, but not
+    below Agresti and Min's, which is positive even where the methods never differ.
     """
     tables = {task: _gaps(first[task], second[task]) for task in first}
     seeds = max(len(table) for table in tables.values())

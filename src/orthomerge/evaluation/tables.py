@@ -25,8 +25,7 @@ TITLES: Mapping[Access, str] = {
 class Line:
     """One row, in percent: scores by task, averaged over seeds, and their mean with its 95 % interval.
 
-    `spread` is the standard deviation of the mean over seeds, `worst_seed` the lowest of these means, `extra` how many
-    numbers inference needs beyond encoder and heads.
+    `spread`: the standard deviation of the mean over seeds; `worst_seed`: the lowest of these means.
     """
 
     method: str
@@ -119,10 +118,8 @@ def accuracy_table(
     extra: bool = False,
     note: str = "",
 ) -> Table:
-    """Make the table of one access class.
-
-    `marks`: a sign per row that says how it compares. `best`: the row whose mean stands out. `extra`: whether extra
-    parameters are shown.
+    """Make the table of one access class. `best`: the row whose mean stands out. `marks`: a sign per row that says how
+    it compares. `extra`: whether extra parameters are shown.
     """
     columns = columns_of(rows, extra=extra)
     reference = ["ref."] if marks else []

@@ -8,11 +8,10 @@ Tang et al., "Concrete Subspace Learning based Interference Elimination for Mult
 
 m' = m / mean(m), tensor by tensor, where m = sigma((x + logit(u)) / temperature) is a relaxed Bernoulli sample with
 logits x, drawn anew every step. As in the authors' code, x starts at 0, Adam's rate is 1e-3 throughout, and the result
-is one last sample.
+is one last sample (`final`; ours are `expected`, without noise, and `binary`, x >= 0).
 
 Differs from the authors' code: inputs come in a new order every epoch, where theirs repeat the first; inputs are the
-caller's, not necessarily the test split's; Adam's epsilon is 1e-15. Ours are the two masks without chance: `expected`,
-without noise, and `binary`, x >= 0.
+caller's, not necessarily the test split's; Adam's epsilon is 1e-15.
 
 Letters: x, m, m', u, V, theta [P].
 """
@@ -43,8 +42,8 @@ class ConcreteMask(Gates):
     """theta = theta_b + m' V. `vector`: V, which may be changed between steps; `mask`: m' as last written.
 
     The sample depends on the seed and the number of steps alone. The gradient of x (`values`) is
-    (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature, the mean over the tensor: its second term is that of the
-    division by mean(m). A tensor of one element has m' = 1.
+    (dtheta V - mean(dtheta V m')) m' (1 - m) / temperature, the mean over the tensor. A tensor of one element has
+    m' = 1.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class ConcreteMask(Gates):
         return mask
 
     def write_final(self, weights: torch.Tensor, form: Final) -> None:
-        """Fill in the weights of the result."""
         torch.addcmul(self._base, self.final(form), self.vector, out=weights)
 
     def measures(self) -> dict[str, float]:
@@ -133,8 +131,6 @@ class TwoLevels(Gates):
 
 @dataclass(frozen=True)
 class _Concrete:
-    """Options of both methods."""
-
     steps: int = 2000
     batch: int = 16
     lr: float = 1e-3
@@ -159,10 +155,7 @@ class _Concrete:
 
 @dataclass(frozen=True)
 class ConcreteTa(_Concrete):
-    """`scale`: of the summed task vectors. `final`: the mask of the result. `hold_out`: share that is held out.
-
-    Facts give the held-out entropy of all three masks.
-    """
+    """`scale`: of the summed task vectors. Facts give the held-out entropy of all three final masks."""
 
     scale: float = 0.3
 
@@ -193,12 +186,11 @@ class ConcreteAm(_Concrete):
        the mask as it is; then the mask's logits make a step, on other inputs, with lambda as it is.
     2. The mask of `final` is fixed, and lambda is trained as in `adamerging`, one coefficient per task and tensor.
 
-    As in the authors' code: lambda starts at 0.3, clamped to [0, 1] (`clamp`; FusionBench does not); the moments of the
-    inner Adam are kept from one step to the next, although lambda is not; no gradient goes from the second level
-    through the first.
+    As in the authors' code: lambda starts at 0.3, clamped to [0, 1] (`clamp`; FusionBench does not); the inner Adam
+    keeps its moments although lambda is reset; no gradient goes from the second level through the first.
 
-    Differs from the authors' code: the inner gradient is taken at the lambda that it moves, where theirs is still that
-    of the last step's weights; both levels see one sample, as in FusionBench.
+    Differs from the authors' code: the inner gradient is taken at the lambda that it moves, where theirs is that of the
+    last step's weights; both levels see one sample, as in FusionBench.
 
     `steps`, `lr`: of the mask, each step with two passes. `adapt_steps`, `adapt_lr`: of the coefficients in part 2.
     """

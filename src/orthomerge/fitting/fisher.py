@@ -21,12 +21,12 @@ from dataclasses import dataclass
 
 import torch
 
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, finite
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import Inputs
 from orthomerge.fitting.objective import on_device
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.options import finite, per_expert
+from orthomerge.merging.elect import per_expert
 from orthomerge.models.heads import Head
 
 _NOTHING = 1e-9  # share of the largest eigenvalue below which eigenvectors are left out
@@ -48,11 +48,11 @@ class Fisher:
 
     def __post_init__(self) -> None:
         at_least_one(inputs=self.inputs, samples=self.samples)
-        finite("floor", self.floor)
+        finite(floor=self.floor)
         if self.floor < 0:
             raise RecipeError(f"'floor' must be at least 0, got {self.floor}")
         if self.weights is not None:
-            finite("weights", self.weights)
+            finite(weights=self.weights)
             if min(self.weights, default=0.0) < 0 or not any(self.weights):
                 raise RecipeError(f"'weights' must be at least 0 and not all 0, got {list(self.weights)}")
 

@@ -79,7 +79,7 @@ def fit(
     with fixed_threads():
         setting = setting_of(experts, examples, device=place, seed=seed, half=half, how=how, progress=progress)
         if state is not None:
-            run = RunState(state, _fingerprint(experts, origin, examples, split, half=half))
+            run = RunState(state, _fingerprint(experts, examples, origin, split, setting.half))
             setting = replace(setting, state=run, every=_BETWEEN if save_every is None else save_every)
         fitted = chosen.fit(setting)
         heads, extra = _heads(setting, fitted)
@@ -103,7 +103,12 @@ def setting_of(
 ) -> Setting:
     """The setting of a fit in which every task has its own inputs. `how`: encoding of the experts."""
     how, pooling = how or Encoding(device=str(device)), _pooling(experts)
-    teacher = _teacher(experts, examples, how, progress)
+    teacher = {}
+    for task, some in examples.items():
+        progress.stage(f"encoding {task}", None)
+        model = experts.teacher(task)
+        teacher[task] = encode(model, some, task=task, how=how).values
+        finished(model.encoder)
     specs = {key: spec.cast("F32") for key, spec in experts.base.weights.specs.items()}
     skeleton = unshared(experts.family, experts.config, specs)
     encoder = FlatEncoder(skeleton.module, partial(experts.family.features, pooling=pooling), device, skeleton.names)
@@ -111,11 +116,18 @@ def setting_of(
     processors = {
         task: how.processor or experts.processor.processor(head.max_length) for task, head in experts.heads.items()
     }
+
+    def merged(method: str, options: Mapping[str, Any]) -> torch.Tensor:
+        name, chosen, _ = chosen_method(experts, method, options, seed=seed)
+        if hasattr(chosen, "fit"):
+            raise RecipeError(f"a fit starts from a merge without inputs, and {name!r} needs some; use task_arithmetic")
+        return encoder.flat(MergedTensors(experts, chosen, "float32"))
+
     return Setting(
         encoder,
         encoder.flat(experts.base.weights),
         tuned=lambda task: encoder.flat(experts.teacher(task).weights),
-        merged=lambda method, options: _merged(experts, encoder, method, options, seed=seed),
+        merged=merged,
         heads=experts.heads,
         inputs=prepare(examples, processors, teacher, device=device),
         seed=seed,
@@ -136,29 +148,6 @@ def _pooling(experts: Experts) -> str:
                 "needs one; give it for all as 'pooling', or leave out the experts that differ"
             )
     return pooling
-
-
-def _teacher(
-    experts: Experts, examples: Mapping[str, Examples], how: Encoding, progress: Progress
-) -> dict[str, torch.Tensor]:
-    """Features [n, d] of each task's inputs by its expert."""
-    teacher = {}
-    for task, some in examples.items():
-        progress.stage(f"encoding {task}", None)
-        model = experts.teacher(task)
-        teacher[task] = encode(model, some, task=task, how=how).values
-        finished(model.encoder)
-    return teacher
-
-
-def _merged(
-    experts: Experts, encoder: FlatEncoder, method: str, options: Mapping[str, Any], *, seed: int
-) -> torch.Tensor:
-    """Result of a method without inputs, [P]."""
-    name, chosen, _ = chosen_method(experts, method, options, seed=seed)
-    if hasattr(chosen, "fit"):
-        raise RecipeError(f"a fit starts from a merge without inputs, and {name!r} needs some; use task_arithmetic")
-    return encoder.flat(MergedTensors(experts, chosen, "float32"))
 
 
 def _heads(setting: Setting, fitted: Fitted) -> tuple[dict[str, Head | Extra], dict[str, dict[str, int]]]:
@@ -204,12 +193,10 @@ def _tensors(experts: Experts, encoder: FlatEncoder, weights: torch.Tensor, dtyp
     return MemoryTensors(tensors)
 
 
-def _fingerprint(
-    experts: Experts, origin: Origin, examples: Mapping[str, Examples], split: Split, *, half: bool
-) -> str:
-    """A hash of everything that the result of a fit depends on."""
+def _fingerprint(experts: Experts, examples: Mapping[str, Examples], origin: Origin, *run: object) -> str:
+    """A hash of everything that the result of a fit depends on. `run`: split and precision."""
     weights = [experts.base.digest, *(experts.teacher(task).digest for task in experts.tasks)]
     inputs = [some.digest() for some in examples.values()]
-    way = (origin.facts["method"], origin.facts["seed"], split, half)
-    parts = (VERSION, torch.__version__, _STATE, asdict(experts.opening), way, weights, inputs)
+    versions = (VERSION, torch.__version__, _STATE)
+    parts = (versions, asdict(experts.opening), origin.facts["method"], origin.facts["seed"], run, weights, inputs)
     return hashlib.sha256(repr(parts).encode()).hexdigest()

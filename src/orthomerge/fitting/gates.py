@@ -1,8 +1,7 @@
 """How an encoder's weights depend on what is trained.
 
-The encoder computes with ordinary weights, and autograd gives their gradient once per step, whatever the number of
-tasks. Gates turn it into the gradient of their own values and write new weights after each step of the optimiser. No
-graph is built over them.
+Autograd gives the gradient of the weights once per step, whatever the number of tasks. Gates turn it into the gradient
+of their own values, and write new weights after each step of the optimiser. No graph is built over them.
 
 Letters: P elements of the encoder; theta_0 [P] the weights to start from; T tasks; tau_t [P] their task vectors.
 """
@@ -115,7 +114,6 @@ class Mask(Gates):
         self.write_as(weights, self._form)
 
     def write_as(self, weights: torch.Tensor, form: Form) -> None:
-        """Fill in the weights of the soft mask, or of the hard mask that it rounds to."""
         mask = (self.values > 0).float() if form == "hard" else torch.sigmoid(self.values)
         torch.addcmul(self._base, mask, self._delta, value=self._cap, out=weights)
 
@@ -164,32 +162,26 @@ class Coefficients(Gates):
             rows = shape[0] if groups == "row" and shape else 1
             self._parts.append((place, slice(count, count + rows), rows))
             count += rows
-        self._whole = groups == "encoder"
-        super().__init__(torch.full((len(vectors), 1 if self._whole else count), start, device=origin.device), lr=lr)
+        if groups == "encoder":
+            self._parts, count = [(slice(layout.size), slice(1), 1)], 1
+        super().__init__(torch.full((len(vectors), count), start, device=origin.device), lr=lr)
         self._origin, self._vectors, self._bounds = origin, vectors, bounds
 
     def clamped(self) -> torch.Tensor:
-        """Coefficients within the bounds, [T, groups]."""
         return self.values.clamp(*self._bounds)
 
     def write(self, weights: torch.Tensor, step: int = 0) -> None:
         values = self.clamped()
         weights.copy_(self._origin)
-        if self._whole:
-            weights.add_(values[:, 0] @ self._vectors)
-            return
         for place, groups, rows in self._parts:
             tau = self._vectors[:, place].view(len(values), rows, -1)
             weights[place] += torch.einsum("tr,trk->rk", values[:, groups], tau).reshape(-1)
 
     def gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         own = torch.empty_like(self.values)
-        if self._whole:
-            own[:, 0] = self._vectors @ gradient
-        else:
-            for place, groups, rows in self._parts:
-                tau = self._vectors[:, place].view(len(own), rows, -1)
-                own[:, groups] = torch.einsum("rk,trk->tr", gradient[place].view(rows, -1), tau)
+        for place, groups, rows in self._parts:
+            tau = self._vectors[:, place].view(len(own), rows, -1)
+            own[:, groups] = torch.einsum("rk,trk->tr", gradient[place].view(rows, -1), tau)
         low, high = self._bounds
         return own * ((self.values >= low) & (self.values <= high))
 
@@ -210,10 +202,8 @@ class Components(Gates):
     """One gate per task and singular component of a matrix: theta = theta_0 + sum_t U_t diag(g_t * s_t) V_t^T.
 
     tau_t = U_t diag(s_t) V_t^T is a matrix of a task vector. All gates start at 0. Other tensors, and tables of which
-    rows are looked up, have one gate per task. The gradient of g_t is s_t * diag(U_t^T dtheta V_t).
-
-    Gating singular components is the idea of AdaRank (Lee et al. 2025, arXiv 2503.22178); there the gates are binary
-    and fitted by entropy.
+    rows are looked up, have one gate per task. The gradient of g_t is s_t * diag(U_t^T dtheta V_t). The idea is that
+    of AdaRank (Lee et al. 2025, arXiv 2503.22178), where gates are binary and fitted by entropy.
 
     Letters: a matrix [m, k] with r = min(m, k) components; U [T, m, r], s [T, r], Vh [T, r, k].
     """

@@ -1,12 +1,10 @@
 """Second moments of the inputs of each linear layer of an encoder, and the least squares that is solved with them.
 
-A layer is a weight [m, k] of one or more `nn.Linear`; layers that share it are one. Its inputs are rows x [k]: every
-token of every input, padding left out. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the
-weight of the input.
+A layer is a weight [m, k] of one or more `nn.Linear`. Its inputs are rows x [k]: every token of every input, padding
+left out. G = mean over rows of w x x^T, [k, k] in float64 on the device, w being the weight of the input.
 
-Only calls of `nn.Linear.forward` count. Weights that a module uses by itself are no layers here: the fused
-`in_proj_weight` and the output projection of `nn.MultiheadAttention`, convolutions, tables of embeddings, and a linear
-weight that another kind of module shares.
+Only calls of `nn.Linear.forward` count: not the weights of `nn.MultiheadAttention`, convolutions and tables of
+embeddings, nor a linear weight that another kind of module shares.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ def called(setting: Setting, inputs: Inputs) -> tuple[str, ...]:
 def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None = None) -> dict[str, torch.Tensor]:
     """G of every called layer, or of those of `layers`, on a task's inputs under the encoder's current weights.
 
-    The passes are in float32 even where bfloat16 would do for features: the solution depends on small eigenvalues.
+    Passes are in float32, even of a fit in bfloat16: the solution depends on small eigenvalues.
     """
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}

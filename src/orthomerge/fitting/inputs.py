@@ -1,7 +1,6 @@
 """The inputs of a fit, the order in which steps use them, and their features.
 
-Each task has targets: the features that its expert computes for some inputs of one pool. An input may be a target of
-several tasks.
+Each task has targets: its expert's features of some inputs of one pool. An input may be a target of several tasks.
 
 Letters: n targets of one task; a *row* is the number of an input in the pool, a *place* one of 0 to n - 1.
 """
@@ -41,7 +40,6 @@ class Targets:
         return len(self.rows)
 
     def at(self, places: torch.Tensor | slice) -> Targets:
-        """The targets at some places."""
         there = places if isinstance(places, slice) else places.to(self.features.device, non_blocking=True)
         return Targets(self.rows[places], self.features[there], self.weights[there])
 
@@ -60,14 +58,12 @@ class Inputs:
     processors: Mapping[str, Processor]
 
     def batches(self, task: str, size: int) -> Iterator[tuple[Targets, Batch]]:
-        """Targets and batches of a task, in order."""
         targets = self.targets[task]
         for start in range(0, len(targets), size):
             some = targets.at(slice(start, start + size))
             yield some, self.pool.batch(some.rows)
 
     def with_targets(self, targets: Mapping[str, Targets]) -> Inputs:
-        """The same pool with other targets."""
         return replace(self, targets=dict(targets))
 
     def at(self, places: Mapping[str, torch.Tensor | slice]) -> Inputs:
@@ -78,7 +74,7 @@ class Inputs:
         """The same targets, with more inputs at the end of the pool."""
         return replace(self, pool=self.pool.extended(parts, room=_room(self.pool.device)))
 
-    def raw(self, task: str) -> Sequence[Any]:
+    def raw(self, task: str) -> list[Any]:
         """Unprocessed inputs of a task: texts, or images as arrays."""
         return self.pool.raw(self.targets[task].rows.tolist())
 
@@ -140,7 +136,6 @@ def encoded_rows(
 
 
 def encoded(encoder: FlatEncoder, inputs: Inputs, task: str, *, size: int = 256, half: bool = False) -> torch.Tensor:
-    """Features of a task's inputs; see `encoded_rows`."""
     return encoded_rows(encoder, inputs.pool, inputs.targets[task].rows, size=size, half=half)
 
 
@@ -158,18 +153,13 @@ class Order:
         self._epochs: dict[int, tuple[int, torch.Tensor]] = {}  # the last epoch of each stream
 
     def at(self, step: int) -> dict[str, torch.Tensor]:
-        """Places by task."""
         return {task: self._places(stream, step) for task, stream in self._streams.items()}
 
     def _places(self, stream: int, step: int) -> torch.Tensor:
-        size, at, left = self._sizes[stream], step * self._batch, self._batch
-        parts = []
-        while left:
-            epoch, place = divmod(at, size)
-            count = min(left, size - place)
-            parts.append(self._epoch(stream, epoch)[place : place + count])
-            at, left = at + count, left - count
-        return torch.cat(parts)
+        size, start = self._sizes[stream], step * self._batch
+        epochs = range(start // size, (start + self._batch - 1) // size + 1)
+        places = torch.cat([self._epoch(stream, epoch) for epoch in epochs])
+        return places[start % size :][: self._batch]
 
     def _epoch(self, stream: int, epoch: int) -> torch.Tensor:
         latest = self._epochs.get(stream)

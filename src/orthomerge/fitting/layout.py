@@ -2,8 +2,7 @@
 
 Methods use the names of the module's parameters; the rest of the program uses canonical names.
 
-Letters: P elements; a tensor starts at a multiple of `_ALIGNED` elements, so that kernels find it aligned. The gaps
-hold zeros.
+Letters: P elements. Tensors start at multiples of `_ALIGNED` elements, with zeros in the gaps.
 """
 
 from __future__ import annotations
@@ -29,13 +28,8 @@ class Layout:
 
     shapes: Mapping[str, tuple[int, ...]]
 
-    @classmethod
-    def of(cls, encoder: nn.Module) -> Layout:
-        return cls({name: tuple(parameter.shape) for name, parameter in encoder.named_parameters()})
-
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Slice of each tensor."""
         places, start = {}, 0
         for name, shape in self.shapes.items():
             size = math.prod(shape)
@@ -50,7 +44,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """P, gaps included."""
         last = max((place.stop for place in self.places.values()), default=0)
         return -(-last // _ALIGNED) * _ALIGNED
 
@@ -82,24 +75,22 @@ class FlatEncoder:
         names: Mapping[str, str] | None = None,
     ) -> None:
         self.module, self.device, self._pool = encoder.to(device, torch.float32).eval(), device, pool
-        self.layout = Layout.of(encoder)
-        named = {name: name for name in self.layout.shapes} if names is None else names
-        self.names = {key: name for key, name in named.items() if name in self.layout.shapes}
         parameters = dict(encoder.named_parameters())
+        self.layout = Layout({name: tuple(parameter.shape) for name, parameter in parameters.items()})
+        named = dict(zip(parameters, parameters, strict=True)) if names is None else names
+        self.names = {key: name for key, name in named.items() if name in parameters}
         self.weights = self.layout.flat(parameters).to(device)
         self.gradient = torch.zeros_like(self.weights)
         gradients = dict(self.layout.views(self.gradient))
         for name, view in self.layout.views(self.weights):
-            parameter = parameters[name]
-            parameter.data, parameter.grad = view, gradients[name]
-            parameter.requires_grad_(True)
+            parameters[name].data, parameters[name].grad = view, gradients[name]
+            parameters[name].requires_grad_(True)
 
     def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Features that the heads read, [B, d]."""
         return self._pool(self.module, batch)
 
     def load(self, weights: torch.Tensor) -> None:
-        """Replace the weights, [P]."""
         with torch.no_grad():
             self.weights.copy_(weights)
 

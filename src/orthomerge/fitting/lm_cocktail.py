@@ -19,12 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, finite
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.inputs import encoded
 from orthomerge.fitting.objective import on_device
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.options import finite
 from orthomerge.models.heads import head_kind
 
 _BASE = "(base)"
@@ -42,7 +41,7 @@ class LmCocktail:
     base: bool = True
 
     def __post_init__(self) -> None:
-        finite("temperature", self.temperature)
+        finite(temperature=self.temperature)
         if self.temperature <= 0:
             raise RecipeError(f"'temperature' must be positive, got {self.temperature}")
         at_least_one(inputs=self.inputs)
@@ -62,7 +61,6 @@ class LmCocktail:
 
 @torch.no_grad()
 def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
-    """Loss of every model of the average, by name."""
     few = setting.drawn(count)
     heads = {task: on_device(head, setting.device) for task, head in setting.heads.items()}
     losses = {}

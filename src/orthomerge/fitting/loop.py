@@ -67,8 +67,6 @@ class Loop:
 
 @dataclass
 class _Run:
-    """A run of a loop and its state."""
-
     loop: Loop
     setting: Setting
     gates: Gates
@@ -85,7 +83,6 @@ class _Run:
         self._started = self._saved = time.monotonic()
 
     def finish(self) -> Course:
-        """Run all remaining steps."""
         loop, weights = self.loop, self.setting.encoder.weights
         step = self._resume()
         self.gates.write(weights, step)
@@ -171,10 +168,7 @@ class _Run:
 
 
 def backward(setting: Setting, objective: Objective, inputs: Inputs, targets: Mapping[str, Targets]) -> torch.Tensor:
-    """Return the loss of some targets per task, without penalty; each input is encoded once.
-
-    The gradient of loss and penalty is left in the parameters of encoder and objective.
-    """
+    """Leave the gradient of loss and penalty in the parameters of encoder and objective; return the loss alone."""
     encoder = setting.encoder
     rows, back = torch.unique(torch.cat([some.rows for some in targets.values()]), return_inverse=True)
     encoder.gradient.zero_()

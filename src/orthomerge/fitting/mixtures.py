@@ -1,10 +1,7 @@
 """More inputs for a fit: mixtures of two inputs of a task, whose targets are the expert's features of them.
 
-A student that must also agree with its teacher on mixtures learns the teacher's function and not a few of its values
-(Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412). Mixtures need no labels.
-
-- Texts: some words of one text in their order, followed by a run of words of another.
-- Images: a weighted mean of two of the same size, moved by up to an eighth of the side.
+Beyer et al. 2022, arXiv 2106.05237; Zhang et al. 2018, arXiv 1710.09412. Of texts: some words of one in their order,
+followed by a run of words of another. Of images: a weighted mean of two, moved by up to an eighth of the side.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ def with_mixtures(setting: Setting, inputs: Inputs, counts: Mapping[str, int]) -
     parts: list[Part] = []
     firsts: dict[str, list[int]] = {}
     for task in setting.tasks:
-        mixed, first = mixtures(list(inputs.raw(task)), counts[task], seed=derive(setting.seed, "mixtures", task))
+        mixed, first = mixtures(inputs.raw(task), counts[task], seed=derive(setting.seed, "mixtures", task))
         if mixed:
             parts.append(Part(Examples(mixed, None, "train"), inputs.processors[task]))
             firsts[task] = first

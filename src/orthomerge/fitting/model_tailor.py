@@ -13,10 +13,9 @@ U[j, j], and all columns to its right get sign * e U[j, :]: with -1, what makes 
 (SparseGPT, Frantar and Alistarh 2023). What then differs from W_b is the patch; several are added up, times `scale`.
 
 Letters: W, W_b, W_t [m, k]; G, H, U [k, k]; see `grams` for G and for which weights are linear layers.
-Differs from the paper: that is for one expert of a multi-modal language model, and patches its decoder layers from the
-20th on; here every linear layer is patched. G comes from the unpatched expert; the paper's code patches from the first
-layer to the last and takes inputs after the patched ones. That code *adds* the compensation (`sign` 1), which makes the
-error larger. Its evaluation has balance 0.5.
+Differs from the paper: that patches the decoder layers from the 20th on of one multi-modal language model; here it is
+every linear layer of each expert. G comes from the unpatched expert, in the paper's code from inputs after the patched
+layers below. That code *adds* the compensation (`sign` 1), which makes the error larger, and has balance 0.5.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ from typing import Literal
 
 import torch
 
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, choices, finite, fraction
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.fitting.grams import called, grams
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.options import choices, finite, fraction
-
-Rest = Literal["base", "mean"]
 
 
 @dataclass(frozen=True)
@@ -48,16 +44,14 @@ class ModelTailor:
     balance: float = 0.8
     sign: int = -1
     scale: float = 1.0
-    rest: Rest = "mean"
+    rest: Literal["base", "mean"] = "mean"
     damping: float = 0.01
     block: int = 128
     inputs: int = 128
 
     def __post_init__(self) -> None:
-        fraction("sparsity", self.sparsity, zero=True)
-        fraction("balance", self.balance, zero=True)
-        finite("scale", self.scale)
-        finite("damping", self.damping)
+        fraction(sparsity=self.sparsity, balance=self.balance, zero=True)
+        finite(scale=self.scale, damping=self.damping)
         if self.damping <= 0:
             raise RecipeError(f"'damping' must be positive, got {self.damping}")
         if self.sign not in (-1, 0, 1):

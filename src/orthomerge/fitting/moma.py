@@ -10,12 +10,11 @@ with Adam, on unlabelled inputs. delta is the vector of a merge with its scale (
 ties_sum, as the paper's three; any merge without data will do). The mask goes into the weights and A_t into the head,
 W_t A_t, so that nothing is added to the model.
 
-The paper gives Adam, the mask's learning rate 0.1, "L2 regularization weight 5e-9", A's 1e-3 with batches of 16
-(images) or 5e-4 with 24 (text); masking rates between 10 % and 90 %. It does not give alpha, the starts, the number of
-steps, the norms, or what is done with A and S at the end. Ours: alpha 1, A = I, S = 0, 500 steps, rates that fall along
-a cosine, Euclidean norms that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and the nearest
-orthogonal matrix in the place of A. Facts give the held-out loss of all four ways of ending: mask soft or hard, A
-projected or not.
+Differs from the paper, which gives Adam, the mask's learning rate 0.1, "L2 regularization weight 5e-9", A's 1e-3 with
+batches of 16 (images) or 5e-4 with 24 (text), and no more than that. Ours: alpha 1, A = I and S = 0 at first, 500
+steps, rates that fall along a cosine, norms that are not squared, 5e-9 on the sum of the squared mask, a soft mask, and
+the nearest orthogonal matrix in the place of A. Facts give the held-out loss with the mask soft or hard, A projected or
+not.
 
 Letters: A_t [d, d]; features g(x; theta) [n, d] under the weights theta; S, delta, theta [P].
 """
@@ -40,10 +39,6 @@ from orthomerge.fitting.objective import Objective
 from orthomerge.fitting.setting import Fitted, Setting
 from orthomerge.models.heads import Classifier, Head
 
-Transform = Literal["none", "orthogonal", "similarity", "linear"]
-Norm = Literal["l2", "l1", "mse"]
-Penalty = Literal["fro", "fro2", "l1"]
-
 _TINY = 1e-24  # gives a root a gradient at zero
 
 
@@ -57,7 +52,7 @@ class Moma:
 
     start: str = "task_arithmetic"
     options: dict[str, Any] = field(default_factory=dict)
-    transform: Transform = "orthogonal"
+    transform: Literal["none", "orthogonal", "similarity", "linear"] = "orthogonal"
     mask: Literal["soft", "hard", "none"] = "soft"
     cap: float = 1.0
     steps: int = 500
@@ -65,8 +60,8 @@ class Moma:
     lr: float = 0.1
     map_lr: float = 1e-3
     alpha: float = 1.0
-    norm: Norm = "l2"
-    penalty: Penalty = "fro"
+    norm: Literal["l2", "l1", "mse"] = "l2"
+    penalty: Literal["fro", "fro2", "l1"] = "fro"
     decay: float = 5e-9
     project: bool = True
     hold_out: float = 0.1
@@ -85,15 +80,7 @@ class Moma:
     def fit(self, setting: Setting) -> Fitted:
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed)
         gates = self._gates(setting)
-        objective = FeatureDistance(
-            setting.heads,
-            inputs,
-            transform=self.transform,
-            norm=self.norm,
-            penalty=self.penalty,
-            alpha=self.alpha,
-            lr=self.map_lr,
-        )
+        objective = FeatureDistance(setting.heads, inputs, self)
         loop = Loop(steps=self.steps, batch=self.batch, look=self.look, checkpointing=self.checkpointing)
         course = loop.run(setting, gates, objective, inputs, held)
         trained = gates.size + sum(parameter.numel() for parameter in objective.parameters)
@@ -141,60 +128,50 @@ class FeatureDistance(Objective):
     `penalty` is of A^T A - I: fro (Frobenius), fro2 (its square) or l1 (sum; FT-Classifier). A `similarity` is a factor
     times an orthogonal map; a `linear` map has no penalty; `none` leaves the features as they are.
 
-    A acts on the features that the head reads. Those of a head that normalises (CLIP) have unit length, and are
-    multiplied by the mean norm of the expert's so that alpha means the same; folding A into the head is then exact.
+    A head that normalises (CLIP) reads features of unit length. Here they are multiplied by the mean norm of the
+    expert's, so that alpha means the same; folding A into the head is then exact.
 
-    `maps`: A by task; `factors`: logarithms of the factors of similarities, by task. `lr`: of both.
+    `maps`: A by task; `factors`: logarithms of the factors of similarities, by task.
     """
 
-    def __init__(
-        self,
-        heads: Mapping[str, Head],
-        inputs: Inputs,
-        *,
-        transform: Transform,
-        norm: Norm,
-        penalty: Penalty,
-        alpha: float,
-        lr: float,
-    ) -> None:
-        super().__init__(heads, lr=lr)
-        self._transform, self._norm, self._form, self._alpha = transform, norm, penalty, alpha
+    def __init__(self, heads: Mapping[str, Head], inputs: Inputs, options: Moma) -> None:
+        super().__init__(heads, lr=options.map_lr)
+        self._options = options
         features = {task: inputs.targets[task].features for task in heads}
         self._lengths = {task: features[task].norm(dim=1).mean() for task, head in heads.items() if head.normalise}
         self.maps = {task: torch.eye(own.shape[1], device=own.device) for task, own in features.items()}
         self.factors = {task: torch.zeros((), device=own.device) for task, own in features.items()}
-        if transform != "none":
+        if options.transform != "none":
             self.parameters += (A.requires_grad_() for A in self.maps.values())
-        if transform == "similarity":
+        if options.transform == "similarity":
             self.parameters += (factor.requires_grad_() for factor in self.factors.values())
 
     def terms(self, features: torch.Tensor, targets: Targets, task: str) -> torch.Tensor:
         mapped, target = self._scaled(features, task), self._scaled(targets.features, task)
-        if self._transform != "none":
+        if self._options.transform != "none":
             mapped = mapped @ self.maps[task].T
-        if self._transform == "similarity":
+        if self._options.transform == "similarity":
             mapped = mapped * self.factors[task].exp()
         gap = mapped - target
-        if self._norm == "l2":
+        if self._options.norm == "l2":
             return (gap.square().sum(-1) + _TINY).sqrt()
-        return gap.abs().mean(-1) if self._norm == "l1" else gap.square().mean(-1)
+        return gap.abs().mean(-1) if self._options.norm == "l1" else gap.square().mean(-1)
 
     def penalty(self) -> torch.Tensor | None:
-        if self._transform in ("none", "linear") or not self._alpha:
+        if self._options.transform in ("none", "linear") or not self._options.alpha:
             return None
-        return self._alpha * torch.stack([self._size(_excess(A)) for A in self.maps.values()]).sum()
+        return self._options.alpha * torch.stack([self._size(_excess(A)) for A in self.maps.values()]).sum()
 
     def classifiers(self) -> dict[str, Classifier]:
         """W' = W A, for every kind of map."""
-        if self._transform == "none":
+        if self._options.transform == "none":
             return dict(self._heads)
         maps = {task: A.detach().double() * self.factors[task].detach().double().exp() for task, A in self.maps.items()}
         return {task: folded(head, maps[task].cpu(), task=task) for task, head in self._heads.items()}
 
     def measures(self) -> dict[str, float]:
         """`defect`: the mean of ||A^T A - I||_F over tasks."""
-        if self._transform == "none":
+        if self._options.transform == "none":
             return {}
         with torch.no_grad():
             return {"defect": float(torch.stack([_excess(A).norm() for A in self.maps.values()]).mean())}
@@ -210,12 +187,11 @@ class FeatureDistance(Objective):
         return normalize(features, dim=-1) * self._lengths[task] if task in self._lengths else features
 
     def _size(self, excess: torch.Tensor) -> torch.Tensor:
-        if self._form == "l1":
+        if self._options.penalty == "l1":
             return excess.abs().sum()
         squares = excess.square().sum()
-        return squares if self._form == "fro2" else (squares + _TINY).sqrt()
+        return squares if self._options.penalty == "fro2" else (squares + _TINY).sqrt()
 
 
 def _excess(A: torch.Tensor) -> torch.Tensor:
-    """A^T A - I."""
     return A.T @ A - torch.eye(len(A), device=A.device)

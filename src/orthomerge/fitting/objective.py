@@ -23,7 +23,6 @@ class Objective:
         raise NotImplementedError
 
     def loss(self, features: Mapping[str, torch.Tensor], targets: Mapping[str, Targets]) -> torch.Tensor:
-        """Loss of some targets per task."""
         means = [(some.weights * self.terms(features[task], some, task)).mean() for task, some in targets.items()]
         return torch.stack(means).sum()
 
@@ -36,15 +35,11 @@ class Objective:
         return self._heads
 
     def measures(self) -> dict[str, float]:
-        """Figures for the training curve."""
         return {}
 
 
 class Entropy(Objective):
-    """The entropy of the predictions in nats (Yang et al. 2024, AdaMerging, arXiv 2310.02575); heads stay as they are.
-
-    It is small for confident predictions, right or wrong.
-    """
+    """The entropy of the predictions in nats (Yang et al. 2024, AdaMerging, arXiv 2310.02575), under fixed heads."""
 
     def __init__(self, heads: Mapping[str, Head], device: torch.device) -> None:
         super().__init__(heads)
@@ -58,8 +53,7 @@ class Entropy(Objective):
 class Divergence(Objective):
     """Distillation of the experts' outputs: KL(softmax(z_t) || softmax(head_t(features))), z_t the expert's logits.
 
-    `heads` map student features to logits; `teachers`, the experts' own heads, make the targets. `lr`: learning rate of
-    the heads, 0 to keep them.
+    `heads`: of the student, trained at rate `lr` unless it is 0; `teachers`: the experts' own heads.
     """
 
     def __init__(

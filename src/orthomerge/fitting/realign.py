@@ -1,6 +1,6 @@
 """Realign: one encoder distilled from the experts, and heads solved for it; nothing is added to the model.
 
-From a merge without data, in stages; what is kept in the end is the stage whose loss on held-out inputs is least:
+From a merge without data, in stages; the result is the stage with the least loss on held-out inputs:
 
 1. heads: solved for the merged encoder by an aligner (`solver`), as `orthomerge align` does;
 2. encoder: trained so that under those heads its outputs are the experts', by KL(expert || merged), all tasks in one
@@ -8,11 +8,8 @@ From a merge without data, in stages; what is kept in the end is the stage whose
    (mask), or a coefficient per task and row (row) or singular component (component): far fewer numbers;
 3. heads: solved again, for the trained encoder.
 
-With few inputs, mixtures of them are added (`copies`), which cost a pass through the experts but no data.
-
-To train a mask along with a map per task is the idea of MOMA (`moma`). Here outputs are compared instead of features,
-so that directions which no head reads do not count; weights may go beyond the merge; heads are solved instead of
-rotated; and held-out inputs decide.
+Where inputs are few, mixtures of them are added (`copies`). Unlike MOMA (`moma`), which trains a mask along with a map
+per task, this compares outputs instead of features, and solves heads instead of rotating them.
 """
 
 from __future__ import annotations
@@ -141,9 +138,8 @@ class Realign:
     def _inputs(self, setting: Setting) -> tuple[Inputs, Inputs | None, Inputs]:
         """Inputs to train on, held-out inputs, and inputs to solve heads on.
 
-        A task with few inputs is judged by mixtures that training does not see. Its heads are solved on mixtures too,
-        unless it has too few inputs for mixtures to be representative. Aligners know no weights, so heads are solved on
-        the targets of largest weight.
+        A task with few inputs is judged by mixtures that training does not see, and its heads are solved on mixtures
+        too unless it has very few. Aligners know no weights, so heads are solved on the targets of largest weight.
         """
         inputs, held = setting.inputs.divided(self.hold_out, seed=setting.seed, fewest=_FEW)
         sizes = {task: len(targets) for task, targets in inputs.targets.items()}
@@ -165,7 +161,6 @@ class Realign:
         return mixed.with_targets(fitted), judged_by, mixed.with_targets(solvable)
 
     def _mixtures(self, count: int) -> int:
-        """Number of mixtures to add to `count` inputs."""
         if self.copies == "auto":
             return min(max(_ENOUGH - count, 0), _MIXTURES * count)
         return max(self.copies - count, 0)
@@ -199,7 +194,6 @@ def solve_heads(setting: Setting, inputs: Inputs, solver: str) -> dict[str, Head
 
 
 def _of_most_weight(targets: Targets) -> Targets:
-    """The targets of the largest weight."""
     if not len(targets):
         return targets
     return targets.at((targets.weights == targets.weights.max()).nonzero().flatten().cpu())

@@ -11,9 +11,9 @@ RegMean++: the same from the first block to the last, on inputs x that come from
 Nguyen et al., "RegMean++: Enhancing Effectiveness and Generalization of Regression Mean for Model Merging", 2025,
 arXiv 2508.03121. Code: nthehai01/RegMean-plusplus.
 
-A block is what lies under the first number in a module's path (`encoder.layer.3`, `layers.3`); a linear layer outside
-all of them (a pooler, a projection) is a block by itself. Blocks come in the order in which a forward pass calls them.
-The inputs x of block b in expert t are those of task t after the *merged* blocks below b, through expert t's own b.
+A block is what lies under the first number in a module's path (`encoder.layer.3`), or a linear layer outside of these.
+Blocks come in the order of a forward pass. The inputs x of block b in expert t are those of task t after the *merged*
+blocks below b, through expert t's own b.
 
 Letters: T experts; W, W_t [m, k]; G_t [k, k]; see `grams` for which weights are linear layers and which rows count.
 Everything else is averaged: biases, norms, embeddings, convolutions, and linear layers that are never called.
@@ -30,12 +30,11 @@ from typing import ClassVar
 
 import torch
 
-from orthomerge.core.checks import at_least_one
+from orthomerge.core.checks import at_least_one, fraction
 from orthomerge.core.errors import NumericalError
 from orthomerge.fitting.grams import Layers, called, grams, least_squares, linear_layers, shrunk
 from orthomerge.fitting.inputs import Inputs
 from orthomerge.fitting.setting import Fitted, Setting
-from orthomerge.merging.options import fraction
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class RegMean:
     blockwise: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        fraction("alpha", self.alpha, zero=True)
+        fraction(alpha=self.alpha, zero=True)
         at_least_one(inputs=self.inputs)
 
     def fit(self, setting: Setting) -> Fitted:
@@ -81,7 +80,7 @@ class RegMean:
     ) -> dict[str, float]:
         """Write the solution for some layers into `weights`, and return condition numbers by name.
 
-        `own`: the places of [P] that are each expert's own while the inputs of the layers are computed.
+        `own`: places of [P] that each expert keeps while the inputs of the layers are computed.
         """
         average, encoder = dict(setting.layout.views(weights)), setting.encoder
         totals: dict[str, torch.Tensor] = {}  # sum_t G_t
@@ -114,7 +113,6 @@ class RegMeanPp(RegMean):
 
 
 def _block(name: str) -> str:
-    """Path of the block of a weight."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part.isdigit():

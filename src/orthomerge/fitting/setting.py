@@ -100,6 +100,4 @@ class Fitted:
 
 
 class FittedMethod(Protocol):
-    """See the module."""
-
     def fit(self, setting: Setting) -> Fitted: ...

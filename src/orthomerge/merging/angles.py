@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 
+from orthomerge.core.checks import fraction
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.elect import scaled_sum
 from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
-from orthomerge.merging.options import fraction
 from orthomerge.merging.statistics import grams
 
 _PARALLEL = 0.9995
@@ -63,7 +63,7 @@ class Slerp:
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        fraction("t", self.t, zero=True)
+        fraction(t=self.t, zero=True)
 
     def survey(self, vectors: Vectors) -> Surveyed:
         if len(vectors.tasks) != 2:

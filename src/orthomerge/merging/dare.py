@@ -14,10 +14,10 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from orthomerge.core.checks import choices, finite, fraction
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import disjoint_mean, disjoint_sum, elect_sign, scaled_sum, trim
+from orthomerge.merging.elect import PerExpert, disjoint_mean, disjoint_sum, elect_sign, per_expert, scaled_sum, trim
 from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
-from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
 from orthomerge.merging.statistics import Thresholds, kth_largest, runs
 
 _TINY = 1e-7  # norms under this are not restored, as in mergekit
@@ -48,10 +48,8 @@ class Dare:
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        fraction("density", self.density)
-        finite("scale", self.scale)
-        finite("weights", self.weights or 1.0)
-        fraction("trim", self.trim)
+        fraction(density=self.density, trim=self.trim)
+        finite(scale=self.scale, weights=self.weights or 1.0)
         choices(self)
         if self.normalize and self.elect == "unweighted":
             raise RecipeError("'normalize' must be false where 'elect' is 'unweighted', which divides by a count")
@@ -142,8 +140,8 @@ def dare(drop: float = 0.5, scale: PerExpert = 0.3, seed: int = 0) -> Dare:
 
     `drop`: p, the share of entries that go; `scale`: lambda, one or one per expert; `seed` of the draws.
     """
-    fraction("drop", drop, zero=True, one=False)
-    finite("scale", scale)
+    fraction(drop=drop, zero=True, one=False)
+    finite(scale=scale)
     return Dare(1 - drop, weights=scale, seed=seed)
 
 
@@ -157,8 +155,8 @@ def dare_ties(drop: float = 0.5, density: float = 0.2, scale: float = 0.5, seed:
     *Differs from the paper:* the paper leaves the TIES that follows open; here it is the disjoint sum of `ties_sum`.
     The trim counts dropped entries as zeros: with `density` above 1 - `drop` it keeps all that was not dropped.
     """
-    fraction("drop", drop, zero=True, one=False)
-    fraction("density", density)
+    fraction(drop=drop, zero=True, one=False)
+    fraction(density=density)
     return Dare(1 - drop, scale, elect="weighted", trim=density, seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""Trim, elect, merge: the three steps of TIES, which its variants combine in different ways, and sums of rows.
+"""Trim, elect, merge: the three steps of TIES, which its variants combine in different ways; and sums of rows.
 
 Yadav et al., "TIES-merging", 2023, arXiv 2306.01708, section 3. Pure functions on the rows of one block, one row per
 expert. Nothing here writes into the rows, which may belong to the caller.
@@ -12,7 +12,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from orthomerge.merging.options import PerExpert, per_expert
+from orthomerge.core.errors import RecipeError
+
+PerExpert = float | tuple[float, ...]
+
+
+def per_expert(value: PerExpert, count: int) -> tuple[float, ...]:
+    """One number per expert."""
+    if not isinstance(value, tuple):
+        return (value,) * count
+    if len(value) != count:
+        raise RecipeError(f"{len(value)} numbers were given for {count} experts; give one, or one each")
+    return value
 
 
 def scaled_sum(rows: torch.Tensor | Sequence[torch.Tensor], scale: PerExpert) -> torch.Tensor:

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import torch
 
+from orthomerge.core.checks import finite, fraction
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import scaled_sum, total, trim
+from orthomerge.merging.elect import PerExpert, per_expert, scaled_sum, total, trim
 from orthomerge.merging.kinds import Scope, Site, Surveyed, TensorMethod, Vectors
-from orthomerge.merging.options import PerExpert, finite, fraction, per_expert
 from orthomerge.merging.statistics import thresholds
 
 
@@ -27,7 +27,7 @@ class Average:
 
     def __post_init__(self) -> None:
         if self.weights is not None:
-            finite("weights", self.weights)
+            finite(weights=self.weights)
             if sum(self.weights) <= 0:
                 raise RecipeError(f"'weights' must sum to a positive number, got {list(self.weights)}")
 
@@ -52,7 +52,7 @@ class TaskArithmetic:
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        finite("scale", self.scale)
+        finite(scale=self.scale)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         return scaled_sum(deltas, self.scale)
@@ -73,7 +73,7 @@ class MagMax:
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        finite("scale", self.scale)
+        finite(scale=self.scale)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         best = deltas[0].clone()
@@ -105,8 +105,7 @@ class Consensus:
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        finite("threshold", self.threshold)
-        finite("scale", self.scale)
+        finite(threshold=self.threshold, scale=self.scale)
         if self.agree < 1:
             raise RecipeError(f"'agree' must be at least 1, got {self.agree}")
 
@@ -144,9 +143,9 @@ class Breadcrumbs:
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        fraction("density", self.density)
-        fraction("gamma", self.gamma, zero=True, one=False)
-        finite("scale", self.scale)
+        fraction(density=self.density)
+        fraction(gamma=self.gamma, zero=True, one=False)
+        finite(scale=self.scale)
 
     def survey(self, vectors: Vectors) -> TensorMethod:
         scale = per_expert(self.scale, len(vectors.tasks))

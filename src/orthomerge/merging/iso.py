@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import torch
 
+from orthomerge.core.checks import finite, fraction
 from orthomerge.merging.kinds import Scope, Site
-from orthomerge.merging.options import finite, fraction
 from orthomerge.merging.polar import ROUNDING, joined, polar, svd
 
 
@@ -30,7 +30,7 @@ class IsoC:
     scope: ClassVar[Scope] = "matrix"
 
     def __post_init__(self) -> None:
-        finite("scale", self.scale)
+        finite(scale=self.scale)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if base.ndim != 2:
@@ -56,8 +56,8 @@ class IsoCts:
     scope: ClassVar[Scope] = "matrix"
 
     def __post_init__(self) -> None:
-        finite("scale", self.scale)
-        fraction("common", self.common, zero=True)
+        finite(scale=self.scale)
+        fraction(common=self.common, zero=True)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if base.ndim != 2:

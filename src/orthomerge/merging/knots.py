@@ -28,9 +28,9 @@ import torch
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.schema import build, maker_of, schema
+from orthomerge.merging.elect import PerExpert
 from orthomerge.merging.kinds import Block, Scope, Site, Surveyed, SurveyMethod, TensorMethod, Vectors
 from orthomerge.merging.methods import METHODS
-from orthomerge.merging.options import PerExpert
 from orthomerge.merging.polar import ROUNDING, basis, is_table
 
 Merger = Literal[

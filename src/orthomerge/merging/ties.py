@@ -12,10 +12,19 @@ from typing import ClassVar, Literal
 
 import torch
 
+from orthomerge.core.checks import choices, finite, fraction
 from orthomerge.core.errors import RecipeError
-from orthomerge.merging.elect import disjoint_max, disjoint_mean, disjoint_sum, elect_sign, total, trim
+from orthomerge.merging.elect import (
+    PerExpert,
+    disjoint_max,
+    disjoint_mean,
+    disjoint_sum,
+    elect_sign,
+    per_expert,
+    total,
+    trim,
+)
 from orthomerge.merging.kinds import Scope, Site, Surveyed, Vectors
-from orthomerge.merging.options import PerExpert, choices, finite, fraction, per_expert
 from orthomerge.merging.statistics import Thresholds, thresholds
 
 Merge = Literal["sum", "mean", "max"]
@@ -45,9 +54,8 @@ class Ties:
     scope: ClassVar[Scope] = "element"
 
     def __post_init__(self) -> None:
-        fraction("density", self.density)
-        finite("scale", self.scale)
-        finite("weights", self.weights or 1.0)
+        fraction(density=self.density)
+        finite(scale=self.scale, weights=self.weights or 1.0)
         choices(self)
         if self.weigh == "after" and self.merge != "mean":
             raise RecipeError(f"'merge' must be 'mean' where 'weigh' is 'after', got {self.merge!r}")

@@ -20,8 +20,8 @@ from typing import ClassVar
 
 import torch
 
+from orthomerge.core.checks import finite
 from orthomerge.merging.kinds import Scope, Site
-from orthomerge.merging.options import finite
 from orthomerge.merging.polar import joined, polar, svd
 
 
@@ -34,7 +34,7 @@ class TsvM:
     scope: ClassVar[Scope] = "matrix"
 
     def __post_init__(self) -> None:
-        finite("scale", self.scale)
+        finite(scale=self.scale)
 
     def merge(self, base: torch.Tensor, deltas: torch.Tensor, *, site: Site) -> torch.Tensor:
         if len(deltas) == 1:  # all of the rank, nothing to interfere with: tau itself, bit for bit

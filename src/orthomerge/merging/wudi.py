@@ -25,10 +25,9 @@ from typing import ClassVar, Literal
 import torch
 
 from orthomerge.core.adam import Adam
-from orthomerge.core.checks import positive
+from orthomerge.core.checks import choices, finite, positive
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.kinds import Scope, Site
-from orthomerge.merging.options import choices, finite
 from orthomerge.merging.polar import is_table
 
 _BARE = ("visual.proj", "text_projection")
@@ -49,8 +48,7 @@ class Wudi:
     scope: ClassVar[Scope] = "matrix"
 
     def __post_init__(self) -> None:
-        finite("scale", self.scale)
-        finite("lr", self.lr)
+        finite(scale=self.scale, lr=self.lr)
         positive(lr=self.lr)
         if self.steps < 0:
             raise RecipeError(f"'steps' must be at least 0, got {self.steps}")

@@ -17,17 +17,14 @@ from orthomerge.core.device import device_of, enough_memory
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError, nearest
 from orthomerge.data.reading import as_input
 from orthomerge.data.task import Examples
+from orthomerge.models.family import Family
 from orthomerge.models.features import FeatureCache, Features
-from orthomerge.models.heads import Prediction, head_kind, head_of, logits_of
-from orthomerge.models.processing import batches
+from orthomerge.models.heads import Head, Prediction, head_kind, head_of, logits_of
+from orthomerge.models.model_data import ModelData
+from orthomerge.models.processing import Processor, batches
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.family import Family
-    from orthomerge.models.heads import Head
-    from orthomerge.models.model_data import ModelData
-    from orthomerge.models.processing import Processor
 
 
 # What the encoder computes in; float32: as its weights are, without autocast.

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
 from orthomerge.core.schema import build
 from orthomerge.files.raw_file import RawFile, algorithm_of
+from orthomerge.models.heads import Extra, Head
 from orthomerge.models.model import Model
 from orthomerge.models.model_data import Encoder, Origin
 from orthomerge.models.opening import Live, Opening, as_live, reference
 from orthomerge.models.sources import Opened
-from orthomerge.models.tensors import content_digest
-
-if TYPE_CHECKING:
-    from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.tensors import Tensors
+from orthomerge.models.tensors import Tensors, content_digest
 
 
 class Experts(Opened):

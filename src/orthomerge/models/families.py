@@ -54,7 +54,6 @@ def _roberta(names: _Names, **fields: Any) -> Family:
         prefix="roberta.",
         head=HeadLayout(_DENSE_AND_OUT, "tanh"),
         poolings={"cls": cls, "mean": mean},
-        encoder_options={"add_pooling_layer": False},
         optional=("pooler.*", "embeddings.position_ids"),
         foreign=("lm_head.*",),
         **fields,
@@ -136,7 +135,6 @@ _ROWS = (
     _image(
         ("vit", "ViT", "ViT"),
         poolings={"cls": cls, "mean": patches(1)},
-        encoder_options={"add_pooling_layer": False},
         optional=("pooler.*", "embeddings.mask_token"),
         foreign=("decoder.*",),
         adapt=vit_names,
@@ -146,7 +144,6 @@ _ROWS = (
     _image(
         ("deit", "DeiT", "DeiT"),
         poolings={"cls": cls, "mean": patches(2)},
-        encoder_options={"add_pooling_layer": False},
         optional=("pooler.*", "embeddings.mask_token"),
         foreign=("decoder.*", "cls_classifier.*", "distillation_classifier.*"),
         adapt=vit_names,

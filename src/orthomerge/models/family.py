@@ -14,13 +14,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.heads import Activation, Head
+from orthomerge.files.checkpoint import Checkpoint
+from orthomerge.models.heads import Activation, Extra, Head
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.files.checkpoint import Checkpoint
-    from orthomerge.models.heads import Extra
 
 
 Encoder = Callable[..., Any]  # a module, or a function of its parameters
@@ -78,7 +76,6 @@ class Family:
     poolings: Mapping[str, Pooling]
     forward: Forward = _plain
     architecture: str | None = None
-    encoder_options: Mapping[str, Any] = field(default_factory=dict)
     optional: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     tied: Mapping[str, str] = field(default_factory=dict)

@@ -13,20 +13,17 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OutputError
-from orthomerge.core.version import VERSION
+from orthomerge.data.task import Examples, Split
 from orthomerge.files.checkpoint import Spec
 from orthomerge.files.replacing import replace_file
 from orthomerge.files.safetensors import encode_header, read_metadata, read_safetensors
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.data.task import Examples, Split
 
 
 VARIABLE = "ORTHOMERGE_CACHE"
@@ -104,8 +101,7 @@ class FeatureCache:
             values = compute().detach().to("cpu", torch.float32).contiguous()
             if len(values) != rows:
                 raise IncompatibleError(f"features of {rows} inputs were to be computed, got {len(values)}")
-            written = {"orthomerge": VERSION, "written": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
-            metadata = {"features": json.dumps({**key, **written}, sort_keys=True), "seal": _seal(path, values)}
+            metadata = {"features": json.dumps(key, sort_keys=True), "seal": _seal(path, values)}
             header = encode_header({"values": Spec(tuple(values.shape), "F32")}, metadata)
             replace_file(path, header, values.numpy().data)
         return values

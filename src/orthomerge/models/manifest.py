@@ -19,24 +19,20 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, nearest, some
-from orthomerge.data.task import Access
+from orthomerge.data.task import Access, Examples
 from orthomerge.files.documents import is_plain_name, read_json
 from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves
 from orthomerge.models.families import FAMILIES, generic
 from orthomerge.models.family import Family
 from orthomerge.models.heads import KINDS, Activation
+from orthomerge.models.model_data import ModelData
+from orthomerge.models.sources import Opened
 from orthomerge.models.tensors import content_digest
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Examples
-    from orthomerge.models.model_data import ModelData
-    from orthomerge.models.sources import Opened
-
 
 FORMAT = 2
 ENCODER = "encoder"  # what the names of the encoder's files start with

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 from orthomerge.core.device import device_of
 from orthomerge.models.encoding import predict
+from orthomerge.models.heads import Prediction
 from orthomerge.models.model_data import ModelData
 from orthomerge.models.writing import write_model
 
 if TYPE_CHECKING:
     import torch
 
-    from orthomerge.models.heads import Prediction
     from orthomerge.models.networks import MultiHead
 
     _Tasks = Sequence[str] | None

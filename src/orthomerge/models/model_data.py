@@ -13,19 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from orthomerge.core.errors import IncompatibleError, RecipeError, nearest
+from orthomerge.data.task import Access
+from orthomerge.files.checkpoint import Spec
+from orthomerge.models.family import Family
+from orthomerge.models.heads import Extra, Head
+from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import Skeleton
-from orthomerge.models.tensors import FileTensors, HashedTensors, content_digest
+from orthomerge.models.sources import Opened
+from orthomerge.models.tensors import FileTensors, HashedTensors, Tensors, content_digest
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.data.task import Access
-    from orthomerge.files.checkpoint import Spec
-    from orthomerge.models.family import Family
-    from orthomerge.models.heads import Extra, Head
-    from orthomerge.models.processors import ProcessorSource
-    from orthomerge.models.sources import Opened
-    from orthomerge.models.tensors import Tensors
 
 
 _MOST_KEPT = 2  # modules in memory at a time: a merge and the expert that it is compared with

@@ -8,16 +8,11 @@ is stored transposed.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, some
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from orthomerge.files.checkpoint import Checkpoint, Entry
-
+from orthomerge.files.checkpoint import Checkpoint, Entry
 
 _Rules = list[tuple[str, str]]  # regular expressions and what they become
 # Checkpoints that were converted from TensorFlow (bert-base-uncased among them) keep its names.

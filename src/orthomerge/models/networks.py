@@ -16,20 +16,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.func import functional_call, jvp
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.models.heads import Head, head_of, rebuilt
+from orthomerge.models.family import Family
+from orthomerge.models.heads import Extra, Head, head_of, rebuilt
 from orthomerge.models.skeleton import Skeleton
-
-if TYPE_CHECKING:
-    from orthomerge.models.family import Family
-    from orthomerge.models.heads import Extra
-    from orthomerge.models.tensors import Tensors
+from orthomerge.models.tensors import Tensors
 
 
 class ClassifierModule(nn.Module):

@@ -25,12 +25,11 @@ from orthomerge.files.folders import EXPORT, write_marker
 from orthomerge.files.publish import publish
 from orthomerge.models.family import classifier_config
 from orthomerge.models.heads import Head
+from orthomerge.models.model import Model
 from orthomerge.models.skeleton import quiet
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.model import Model
 
 
 _MODEL = "model.onnx"
@@ -59,15 +58,13 @@ def export_onnx(
     `inputs`: paths that `out` must not overlap.
     """
     family, config = model.family, model.config
-    heads: dict[str, Head] = {}
-    for name in model.tasks if task is None else [task]:
-        head = model.head(name)
+    heads = {name: model.head(name) for name in (model.tasks if task is None else [task])}
+    for name, head in heads.items():
         if not isinstance(head, Head):
             raise RecipeError(
                 f"the classifier of {name!r} is more than a head, for which an ONNX export has no place yet; use "
                 "orthomerge.load, or align the merge with an aligner that gives a head, such as auto"
             )
-        heads[name] = head
     if family.name not in _INPUTS:
         raise RecipeError(
             f"ONNX export knows {', '.join(_INPUTS)}, and this model is of family {family.name!r}; {_INSTEAD}, "
@@ -77,7 +74,7 @@ def export_onnx(
         if find_spec(needed) is None:
             raise RecipeError(f"ONNX export needs {needed}: pip install 'orthomerge[onnx]'")
     names = _INPUTS[family.name]
-    outputs = dict(zip(["logits"] if task is not None else heads, heads, strict=True))
+    outputs = {"logits": task} if task is not None else {name: name for name in heads}
     size = sum(spec.nbytes for spec in model.weights.specs.values())
     with publish(out, force=force, need=3 * size, inputs=inputs, marker=EXPORT) as folder:
         graph = _graph(model.with_heads(heads), names)

@@ -12,17 +12,14 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, combinations
+from typing import Any
 
 import torch
 
 from orthomerge.core.errors import IncompatibleError
-from orthomerge.models.processing import TextProcessor, batches
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Examples
-    from orthomerge.models.processing import Processor
+from orthomerge.data.task import Examples
+from orthomerge.models.processing import Processor, TextProcessor, batches
 
 Batch = dict[str, torch.Tensor]
 
@@ -122,8 +119,7 @@ class Pool:
             return sum((end - start) * lengths[end - 1] + overhead for start, end in zip(starts, ends, strict=True))
 
         cuts = sorted({last * part // 8 for part in range(1, 8)} - {0})
-        choices = [(last,), *((cut, last) for cut in cuts)]
-        choices += [(one, two, last) for one in cuts for two in cuts if one < two]
+        choices = [(*ends, last) for count in range(3) for ends in combinations(cuts, count)]
         return torch.tensor_split(order, min(choices, key=cost)[:-1])
 
     @cached_property

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, OrthomergeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
 from orthomerge.files.documents import read_json
 from orthomerge.files.folders import leaves
 from orthomerge.files.lora import Adapter
+from orthomerge.models.family import Family
 from orthomerge.models.heads import misfit
-
-if TYPE_CHECKING:
-    from orthomerge.models.family import Family
-    from orthomerge.models.split import Source, Split
-
+from orthomerge.models.split import Source, Split
 
 _IN_MESSAGE = "as it says"  # the advice is within the message
 _SAME_BASE = "all must come from the same base model"

@@ -12,13 +12,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from orthomerge.core.errors import IncompatibleError, RecipeError
-from orthomerge.data.task import pick
+from orthomerge.data.task import Examples, Modality, pick
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from orthomerge.data.task import Examples, Modality
 
     Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

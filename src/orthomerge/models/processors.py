@@ -11,19 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.data.task import Modality
 from orthomerge.files.documents import parse_json, read_json
 from orthomerge.files.folders import contained
 from orthomerge.files.raw_file import RawFile, is_digest_of
-from orthomerge.models.processing import ImageProcessor, PixelProcessor, TextProcessor, json_digest
+from orthomerge.models.processing import ImageProcessor, PixelProcessor, Processor, TextProcessor, json_digest
 from orthomerge.models.skeleton import quiet
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Modality
-    from orthomerge.models.processing import Processor
-
 
 # Files beside the weights that the encoder is of no use without.
 COMPANIONS = (
@@ -41,8 +37,9 @@ _OFFSET = ("roberta", "xlm-roberta", "camembert")
 
 @dataclass(frozen=True, eq=False)
 class ProcessorSource:
-    """`folder`: where `files` are. `live`: an object in memory instead. `config`: of the encoder. `hashes`: of the
-    files, where a manifest says them.
+    """Where a processor comes from: `files` of a `folder`, or `live`, an object in memory.
+
+    `config`: of the encoder. `hashes`: of the files, if known.
     """
 
     modality: str
@@ -53,15 +50,12 @@ class ProcessorSource:
     hashes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, folders: Iterable[Path], modality: str, config: Mapping[str, Any], *, live: Any = None
-    ) -> ProcessorSource:
+    def of(cls, folders: Iterable[Path], modality: str, config: Mapping[str, Any]) -> ProcessorSource:
         """The files of the first folder that has any."""
         for folder in folders:
-            names = tuple(path.name for path in companions(folder))
-            if names:
+            if names := tuple(path.name for path in companions(folder)):
                 return cls(modality, config, folder, names)
-        return cls(modality, config, live=live)
+        return cls(modality, config)
 
     @cached_property
     def _loaded(self) -> dict[int, Processor]:
@@ -138,9 +132,9 @@ def load_processor(folder: Path, *, modality: Modality, max_length: int = DEFAUL
     return ProcessorSource.of([folder], modality, config).processor(max_length)
 
 
-def companions(folder: Path | None) -> list[Path]:
-    """Tokenizer and processor files of a folder; a link must not bring along what lies outside of it."""
-    if folder is None or not folder.is_dir():
+def companions(folder: Path) -> list[Path]:
+    """Tokenizer and processor files of a folder; a link that leaves the folder is refused."""
+    if not folder.is_dir():
         return []
     paths = [folder / name for name in COMPANIONS]
     return [_checked(path, folder) for path in paths if path.is_file() or path.is_symlink()]

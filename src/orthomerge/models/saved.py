@@ -12,7 +12,8 @@ from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
 from orthomerge.files.raw_file import RawFile, algorithm_of
 from orthomerge.files.safetensors import read_safetensors
-from orthomerge.models.heads import Head, misfit, rebuilt
+from orthomerge.models.family import Family
+from orthomerge.models.heads import Extra, Head, misfit, rebuilt
 from orthomerge.models.manifest import (
     EXTRA,
     FACTS,
@@ -30,9 +31,6 @@ from orthomerge.models.tensors import FileTensors, HashedTensors
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.family import Family
-    from orthomerge.models.heads import Extra
 
 
 _WAY_OUT = "fetch the folder again, or merge again"

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Spec, is_float, torch_dtype
-from orthomerge.models.family import matches
+from orthomerge.models.family import Family, matches
+from orthomerge.models.tensors import Tensors
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.family import Family
-    from orthomerge.models.tensors import Tensors
 
 
 _FIRST = 3  # of the numbers that tag tensors: 0 and 1 are what a module starts with
@@ -96,11 +94,8 @@ class Skeleton:
             raise RecipeError(f"family {family.name!r} has no class to build; build the module yourself")
         import torch
 
-        options = dict(family.encoder_options)
-        if "pooler.*" in family.optional and not any(key.startswith("pooler.") for key in specs):
-            options["add_pooling_layer"] = False
         tags = {key: torch.full(spec.shape, float(_FIRST + place)) for place, (key, spec) in enumerate(specs.items())}
-        module = _load(family, config, tags, options)
+        module = _load(family, config, tags)
         names = _places(family, module, tags)
         dtypes = [torch_dtype(dtype) for dtype in sorted({spec.dtype for spec in specs.values()}) if is_float(dtype)]
         module.to(reduce(torch.promote_types, dtypes, dtypes[0]) if dtypes else torch.float32)  # loses nothing
@@ -124,9 +119,10 @@ class Skeleton:
             raise AssertionError(f"the stream ended before {some(short)} was complete")
 
 
-def _load(
-    family: Family, config: Mapping[str, Any], tags: Mapping[str, torch.Tensor], options: Mapping[str, Any]
-) -> torch.nn.Module:
+def _load(family: Family, config: Mapping[str, Any], tags: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+    options = {}
+    if "pooler.*" in family.optional:  # of a family that does not read it, or not in the file
+        options["add_pooling_layer"] = "pooler" in family.poolings and any(key.startswith("pooler.") for key in tags)
     with quiet():
         import torch
         import transformers

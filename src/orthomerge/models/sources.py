@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
@@ -14,14 +14,15 @@ from orthomerge.files.lora import Adapter
 from orthomerge.files.opening import open_checkpoint, open_expert
 from orthomerge.models.families import family as find_family
 from orthomerge.models.families import family_for, generic
-from orthomerge.models.family import HeadLayout
+from orthomerge.models.family import Family, HeadLayout
 from orthomerge.models.heads import Head
-from orthomerge.models.opening import HeadNames, live_checkpoint
+from orthomerge.models.opening import HeadNames, Live, Opening, live_checkpoint
 from orthomerge.models.problems import Problem, base_problems, check_problems, code_problem, source_problems
 from orthomerge.models.processors import ProcessorSource
 from orthomerge.models.skeleton import encoder_config
 from orthomerge.models.split import (
     Source,
+    Split,
     model_config,
     specs_of,
     split_base,
@@ -29,13 +30,7 @@ from orthomerge.models.split import (
     stored_labels,
     with_stock_names,
 )
-from orthomerge.models.tensors import AdaptedTensors, FileTensors
-
-if TYPE_CHECKING:
-    from orthomerge.models.family import Family
-    from orthomerge.models.opening import Live, Opening
-    from orthomerge.models.split import Split
-    from orthomerge.models.tensors import Tensors
+from orthomerge.models.tensors import AdaptedTensors, FileTensors, Tensors
 
 
 @dataclass(frozen=True)
@@ -100,10 +95,11 @@ class Opened:
     @cached_property
     def processor(self) -> ProcessorSource:
         """How inputs are processed: as beside the base, else as beside the first expert that says."""
-        live = [self.live[name].processor for name in ("", *self.tasks) if name in self.live]
-        chosen = next((processor for processor in live if processor is not None), None)
+        for name in ("", *self.tasks):
+            if name in self.live and self.live[name].processor is not None:
+                return ProcessorSource(self.family.modality, self.config, live=self.live[name].processor)
         folders = [checkpoint.path for checkpoint in self.checkpoints().values() if not checkpoint.in_memory]
-        return ProcessorSource.of([] if chosen is not None else folders, self.family.modality, self.config, live=chosen)
+        return ProcessorSource.of(folders, self.family.modality, self.config)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -133,6 +129,7 @@ class Opened:
 
     @contextmanager
     def _collecting(self, where: str) -> Iterator[None]:
+        """Turn an error into a problem."""
         try:
             yield
         except OrthomergeError as error:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from orthomerge.core.errors import CheckpointError
 from orthomerge.files.checkpoint import DTYPES, Checkpoint, Entry, Spec, torch_dtype
+from orthomerge.files.lora import Adapter
 from orthomerge.files.raw_file import Hasher
 from orthomerge.files.safetensors import METADATA, encode_header
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.files.lora import Adapter
 
 
 _RUN = 1 << 20  # elements per block

@@ -40,13 +40,12 @@ from orthomerge.models.manifest import (
     read_manifest,
     record_of,
 )
+from orthomerge.models.model_data import ModelData
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.tensors import HashedTensors, MemoryTensors
 
 if TYPE_CHECKING:
     import torch
-
-    from orthomerge.models.model_data import ModelData
 
 
 _INDEX = "model.safetensors.index.json"

@@ -99,24 +99,10 @@ def _payload(figure: Points, room: int) -> dict[str, Any]:
         return [round(_STEPS * sign * (value - start) / side) if math.isfinite(value) else None for value in values]
 
     return {
-        "key": figure.key,
-        "task": figure.task,
-        "title": figure.title,
-        "caption": figure.caption,
-        "classes": figure.classes,
+        **vars(figure),
         "colours": class_colours(len(figure.classes)),
-        "true": figure.true,
         "size": [round(_STEPS * length / side) for length in (right - left, top - bottom)],
-        "views": [
-            {
-                "name": view.name,
-                "title": view.title,
-                "x": placed(view.x, left, 1),
-                "y": placed(view.y, top, -1),
-                "predicted": view.predicted,
-            }
-            for view in figure.views
-        ],
+        "views": [{**vars(view), "x": placed(view.x, left, 1), "y": placed(view.y, top, -1)} for view in figure.views],
         "texts": [cut(plain(text), _LONGEST) for text in figure.texts],
         "images": _images(figure.images, room),
     }

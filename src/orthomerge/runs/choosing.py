@@ -180,7 +180,6 @@ def sweep_markdown(
 
 
 def _best_table(best: Sequence[Best]) -> Table:
-    """The best per budget, chosen on validation inputs if there are any."""
     if not any(item.chosen for item in best):
         rows = [(item.budget, *_shown(item.hindsight)) for item in best]
         names = ("budget", "merge", "protocol", "test", "95 %")

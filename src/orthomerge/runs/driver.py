@@ -33,10 +33,9 @@ _MOST_BREAKS = 3
 
 @dataclass(frozen=True)
 class Artifact:
-    """A result to make. `make(place, work, **arguments)`: a function of a module, with plain arguments, that fills the
-    folder `place`. `needs`: keys of results that it reads.
+    """A result to make: `make(place, work, **arguments)` fills the folder `place` and reads the results `needs`.
 
-    `model`: where its model `place/model` is put, None if it makes none. `files`: its files go to the run folder.
+    `model`: where its model is put, None if it makes none. `files`: its other files go to the run folder.
     """
 
     key: str
@@ -66,10 +65,9 @@ class ArtifactError(Exception):
 
 
 def drive(artifacts: Iterable[Artifact], work: Work, engine: Engine) -> Iterator[Done]:
-    """Make every artifact that is not in the store; yield those that are there first, then each when it is made.
+    """Yield the artifacts in the store, then make the others and yield each when it is there.
 
-    After an error no further artifact is started. An executor whose workers died is started again a few times: what
-    they had finished is in the store.
+    After an error no further artifact is started. An executor whose workers died is started again a few times.
     """
     missing = {artifact.key: artifact for artifact in artifacts}
     places = {key: place for place, key in enumerate(missing, 1)}
@@ -183,8 +181,6 @@ def _processes(count: int | None) -> Iterator[Executor]:
 
 
 class _Ray(Executor):
-    """Ray's tasks as an executor."""
-
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         import ray
 
@@ -230,14 +226,13 @@ def _imported(module: str, name: str) -> Callable[[], Executor]:
 
 @contextmanager
 def _started(function: Callable[[], Executor]) -> Iterator[Executor]:
-    """The executor that a function returns."""
     with _safe_path(), function() as executor:
         yield executor
 
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep the working directory off the path of child processes that are started inside."""
+    """Keep the working directory off the path of child processes."""
     before = os.environ.get("PYTHONSAFEPATH", "")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:

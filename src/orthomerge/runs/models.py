@@ -96,12 +96,9 @@ def _peak_memory(recipe: Recipe, parts: Parts) -> int:
     return max(MEMORY, largest * (4 * (count + 4) + 8 * (count + 3)))
 
 
-def check_recipe(recipe: Recipe, experts: Experts | None = None, *, merges: Sequence[Merge] | None = None) -> Experts:
-    """Return the opened experts of a recipe, or raise an error that lists every problem.
-
-    `merges`: those of a sweep, instead of the recipe's own.
-    """
-    experts = experts or open_experts(recipe.opening)
+def check_recipe(recipe: Recipe, *, merges: Sequence[Merge] | None = None) -> Experts:
+    """Return the opened experts of a recipe, or raise an error that lists every problem. `merges`: of a sweep."""
+    experts = open_experts(recipe.opening)
     check_problems(recipe_problems(recipe, experts, merges=merges))
     return experts
 
@@ -130,7 +127,7 @@ def recipe_problems(recipe: Recipe, experts: Experts, *, merges: Sequence[Merge]
 
 
 def _merge_problems(recipe: Recipe, experts: Experts, merge: Merge) -> list[Problem]:
-    """Problems of the method, its options and its inputs, which are not read."""
+    """Problems of the method, its options and the names of its inputs."""
     problems = list[Problem]()
     with _noted(problems, "method"):
         make_method(merge.method, merge.parameters, tasks=_names(recipe, merge), seed=merge.seed)
@@ -165,13 +162,11 @@ def _data_problems(recipe: Recipe, section: str, data: Mapping[str, Any]) -> Ite
 
 
 def _names(recipe: Recipe, merge: Merge) -> tuple[str, ...]:
-    """The names of the task vectors that a method merges."""
     return tuple(recipe.experts) if merge.vector is None else ("vector",)
 
 
 @contextmanager
 def _noted(problems: list[Problem], where: str) -> Iterator[None]:
-    """Add an error that the block raises to the problems."""
     try:
         yield
     except OrthomergeError as error:
@@ -190,19 +185,15 @@ def write(
     recipe: Recipe,
     *,
     out: str | Path | None = None,
-    experts: Experts | None = None,
     force: bool = False,
     progress: Progress = SILENT,
 ) -> Written:
-    """Carry out a recipe up to a model folder, which is complete afterwards, or absent.
-
-    `experts`: if they are open already.
-    """
+    """Carry out a recipe up to a model folder, which is complete afterwards, or absent."""
     place = out or recipe.out
     if place is None:
         raise RecipeError("where to? Give 'out' in the recipe, or --out")
     target = Path(place).expanduser()
-    experts = check_recipe(recipe, experts)
+    experts = check_recipe(recipe)
     inputs = [*input_paths(recipe), *(each.path for each in experts.checkpoints().values())]
     check_target(target, force=force, inputs=inputs)  # before any work
     state = state_folder(target, "fitting")

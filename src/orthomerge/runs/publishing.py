@@ -95,7 +95,6 @@ def evaluation_of(title: str, records: Sequence[Record]) -> dict[str, Any] | Non
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths are the same file or equal files."""
     try:
         if one.samefile(other):
             return True

@@ -8,8 +8,8 @@ RUN/report.html, report_files/
 RUN/sweep.md, sweep.csv, validation.jsonl, merges/      of a recipe with a sweep
 RUN/.store/                every result by content (`store.py`)
 
-A result whose inputs have not changed is found in the store and not made again; so a run that was killed or failed
-continues when it is repeated. What the recipe does not ask for any more is removed at the end.
+Results whose inputs have not changed are found in the store: a run that was killed or failed continues when it is
+repeated. What the recipe does not ask for any more is removed at the end.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ from orthomerge.runs.work import MODEL, STORE, Work
 
 @dataclass(frozen=True)
 class Ran:
-    """The outcome of a run. `out`: the last model. `stages`: whether each was done now, or found in the store.
-
-    `swept`: rows and choices of a sweep, which has no last model.
-    """
+    """The outcome of a run. `out`: the last model; None after a sweep, which has `swept`. `stages`: done or found."""
 
     folder: Path
     out: Path | None
@@ -108,7 +105,7 @@ def run(
 
 
 def _checked(recipe: Recipe) -> Experts:
-    """The opened experts of a recipe, which was checked as far as headers and names allow."""
+    """Check a recipe as far as names and headers allow, and return its opened experts."""
     if recipe.sweep is not None:
         return check_sweep(recipe)[1]
     if recipe.parameters.get("scale") == "auto":
@@ -178,7 +175,6 @@ class _Run:
         )
 
     def _scores(self) -> list[Done]:
-        """The models that a sweep has scored."""
         return [done for done in self.done.values() if "variant" in done.artifact.arguments]
 
     def _swept(self) -> Swept:
@@ -198,7 +194,6 @@ class _Run:
         return self.force or self.work.run in target.parents or any(is_same_model(model, target) for model in models)
 
     def _publish(self, done: Done) -> None:
-        """Put a result where users look for it."""
         artifact, content = done.artifact, self.work.store.content(done.artifact.key)
         if artifact.model is not None and (content / MODEL).is_dir():  # a merge of a sweep may have failed
             replaced, inputs = self._may_replace(artifact.model), input_paths(self.work.recipe)
@@ -245,7 +240,6 @@ class _Run:
             store.remove(entry)
 
     def _failure(self, artifact: Artifact, error: Exception, artifacts: Sequence[Artifact]) -> OrthomergeError:
-        """The error with what is kept and how to continue."""
         folder, kept = self.work.run, ", ".join(done.artifact.name for done in self.done.values())
         what = error if isinstance(error, OrthomergeError) else f"cannot write to {folder}: {error}"
         message = f"stage {artifacts.index(artifact) + 1} of {len(artifacts)}, {artifact.name!r}, failed: {what}\n"

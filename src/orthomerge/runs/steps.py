@@ -71,10 +71,7 @@ def make_aligned(place: Path, work: Work, *, merged: str, section: Align) -> Non
 
 
 def make_records(place: Path, work: Work, *, models: Sequence[str]) -> None:
-    """Score models, base and experts; write records, predictions, comparisons, notes and tables.
-
-    Neither experts nor models with aligned heads are scored by protocols that need the expert.
-    """
+    """Score models, base and experts; only base and merge by protocols that need the expert."""
     from orthomerge.evaluation.evaluate import Subject, score
 
     section, encoded, experts = work.section, work.encoded, work.experts

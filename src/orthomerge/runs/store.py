@@ -184,6 +184,5 @@ def _secret() -> bytes:
 
 
 def _peak_memory() -> int:
-    """Peak memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

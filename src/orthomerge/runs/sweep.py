@@ -52,10 +52,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Swept:
-    """The outcome of a sweep. `rows`: every merge in every way. `best`: per budget of inputs.
-
-    `done` and `found`: numbers of models that were scored now and before.
-    """
+    """The outcome of a sweep. `best`: per budget. `done` and `found`: numbers of models scored now and before."""
 
     cells: int
     rows: list[Row]
@@ -135,10 +132,7 @@ def swept_of(work: Work, results: Sequence[Result]) -> Swept:
 
 
 def make_scores(place: Path, work: Work, *, variant: Variant, splits: tuple[str, ...], keep: bool) -> None:
-    """Score a merge, the base or the experts in every way on every split; failures are noted.
-
-    `keep`: leave the merged model beside its scores.
-    """
+    """Score a merge, the base or the experts in every way on every split; `keep` the model; failures are noted."""
     protocols = protocols_for(work.recipe, variant)
     if variant.name == "expert":
         protocols = [protocol for protocol in protocols if "expert" not in protocol.needs]
@@ -200,14 +194,12 @@ def _records(
 
 
 def _facts(model: Model) -> dict[str, Any]:
-    """What the report says about a merge."""
     facts = {name: value for name, value in model.origin.facts.items() if name in ("method", "fit", "seed")}
     heads = {task: {"labels": list(labels)} for task, labels in model.labels.items()}
     return {**facts, "inputs": record_of(model)["inputs"], "heads": heads, "family": model.family.name}
 
 
 def _encoded_by_split(encoded: EncodedTasks, splits: tuple[str, ...]) -> dict[str, EncodedTasks]:
-    """The tasks of each split to score."""
     if "val" not in splits:
         return {"test": encoded}
     val = {}

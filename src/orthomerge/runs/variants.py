@@ -34,9 +34,7 @@ _NO_PLACE = {
 
 @dataclass(frozen=True)
 class Variant:
-    """One merge. `first` and `seeds`: the first seed with which it is scored, and how many. `seen`: the inputs that
-    were used to make it.
-    """
+    """One merge, scored with `seeds` seeds from `first` on. `seen`: the inputs that were used to make it."""
 
     method: str
     parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -45,8 +45,7 @@ _COMPUTE = ("device", "batch", "precision", "resume", "save_every")  # keys of s
 class Work:
     """A run under way; another process gets the plain fields and opens everything itself.
 
-    `text`: the recipe as it was written. `thread_count`: of torch. `opened`: the experts, if this process has opened
-    them already.
+    `text`: the recipe as it was written. `thread_count`: of torch. `opened`: the experts, if they are open already.
     """
 
     recipe: Recipe
@@ -152,7 +151,6 @@ def _digest(path: Path, *stamp: int) -> str:
 
 
 def _experts_content(recipe: Recipe, experts: Experts) -> list[Any]:
-    """Digests of base and experts, and how they are opened."""
     checkpoints = experts.checkpoints()
     opening = {name: value for name, value in vars(recipe.opening).items() if name not in ("experts", "base")}
     base = None if recipe.base is None else _checkpoint_digest(checkpoints[""])

@@ -1,4 +1,4 @@
-"""Checkpoints of strangers: options of a config have no effect, links do not leave, no code runs, no network."""
+"""Checkpoints of unknown authors: options of a config have no effect, links do not leave, no code runs, no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of fitted methods that are refused, and the errors of experts and inputs that cannot be fitted."""
+"""What fitted methods have in common: options that are refused, broken experts, equal experts, few inputs, starts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+import torch
+from tests.fitting.making import KINDS, has_hooks, with_a_broken_expert, with_equal_experts
 
 from orthomerge.core.errors import NumericalError, RecipeError
 from orthomerge.core.schema import instance_of
+from orthomerge.fitting.adamerging import AdaMerging
+from orthomerge.fitting.concrete import ConcreteAm, ConcreteTa
+from orthomerge.fitting.fisher import Fisher
 from orthomerge.fitting.lm_cocktail import LmCocktail
+from orthomerge.fitting.model_tailor import ModelTailor
+from orthomerge.fitting.regmean import RegMean, RegMeanPp
+from orthomerge.fitting.setting import FittedMethod
 from orthomerge.merging.methods import FITTED
-from orthomerge.testing.settings import make_setting
+from orthomerge.testing.settings import Kind, make_setting
 
 _CAP = "'alpha' and 'decay' must be at least 0, and 'map_lr' positive"
 _LEVELS = "'inner_lr' and 'adapt_lr' must be positive, and 'adapt_steps' at least 1"
@@ -67,8 +75,51 @@ def test_options_that_are_refused(name: str, options: dict[str, Any], message: s
         instance_of(FITTED[name], options, what="method")
 
 
-def test_an_expert_whose_losses_are_no_numbers() -> None:
-    setting = make_setting("vit", inputs=4)
-    broken = replace(setting, tuned=lambda task: setting.tuned(task) * (float("nan") if task == "five" else 1.0))
-    with pytest.raises(NumericalError, match="the loss of 'five' on task 'two' is nan"):
-        LmCocktail().fit(broken)
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Fisher(), r"task 'five' is not finite in 'embeddings.cls_token'; look at"),
+        (LmCocktail(), "the loss of 'five' on task 'two' is nan"),
+        (ModelTailor(), r"'layers.1.attention.o_proj.weight' reads .* task 'five'"),
+        (RegMean(), r"'layers.1.attention.o_proj.weight' reads .* task 'five'"),
+        (RegMeanPp(), r"'layers.1.attention.o_proj.weight' reads .* task 'five'"),
+    ],
+)
+def test_a_broken_expert_is_named_and_no_hook_is_left(method: FittedMethod, message: str) -> None:
+    setting = with_a_broken_expert(make_setting("vit", inputs=4))
+    with pytest.raises(NumericalError, match=message):
+        method.fit(setting)
+    assert not has_hooks(setting)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", [Fisher(), RegMean(), RegMeanPp()])
+def test_equal_experts_come_out_to_the_bit(method: FittedMethod, kind: Kind) -> None:
+    setting = make_setting(kind, inputs=6)
+    fitted = method.fit(with_equal_experts(setting))
+    assert torch.equal(fitted.weights, setting.tuned("three"))
+    assert fitted.classifiers is setting.heads
+    assert not has_hooks(setting)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        AdaMerging(steps=1, lr=1e-12),
+        ConcreteTa(steps=1, lr=1e-12, final="expected"),
+        ConcreteAm(steps=1, lr=1e-12, adapt_steps=1, adapt_lr=1e-12, final="expected"),
+    ],
+)
+def test_before_the_first_step_it_is_task_arithmetic(method: FittedMethod) -> None:
+    setting = make_setting("bert")
+    expected = setting.merged("task_arithmetic", {"scale": 0.3})
+    torch.testing.assert_close(method.fit(setting).weights, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_are_drawn() -> None:
+    setting = make_setting("vit")
+    assert [len(targets) for targets in setting.drawn(7).targets.values()] == [7, 7, 7]
+    assert torch.equal(setting.drawn(99).targets["five"].rows, setting.inputs.targets["five"].rows)
+    empty = setting.inputs.at({**dict.fromkeys(setting.tasks, slice(None)), "two": slice(0)})
+    with pytest.raises(RecipeError, match="task 'two' has no inputs to look at"):
+        replace(setting, inputs=empty).drawn(7)
