@@ -30,7 +30,7 @@ def turn(d: int, *, angle: float = 1.5, seed: int = 0) -> torch.Tensor:
 
 def exact(head: Head) -> Head:
     """In float64, so that nothing is lost when a map is folded."""
-    return head.with_tensors({name: tensor.double() for name, tensor in head.tensors().items()})
+    return head.to(torch.float64)
 
 
 def head_in(found: Classifier) -> Head:

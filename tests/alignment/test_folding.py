@@ -62,8 +62,7 @@ def test_folding_twice_is_folding_the_product(kind: str) -> None:
 @pytest.mark.parametrize("kind", HEADS)
 def test_the_identity_changes_no_bit(kind: str) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        head = head_of(kind)
-        head = head.with_tensors({name: tensor.to(dtype) for name, tensor in head.tensors().items()})
+        head = head_of(kind).to(dtype)
         shift = torch.zeros(6) if first_map(head).bias is not None else None
         assert same_head(folded(head, torch.eye(6), shift, task="toy"), head)
 

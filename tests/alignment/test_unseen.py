@@ -97,8 +97,7 @@ def test_an_infinite_kappa_with_a_bias_moves_the_means_alone(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("name", [*RIGID, *LINEAR, "scaling", "kl-map", "auto"])
 def test_heads_keep_their_dtype(name: str, dtype: torch.dtype) -> None:
-    head = head_of("plain")
-    head = head.with_tensors({key: tensor.to(dtype) for key, tensor in head.tensors().items()})
+    head = head_of("plain").to(dtype)
     expert = doubles(9 if name == "kl-map" else 60, D).float()
     found = head_in(fit(name, pair_of(expert @ turn(D).float(), expert), head).classifier)
     assert {tensor.dtype for tensor in found.tensors().values()} == {dtype}

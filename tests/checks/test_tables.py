@@ -80,7 +80,7 @@ class Restless(Same):
 
 class Wide(Same):
     def changed(self, pair: FeaturePair, head: Head) -> Head:
-        return head.with_tensors({key: tensor.double() for key, tensor in head.tensors().items()})
+        return head.to(torch.float64)
 
 
 class Renamed(Same):

@@ -12,8 +12,9 @@ from PIL import Image
 from tests.data.making import make_rows, picture, refused, write
 
 from orthomerge.core.errors import IncompatibleError, RecipeError
-from orthomerge.data import datasets_hub, reading
-from orthomerge.data.reading import as_input, may_be_read, names_dataset, read_task, unlabelled_tasks
+from orthomerge.data import reading
+from orthomerge.data.datasets_hub import names_dataset
+from orthomerge.data.reading import as_input, may_be_read, read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Lazy, Task
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -47,8 +48,7 @@ def test_val_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_names_and_modality(tmp_path: Path) -> None:
     path = write(tmp_path / "a.b.jsonl.gz", make_rows())
-    assert read_task(path, modality="text").name == "a.b"
-    assert read_task(path, name="mine").name == "mine"
+    assert (read_task(path, modality="text").name, read_task(path, name="mine").name) == ("a.b", "mine")
     refused(path, r"gz must hold inputs of modality 'image', got 'text'", RecipeError, modality="image")
 
 
@@ -81,11 +81,11 @@ def test_shared_data(name: str, train: int, test: int, classes: int) -> None:
     assert (len(task["train"]) + len(task["val"]), len(task["test"])) == (train, test)
 
 
-def test_hub_ids() -> None:
+def test_names_of_datasets() -> None:
     for good in ("org/name", "org/name:config", "org/name@main", "nyu-mll/glue:sst2@refs"):
-        assert datasets_hub.is_dataset_id(good)
-    for wrong in ("name", "org/name:", "a/b/c", "org/name.json", "../x"):
-        assert not datasets_hub.is_dataset_id(wrong)
+        assert names_dataset(good)
+    for wrong in ("name", "org/name:", "a/b/c", "org/name.json", "org/name.parquet", "../x"):
+        assert not names_dataset(wrong)
 
 
 def test_what_may_be_read(tmp_path: Path) -> None:
@@ -94,8 +94,6 @@ def test_what_may_be_read(tmp_path: Path) -> None:
     assert may_be_read("org/name:config@v1")
     for text in (str(tmp_path / "b.csv"), "org/b.csv", "~nobody-of-this-name/a", "a\0b", "x" * 5000):
         assert not may_be_read(text)
-    assert names_dataset("org/name")
-    assert not names_dataset("org/name.parquet")
 
 
 # Inputs without labels

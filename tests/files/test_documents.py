@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from orthomerge.core.errors import CheckpointError
-from orthomerge.files.documents import parse_json, read_json
+from orthomerge.files.documents import parse_json, read_json, write_bytes, write_json
 
 
-def test_an_object_is_read(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes('{"model_type": "bert", "id2label": {"0": "schön"}}'.encode())
-    assert read_json(tmp_path / "config.json") == {"model_type": "bert", "id2label": {"0": "schön"}}
+def test_documents_are_written_once_and_in_full(tmp_path: Path) -> None:
+    document = {"label": "schön", "half a pair": "\ud83d"}
+    write_json(tmp_path / "x.json", document)
+    assert read_json(tmp_path / "x.json") == document
+    assert "schön" in (tmp_path / "x.json").read_text(encoding="utf-8")
+    with pytest.raises(FileExistsError):
+        write_bytes(tmp_path / "x.json", b"")
 
 
 BROKEN = {

@@ -232,14 +232,6 @@ def test_source_through_a_task_vector(tmp_path: Path) -> None:
         TaskVector(InMemory(narrow), ((1.0, source),))
 
 
-def test_a_name_that_the_base_does_not_map_is_untouched(tmp_path: Path) -> None:
-    write(tmp_path, PAIR, r=1)
-    source = read_adapter(tmp_path).under({"other": "elsewhere.weight"})
-    for key in ("other", "unknown"):
-        assert source.shape(key) is None
-        assert source.delta(key, 0, 2, base=torch.ones(2)).tolist() == [0, 0]
-
-
 def test_pickled_weights_are_read_and_safetensors_win(tmp_path: Path) -> None:
     model = bert()
     base = copy.deepcopy(dict(model.state_dict()))
@@ -260,35 +252,30 @@ def test_pickled_views_are_walked(tmp_path: Path) -> None:
     assert torch.equal(factors.delta(4, 11), (b @ a).T.reshape(-1)[4:11])
 
 
-def test_names_of_adapters_left_in_the_keys(tmp_path: Path) -> None:
+def test_names_without_the_wrappers_of_peft(tmp_path: Path) -> None:
     tensors = {
-        "m.lora_A.mine.weight": [[1.0, 2.0]],
-        "m.lora_B.mine.weight": [[3.0]],
-        "t.lora_embedding_A.mine": [[1.0, 2.0]],
-        "t.lora_embedding_B.mine": [[5.0]],
-        "classifier.modules_to_save.mine.weight": [[7.0]],
+        **PAIR,
+        "classifier.modules_to_save.weight": [[7.0]],
         "classifier.original_module.weight": [[8.0]],
         "m.base_layer.bias": [9.0],
     }
-    write(tmp_path, tensors, r=1, lora_alpha=1, task_type="SEQ_CLS", bias="lora_only")
+    write(tmp_path, tensors, r=1, task_type="SEQ_CLS", bias="lora_only")
     adapter = read_adapter(tmp_path)
-    assert set(adapter.specs) == {"m.weight", "t.weight", "classifier.weight", "m.bias"}
-    assert adapter.products["t.weight"].delta(0, 2).tolist() == [5, 10]
-    assert adapter.replaced["classifier.weight"].read(0, 1).tolist() == [7]
-    assert adapter.replaced["m.bias"].read(0, 1).tolist() == [9]
+    assert set(adapter.specs) == {"m.weight", "classifier.weight", "m.bias"}
+    assert [adapter.replaced[name].read(0, 1).tolist() for name in ("classifier.weight", "m.bias")] == [[7], [9]]
 
 
-def test_heads_of_older_adapters_need_no_modules_to_save(tmp_path: Path) -> None:
-    tensors = {**PAIR, "score.weight": [[1.0]], "pre_classifier.weight": [[2.0]]}
-    write(tmp_path, tensors, r=1, task_type="SEQ_CLS", modules_to_save=None)
-    assert set(read_adapter(tmp_path).replaced) == {"score.weight", "pre_classifier.weight"}
-    write(tmp_path, {**PAIR, "qa_outputs.weight": [[1.0]]}, r=1, task_type="QUESTION_ANS")
-    assert set(read_adapter(tmp_path).replaced) == {"qa_outputs.weight"}
-
-
-def test_integer_buffers_of_saved_modules_are_let_in(tmp_path: Path) -> None:
-    write(tmp_path, {**PAIR, "norm.num_batches_tracked": torch.tensor(3)}, r=1, modules_to_save=["norm"])
-    assert read_adapter(tmp_path).replaced["norm.num_batches_tracked"].spec.shape == ()
+@pytest.mark.parametrize(
+    ("whole", "options"),
+    [
+        (("score.weight", "pre_classifier.weight"), {"task_type": "SEQ_CLS", "modules_to_save": None}),
+        (("qa_outputs.weight",), {"task_type": "QUESTION_ANS"}),  # heads of older adapters
+        (("norm.num_batches_tracked",), {"modules_to_save": ["norm"]}),
+    ],
+)
+def test_tensors_that_are_stored_whole(tmp_path: Path, whole: tuple[str, ...], options: dict[str, Any]) -> None:
+    write(tmp_path, {**PAIR, **{name: torch.tensor(3 if "num" in name else 1.0) for name in whole}}, r=1, **options)
+    assert set(read_adapter(tmp_path).replaced) == set(whole)
 
 
 def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
@@ -302,6 +289,8 @@ def test_specs_files_and_where_deltas_come_from(tmp_path: Path) -> None:
     assert set(adapter.stored) == {PREFIX + name for name in tensors}
     assert [file.path.name for file in adapter.files] == ["adapter_config.json", "adapter_model.safetensors"]
     source = adapter.under({"x": "m.weight", "y": "score.weight", "z": "elsewhere"})
+    assert (set(source.specs), source.files, source.shape("z")) == ({"x", "y"}, adapter.files, None)
+    assert source.delta("z", 0, 2, base=torch.ones(2)).tolist() == [0, 0]
     assert source.origin("x") == source.origin("y") == str(tmp_path / "adapter_model.safetensors")
     assert source.origin("z") == str(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
@@ -387,7 +376,7 @@ TENSORS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({**PAIR, "n.weight": [[1.0]]}, {}, "'base_model.model.n.weight' is neither .*name it in modules_to_save"),
     ({**PAIR, "m.bias": [1.0]}, {}, "'base_model.model.m.bias' is neither"),
     ({**PAIR, "n.bias": [1.0]}, {"bias": "lora_only"}, "'base_model.model.n.bias' is neither"),
-    ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "belong to different adapters; save each in a folder"),
+    ({**PAIR, "m.lora_A.b.weight": [[1.0]]}, {}, "'base_model.model.m.lora_A.b.weight' is neither a LoRA factor nor"),
     ({**PAIR, "m.lora_embedding_A": [[1.0]], "m.lora_embedding_B": [[1.0]]}, {}, "both as an embedding and as a layer"),
     ({"m.lora_A.weight": [[1.0], [2.0]], "m.lora_B.weight": [[1.0]]}, {},
      r"ranks differ: .*\(2, 1\) .*save the adapter"),

@@ -88,16 +88,8 @@ def test_one_pickle_and_shards_of_pickles_with_tied_weights(tmp_path: Path) -> N
     assert checkpoint.aliases == {"tied": "a.weight"}
 
 
-def test_safetensors_win_over_pickles(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"not even looked at")
-    save_file(TENSORS, tmp_path / "model.safetensors")
-    check(open_checkpoint(tmp_path))
-    (tmp_path / "model.safetensors").unlink()
-    check(open_checkpoint(sharded(tmp_path)))
-
-
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pt", ".pth", ".ckpt"])
-def test_bare_files_of_each_kind(tmp_path: Path, suffix: str) -> None:
+def test_bare_files_of_each_kind(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"Weights of mine{suffix}"
     if suffix == ".safetensors":
         save_file(TENSORS, path)
@@ -108,12 +100,8 @@ def test_bare_files_of_each_kind(tmp_path: Path, suffix: str) -> None:
     assert (checkpoint.path, checkpoint.config, checkpoint.reference) == (path, None, str(path))
     # The same file, alone in a folder, under whatever name.
     check(open_checkpoint(str(tmp_path)))
-
-
-def test_a_path_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_file(TENSORS, tmp_path / "x.safetensors")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert locate("~/x.safetensors") == (tmp_path / "x.safetensors", None)
+    assert locate(f"~/{path.name}") == (path, None)
 
 
 def test_the_cache_of_the_hub_is_made_of_links(tmp_path: Path) -> None:
@@ -328,8 +316,17 @@ def linked(folder: Path) -> None:
     (folder / TWO).symlink_to("real.safetensors")
 
 
+def beside_pickles(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"not even looked at")
+
+
+def whole_beside_pickles(folder: Path) -> None:
+    only("model.safetensors")(folder)
+    beside_pickles(folder)
+
+
 NO_SIZES: tuple[object, ...] = (None, [], {"total_size": "56"}, {"total_parameters": 12})
-ACCEPTED = [linked, *(index(PLACES, metadata=metadata) for metadata in NO_SIZES)]
+ACCEPTED = [linked, beside_pickles, whole_beside_pickles, *(index(PLACES, metadata=metadata) for metadata in NO_SIZES)]
 
 
 @pytest.mark.parametrize("prepare", ACCEPTED)

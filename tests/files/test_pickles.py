@@ -483,8 +483,7 @@ def test_hostile_globals(tmp_path: Path, path: str) -> None:
         forge(tmp_path / "m.pt", f"c{module}\n{name}\n.".encode()),
         rf"m.pt asks to run {path.replace('.', '[.]')}; this is not",
     )
-    for text in (b"(i%b\n%b\n.", b"(c%b\n%b\no.", b"\x80\x04c%b\n%b\n)\x81."):
-        refused(forge(tmp_path / "m.pt", text % (module.encode(), name.encode())), "asks to run")
+    refused(forge(tmp_path / "m.pt", b"\x80\x04c%b\n%b\n)\x81." % (module.encode(), name.encode())), "asks to run")
     (tmp_path / "m.pt").write_bytes(f"c{module}\n{name}\n(tR.".encode())
     refused(tmp_path / "m.pt", "asks to run")
 
@@ -498,7 +497,7 @@ def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
     """A module whose import would leave a mark is never imported, and a call on it never made."""
     (tmp_path / "trap_of_ours.py").write_text("raise SystemExit('imported')")
     trap = b"ctrap_of_ours\nTrap\n"
-    calls = trap + b"(tR" + trap + b")\x81" + trap + b")}\x92" + b"(" + trap + b"o" + b"(itrap_of_ours\nTrap\n"
+    calls = trap + b"(tR" + trap + b")\x81" + trap + b")}\x92"
     data = b"\x80\x04](" + calls + trap + b")\x81}b" + trap + b")\x81Na" + trap + b")\x81(K\x01K\x02u" + b"e."
     refused(forge(tmp_path / "m.pt", data), "a list with no tensors")
     assert "trap_of_ours" not in sys.modules
@@ -525,19 +524,21 @@ def test_globals_that_are_looked_up_nowhere(tmp_path: Path) -> None:
         (b"\x80\x02}(K\x02u.", "ValueError"),
         (b"\x80\x04K\x01K\x02\x93.", "a class is named by something that is not text"),
         (b"\x80\x02NQ.", "a persistent id is not that of a storage"),
-        (b"Np5000000000\n.", "a memo index is out of range"),
-        (b"Np-1\n.", "a memo index is out of range"),
+        (b"Np1\n.", "opcode PUT"),
+        (b"(ios\nsystem\n.", "opcode INST"),
+        (b"(cos\nopen\no.", "asks to run os.open"),
+        (b"\x80\x02(cfoo\nbar\no.", "opcode OBJ"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", "a NoneType with no tensors"),  # 64 GiB for Python's own unpickler
         (b"\x80\x02})" + b"\x85" * 100_000 + b"Ns.", "no tensors"),  # a crash for Python's own unpickler
         (b"\x80\x02" + b"}U\x01a" * 20_000 + b"}" + b"s" * 20_000 + b".", "RecursionError"),
         (b"\x80\x02" + b"(" * 20_000 + b".", "IndexError"),
-        (b"\x80\x02N" + b"2" * 100_000 + b".", "a NoneType with no tensors"),
+        (b"\x80\x02N2.", "opcode DUP"),
         (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ValueError"),
         (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7fN.", "a NoneType with no tensors"),
         (b"\x80\x02\x8b\xff\xff\xff\x7f\x01.", "ValueError"),
-        (b"L" + b"9" * 5_000 + b"L\n.", "ValueError"),
+        (b"I" + b"9" * 5_000 + b"\n.", "ValueError"),
         (b"\x80\x02X\x02\x00\x00\x00\xff\xff.", "UnicodeDecodeError"),
-        (b"\x80\x02((dK\x01t0](K\x021(K\x01l\x85K\x010.", "a tuple with no tensors"),
+        (b"\x80\x02(K\x01t0](K\x021\x85K\x010.", "a tuple with no tensors"),
     ],
 )
 def test_broken_pickles(tmp_path: Path, data: bytes, match: str) -> None:
@@ -549,7 +550,7 @@ def test_broken_pickles(tmp_path: Path, data: bytes, match: str) -> None:
 def test_bombs_of_copies_and_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpickler, "_MOST_STEPS", 100_000)
     many = b"\x80\x02ccollections\nOrderedDict\nq\x00](" + b"NN\x86" * 20_000 + b"eq\x01"
-    for data in (many + b"h\x00h\x01\x85R" * 5_000, many + b"(h\x00h\x01o" * 5_000, b"\x80\x02" + b"]" * 200_000):
+    for data in (many + b"h\x00h\x01\x85R" * 5_000, b"\x80\x02" + b"]" * 200_000):
         refused(forge(tmp_path / "m.pt", data + b"."), "more than 100,000 steps.*save the state dict alone")
 
 

@@ -614,14 +614,3 @@ def test_a_crash_at_any_step_leaves_the_old_or_nothing_or_all(in_memory: Path) -
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("force") == 2
-
-
-# Small files
-
-
-def test_documents_are_written_once_and_in_full(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"label": "schön", "half a pair": "\ud83d"})
-    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"label": "schön", "half a pair": "\ud83d"}
-    assert "schön" in (tmp_path / "x.json").read_text(encoding="utf-8")
-    with pytest.raises(FileExistsError):
-        write_bytes(tmp_path / "x.json", b"")

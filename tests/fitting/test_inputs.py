@@ -22,13 +22,6 @@ from orthomerge.testing.settings import CLASSES, CPU, Kind, Words, make_setting
 COUNTS = {"one": 5, "two": 3, "three": 7}
 
 
-class Cut(Words):
-    """Only the first three tokens of a text."""
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return {name: tensor[:, :3] for name, tensor in super().__call__(inputs).items()}
-
-
 def texts(count: int, seed: int) -> list[Any]:
     random = np.random.default_rng(seed)
     return [" ".join(f"w{word}" for word in random.integers(0, 60, length)) for length in random.integers(1, 13, count)]
@@ -136,14 +129,6 @@ def test_features_do_not_depend_on_the_size_of_batches(kind: Kind) -> None:
     assert close.dtype == torch.float32
     assert not torch.equal(close, found)
     assert float((close - found).norm() / found.norm()) < 0.05
-
-
-def test_each_task_has_its_own_processor() -> None:
-    """Heads differ in how long texts may be: words of a longer text are cut off."""
-    examples = {task: Examples(["a b c d e"], None, "train") for task in ("long", "short")}
-    blank = {task: torch.zeros(1, 2) for task in examples}
-    inputs = prepare(examples, {"long": Words(), "short": Cut()}, blank, device=CPU)
-    assert (inputs.pool.batch(torch.tensor([0, 1]))["attention_mask"]).sum(1).tolist() == [6, 3]
 
 
 def test_some_targets_and_others_after_them() -> None:

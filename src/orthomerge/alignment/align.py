@@ -151,8 +151,7 @@ def as_saved(task: str, alignment: Alignment, old: Head, sample: torch.Tensor) -
 
 def _cast(classifier: Head | Extra, dtype: torch.dtype) -> Head | Extra:
     """The same classifier on the CPU in another dtype."""
-    head = head_of(classifier)
-    head = head.with_tensors({name: tensor.detach().to("cpu", dtype) for name, tensor in head.tensors().items()})
+    head = head_of(classifier).to("cpu", dtype)
     if isinstance(classifier, Head):
         return head
     tensors = {name: tensor.detach().to("cpu", dtype) for name, tensor in classifier.extra_tensors().items()}

@@ -88,9 +88,9 @@ class AlignedC:
         inputs = normalize(values, dim=-1) if head.normalise else values
         m, s = self._coordinates(head, inputs)
         x, target = ((inputs - m) * s).float(), teacher.to(inputs.device, torch.float32).softmax(1)
-        wide = _cast(head, torch.float64)
+        wide = head.to(torch.float64)
         W, b = first_map(wide).weight, first_map(wide).bias
-        inner = _cast(with_first_map(wide, W / s, None if b is None else b + W @ m, task=task), torch.float32)
+        inner = with_first_map(wide, W / s, None if b is None else b + W @ m, task=task).to(torch.float32)
         parameters = list(inner.tensors().values())
         name = f"the head of {task!r} diverged under aligned-c"
         self.descent(len(x)).minimise(
@@ -99,9 +99,9 @@ class AlignedC:
             count=len(x),
             name=name,
         )
-        wide = _cast(inner, torch.float64)
+        wide = inner.to(torch.float64)
         W, b = first_map(wide).weight * s, first_map(wide).bias
-        aligned = _cast(with_first_map(wide, W, None if b is None else b - W @ m, task=task), torch.float32)
+        aligned = with_first_map(wide, W, None if b is None else b - W @ m, task=task).to(torch.float32)
         require_finite(aligned.tensors().values(), name=name)
         return aligned
 
@@ -117,11 +117,6 @@ class AlignedC:
         norm = float((f - m).square().sum(1).mean().sqrt())
         # Inputs that are all the same (to rounding) have no scale.
         return m, _NORM / norm if norm > 1e-6 * float(f.norm(dim=1).max()) else 1.0
-
-
-def _cast(head: Head, dtype: torch.dtype) -> Head:
-    """A copy of the head in another dtype."""
-    return head.with_tensors({name: tensor.detach().to(dtype, copy=True) for name, tensor in head.tensors().items()})
 
 
 def _gradients(head: Head, inputs: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:

@@ -75,9 +75,8 @@ class KlProblem:
     def __init__(self, problem: Problem, *, steps: int = _STEPS, device: str = "cpu") -> None:
         self._problem, self._steps, self._device = problem, steps, device_of(device)
         head, spectrum = problem.head, problem.spectrum
-        there = head.with_tensors({name: tensor.to(self._device) for name, tensor in head.tensors().items()})
         XV, first, target = spectrum.U * spectrum.s, first_map(head)(problem.H), log_softmax(problem.Z, 1)
-        self._all = Rows(XV.to(self._device), first.to(self._device), target.to(self._device), there)
+        self._all = Rows(XV.to(self._device), first.to(self._device), target.to(self._device), head.to(self._device))
         spread = float(centred_rows(problem.head).square().mean())
         self._unit = 1 / spread if spread > 0 else spectrum.unit / len(problem.H)
 

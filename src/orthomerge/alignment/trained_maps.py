@@ -138,8 +138,7 @@ def divergence_gradient(problem: Problem, device: str) -> Gradient:
     """The gradient of Eq. 7 in M."""
     place = device_of(device)
     H, q = (values.float().to(place) for values in (problem.H, problem.Z.softmax(1)))
-    tensors = {name: tensor.detach().to(place, torch.float32) for name, tensor in problem.head.tensors().items()}
-    reader = replace(problem.head.with_tensors(tensors), normalise=False)  # H is normalised where the head does it
+    reader = replace(problem.head.to(place, torch.float32), normalise=False)  # H is normalised where the head does it
 
     def gradient(M: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return input_gradient(reader, H[rows] @ M.T, q[rows]).T @ H[rows]

@@ -14,8 +14,8 @@ from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some, summary
 from orthomerge.data.images import decode
-from orthomerge.data.raw import Key, Raw, by_split
-from orthomerge.data.rows import Rows
+from orthomerge.data.labels import Key, Raw, by_split
+from orthomerge.data.rows import KINDS, Rows, kind_of
 from orthomerge.data.tables import Columns, add_rows
 from orthomerge.data.task import Lazy
 from orthomerge.files.hub import is_hub_id
@@ -28,10 +28,11 @@ def is_saved(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def is_dataset_id(text: str) -> bool:
-    """Return whether a text has the form `org/name[:config][@revision]`."""
+def names_dataset(text: str) -> bool:
+    """Return whether a text has the form `org/name[:config][@revision]`, and not that of a file."""
     name, config, revision = _parsed(text)
-    return is_hub_id(f"{name}@{revision}" if revision else name) and (config is None or bool(config))
+    sound = is_hub_id(f"{name}@{revision}" if revision else name) and config != ""
+    return sound and kind_of(Path(text))[1] not in (*KINDS, ".npz", ".gz")
 
 
 def read_saved(folder: Path, columns: Columns) -> Raw:

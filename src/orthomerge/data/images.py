@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, some
-from orthomerge.data.raw import Key, Raw, by_split, split_named
+from orthomerge.data.labels import Key, Raw, by_split, split_named
 from orthomerge.data.task import Lazy, Split
 from orthomerge.files.raw_file import RawFile
 

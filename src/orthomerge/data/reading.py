@@ -10,10 +10,9 @@ from typing import Any, Self, cast
 import numpy as np
 
 from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError, nearest, some
-from orthomerge.data.datasets_hub import is_dataset_id, is_saved, read_hub, read_saved
+from orthomerge.data.datasets_hub import is_saved, names_dataset, read_hub, read_saved
 from orthomerge.data.images import decode, pixels, read_arrays, read_folder
-from orthomerge.data.labels import match_labels, resolve
-from orthomerge.data.raw import Key, Raw, by_split, split_named
+from orthomerge.data.labels import Key, Raw, by_split, match_labels, resolve, split_named
 from orthomerge.data.rows import KINDS, kind_of
 from orthomerge.data.tables import Columns, read_tables, split_files
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task, pick, share, stratified
@@ -94,11 +93,6 @@ def may_be_read(source: str) -> bool:
         return Path(source).expanduser().exists() or names_dataset(source)
     except (OSError, RuntimeError, ValueError):  # a name that is too long, a user without home, a null byte
         return False
-
-
-def names_dataset(source: str) -> bool:
-    """Return whether a text has the form of a dataset's name, and not that of a file."""
-    return is_dataset_id(source) and kind_of(Path(source))[1] not in (*KINDS, ".npz", ".gz")
 
 
 def _read(source: Source, columns: Columns) -> Raw:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from orthomerge.core.errors import CheckpointError, RecipeError, some
-from orthomerge.data.raw import Key
+from orthomerge.data.labels import Key
 from orthomerge.files.documents import parse_json
 
 KINDS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orthomerge.core.errors import CheckpointError, RecipeError, nearest, some
-from orthomerge.data.raw import Key, Part, Problems, Raw, split_named
+from orthomerge.data.labels import Key, Part, Problems, Raw, split_named
 from orthomerge.data.rows import KINDS, BadRowError, Rows, kind_of, open_rows
 from orthomerge.data.task import Split
 

@@ -22,7 +22,7 @@ from orthomerge.files.pickles import read_weights
 from orthomerge.files.raw_file import MemoryFile, RawFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     import torch
@@ -36,10 +36,7 @@ _BLOCK = 1 << 18  # elements of a product that are computed at a time: they stay
 _HEADS: Mapping[str, tuple[str, ...]] = {
     "SEQ_CLS": ("classifier", "score"), "TOKEN_CLS": ("classifier", "score"), "QUESTION_ANS": ("qa_outputs",),
 }  # fmt: skip
-_FACTOR = re.compile(
-    r"(?P<module>.+)\.(?:lora_(?P<side>[AB])(?:\.(?P<name>[^.]+))?\.weight"
-    r"|lora_embedding_(?P<table>[AB])(?:\.(?P<owner>[^.]+))?)"
-)
+_FACTOR = re.compile(r"(?P<module>.+)\.(?:lora_(?P<side>[AB])\.weight|lora_embedding_(?P<table>[AB]))")
 _EMBEDDING = re.compile(r".*embed[^.]*|(.*\.)?(wte|wpe|shared|lm_head)")
 
 
@@ -174,7 +171,6 @@ class _Reader:
         if not isinstance(saved, list) or not all(isinstance(name, str) and name for name in saved):
             raise CheckpointError(f"{path}: modules_to_save must be a list of names, got {saved!r}")
         self._saved = (*saved, *_HEADS.get(str(config.get("task_type")), ()))
-        self._owners: set[str] = set()  # names of adapters that were left in the keys
         self._pairs: dict[tuple[str, bool], dict[str, tuple[str, Entry]]] = {}
         self._whole: list[tuple[str, Entry]] = []
         for key, entry in stored.items():
@@ -193,13 +189,8 @@ class _Reader:
         if match is None:
             self._whole.append((key, entry))
             return
-        self._owners |= {owner for owner in (match["name"], match["owner"]) if owner}
         sides = self._pairs.setdefault((match["module"], match["table"] is not None), {})
-        side = match["side"] or match["table"]
-        if side in sides:
-            both = f"{sides[side][0]!r} and {key!r}"
-            raise self._fault(f"{both} belong to different adapters; save each in a folder of its own")
-        sides[side] = (key, entry)
+        sides[match["side"] or match["table"]] = (key, entry)
 
     def factors(self) -> dict[str, Factors]:
         """Return factors by the name of the weight that they adapt."""
@@ -243,9 +234,9 @@ class _Reader:
             parts = key.removeprefix(_PREFIX).split(".")
             if "original_module" in parts:  # the base's own copy, kept beside a trained module and never used
                 continue
-            name = ".".join(self._plain(parts))
+            name = ".".join(part for part in parts if part not in ("base_layer", "modules_to_save"))
             if any(part.startswith("lora_") for part in parts) or not self._explained(name):
-                hint = "if the layer was trained whole, name it in modules_to_save"
+                hint = "save the adapter with peft again; if the layer was trained whole, name it in modules_to_save"
                 raise self._fault(f"{key!r} is neither a LoRA factor nor accounted for by {CONFIG}; {hint}")
             if name in whole and not _same(whole[name][1], entry):
                 raise self._fault(f"{whole[name][0]!r} and {key!r} are one tensor but differ; save it again")
@@ -254,15 +245,6 @@ class _Reader:
             if shape != entry.spec.shape:
                 raise self._fault(f"{key!r} is {entry.spec.shape}, but its factors make {shape}; save it again")
         return {name: entry for name, (_, entry) in whole.items()}
-
-    def _plain(self, parts: list[str]) -> Iterator[str]:
-        """Yield the parts of a name without those of peft's wrappers."""
-        before = ""
-        for part in parts:
-            wrapper = part in ("base_layer", "modules_to_save")
-            if not wrapper and not (before == "modules_to_save" and part in self._owners):
-                yield part
-            before = part
 
     def _explained(self, name: str) -> bool:
         """Return whether the config accounts for a tensor that is stored whole."""

@@ -58,14 +58,17 @@ def publish(
         try:
             _clear(out)
             check()  # another run may have finished meanwhile
-            new = _make_working(out)
+            working = Path(tempfile.mkdtemp(prefix=_beside(out, "").name, dir=out.parent))
+            (working / WORKING).touch()
+            new = working / "new"
+            new.mkdir()
             yield new
             for path in (new, *new.rglob("*")):
                 sync(path)
             check()
             _commit(new, out, marker, unlisted)
             with suppress(OSError):
-                remove_folder(new.parent, proof=WORKING)
+                remove_folder(working, proof=WORKING)
         except BaseException as error:
             with suppress(OSError):
                 _clear(out)
@@ -211,14 +214,6 @@ def _working_folders(out: Path) -> list[Path]:
     except OSError:  # whoever writes there says what is wrong
         return []
     return [path for path in paths if path.is_dir() and not path.is_symlink()]
-
-
-def _make_working(out: Path) -> Path:
-    """Make a working folder and return the folder to fill in it."""
-    working = Path(tempfile.mkdtemp(prefix=_beside(out, "").name, dir=out.parent))
-    (working / WORKING).touch()
-    (working / "new").mkdir()
-    return working / "new"
 
 
 def _clear(out: Path) -> None:

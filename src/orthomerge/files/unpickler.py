@@ -28,9 +28,8 @@ _NOTHING_RUN: Final = "nothing was run: do not open it with torch.load either"
 
 # fmt: off
 _PUSHED = (  # opcodes that put their argument on the stack
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "NONE",
-    "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+    "INT", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "NONE", "BINSTRING", "SHORT_BINSTRING",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
 )
 # fmt: on
 
@@ -122,10 +121,7 @@ class Machine:
         self._push(tuple(reversed(items)))
 
     def _put(self, index: int | None) -> None:
-        index = len(self._memo) if index is None else index
-        if not 0 <= index < 1 << 32:
-            raise UnpicklingError("a memo index is out of range")
-        self._memo[index] = self._stack[-1]
+        self._memo[len(self._memo) if index is None else index] = self._stack[-1]
 
     def _fill(self, items: list[Any]) -> None:
         target = self._stack[-1]
@@ -135,11 +131,6 @@ class Machine:
         if not isinstance(target, dict):
             raise UnpicklingError("items are set on something that is not a mapping")
         fill(target, items[::2], items[1::2])
-
-    def _dict(self, _: object) -> None:
-        items = self._pop_mark()
-        self._push({})
-        self._fill(items)
 
     def _set_item(self, _: object) -> None:
         value, key = self._stack.pop(), self._stack.pop()
@@ -163,14 +154,6 @@ class Machine:
         self._steps += len(args) + sum(len(arg) for arg in args if isinstance(arg, list | tuple | dict))
         self._push(make(maker, args))
 
-    def _inst(self, arg: str) -> None:
-        args = self._pop_mark()
-        self._call(self._find(*arg.split(" ", 1)), tuple(args))
-
-    def _obj(self, _: object) -> None:
-        maker, *args = self._pop_mark()
-        self._call(maker, tuple(args))
-
     def _new_object(self, arguments: int) -> None:
         """Pop arguments and a class; push an object of it."""
         *_, cls = [self._stack.pop() for _ in range(arguments + 1)]
@@ -184,7 +167,7 @@ class Machine:
         elif not isinstance(target, dict | Tensor):  # those keep notes of no interest: `_metadata`, hooks
             raise UnpicklingError("state is set on something that cannot have any")
 
-    # EXT1, PERSID, NEXT_BUFFER and their like are left out on purpose.
+    # Left out on purpose: EXT1, PERSID, NEXT_BUFFER, ..., and those of protocols 0 and 1, which torch does not write.
     _ACTIONS: ClassVar[Mapping[str, Callable[[Machine, Any], object]]] = {
         **dict.fromkeys(_PUSHED, _push),
         "NEWTRUE": lambda self, _: self._push(True),
@@ -194,9 +177,7 @@ class Machine:
         "EMPTY_SET": lambda self, _: self._push([]),
         "EMPTY_DICT": lambda self, _: self._push({}),
         "TUPLE": lambda self, _: self._push(tuple(self._pop_mark())),
-        "LIST": lambda self, _: self._push(self._pop_mark()),
         "FROZENSET": lambda self, _: self._push(self._pop_mark()),
-        "DICT": _dict,
         "TUPLE1": lambda self, _: self._tuple(1),
         "TUPLE2": lambda self, _: self._tuple(2),
         "TUPLE3": lambda self, _: self._tuple(3),
@@ -208,15 +189,12 @@ class Machine:
         "MARK": _mark,
         "POP": _pop,
         "POP_MARK": _pop_mark,
-        "DUP": lambda self, _: self._push(self._stack[-1]),
-        **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _put),
-        **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda self, at: self._push(self._memo[at])),
+        **dict.fromkeys(("BINPUT", "LONG_BINPUT", "MEMOIZE"), _put),
+        **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda self, at: self._push(self._memo[at])),
         "GLOBAL": lambda self, arg: self._push(self._find(*arg.split(" ", 1))),
         "STACK_GLOBAL": lambda self, _: self._push(self._find(name=self._stack.pop(), module=self._stack.pop())),
         "BINPERSID": lambda self, _: self._push(self._persistent(self._stack.pop())),
         "REDUCE": _reduce,
-        "INST": _inst,
-        "OBJ": _obj,
         "NEWOBJ": lambda self, _: self._new_object(1),
         "NEWOBJ_EX": lambda self, _: self._new_object(2),
         "BUILD": _build,

@@ -85,4 +85,4 @@ class Divergence(Objective):
 
 def on_device(head: Head, device: torch.device) -> Head:
     """The same head in float32 on a device."""
-    return head.with_tensors({name: tensor.to(device, torch.float32) for name, tensor in head.tensors().items()})
+    return head.to(device, torch.float32)

@@ -135,6 +135,10 @@ class Head:
         head = Head.of(tensors, self.labels, activation=self.activation)
         return replace(self, output=head.output, hidden=head.hidden)
 
+    def to(self, *where: Any, **how: Any) -> Head:
+        """The same head, its tensors detached and as `Tensor.to` makes them."""
+        return self.with_tensors({name: tensor.detach().to(*where, **how) for name, tensor in self.tensors().items()})
+
     def reading_as(self, other: Head) -> Head:
         """The same layers with the kind, pooling and maximum length of another head."""
         return replace(self, kind=other.kind, pooling=other.pooling, max_length=other.max_length)
@@ -238,7 +242,6 @@ KINDS: Mapping[str, SingleLabel] = {SINGLE_LABEL: SingleLabel()}
 
 
 def head_kind(name: str) -> SingleLabel:
-    """A kind of head by its name; an unknown name offers the nearest."""
     if name not in KINDS:
         raise RecipeError(f"unknown kind of head {name!r}; {nearest(name, KINDS)}")
     return KINDS[name]
@@ -265,7 +268,6 @@ class SurgeryHead:
 
 
 def rebuild_surgery(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: str = "surgery") -> SurgeryHead:
-    """Build the classifier from a head and the saved tensors."""
     if set(tensors) != {"down", "up"}:
         raise CheckpointError(f"a {kind} module must hold 'down' and 'up', got {sorted(tensors)}; align again")
     down, up = tensors["down"], tensors["up"]

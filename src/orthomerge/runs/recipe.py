@@ -217,7 +217,7 @@ _Loader.add_implicit_resolver(
 
 def _anchored(document: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Join relative paths of a recipe to `folder`."""
-    from orthomerge.data.reading import names_dataset
+    from orthomerge.data.datasets_hub import names_dataset
     from orthomerge.files.hub import is_hub_id
 
     changed = dict(document)
