@@ -37,7 +37,6 @@ _WAY_OUT = "fetch the folder again, or merge again"
 
 
 def is_output(path: Path) -> bool:
-    """Whether a path is a folder with a manifest."""
     return (path / MANIFEST).is_file()
 
 
@@ -80,7 +79,6 @@ class _VerifiedTensors(FileTensors):
 
 
 def _encoder(folder: Path, about: Mapping[str, Any], family: Family, *, verify: bool) -> FileTensors:
-    """The encoder's files as one checkpoint, under canonical names."""
     entries: dict[str, Entry] = {}
     for name in about["files"]:
         entries |= read_safetensors(contained(folder / name, folder))
