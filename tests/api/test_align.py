@@ -20,7 +20,7 @@ from orthomerge.alignment.aligners import ALIGNERS, Alignment
 from orthomerge.alignment.linear_maps import Ridge
 from orthomerge.alignment.problem import Problem
 from orthomerge.alignment.rigid import choose_rigid
-from orthomerge.core.errors import CheckpointError, IncompatibleError, RecipeError
+from orthomerge.core.errors import CheckpointError, RecipeError
 from orthomerge.core.schema import maker_of, schema
 from orthomerge.data.reading import read_task, unlabelled_tasks
 from orthomerge.data.task import Examples, Modality, Task
@@ -396,9 +396,3 @@ def test_a_plan_lists_what_is_wrong_with_the_section(recipe: Recipe) -> None:
     ]
     assert problems(recipe, options={"x": 1})[0][1].startswith("aligner ridge: unknown option 'x'")
     assert problems(recipe, data={"two": "~nobody-of-this-name/x.csv"})[0][1].endswith("does not exist")
-
-
-def test_experts_of_other_labels_are_refused(merged: om.Model, berts: Path, data: dict[str, Any]) -> None:
-    other = om.open({"two": berts / "two"}, base=berts / "base", labels={"two": ["x", "y"]})
-    with pytest.raises(IncompatibleError, match="the expert of 'two' has other labels than the model"):
-        om.align(merged, {"two": data["two"]}, aligner="ridge", experts=other)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from orthomerge.core.adam import adamw, set_rates
+from orthomerge.core.adam import Optimiser
 from orthomerge.fitting.gates import Gates
 from orthomerge.fitting.inputs import Targets, encoded_rows
 from orthomerge.fitting.setting import Setting
@@ -76,14 +76,13 @@ class Steps:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.weights, self.optimiser = torch.empty(self.size), adamw(self.gates.groups(), CPU)
+        self.weights, self.optimiser = torch.empty(self.size), Optimiser(self.gates.groups(), CPU)
         self.gates.write(self.weights)
 
     def take(self, gradient: torch.Tensor, share: float = 1.0) -> torch.Tensor:
         """One step against the gradient [P] of the weights, at a share of the full rate."""
         self.gates.backward(gradient.clone(), self.count)
-        set_rates(self.optimiser, share)
-        self.optimiser.step()
+        self.optimiser.step(share)
         self.count += 1
         self.gates.write(self.weights, self.count)
         return self.weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.fitting.making import KINDS, shared_setting
 
-from orthomerge.data.task import Examples, Lazy
+from orthomerge.data.task import Examples
 from orthomerge.fitting import inputs as module
 from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, prepare
 from orthomerge.models.prepared import Part
@@ -20,13 +20,6 @@ from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.testing.settings import CLASSES, CPU, Kind, Words, make_setting
 
 COUNTS = {"one": 5, "two": 3, "three": 7}
-
-
-class Cut(Words):
-    """Only the first three tokens of a text."""
-
-    def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        return {name: tensor[:, :3] for name, tensor in super().__call__(inputs).items()}
 
 
 def texts(count: int, seed: int) -> list[Any]:
@@ -107,22 +100,6 @@ def test_a_pool_that_grew_is_one_that_was_made_at_once(made: Made) -> None:
     assert made.inputs.extended([]).pool is made.inputs.pool
 
 
-def test_only_the_inputs_asked_for_are_opened_again() -> None:
-    opened: list[int] = []
-
-    def load(key: int) -> Any:
-        opened.append(key)
-        return pictures(1, key)[0]
-
-    keys: Sequence[int] = range(6)
-    examples = {"one": Examples(Lazy(keys, load), None, "train")}
-    inputs = prepare(examples, {"one": PixelProcessor(16)}, {"one": torch.zeros(6, 2)}, device=CPU)
-    assert opened == list(keys)
-    raw = inputs.at({"one": torch.tensor([5, 2])}).raw("one")
-    assert opened == [*keys, 5, 2]
-    assert np.array_equal(raw[1], pictures(1, 2)[0])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_features_do_not_depend_on_the_size_of_batches(kind: Kind) -> None:
     setting = make_setting(kind, inputs=9)
@@ -136,14 +113,6 @@ def test_features_do_not_depend_on_the_size_of_batches(kind: Kind) -> None:
     assert close.dtype == torch.float32
     assert not torch.equal(close, found)
     assert float((close - found).norm() / found.norm()) < 0.05
-
-
-def test_each_task_has_its_own_processor() -> None:
-    """Heads differ in how long texts may be: words of a longer text are cut off."""
-    examples = {task: Examples(["a b c d e"], None, "train") for task in ("long", "short")}
-    blank = {task: torch.zeros(1, 2) for task in examples}
-    inputs = prepare(examples, {"long": Words(), "short": Cut()}, blank, device=CPU)
-    assert (inputs.pool.batch(torch.tensor([0, 1]))["attention_mask"]).sum(1).tolist() == [6, 3]
 
 
 def test_some_targets_and_others_after_them() -> None:

@@ -7,13 +7,14 @@ from copy import deepcopy
 
 import pytest
 import torch
+from tests.fitting.making import KINDS
 from torch import nn
 
 from orthomerge.core.errors import IncompatibleError, NumericalError
 from orthomerge.files.checkpoint import Spec
 from orthomerge.fitting.layout import FlatEncoder, Layout
 from orthomerge.models.tensors import MemoryTensors
-from orthomerge.testing.settings import Kind, make_setting
+from orthomerge.testing.settings import CPU, Kind, make_setting
 
 
 class Tied(nn.Module):
@@ -33,6 +34,15 @@ class Tied(nn.Module):
         return found
 
 
+class Halves(MemoryTensors):
+    """Every tensor in two blocks."""
+
+    def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for key, block in super().blocks():
+            for part in torch.chunk(block, 2):
+                yield key, part
+
+
 def pool(encoder: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     found: torch.Tensor = encoder(batch["ids"])
     return found
@@ -40,40 +50,30 @@ def pool(encoder: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 def test_tensors_lie_apart_and_aligned() -> None:
     layout = Layout({"a": (3, 5), "b": (), "c": (64,), "d": (0, 2), "e": (65,)})
-    assert {name: (place.start, place.stop) for name, place in layout.places.items()} == {
-        "a": (0, 15),
-        "b": (64, 65),
-        "c": (128, 192),
-        "d": (192, 192),
-        "e": (192, 257),
-    }
-    assert layout.size == 320
+    places = [(place.start, place.stop) for place in layout.places.values()]
+    assert places == [(0, 15), (64, 65), (128, 192), (192, 192), (192, 257)]
+    assert (layout.size, layout.elements) == (320, 15 + 1 + 64 + 65)
     assert Layout({}).size == 0
     tensors = {name: torch.randn(shape, dtype=torch.float64) for name, shape in layout.shapes.items()}
     flat = layout.flat({**tensors, "other": torch.ones(3)})
     assert flat.dtype == torch.float32
     for name, view in layout.views(flat):
-        assert view.shape == layout.shapes[name]
         assert torch.equal(view, tensors[name].float())
         view.zero_()
     assert torch.equal(flat, torch.zeros(320))
     stacked = dict(layout.views(torch.arange(640.0).view(2, 320)))
     assert stacked["a"].shape == (2, 3, 5)
     assert stacked["b"].tolist() == [64, 320 + 64]
-    with pytest.raises(
-        IncompatibleError, match=r"weights are missing for .*c.*; all experts must be of one architecture"
-    ):
-        layout.flat({name: tensor for name, tensor in tensors.items() if name != "c"})
+    del tensors["c"]
+    with pytest.raises(IncompatibleError, match=r"weights are missing for 'c'; all experts must be of one arch"):
+        layout.flat(tensors)
 
 
 def test_tied_parameters_scalars_and_gradients() -> None:
     torch.manual_seed(0)
     plain = Tied()
-    encoder = FlatEncoder(deepcopy(plain), pool, torch.device("cpu"))
-    assert list(encoder.layout.shapes) == ["scale", "table.weight"] or list(encoder.layout.shapes) == [
-        "table.weight",
-        "scale",
-    ]
+    encoder = FlatEncoder(deepcopy(plain), pool, CPU)
+    assert sorted(encoder.layout.shapes) == ["scale", "table.weight"]
     batch = {"ids": torch.tensor([0, 3, 3])}
     plain.eval()
     assert torch.equal(encoder.features(batch), pool(plain, batch))
@@ -93,7 +93,7 @@ def test_tied_parameters_scalars_and_gradients() -> None:
     assert encoder.weights[encoder.layout.places["scale"]].tolist() == [5.0]
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_transformer(kind: Kind) -> None:
     setting = make_setting(kind)
     encoder, expert = setting.encoder, setting.tuned("three")
@@ -120,18 +120,10 @@ def test_from_canonical_names_and_back() -> None:
     """Blocks of a stream under other names; what is no parameter is left out, and each goes into its own dtype."""
     plain = Tied()
     names = {"words": "table.weight", "factor": "scale", "offset": "shift"}
-    encoder = FlatEncoder(plain, pool, torch.device("cpu"), names)
+    encoder = FlatEncoder(plain, pool, CPU, names)
     assert encoder.names == {"words": "table.weight", "factor": "scale"}
     words = torch.arange(35.0, dtype=torch.float64).view(7, 5)
     tensors = {"words": words, "factor": torch.tensor(3.0).half(), "offset": torch.ones(7), "other": torch.ones(2)}
-
-    class Halves(MemoryTensors):
-        """Every tensor in two blocks."""
-
-        def blocks(self) -> Iterator[tuple[str, torch.Tensor]]:
-            for key, block in super().blocks():
-                for part in torch.chunk(block, 2):
-                    yield key, part
 
     flat = encoder.flat(Halves(tensors))
     assert flat[encoder.layout.places["table.weight"]].tolist() == list(range(35))
@@ -141,9 +133,7 @@ def test_from_canonical_names_and_back() -> None:
     assert found.keys() == {"words", "factor"}
     assert torch.equal(found["words"], words.bfloat16())
     assert found["factor"].dtype == torch.float32
-    with pytest.raises(
-        NumericalError, match=r"'words' does not fit into F16 after the fit \(largest magnitude 1e\+06\)"
-    ):
+    with pytest.raises(NumericalError, match=r"'words' does not fit into F16 after the fit .*magnitude 1e\+06\)"):
         encoder.tensors(torch.full_like(flat, 1e6), {"words": Spec((7, 5), "F16")})
     with pytest.raises(IncompatibleError, match="weights are missing for 'scale'"):
         encoder.flat(MemoryTensors({"words": words}))

@@ -118,29 +118,6 @@ def test_variants(options: dict[str, Any], ends: set[str]) -> None:
         assert 0 < int((moved > 1e-6).sum()) < int((delta.abs() > 1e-6).sum())
 
 
-def test_the_absorbed_model_is_the_trained_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[FeatureDistance] = []
-    before = FeatureDistance.__init__
-
-    def keep(self: FeatureDistance, *args: Any, **options: Any) -> None:
-        before(self, *args, **options)
-        made.append(self)
-
-    monkeypatch.setattr(FeatureDistance, "__init__", keep)
-    setting = make_setting("vit")
-    fitted = Moma(steps=10, batch=8, map_lr=0.02).fit(setting)
-    for task, A in made[0].maps.items():
-        torch.testing.assert_close(A.T @ A, torch.eye(WIDTH), rtol=1e-5, atol=1e-5)
-        features = encoded(setting.encoder, setting.inputs, task)
-        expected = setting.heads[task](features @ A.detach().T)
-        torch.testing.assert_close(fitted.classifiers[task](features), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_of_few_inputs_none_is_held_out() -> None:
-    fitted = Moma(steps=5, batch=8, look=5).fit(make_setting("bert", inputs=9))
-    assert "held_out" not in fitted.curve[-1]
-
-
 # The objective.
 
 

@@ -134,7 +134,7 @@ def test_fitted_as_full_experts_are(
 
 
 def test_lora_adapters_of_images_are_experts(tmp_path: Path) -> None:
-    """Modules of a ViT have other names than the tensors that transformers saves;"""
+    """Modules of a ViT have other names than the tensors that transformers saves."""
     peft = pytest.importorskip("peft")
     row = family("vit")
     base = build(str(row.architecture), "vit")

@@ -138,16 +138,6 @@ def test_the_encoder_keeps_its_modes_and_features_can_be_trained_on(bert: torch.
     assert [module.training for module in bert.modules()] == before
 
 
-def test_an_encoder_may_be_a_function(vit: torch.nn.Module) -> None:
-    parameters: dict[str, torch.Tensor] = dict(vit.named_parameters())
-    expected = one_by_one(vit, VIT, "cls", IMAGES, PIXELS)
-
-    def function(**batch: torch.Tensor) -> Any:
-        return torch.func.functional_call(vit, parameters, (), batch)
-
-    torch.testing.assert_close(digits(function).values, expected, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_autocast_is_close_and_not_the_same(bert: torch.nn.Module, precision: Any) -> None:
     narrow = film(bert, precision=precision).values

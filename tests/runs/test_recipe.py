@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from orthomerge.core.checks import parse_size
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.runs.recipe import Recipe, load_recipe_mapping, load_yaml, parse_value, read_recipe
+from orthomerge.runs.recipe import Recipe, parse_value, read_recipe
 
 FULL = """
 base: org/base@main
@@ -58,9 +57,6 @@ def test_a_full_recipe(tmp_path: Path) -> None:
     assert (recipe.out, recipe.dtype, recipe.max_shard_size) == (str(tmp_path / "out"), "bfloat16", "100MiB")
     assert (recipe.seed, recipe.ignore, recipe.missing) == (7, ("x.*",), "base")
     assert (recipe.check_base, recipe.vector, recipe.family) == (False, None, None)
-
-
-def test_the_least_recipe(tmp_path: Path) -> None:
     assert read(tmp_path, "experts: {a: org/a}") == Recipe({"a": "org/a"})
 
 
@@ -150,21 +146,6 @@ def test_a_recipe_through_a_pipe(tmp_path: Path) -> None:
     os.close(reading)
 
 
-def test_any_damage_is_refused_or_harmless(tmp_path: Path) -> None:
-    draw, content = random.Random(0), FULL.encode()
-    signs = b"[]{}:,!&*?|>%@`'\"#-\n\t \x00\xff019~<=+._"
-    refused = 0
-    for _ in range(300):
-        damaged = bytearray(content)
-        for _ in range(draw.randrange(1, 4)):
-            damaged[draw.randrange(len(damaged))] = draw.choice(signs)
-        try:
-            read(tmp_path, bytes(damaged))
-        except RecipeError:
-            refused += 1
-    assert refused > 100
-
-
 # Content
 
 WRONG: dict[str, tuple[str, str]] = {
@@ -244,15 +225,3 @@ def test_values_of_the_command_line(text: str, expected: object) -> None:
 def test_values_that_cannot_be_read(text: str) -> None:
     with pytest.raises(RecipeError, match=r"cannot read the value '.*; write it as YAML, for example 0.3, true or \["):
         parse_value(text)
-
-
-def test_plain_mappings(tmp_path: Path) -> None:
-    path = write(tmp_path, "experts: {a: {path: x}}\nother: [1, {b: 2}]")
-    assert load_yaml(path) == {"experts": {"a": {"path": "x"}}, "other": [1, {"b": 2}]}
-    assert load_recipe_mapping(path)["other"] == [1, {"b": 2}]  # unknown keys are for `build` to refuse
-
-
-def test_a_config_of_mergekit_is_a_recipe_too(tmp_path: Path) -> None:
-    text = "merge_method: task_arithmetic\nbase_model: org/base\nmodels:\n- {model: org/a, parameters: {weight: 0.4}}"
-    recipe = read(tmp_path, text)
-    assert (recipe.method, recipe.base, len(recipe.experts)) == ("task_arithmetic", "org/base", 1)

@@ -24,6 +24,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
+BASES = {"words": "bert", "levels": "vit"}  # of the two tasks
 COUNTS: dict[Split, int] = {"train": 96, "val": 32}
 
 
@@ -124,6 +125,18 @@ def levels() -> Task:
     return pixels_task("levels", (60, 190))
 
 
+@pytest.fixture(params=BASES)
+def task(request: pytest.FixtureRequest) -> Task:
+    """Texts, then images."""
+    chosen: Task = request.getfixturevalue(request.param)
+    return chosen
+
+
+@pytest.fixture
+def base(task: Task, bases: Path) -> Path:
+    return bases / BASES[task.name]
+
+
 @pytest.fixture(scope="session")
 def processors() -> dict[str, Any]:
     return {"text": Words(), "image": Pixels()}
@@ -134,7 +147,6 @@ def tune(bases: Path, processors: dict[str, Any]) -> Callable[..., dict[str, flo
     """`tune(task, out, mode=..., ...)`: quick settings, each of which can be replaced."""
 
     def tuner(task: Task, out: Path, *, more: dict[str, Any] | None = None, **settings: Any) -> dict[str, float]:
-        # Text: a random encoder's first token tells little, the mean of all tells much.
         quick: dict[str, Any] = {"epochs": 3.0, "batch": 16, "lr": 3e-3, "head_lr": 1e-2, "device": "cpu"}
         base = bases / ("bert" if task.modality == "text" else "vit")
         options: dict[str, Any] = {"base": base, "processor": processors[task.modality], **(more or {})}

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.data.task import Examples, Task
-from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune_jointly
 from orthomerge.tuning.settings import Tuning
 
@@ -64,14 +63,6 @@ def test_heads_differ_and_the_encoder_is_one(
     config = json.loads((tmp_path / "mtl" / "three" / "config.json").read_text())
     assert config["id2label"] == {"0": "bright", "1": "never", "2": "dark"}
     assert (config["orthomerge"]["task"], config["orthomerge"]["mode"]) == ("three", "multitask")
-    with quiet():
-        from transformers import ViTForImageClassification
-
-        model = ViTForImageClassification.from_pretrained(tmp_path / "mtl" / "two").eval()
-    with torch.no_grad():
-        logits = model(**processors["image"](tasks["two"]["val"].inputs)).logits
-    right = logits.argmax(1) == torch.as_tensor(tasks["two"]["val"].labels)
-    assert float(right.float().mean()) == pytest.approx(metrics["two"]["val_accuracy"])
 
 
 def test_a_killed_run_goes_on_to_the_same_result(

@@ -13,11 +13,8 @@ from benchmarks.tangent import (
     TITLES,
     Outcome,
     claim,
-    curve_table,
     digits_study,
-    result_table,
     run,
-    shared_texts,
 )
 
 from orthomerge.data.task import Examples, Task
@@ -80,15 +77,6 @@ def test_some_modes_alone() -> None:
     assert claim({"tau_jp": found["tau_jp"][:1]}).endswith("The claim: not tested.")
 
 
-def test_tables() -> None:
-    found = outcomes(0.25, 0.5, 0.75)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result_table(found).splitlines()]
-    assert rows[0] == ["", "lambda", "a", "b", "mean"]
-    assert ["ordinary: merged", "1", *["25.0 ± 0.0"] * 3] in rows
-    assert ["tau-Jp: merged, chosen", "0.3", *["100.0 ± 0.0"] * 3] in rows
-    assert curve_table(found).splitlines()[-1].split("|")[-2].strip() == "75.0 ± 0.0"
-
-
 def first(task: Task, count: int) -> Task:
     """A task with only the first inputs of every split."""
     splits = {}
@@ -115,16 +103,3 @@ def test_a_small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert set(outcome.val) == {0.3, 1.0}
         assert {len(right) for scored in outcome.merged.values() for right in scored.values()} == {32}
     assert "tau-Jp against linearised" in claim(found)
-
-
-def texts(name: str, **splits: list[str]) -> Task:
-    parts = {split: Examples(inputs, None, "train") for split, inputs in splits.items()}
-    return Task(name, ("a", "b"), "text", parts)
-
-
-def test_texts_that_tasks_share() -> None:
-    tasks = {"a": texts("a", train=["One", "two"], test=["x"]), "b": texts("b", train=["y"], test=["one ", "three"])}
-    assert shared_texts(tasks) == (
-        "texts that two of them share: a and b 1. Of the test inputs 1 are training inputs of another task."
-    )
-    assert shared_texts({"a": tasks["a"]}) == "no two have a text in common."

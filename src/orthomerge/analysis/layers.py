@@ -147,7 +147,7 @@ def _readers(model: Model, heads: Mapping[str, Head]) -> dict[str, Head]:
 
 
 def layer_states(
-    encoder: Encoder,
+    encoder: torch.nn.Module,
     family: Family,
     pooling: str,
     examples: Examples,

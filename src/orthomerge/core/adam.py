@@ -32,16 +32,40 @@ class Adam:
             values.addcdiv_(self._first, root, value=-lr / (1 - _BETA_1**self.steps))
 
 
-def adamw(groups: Sequence[Mapping[str, Any]], device: torch.device) -> torch.optim.AdamW:
-    """AdamW over groups with `params`, `lr` and where wanted `weight_decay` and `eps`; fused on a GPU."""
-    rated = [{**group, "rate": group["lr"]} for group in groups]
-    return torch.optim.AdamW(rated, weight_decay=0.0, fused=device.type == "cuda")
+class Optimiser:
+    """AdamW of torch over groups with `params`, `lr` and where wanted `weight_decay` and `eps`; fused on a GPU.
 
+    `values`: the parameters of all groups, in order.
+    """
 
-def set_rates(optimiser: torch.optim.AdamW, share: float) -> None:
-    """Set the learning rate of every group to a share of its full rate."""
-    for group in optimiser.param_groups:
-        group["lr"] = group["rate"] * share
+    def __init__(self, groups: Sequence[Mapping[str, Any]], device: torch.device) -> None:
+        rated = [{**group, "rate": group["lr"]} for group in groups]
+        self._adamw = torch.optim.AdamW(rated, weight_decay=0.0, fused=device.type == "cuda")
+        self.values: list[torch.Tensor] = [value for group in groups for value in group["params"]]
+
+    def clear(self) -> None:
+        """Remove all gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def step(self, share: float = 1.0) -> None:
+        """One step at a share of the full learning rates; values without a gradient stay as they are."""
+        for group in self._adamw.param_groups:
+            group["lr"] = group["rate"] * share
+        self._adamw.step()
+
+    def state(self) -> dict[str, Any]:
+        """Values and moments, from which a killed run continues."""
+        return {"values": [value.detach() for value in self.values], "moments": self._adamw.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.restore(state["values"])
+        self._adamw.load_state_dict(state["moments"])
+
+    @torch.no_grad()
+    def restore(self, values: Sequence[torch.Tensor]) -> None:
+        """Replace the values."""
+        for own, value in zip(self.values, values, strict=True):
+            own.copy_(value)
 
 
 def rate_share(step: int, steps: int, *, warmup: float = 0.0) -> float:

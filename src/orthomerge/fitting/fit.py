@@ -34,7 +34,7 @@ from orthomerge.models.tensors import MemoryTensors
 from orthomerge.models.writing import plain, versions
 
 _SAMPLE = 256  # inputs on which the rounding of a head is measured
-_STATE = 4  # version of the state on disk; other versions are ignored
+_STATE = 5  # version of the state on disk; other versions are ignored
 _BETWEEN = 60.0  # seconds between two states on disk
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from orthomerge.core.adam import adamw, rate_share, set_rates
+from orthomerge.core.adam import Optimiser, rate_share
 from orthomerge.core.checks import at_least_one, positive
 from orthomerge.core.device import enough_memory
 from orthomerge.core.errors import NumericalError, RecipeError
@@ -25,7 +25,7 @@ from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, features_
 from orthomerge.fitting.objective import Objective
 from orthomerge.fitting.setting import Setting
 
-_STATE = {"step", "trained", "optimiser", "course", "seconds"}
+_STATE = {"step", "optimiser", "course", "seconds"}
 
 
 @dataclass
@@ -77,8 +77,7 @@ class _Run:
     def __post_init__(self) -> None:
         self._order = Order(self.inputs, self.loop.batch, self.setting.seed)
         groups = [*self.gates.groups(), {"params": self.objective.parameters, "lr": self.objective.lr}]
-        self._optimiser = adamw(groups, self.setting.device)
-        self._trained: list[torch.Tensor] = [each for group in groups for each in group["params"]]
+        self._optimiser = Optimiser(groups, self.setting.device)
         self._course, self._losses = Course(), list[torch.Tensor]()
         self._started = self._saved = time.monotonic()
 
@@ -100,7 +99,7 @@ class _Run:
                         break
                     self._save(step)
         if loop.best and self._course.kept is not None:
-            self._restore(self._course.kept)
+            self._optimiser.restore(self._course.kept)
         self.gates.write(weights, step)
         return self._course
 
@@ -109,8 +108,7 @@ class _Run:
         targets = {task: self.inputs.targets[task].at(places) for task, places in self._order.at(step).items()}
         self._losses.append(backward(self.setting, self.objective, self.inputs, targets))
         self.gates.backward(encoder.gradient, step)
-        set_rates(self._optimiser, self.loop.share(step))
-        self._optimiser.step()
+        self._optimiser.step(self.loop.share(step))
         self.gates.write(encoder.weights, step + 1)
 
     def _look(self, step: int) -> None:
@@ -127,7 +125,7 @@ class _Run:
             if step and row["held_out"] < course.least:
                 course.least, course.best_step, course.waited = row["held_out"], step, 0
                 if loop.best:
-                    course.kept = [each.detach().clone() for each in self._trained]
+                    course.kept = [value.detach().clone() for value in self._optimiser.values]
             elif step:
                 course.waited += 1
         row |= {**self.gates.measures(), **self.objective.measures()}
@@ -136,18 +134,12 @@ class _Run:
         left = f", {seconds / step * (loop.steps - step):.0f} s left" if step else ""
         self.setting.say(f"step {step} of {loop.steps}: {words}{left}")
 
-    def _restore(self, values: list[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for trained, value in zip(self._trained, values, strict=True):
-                trained.copy_(value)
-
     def _resume(self) -> int:
         """Restore the state of a killed run; return the number of steps that it has taken."""
         state = None if self.setting.state is None else self.setting.state.read()
         if state is None or not state.keys() >= _STATE:
             return 0
-        self._restore(state["trained"])
-        self._optimiser.load_state_dict(state["optimiser"])
+        self._optimiser.load(state["optimiser"])
         self._course = Course(**state["course"])
         self._started -= state["seconds"]
         return int(state["step"])
@@ -157,13 +149,8 @@ class _Run:
         if self.setting.state is None or now - self._saved < self.setting.every:
             return
         self._saved = now
-        state = {
-            "step": step,
-            "trained": [each.detach() for each in self._trained],
-            "optimiser": self._optimiser.state_dict(),
-            "course": vars(self._course),
-            "seconds": now - self._started,
-        }
+        optimiser, course = self._optimiser.state(), vars(self._course)
+        state = {"step": step, "optimiser": optimiser, "course": course, "seconds": now - self._started}
         self.setting.state.write(state)
 
 

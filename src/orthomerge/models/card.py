@@ -61,7 +61,6 @@ def _header(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def _about(manifest: dict[str, Any]) -> str:
-    """How the model was made, and its tasks."""
     method, experts, heads = manifest["method"], manifest["inputs"]["experts"], manifest["heads"]
     options = ", ".join(f"{_text(name)} = {_text(value)}" for name, value in method["parameters"].items()) or "none"
     poolings = ", ".join(dict.fromkeys(head["pooling"] for head in heads.values()))
@@ -117,7 +116,6 @@ _ACCESS = {
 
 
 def _data(manifest: dict[str, Any]) -> str:
-    """Inputs that the merge, and the alignment of its heads, were fitted to."""
     rows = [
         (verb, _text(task), _text(manifest[block]["split"]), _text(row["inputs"]), f"`{_digest(row.get('data'))}`")
         for block, verb in (("fit", "merge"), ("alignment", "heads"))
@@ -175,7 +173,6 @@ def _limits(manifest: dict[str, Any]) -> str:
 
 
 def _entries(manifest: dict[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Base and experts by their roles."""
     inputs = manifest["inputs"]
     return {"base": inputs["base"], **{f"expert {_text(task)}": entry for task, entry in inputs["experts"].items()}}
 

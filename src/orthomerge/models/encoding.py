@@ -7,7 +7,7 @@ model alone did 20,800 and the tokenizer 19,000).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -104,7 +104,7 @@ def predict(
 
 
 def extract(
-    encoder: torch.nn.Module | Callable[..., Any],
+    encoder: torch.nn.Module,
     family: Family,
     pooling: str,
     examples: Examples,
@@ -115,8 +115,7 @@ def extract(
 ) -> Features:
     """Features of all examples, in float32 on the CPU, with their labels; the cache is not used.
 
-    A module is moved to the device and run in eval mode; its modes are restored. The parameters of a function must be
-    on the device already.
+    The encoder is moved to the device and run in eval mode; the mode of each submodule is restored.
     """
     import torch
 
@@ -132,8 +131,15 @@ def extract(
     with narrow, _evaluating(encoder, device):  # around the whole pass, so that weights are cast once
         processed = batches(examples, processor, how.batch, order=order)
         for rows, inputs in zip(torch.split(torch.tensor(order), how.batch), processed, strict=True):
-            with mode():
-                features = _forward(encoder, family, pooling, inputs, device, task)
+            if "input_ids" in inputs and "attention_mask" not in inputs:
+                raise RecipeError(
+                    f"a batch of {task!r} has 'input_ids' without 'attention_mask', so padding would count as text; "
+                    "let the tokenizer return the mask"
+                )
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+            with mode(), enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
+                on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
+                features = family.features(encoder, on_device, pooling)
             width = values.shape[1] or "d"
             if features.ndim != 2 or len(features) != len(rows) or width not in ("d", features.shape[1]):
                 raise IncompatibleError(
@@ -158,33 +164,11 @@ def _order(examples: Examples, processor: Processor) -> list[int]:
     return sorted(range(len(examples)), key=lambda row: -len(examples.inputs[row]))
 
 
-def _forward(
-    encoder: torch.nn.Module | Callable[..., Any],
-    family: Family,
-    pooling: str,
-    inputs: Mapping[str, torch.Tensor],
-    device: torch.device,
-    task: str,
-) -> torch.Tensor:
-    """The features of one batch, on the device."""
-    if "input_ids" in inputs and "attention_mask" not in inputs:
-        raise RecipeError(
-            f"a batch of {task!r} has 'input_ids' without 'attention_mask', so padding would count as text; let the "
-            "tokenizer return the mask"
-        )
-    shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
-    with enough_memory(f"inputs of {task!r} ({shapes})", "give a smaller batch"):
-        return family.features(encoder, {name: tensor.to(device) for name, tensor in inputs.items()}, pooling)
-
-
 @contextmanager
-def _evaluating(encoder: object, device: torch.device) -> Iterator[None]:
+def _evaluating(encoder: torch.nn.Module, device: torch.device) -> Iterator[None]:
     """Move a module to the device and into eval mode; restore the mode of each submodule afterwards."""
     import torch
 
-    if not isinstance(encoder, torch.nn.Module):
-        yield
-        return
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.to(device).eval()
     try:

@@ -23,7 +23,6 @@ class Experts(Opened):
 
     @cached_property
     def base(self) -> Model:
-        """The base, without heads of its own."""
         return self.model(self.tensors(""), {}, Origin({"method": {"name": "base", "parameters": {}}}))
 
     @cached_property

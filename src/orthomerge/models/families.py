@@ -189,7 +189,6 @@ FAMILIES: Mapping[str, Family] = {row.name: row for row in _ROWS}
 
 
 def family(name: str) -> Family:
-    """A family by its name in the table."""
     if name == "generic":
         raise RecipeError("family 'generic' must be described: give `encoder_prefix` and the `head` of each expert")
     if name not in FAMILIES:

@@ -49,7 +49,6 @@ class Features:
 
     @classmethod
     def of(cls, values: torch.Tensor, examples: Examples, task: str) -> Features:
-        """Features of examples, with their labels."""
         import torch
 
         labels = None if examples.labels is None else torch.tensor(examples.labels, dtype=torch.int64)

@@ -242,7 +242,6 @@ KINDS: Mapping[str, SingleLabel] = {SINGLE_LABEL: SingleLabel()}
 
 
 def head_kind(name: str) -> SingleLabel:
-    """A kind of head by its name; an unknown name offers the nearest."""
     if name not in KINDS:
         raise RecipeError(f"unknown kind of head {name!r}; {nearest(name, KINDS)}")
     return KINDS[name]
@@ -269,7 +268,6 @@ class SurgeryHead:
 
 
 def rebuild_surgery(head: Head, tensors: Mapping[str, torch.Tensor], *, kind: str = "surgery") -> SurgeryHead:
-    """Build the classifier from a head and the saved tensors."""
     if set(tensors) != {"down", "up"}:
         raise CheckpointError(f"a {kind} module must hold 'down' and 'up', got {sorted(tensors)}; align again")
     down, up = tensors["down"], tensors["up"]

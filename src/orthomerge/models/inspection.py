@@ -45,7 +45,6 @@ def inspect_checkpoint(reference: str, *, headers: bool = False) -> dict[str, An
 
 
 def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
-    """A merged model, by its manifest and the headers of its encoder."""
     manifest, model = read_manifest(folder), read_model(folder, verify=False)
     inputs, specs = manifest["inputs"], model.weights.specs
     document: dict[str, Any] = {
@@ -71,7 +70,6 @@ def _describe_output(folder: Path, *, headers: bool) -> dict[str, Any]:
 
 
 def _counts(specs: Iterable[Spec]) -> dict[str, Any]:
-    """Number of parameters, and of tensors of each dtype."""
     specs = list(specs)
     parameters = sum(spec.numel for spec in specs if is_float(spec.dtype))
     return {"parameters": parameters, "dtypes": dict(Counter(spec.dtype for spec in specs))}

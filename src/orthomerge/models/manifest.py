@@ -278,13 +278,11 @@ def read_local(folder: Path) -> dict[str, Any]:
 
 
 def _current_path(place: Mapping[str, str], folder: Path) -> str:
-    """Where an input is now: at its absolute path, else at its path relative to the output."""
     paths = [os.path.abspath(folder / place[kind]) for kind in ("absolute", "relative") if kind in place]
     return next((path for path in paths if Path(path).exists()), paths[0])
 
 
 def short_hashes(examples: Examples) -> tuple[str, ...]:
-    """One hash per input, in order."""
     contents = (
         item.encode() if isinstance(item, str) else np.ascontiguousarray(item).tobytes() for item in examples.inputs
     )

@@ -195,7 +195,6 @@ class ModelData:
         return self.heads[task]
 
     def with_heads(self, heads: Mapping[str, Head | Extra], origin: Origin | None = None) -> Self:
-        """The same encoder with other heads."""
         return replace(self, heads=dict(heads), origin=origin or self.origin)
 
     def linearised(self, base: ModelData) -> Self:

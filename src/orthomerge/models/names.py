@@ -126,7 +126,6 @@ def vision_names(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _converted(name: str, entry: Entry) -> dict[str, Entry]:
-    """One tensor of open_clip's as one or three of transformers'; none if it is not known."""
     if name == "proj":
         return {"visual_projection.weight": entry.transposed()}
     fused = _FUSED.fullmatch(name)

@@ -72,7 +72,6 @@ class MultiHead(nn.Module):
 
 
 def _plain(name: str) -> str:
-    """A name that a module may have for a part."""
     return name.replace(".", "__")
 
 

@@ -57,7 +57,6 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """Size of the kept inputs."""
         return sum(tensor.nbytes for tensor in (self.kept or {}).values())
 
     @cached_property
@@ -190,5 +189,4 @@ def _stacked(parts: Sequence[Mapping[str, torch.Tensor]], processor: Processor) 
 
 
 def _pads_left(processor: Processor) -> bool:
-    """Whether texts are padded before their first token."""
     return isinstance(processor, TextProcessor) and getattr(processor.tokenizer, "padding_side", "right") == "left"

@@ -205,7 +205,7 @@ def _vocabulary_problems(where: str, base: Path, expert: Path) -> Iterator[Probl
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether a file is there, and is none that the writer of the output refuses to copy."""
+    """Whether a file exists, and is one that the writer of the output copies."""
     return path.is_file() and not leaves(path, path.parent) and path.stat().st_size <= _MOST_BYTES
 
 

@@ -86,7 +86,6 @@ def send(upload: Upload) -> str:
 
 
 def _additions(upload: Upload) -> Iterator[Any]:
-    """One operation per file, of the bytes that were verified."""
     from huggingface_hub import CommitOperationAdd
 
     for name, expected in upload.hashes.items():

@@ -69,7 +69,6 @@ class Opened:
 
     @property
     def parts(self) -> Parts:
-        """Base and experts, split; an error if there are problems."""
         self.check()
         if self.partial is None:
             raise AssertionError("experts without problems are opened")
@@ -129,7 +128,6 @@ class Opened:
 
     @contextmanager
     def _collecting(self, where: str) -> Iterator[None]:
-        """Turn an error into a problem."""
         try:
             yield
         except OrthomergeError as error:
@@ -153,7 +151,6 @@ class Opened:
         return None if family is None else self._compare(base, opened, family)
 
     def _base(self, opened: Mapping[str, Checkpoint | Adapter]) -> Checkpoint | None:
-        """The base; where none is named, the first expert."""
         with self._collecting("base"):
             if "" in self.live:
                 return live_checkpoint("base", self.live[""])

@@ -161,7 +161,6 @@ def specs_of(source: Checkpoint | Adapter) -> dict[str, Spec]:
 
 
 def _outer_wrapper(specs: Iterable[str]) -> str:
-    """The wrappers that all tensors share."""
     outer, keys = "", list(specs)
     while keys and (next_ := next((w for w in _WRAPPERS if all(key.startswith(outer + w) for key in keys)), None)):
         outer += next_

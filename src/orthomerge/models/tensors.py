@@ -63,7 +63,6 @@ class FileTensors:
                 yield key, entry.read(start, min(start + step, spec.numel))
 
     def entry(self, key: str) -> Entry:
-        """Where a tensor lies."""
         checkpoint, name = self.places[key]
         return checkpoint.entry(name)
 
@@ -135,7 +134,6 @@ class HashedTensors:
             yield key, block
 
     def digest(self) -> str:
-        """The hash, once all blocks have passed."""
         return self._hasher.digest()
 
 

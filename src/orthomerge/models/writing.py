@@ -76,7 +76,6 @@ def write_model(
 
 
 def _inputs(model: ModelData) -> list[Path]:
-    """Files and folders that the model was made from or takes something from."""
     experts = model.origin.experts
     opened = [] if experts is None else experts.checkpoints().values()
     places = [place for place in map(Path, model.origin.places.values()) if place.exists()]
@@ -129,7 +128,6 @@ def _fill(model: ModelData, folder: Path, *, out: Path, most: int, progress: Pro
 
 
 def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]:
-    """The encoder's blocks, hashed as the one file that they could be."""
     hashed = HashedTensors(model.weights, model.family.prefix)
     for key, block in hashed.blocks():
         yield model.family.prefix + key, block
@@ -137,7 +135,6 @@ def _stream(model: ModelData) -> Generator[tuple[str, torch.Tensor], None, None]
 
 
 def _main_dtype(specs: Iterable[Spec]) -> str:
-    """The dtype of most floating-point tensors."""
     dtypes = [spec.dtype for spec in specs if is_float(spec.dtype)]
     return max(sorted(set(dtypes)), key=dtypes.count) if dtypes else "F32"
 

@@ -58,7 +58,6 @@ def zero_shot_head(folder: Path, classes: Sequence[str], templates: Sequence[str
 
 
 def _tower(folder: Path) -> tuple[Any, torch.Tensor]:
-    """The text tower, and the logit scale s."""
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config or {}
     names = [name for name in checkpoint if name.startswith(("text_model.", "text_projection."))]
@@ -87,7 +86,6 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _encode(model: Any, tokenizer: Any, prompts: list[str]) -> torch.Tensor:
-    """Text features [T, d], before normalising."""
     with quiet():
         tokens = tokenizer(prompts, padding=True, return_tensors="pt")
     most = model.config.max_position_embeddings

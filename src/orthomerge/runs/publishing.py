@@ -13,7 +13,7 @@ from orthomerge.core.version import VERSION
 from orthomerge.evaluation.records import Record
 from orthomerge.evaluation.scores import DERIVED, RECORDS
 from orthomerge.files.documents import write_json
-from orthomerge.files.folders import LOCAL, MANIFEST, RUN, claim, drop, names_in, ours_in
+from orthomerge.files.folders import LOCAL, RUN, claim, drop, names_in, ours_in
 from orthomerge.files.publish import publish
 from orthomerge.files.raw_file import RawFile
 from orthomerge.files.replacing import remove_file, replace_file
@@ -46,8 +46,7 @@ def is_same_model(content: Path, target: Path) -> bool:
         files, own = (dict(read_manifest(folder)["files"]) for folder in (target, content))
         for table in (files, own):
             table.pop(README, None)
-        names = {name for name in names_in(content) if name not in (README, MANIFEST, LOCAL)}
-        return names == files.keys() and files == own and all(_is_same(content / name, target / name) for name in names)
+        return files == own and all(_is_same(content / name, target / name) for name in own)
     except (OSError, CheckpointError):
         return False
 

@@ -34,7 +34,9 @@ class Align:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        _check_inputs(self, "nothing to align on: give the inputs of at least one task")
+        if not self.data:
+            raise RecipeError("nothing to align on: give the inputs of at least one task as 'data'")
+        at_least_one(limit=self.limit)
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,10 @@ class Fit:
     save_every: float | None = None
 
     def __post_init__(self) -> None:
-        _check_inputs(self, "nothing to fit to: give the inputs of every task")
+        if not self.data:
+            raise RecipeError("nothing to fit to: give the inputs of every task as 'data'")
+        at_least_one(limit=self.limit)
         not_negative(save_every=self.save_every or 0)
-
-
-def _check_inputs(section: Align | Fit, empty: str) -> None:
-    if not section.data:
-        raise RecipeError(f"{empty} as 'data'")
-    if section.split not in ("train", "val", "test"):
-        raise RecipeError(f"'split' must be train, val or test, got {section.split!r}")
-    at_least_one(limit=section.limit)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ inputs are those given, without ImageNet.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orthomerge.core.adam import adamw, rate_share, set_rates
+from orthomerge.core.adam import Optimiser, rate_share
 from orthomerge.core.device import derive, enough_memory
 from orthomerge.core.errors import NumericalError
 from orthomerge.files.run_state import RunState
@@ -99,13 +99,11 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
     """
     settings, steps = run.settings, run.steps
     optimiser = _optimiser(model, run)
-    trained = dict(_trained(model))
     epoch = step = 0
     metrics: list[dict[str, float]] = []
     if saved is not None:
         epoch, step = saved["epoch"], saved["step"]
-        model.load_state_dict(saved["weights"], strict=False)
-        optimiser.load_state_dict(saved["optimiser"])
+        optimiser.load(saved["optimiser"])
     with run.enough_memory():
         while step < steps:
             torch.manual_seed(derive(settings.seed, "dropout", epoch))  # a resumed run draws the same from here on
@@ -121,12 +119,11 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
                     loss = nn.functional.cross_entropy(logits, labels)
                     penalty = _penalty(model, run, step)
                     loss = loss + settings.penalty * penalty
-                set_rates(optimiser, rate_share(step, steps, warmup=settings.warmup))
-                optimiser.zero_grad(set_to_none=True)
+                optimiser.clear()
                 loss.backward()  # type: ignore[no-untyped-call]
                 if settings.clip:
-                    nn.utils.clip_grad_norm_(trained.values(), settings.clip)
-                optimiser.step()
+                    nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+                optimiser.step(rate_share(step, steps, warmup=settings.warmup))
                 step += 1
                 tally.add(number, len(labels), loss, (logits.argmax(1) == labels).sum(), penalty)
                 if step % _EVERY == 0:
@@ -136,10 +133,9 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
             tally.report(step, scores)
             metrics = tally.metrics(scores)
             if run.state is not None and step < steps:
-                weights = {name: parameter.detach() for name, parameter in trained.items()}
-                run.state.write({"epoch": epoch, "step": step, "weights": weights, "optimiser": optimiser.state_dict()})
+                run.state.write({"epoch": epoch, "step": step, "optimiser": optimiser.state()})
     # The last loss was computed before the last step.
-    if not all(bool(parameter.isfinite().all()) for parameter in trained.values()):
+    if not all(bool(value.isfinite().all()) for value in optimiser.values):
         raise NumericalError(f"task {run.title!r}: weights are no numbers after step {steps} of {steps}; lower 'lr'")
     return metrics
 
@@ -173,7 +169,7 @@ def fit_head(model: Model, run: Run, number: int) -> None:
     features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
     head = model.heads[number]
     group = {"params": [*head.parameters()], "lr": settings.head_lr, "weight_decay": settings.weight_decay}
-    optimiser = adamw([group], run.device)
+    optimiser = Optimiser([group], run.device)
     for step in range(steps):
         epoch, at = divmod(step, per_epoch)
         if at == 0:
@@ -182,11 +178,10 @@ def fit_head(model: Model, run: Run, number: int) -> None:
         loss = nn.functional.cross_entropy(head(features[rows]), labels[rows])
         if step % _EVERY == 0 or step + 1 == steps:
             run.check(loss.item(), f"step {step + 1} of {steps} of the head's own")
-        set_rates(optimiser, rate_share(step, steps, warmup=settings.warmup))
-        optimiser.zero_grad(set_to_none=True)
+        optimiser.clear()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
+        optimiser.step(rate_share(step, steps, warmup=settings.warmup))
+    optimiser.clear()
 
 
 class _Tally:
@@ -238,18 +233,16 @@ def _penalty(model: Model, run: Run, step: int) -> torch.Tensor:
     return (change.square().sum(1) + _EPS).sqrt().mean()
 
 
-def _optimiser(model: Model, run: Run) -> torch.optim.AdamW:
+def _optimiser(model: Model, run: Run) -> Optimiser:
     """AdamW over four groups: encoder and head, with decay (matrices) and without (vectors)."""
     settings = run.settings
     head_rate = settings.lr if settings.mode == "head_first" else settings.head_lr
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in _trained(model):
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         rate = head_rate if name.startswith("heads.") else settings.lr
         decay = settings.weight_decay if parameter.ndim > 1 else 0.0
         groups.setdefault((rate, decay), []).append(parameter)
     listed = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
-    return adamw(listed, run.device)
-
-
-def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return Optimiser(listed, run.device)
