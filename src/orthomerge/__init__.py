@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orthomerge.alignment.align import align
     from orthomerge.analysis.diagnosis import Diagnosis
-    from orthomerge.api.align import align
     from orthomerge.api.diagnose import diagnose
     from orthomerge.api.editing import analogy, negate
     from orthomerge.api.evaluate import evaluate
@@ -41,7 +41,7 @@ _HOMES = {
     "Scores": "evaluation.scores",
     "Task": "data.task",
     "TaskVector": "merging.vectors",
-    "align": "api.align",
+    "align": "alignment.align",
     "analogy": "api.editing",
     "diagnose": "api.diagnose",
     "evaluate": "api.evaluate",
