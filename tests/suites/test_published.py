@@ -389,7 +389,7 @@ def test_t5_from_the_cache_merged_and_loaded(size: str, prefix: str, tmp_path: P
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_files_that_cannot_be_found(tmp_path: Path, berts: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_found(tmp_path: Path, berts: Path, cache: Path) -> None:
     home, tables, base = tmp_path / "experts", tmp_path / "tables", str(berts / "base")
 
     def refused(message: str, name: str = "bert-text5", data: Path | None = tables) -> None:
@@ -404,8 +404,9 @@ def test_files_that_cannot_be_found(tmp_path: Path, berts: Path, cache: Path, mo
     lay(cache, KONG, home)
     refused("has no file of expert 'yelp', among 'one/ag.pth'")
     refused("has no file of expert 'ag_news', among .*; get the experts", name="t5-base-text5")
-    monkeypatch.setattr(published, "TEXT_EXPERTS", str(home))
     shutil.copytree(home / "one", home / "two")
+    shutil.rmtree(cache)
+    lay(cache, KONG, home)
     refused("several files of expert 'ag_news', 'one/ag.pth', 'two/ag.pth'")
     (tmp_path / "yelp.pth").rename(home / "one" / "yelp.pth")
     (tmp_path / "suite" / "experts").symlink_to(home / "one")

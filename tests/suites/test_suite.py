@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.analysis.making import PROCESSOR, Toy, make_toy
+from tests.analysis.making import PROCESSOR, Toy
 
 from orthomerge.api.evaluate import evaluate
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError
@@ -20,11 +20,6 @@ from orthomerge.suites.digits import digit_tasks
 from orthomerge.suites.suite import Suite, make_experts, suite_root
 from orthomerge.suites.table import SUITES, build_suite, find_suite
 from orthomerge.tuning.settings import Tuning
-
-
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    return make_toy(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from orthomerge.core.errors import CheckpointError, some
 from orthomerge.data.labels import Problems
@@ -24,18 +25,11 @@ from orthomerge.data.rows import records
 from orthomerge.data.task import Examples, Labels, Modality, Split, Task
 from orthomerge.files.opening import locate, open_checkpoint
 from orthomerge.models.opening import Expert, HeadNames
-from orthomerge.models.processing import TextProcessor
+from orthomerge.models.processing import Processor, TextProcessor
 from orthomerge.models.processors import load_processor
 from orthomerge.suites.clip_prompts import TEMPLATES, class_names
-from orthomerge.suites.suite import Suite, copy_base
+from orthomerge.suites.suite import Say, Suite, copy_base
 from orthomerge.suites.table import SUITES
-
-if TYPE_CHECKING:
-    import torch
-
-    from orthomerge.models.processing import Processor
-    from orthomerge.suites.suite import Say
-
 
 _CLIP_DATA = {  # "tanganke/TASK" for the other tasks
     "stanford-cars": "tanganke/stanford_cars",
@@ -62,7 +56,7 @@ TEXT_LABELS: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 MAX_LENGTH = 256
-_SHORT = {"ag_news": "ag"}  # what the repositories call a task, where it is something else
+_NAMES = {"ag_news": ("ag_news", "ag")}  # tasks with other names in the repositories
 _PICKLE = ".pth"
 _HEADS = ("classifier.0", "classifier")  # the layer alone in a Sequential, or on its own
 
@@ -75,8 +69,7 @@ def clip(*, name: str, folder: Path, data: Path | None, base: str | None, device
     experts: dict[str, Path | Expert] = {}
     for task in SUITES[name].tasks:
         tasks[task] = _clip_task(task, data)
-        own = _own(folder, task)
-        path = str(own) if own else _pinned(f"tanganke/{model}_{task}")
+        path = str(_own(folder, task) or _pinned(f"tanganke/{model}_{task}"))
         experts[task] = Expert(path, head=HeadNames(classes=tasks[task].labels, templates=TEMPLATES[task]))
         say(f"{task}: {path}, {len(tasks[task].labels)} classes")
     return Suite(name, folder, tasks, load_processor(folder / "base", modality="image"), experts)
@@ -86,11 +79,11 @@ def _clip_task(name: str, data: Path | None) -> Task:
     """Read a task; its labels become the class names of its prompts."""
     source: str | Path = _CLIP_DATA.get(name, f"tanganke/{name}")
     if data is not None:
-        spellings = (name, name.replace("-", "_"))
-        paths = [data / f"{spelling}{end}" for spelling in spellings for end in ("", ".npz")]
-        if not any(path.exists() for path in paths):
+        paths = [data / f"{text}{end}" for text in (name, name.replace("-", "_")) for end in ("", ".npz")]
+        existing = [path for path in paths if path.exists()]
+        if not existing:
             raise CheckpointError(f"{data} has no {name!r}: a folder of pictures or a dataset, or {name}.npz")
-        source = next(path for path in paths if path.exists())
+        source = existing[0]
     task = read_task(source, name=name, modality="image", text="image")
     return replace(task, labels=class_names(name, task.labels))
 
@@ -147,8 +140,6 @@ class HalvesProcessor:
     inner: TextProcessor
 
     def __call__(self, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
-        import torch
-
         tokenizer, length = self.inner.tokenizer, self.inner.max_length
         cut = tokenizer(list(inputs), add_special_tokens=False, truncation=True, max_length=length - 3)["input_ids"]
         rows = torch.full((len(cut), length), tokenizer.pad_token_id)
@@ -203,7 +194,7 @@ def _pinned(reference: str) -> str:
 
 
 def _names(task: str) -> tuple[str, ...]:
-    return (task, *([_SHORT[task]] if task in _SHORT else ()))
+    return _NAMES.get(task, (task,))
 
 
 def _own(folder: Path, task: str) -> Path | None:
@@ -245,15 +236,12 @@ def _tables(root: Path, task: str) -> Path:
 def _repository(
     reference: str, kind: Literal["model", "dataset"], wanted: Sequence[str], *, unwanted: str = "", way_out: str
 ) -> Path:
-    """Fetch a hub repository's files of some patterns, at any depth; a local folder stays as it is."""
-    if Path(reference).expanduser().is_dir():
-        return Path(reference).expanduser()
+    """Fetch a hub repository's files of some patterns, at any depth."""
+    ignored = unwanted or None
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(
-            snapshot_download(reference, repo_type=kind, allow_patterns=[*wanted], ignore_patterns=unwanted or None)
-        )
+        return Path(snapshot_download(reference, repo_type=kind, allow_patterns=[*wanted], ignore_patterns=ignored))
     except Exception as error:  # as many kinds as there are ways for a hub to be out of reach
         raise CheckpointError(
             f"cannot fetch the {kind} repository {reference!r} ({type(error).__name__}); {way_out}"

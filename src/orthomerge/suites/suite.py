@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from orthomerge.core.errors import CheckpointError
+from orthomerge.data.task import Task
 from orthomerge.evaluation.evaluate import Subject
 from orthomerge.files.folders import EXPERT, SUITE, write_marker
 from orthomerge.files.opening import open_checkpoint
@@ -26,17 +29,13 @@ from orthomerge.merging.merge import merge_opened
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, open_experts
 from orthomerge.models.features import FeatureCache
+from orthomerge.models.model import Model
 from orthomerge.models.opening import Expert, opening_of
+from orthomerge.models.processing import Processor
 from orthomerge.models.processors import COMPANIONS
 from orthomerge.models.skeleton import quiet
 from orthomerge.tuning.finetune import finetune, finetune_jointly
-
-if TYPE_CHECKING:
-    from orthomerge.data.task import Task
-    from orthomerge.models.model import Model
-    from orthomerge.models.processing import Processor
-    from orthomerge.tuning.settings import Tuning
-
+from orthomerge.tuning.settings import Tuning
 
 Say = Callable[[str], None]
 
@@ -153,7 +152,6 @@ def pretrained_vit(suite: Suite, shape: Mapping[str, Any], settings: Tuning, *, 
         return
     start, joint = suite.folder / "start", suite.folder / "pretraining"
     with quiet():
-        import torch
         from transformers import ViTConfig, ViTModel
 
         config = ViTConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **shape)

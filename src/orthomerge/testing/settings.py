@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from orthomerge.data.task import Examples, Modality, Task
 from orthomerge.fitting.inputs import encoded, prepare
 from orthomerge.fitting.layout import FlatEncoder
 from orthomerge.fitting.setting import Setting
+from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.stream import merge_blocks
 from orthomerge.merging.stream import prepare as surveyed
@@ -24,9 +25,6 @@ from orthomerge.models.families import family
 from orthomerge.models.heads import Head, Linear
 from orthomerge.models.processing import PixelProcessor, Processor
 from orthomerge.models.skeleton import quiet
-
-if TYPE_CHECKING:
-    from orthomerge.merging.kinds import Block, SurveyMethod, TensorMethod
 
 CLASSES = {"two": 2, "three": 3, "five": 5}
 POOLINGS = {"bert": "mean", "vit": "cls"}

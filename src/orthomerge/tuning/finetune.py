@@ -160,7 +160,8 @@ class _Training:
             model, names, adapted = self._model(family, run)
             saved = None if state is None else state.read()
             try:
-                if saved is None and self.settings.mode in PROBED and model.trains_heads:
+                trains_heads = any(parameter.requires_grad for parameter in model.heads.parameters())
+                if saved is None and self.settings.mode in PROBED and trains_heads:
                     for number in range(len(self.tasks)):
                         fit_head(model, run, number)
                 metrics = train(model, run, saved)
