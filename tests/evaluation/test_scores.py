@@ -12,7 +12,7 @@ import pytest
 from tests.analysis.making import Toy
 from tests.evaluation.making import CURRENT, PROTOCOLS, average, encoded, experts, total, with_wrong_labels
 
-from orthomerge.api.align import align
+from orthomerge.alignment.align import align
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import CheckpointError, OutputError, RecipeError

@@ -10,7 +10,7 @@ import click
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, command
-from orthomerge.cli.options import Columns, Compute, Display, Force, Limit, Moved, Out, SavedModel, Split, Unlabelled
+from orthomerge.cli.options import Columns, Compute, Display, Force, Limit, Out, Places, SavedModel, Split, Unlabelled
 from orthomerge.cli.printing import print_alignment, print_json
 
 
@@ -36,7 +36,7 @@ def align(
     seed: Annotated[int, How("Of --limit, and of aligners that draw at random.", "N")] = 0,
     out: Out,
     force: Force = False,
-    moved: Moved,
+    places: Places,
     compute: Compute,
     display: Display,
 ) -> None:
@@ -53,7 +53,7 @@ def align(
 
     options = read_options(settings)
     sources = sources_of(columns.of(data), om.load(model).tasks)
-    inputs = existing([model, *sources.values(), *(moved.expert or {}).values(), moved.base])
+    inputs = existing([model, *sources.values(), *(places.expert or {}).values(), places.base])
     check_target(Path(out), force=force, inputs=inputs)
     with display.progress() as progress:
         aligned = om.align(
@@ -61,8 +61,8 @@ def align(
             sources,
             aligner=aligner,
             options=options,
-            experts=moved.expert,
-            base=moved.base,
+            experts=places.expert,
+            base=places.base,
             split=split,
             limit=limit,
             seed=seed,

@@ -7,7 +7,6 @@ interrupted.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -93,9 +92,9 @@ click.version_option(VERSION, "-V", "--version", prog_name="orthomerge", message
 
 
 def _handle_signals() -> list[int]:
-    """SIGINT and SIGTERM end the run in order; another one at once does not disturb it while it clears up.
+    """End the run in order on SIGINT and SIGTERM; another signal at once does not disturb it while it clears up.
 
-    Those which ended the run are added to the list that is returned.
+    Signals that ended the run are added to the list that is returned.
     """
     last, received = -_PATIENCE, list[int]()
 
@@ -159,12 +158,10 @@ def main() -> None:
 
 
 def run() -> NoReturn:
-    """What the script `orthomerge` calls: a process of its own, which may end without tidying up.
+    """Run a command as the script `orthomerge` and end the process at once.
 
-    Taking torch down module by module costs as much CPU time as a small merge, and so does looking for garbage among
-    the million objects that importing it makes, all of which stay.
+    Taking torch down module by module costs as much CPU time as a small merge.
     """
-    gc.set_threshold(100_000, 50, 100)
     code = 0
     try:
         main()

@@ -8,7 +8,7 @@ import click
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, Output, command
-from orthomerge.cli.options import Columns, Compute, Display, Labelled, Limit, Moved, Suite, SuiteFolder
+from orthomerge.cli.options import Columns, Compute, Display, Labelled, Limit, Places, Suite, SuiteFolder
 from orthomerge.cli.printing import print_json, print_progress, print_verdict
 from orthomerge.core.errors import RecipeError
 
@@ -34,7 +34,7 @@ def diagnose(
     out: Annotated[
         str, Output("Run folder: its records are used, diagnosis.json is written.", "FOLDER", short="-o")
     ] = "runs/evaluation",
-    moved: Moved,
+    places: Places,
     compute: Compute,
     display: Display,
 ) -> None:
@@ -53,7 +53,7 @@ def diagnose(
             place = {"folder": folder, "data": sources, "say": print_progress}
             diagnosis = diagnose_suite(suite, model, method=method, place=place, **vars(compute), **options)
         elif model and data:
-            options |= {"experts": moved.expert, "base": moved.base, "encoding": compute.encoding()}
+            options |= {"experts": places.expert, "base": places.base, "encoding": compute.encoding()}
             diagnosis = om.diagnose(model, sources, **options)
         else:
             raise RecipeError("give a suite, or the folder of a merged model with --data TASK=PATH of each task")

@@ -9,7 +9,7 @@ import click
 
 import orthomerge as om
 from orthomerge.cli.flags import How, Input, Output, command
-from orthomerge.cli.options import Columns, Compute, Display, Labelled, Moved, RunFolder, Suite, SuiteFolder
+from orthomerge.cli.options import Columns, Compute, Display, Labelled, Places, RunFolder, Suite, SuiteFolder
 from orthomerge.cli.printing import print_json, print_progress, print_tables
 from orthomerge.core.errors import RecipeError
 
@@ -49,7 +49,7 @@ def evaluate(
     out: RunFolder = "runs/evaluation",
     against: Annotated[str | None, Output("Compare every model with this one.", "NAME", default="the best")] = None,
     margin: Annotated[float, Output("Points below which two models may be called comparable.", "POINTS")] = 1.0,
-    moved: Moved,
+    places: Places,
     compute: Compute,
     display: Display,
 ) -> None:
@@ -72,7 +72,7 @@ def evaluate(
             place = {"folder": folder, "data": sources, "say": print_progress}
             scores = evaluate_suite(suite, method, protocols=protocols, place=place, **vars(compute), **options)
         elif models and data:
-            options |= {"experts": moved.expert, "base": moved.base, "encoding": compute.encoding()}
+            options |= {"experts": places.expert, "base": places.base, "encoding": compute.encoding()}
             options["references"] = ("expert",) if references else ()
             scores = om.evaluate(models, sources, protocols=protocols, **options)
         else:

@@ -63,7 +63,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Places:
     """Where base and experts are now."""
 
     expert: Annotated[

@@ -32,19 +32,19 @@ from orthomerge.files.documents import read_json
 from orthomerge.files.folders import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import replacing
-from orthomerge.report.drawing import Drawn, draw
-from orthomerge.report.figure_data import figure_csv, inline_svg, json_block, points_payload
-from orthomerge.report.material import Material, listed, numbers_of, read_material, size_of, time_of
-from orthomerge.report.tables import (
+from orthomerge.reporting.contents import RunContents, listed, numbers_of, read_contents, size_of, time_of
+from orthomerge.reporting.drawing import DrawnFigure, draw
+from orthomerge.reporting.figure_data import figure_csv, inline_svg, json_block, points_payload
+from orthomerge.reporting.tables import (
     Board,
-    Story,
+    Summary,
     board_csv,
     board_table,
     boards,
     comparisons_csv,
     legend,
-    story,
-    story_bars,
+    summarise,
+    summary_bars,
 )
 
 _SCRIPTS = ("page.js", "tables.js", "points.js")
@@ -64,24 +64,24 @@ class Written:
 
 def report(run: Path, out: Path, *, title: str | None = None, progress: Progress = SILENT) -> Written:
     """Write the page `out` and the folder of its files: whole, or as they were before."""
-    files = _checked(out)
-    material = read_material(run)
-    rows = boards(material.records, material.comparisons)
-    summary = story(rows, method=material.diagnosis.method if material.diagnosis else None)
-    figures = _figures(material, story_bars(summary))
+    folder = _checked(out)
+    contents = read_contents(run)
+    rows = boards(contents.records, contents.comparisons)
+    summary = summarise(rows, method=contents.diagnosis.method if contents.diagnosis else None)
+    figures = _figures(contents, summary_bars(summary))
     progress.stage(f"drawing {len(figures)} figures", None)
     drawn = [draw(figure) for figure in figures]
-    contents = {**_figure_files(drawn), **_table_files(rows, material)}
-    heading = title or f"{material.suite or material.name}: one model from many"
-    page = _encoded(_page(material, title=heading, boards=rows, summary=summary, drawn=drawn, files=contents))
-    _write(out, page, files, contents)
-    tables = {Path(name).stem for name in contents if name.startswith("tables/")}
-    return Written(out, files, len(page), [figure.key for figure in figures], sorted(tables))
+    files = {**_figure_files(drawn), **_table_files(rows, contents)}
+    heading = title or f"{contents.suite or contents.name}: one model from many"
+    page = _encoded(_page(contents, title=heading, boards=rows, summary=summary, drawn=drawn, files=files))
+    _write(out, page, folder, files)
+    tables = {Path(name).stem for name in files if name.startswith("tables/")}
+    return Written(out, folder, len(page), [figure.key for figure in figures], sorted(tables))
 
 
-def _figures(material: Material, bars: Figure | None) -> list[Figure]:
-    """Those of the diagnosis, after the bars of the story unless the diagnosis has accuracies by task."""
-    figures = list(material.diagnosis.figures) if material.diagnosis else []
+def _figures(contents: RunContents, bars: Figure | None) -> list[Figure]:
+    """Figures of the diagnosis, after the bars of the summary unless the diagnosis has accuracies by task."""
+    figures = list(contents.diagnosis.figures) if contents.diagnosis else []
     keys = [figure.key for figure in figures]
     for key in keys:
         if not _KEY.fullmatch(key):
@@ -91,7 +91,7 @@ def _figures(material: Material, bars: Figure | None) -> list[Figure]:
     return figures if bars is None or {bars.key, "accuracy"} & set(keys) else [bars, *figures]
 
 
-def _figure_files(drawn: Sequence[Drawn]) -> dict[str, bytes]:
+def _figure_files(drawn: Sequence[DrawnFigure]) -> dict[str, bytes]:
     """Each figure as SVG, PNG and CSV, by file name."""
     files = {}
     for each in drawn:
@@ -102,7 +102,7 @@ def _figure_files(drawn: Sequence[Drawn]) -> dict[str, bytes]:
     return files
 
 
-def _table_files(rows: Sequence[Board], material: Material) -> dict[str, bytes]:
+def _table_files(rows: Sequence[Board], contents: RunContents) -> dict[str, bytes]:
     """Each table as Markdown, CSV and LaTeX, by file name."""
     texts = {}
     for board in rows:
@@ -110,15 +110,15 @@ def _table_files(rows: Sequence[Board], material: Material) -> dict[str, bytes]:
         texts[f"{board.key}.md"] = table.markdown() + "\n"
         texts[f"{board.key}.csv"] = board_csv(board)
         texts[f"{board.key}.tex"] = table.latex(f"accuracy-{board.key}")
-    if tables := comparison_tables(material.comparisons):
+    if tables := comparison_tables(contents.comparisons):
         texts["comparisons.md"] = "\n\n".join(table.markdown() for table in tables) + "\n"
-        texts["comparisons.csv"] = comparisons_csv(material.comparisons)
+        texts["comparisons.csv"] = comparisons_csv(contents.comparisons)
         texts["comparisons.tex"] = "\n".join(table.latex(f"comparison-{n}") for n, table in enumerate(tables, 1))
     return {f"tables/{name}": _encoded(text) for name, text in texts.items()}
 
 
 def _checked(out: Path) -> Path:
-    """The folder of files; refuses to replace anything but an earlier report that has no other file in its folder."""
+    """The folder of a report's files. Nothing but an earlier report, with no other file in its folder, is replaced."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise RecipeError(f"--out must be the name of an .html file, got {str(out)!r}")
     if out.is_dir():
@@ -132,31 +132,31 @@ def _checked(out: Path) -> Path:
     return files
 
 
-def _write(out: Path, page: bytes, files: Path, contents: Mapping[str, bytes]) -> None:
-    """Page and folder are written in full before either is replaced; then the folder is, and the page right after."""
+def _write(out: Path, page: bytes, folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write page and folder in full before either is replaced; then replace the folder, and the page right after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with replacing(out) as page_file:
             page_file.write(page)
             page_file.flush()
             os.fsync(page_file.fileno())
-            with publish(files, force=True, marker=REPORT) as folder:
+            with publish(folder, force=True, marker=REPORT) as partial:
                 for name in ("figures", "tables"):
-                    (folder / name).mkdir()
-                for name, content in contents.items():
-                    (folder / name).write_bytes(content)
-                write_marker(folder, REPORT, page=out.name)
+                    (partial / name).mkdir()
+                for name, content in files.items():
+                    (partial / name).write_bytes(content)
+                write_marker(partial, REPORT, page=out.name)
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def _page(
-    material: Material,
+    contents: RunContents,
     *,
     title: str,
     boards: Sequence[Board],
-    summary: Story,
-    drawn: Sequence[Drawn],
+    summary: Summary,
+    drawn: Sequence[DrawnFigure],
     files: Mapping[str, bytes],
 ) -> str:
     """The text of the page. `files`: figures and tables in their forms, by name, to be downloaded from it."""
@@ -164,18 +164,18 @@ def _page(
     plates = [_plate(each, f"f{number}-") for number, each in enumerate(drawn)]
     points = [each.figure for each in drawn if isinstance(each.figure, Points)]
     context = {
-        **vars(material),
-        "suite": material.suite,
-        "versions": material.versions,
+        **vars(contents),
+        "suite": contents.suite,
+        "versions": contents.versions,
         "title": title,
         "version": VERSION,
         "policy": _policy(style, head, script),
         "style": style,
         "head": head,
         "script": script,
-        "story": summary,
+        "summary": summary,
         "boards": boards,
-        "comparisons": comparison_tables(material.comparisons),
+        "comparisons": comparison_tables(contents.comparisons),
         "gallery": [plate for plate in plates if not plate["points"]],
         "static_points": [plate for plate in plates if plate["points"]],
         "points": json_block(points_payload(points)) if points else None,
@@ -191,7 +191,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
 
 
-def _plate(drawn: Drawn, prefix: str) -> dict[str, Any]:
+def _plate(drawn: DrawnFigure, prefix: str) -> dict[str, Any]:
     """A figure as the template shows it. `prefix`: put before every id."""
     figure, points = drawn.figure, isinstance(drawn.figure, Points)
     svg = inline_svg(drawn.text_svg, prefix=prefix, label=f"{figure.title}. {figure.caption}")
@@ -200,7 +200,7 @@ def _plate(drawn: Drawn, prefix: str) -> dict[str, Any]:
 
 
 def _floor(boards: Sequence[Board]) -> float:
-    """Where the scale of intervals begins: below all rows but those of a joint label space."""
+    """The beginning of the scale of intervals: below all rows but those of a joint label space."""
     lows = [row.line.low for board in boards for row in board.rows if row.line.protocol != "joint"]
     return min(90.0, 10 * (min(lows, default=0.0) // 10))
 
@@ -212,7 +212,7 @@ def templates() -> Any:
     except ImportError as error:
         raise RecipeError("a report needs jinja2; pip install 'orthomerge[report]'") from error
     environment = Environment(
-        loader=PackageLoader("orthomerge.report"),
+        loader=PackageLoader("orthomerge.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -247,11 +247,11 @@ def _day(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("orthomerge.report") / "templates" / name).read_text(encoding="utf-8").strip()
+    return (resources.files("orthomerge.reporting") / "templates" / name).read_text(encoding="utf-8").strip()
 
 
 def _policy(style: str, *scripts: str) -> str:
-    """Only these styles and scripts, by their hashes, and pictures that are in the page."""
+    """Allow these styles and scripts, by their hashes, and pictures that are in the page; nothing else."""
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, *scripts)]
     first, *others = (f"'sha256-{digest}'" for digest in hashes)
     sources = f"img-src data:; style-src {first}; script-src {' '.join(others)}"

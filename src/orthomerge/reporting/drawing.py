@@ -67,7 +67,7 @@ _MOST_NAMES = 40  # along one side of a heat map
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFigure:
     """A figure and its drawings. `svg`: letters as paths, the same everywhere; `text_svg`: letters as text, for a page.
 
     `wide`: it takes the width of a page, not of a column.
@@ -80,7 +80,7 @@ class Drawn:
     wide: bool
 
 
-def draw(figure: Figure) -> Drawn:
+def draw(figure: Figure) -> DrawnFigure:
     """All forms of one figure."""
     try:
         import matplotlib as mpl
@@ -91,7 +91,7 @@ def draw(figure: Figure) -> Drawn:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         drawing = _DRAW[type(figure)](figure)
         svg, png, text_svg = (_saved(drawing, *form) for form in (("svg", "path"), ("png", "path"), ("svg", "none")))
-    return Drawn(figure, svg.decode(), png, text_svg.decode(), wide=drawing.get_figwidth() > 1.4 * COLUMN)
+    return DrawnFigure(figure, svg.decode(), png, text_svg.decode(), wide=drawing.get_figwidth() > 1.4 * COLUMN)
 
 
 def _saved(drawing: Any, form: str, fonts: str) -> bytes:

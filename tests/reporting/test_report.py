@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.making import ALERT, BREAK_OUT, full_run, hostile_run, points, record, small_run, write_run
+from tests.reporting.making import ALERT, BREAK_OUT, full_run, hostile_run, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.core.errors import CheckpointError
 from orthomerge.evaluation.records import Record, RunInfo, read_info, write_info
-from orthomerge.report.figure_data import json_block, points_payload
-from orthomerge.report.material import numbers_of
-from orthomerge.report.report import report
-from orthomerge.report.tables import boards, story
+from orthomerge.reporting.contents import numbers_of
+from orthomerge.reporting.figure_data import json_block, points_payload
+from orthomerge.reporting.report import report
+from orthomerge.reporting.tables import boards, summarise
 
 
 class _Reader(HTMLParser):
@@ -156,8 +156,12 @@ def test_the_views_of_a_figure_share_a_frame() -> None:
 
 def test_the_story_speaks_of_the_diagnosed_method() -> None:
     tables = boards(small_run() + [record(task, "average", 0.5) for task in ("a", "b")])
-    assert [line.method for line in story(tables).steps.values()] == ["expert", "ties", "ties"]
-    assert [line.method for line in story(tables, method="average").steps.values()] == ["expert", "average", "average"]
+    assert [line.method for line in summarise(tables).steps.values()] == ["expert", "ties", "ties"]
+    assert [line.method for line in summarise(tables, method="average").steps.values()] == [
+        "expert",
+        "average",
+        "average",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,7 @@ def test_the_story_speaks_of_the_diagnosed_method() -> None:
     ],
 )
 def test_ends_of_stories(records: list[Record], end: str) -> None:
-    sentence = story(boards(records)).sentence
+    sentence = summarise(boards(records)).sentence
     assert sentence.endswith(end)
     assert "parameter" not in sentence
 

@@ -1,4 +1,4 @@
-"""A run folder as a report needs it: records, whatever else is there, what was merged; numbers as people write them."""
+"""Contents of a run folder, tables of what was merged, and formats of numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Cells = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
-class Material:
+class RunContents:
     """`merged`: tables of what was merged; `absent`: outputs that run.json names and that no longer exist."""
 
     name: str
@@ -51,7 +51,7 @@ class Material:
         return versions or {name: version for record in self.records for name, version in record.versions.items()}
 
 
-def read_material(run: Path) -> Material:
+def read_contents(run: Path) -> RunContents:
     """Read a run folder. Only records.jsonl is required; every file that exists must be valid."""
     path = run / "records.jsonl"
     if not path.is_file():
@@ -73,7 +73,7 @@ def read_material(run: Path) -> Material:
         merged = merged_tables(manifests)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"a manifest in {run / INFO} is incomplete ({summary(error)}); run again") from error
-    return Material(
+    return RunContents(
         run.resolve().name,
         records,
         comparisons=_read(run / "comparisons.json", read_comparisons) or [],
@@ -90,7 +90,7 @@ def _read(path: Path, reader: Callable[[Path], Content]) -> Content | None:
 
 
 def merged_tables(manifests: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """For each set of parts: the files that went in, and the merges of them."""
+    """Make two tables per set of parts: the files that were merged, and the merges of them."""
     groups: dict[tuple[str, tuple[_Cells, ...]], dict[_Cells, None]] = {}
     for manifest in manifests:
         key = (manifest.get("family", ""), tuple(_parts(manifest)))
@@ -132,7 +132,7 @@ def _merge(manifest: Mapping[str, Any]) -> _Cells:
 
 
 def _seen(verb: str, facts: Mapping[str, Any]) -> str:
-    """The inputs that a fit or an alignment has used."""
+    """Describe the inputs that a fit or an alignment has used."""
     counts = [task["inputs"] for task in facts["tasks"].values()]
     number = "–".join(str(count) for count in sorted({min(counts), max(counts)}))
     aligner = f" by {facts['aligner']}" if "aligner" in facts else ""
@@ -140,12 +140,12 @@ def _seen(verb: str, facts: Mapping[str, Any]) -> str:
 
 
 def _digest(digest: str) -> Cell:
-    """Its beginning, without the name of the algorithm."""
+    """The beginning of a digest, without the name of the algorithm."""
     return Cell(digest.rpartition(":")[2][:_HEX], digest or None)
 
 
 def size_of(count: float) -> str:
-    """Bytes as a person writes them."""
+    """Format a number of bytes: `1.5 kB`."""
     unit = "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if count >= 1000:
@@ -154,7 +154,7 @@ def size_of(count: float) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """Seconds as a person writes them."""
+    """Format seconds: `2 min 05 s`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -163,7 +163,7 @@ def time_of(seconds: float) -> str:
 
 
 def listed(values: object) -> str:
-    """Options as `scale = 0.3, density = 0.2`."""
+    """Format options: `scale = 0.3, density = 0.2`."""
     if isinstance(values, Mapping):
         return ", ".join(f"{name} = {_option(value)}" for name, value in values.items() if value is not None)
     return "" if values is None else str(values)
@@ -176,7 +176,7 @@ def _option(value: object) -> str:
 
 
 def numbers_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Names and numbers; `x`, `x, low` and `x, high` are one: `1.5 (1.2 to 1.8)`."""
+    """Format numbers by name; `x`, `x, low` and `x, high` become one: `1.5 (1.2 to 1.8)`."""
     rows = []
     for name, value in numbers.items():
         stem, _, end = name.rpartition(", ")
@@ -189,7 +189,6 @@ def numbers_of(numbers: Mapping[str, float]) -> list[tuple[str, str]]:
 
 
 def _short(value: float) -> str:
-    """Three digits."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return "0" if value == 0 else f"{value:#.3g}".removesuffix(".")

@@ -74,7 +74,7 @@ def boards(records: Sequence[Record], comparisons: Sequence[Comparison] = ()) ->
 
 
 def legend(board: Board) -> str:
-    """What the signs of a table mean; empty if it has none."""
+    """Explain the signs of a table; empty if it has none."""
     if not any(row.verdict for row in board.rows):
         return ""
     points = None if board.margin is None else f"{100 * board.margin:g} point{'s' if board.margin != 0.01 else ''}"
@@ -87,7 +87,7 @@ def legend(board: Board) -> str:
 
 
 def board_table(board: Board) -> Table:
-    """A table for readers, with the rows of references too."""
+    """Make the table for readers, with the rows of references."""
     extra = "extra: numbers that inference needs beyond encoder and heads."
     return accuracy_table(
         board.title,
@@ -101,7 +101,7 @@ def board_table(board: Board) -> Table:
 
 
 def board_csv(board: Board) -> str:
-    """The same for programs, nothing rounded: intervals in columns of their own, those of each task at the end."""
+    """Format a table for programs, nothing rounded; intervals have columns of their own, those of tasks at the end."""
     head = ["access", "method", "protocol", *board.tasks, "mean", "low", "high", "verdict", "against"]
     head += [column.key for column in COLUMNS]
     head += [f"{task} {end}" for task in board.tasks for end in ("low", "high", "examples")]
@@ -119,7 +119,7 @@ def board_csv(board: Board) -> str:
 
 
 def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
-    """Every comparison, in points."""
+    """Format every comparison as CSV, in points."""
     head = ["access", "protocol", "method", "against", "verdict", "difference", "low", "high", "p", "p_adjusted"]
     head += ["seeds", "margin", "better_on", "worse_on"]
     rows: list[list[Value]] = [
@@ -149,7 +149,7 @@ def _rows(results: Sequence[Line], comparisons: Sequence[Comparison]) -> list[Ro
 
 
 def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """References, the probe and methods scored on fewer tasks than others cannot be the best."""
+    """Mark the best row; references, the probe and methods scored on fewer tasks than others cannot be it."""
     merges = [row for row in rows if not row.line.extra and row.line.method not in REFERENCES]
     merges = [row for row in merges if row.line.protocol != "probe"]
     best = max(merges, key=lambda row: (len(row.line.scores), row.line.mean), default=None)
@@ -157,7 +157,7 @@ def _with_best(rows: Sequence[Row]) -> tuple[Row, ...]:
 
 
 @dataclass(frozen=True)
-class Story:
+class Summary:
     """The sentence, and the lines of what was measured of `Experts`, `Merged` and `Aligned`, in this order."""
 
     sentence: str
@@ -165,8 +165,8 @@ class Story:
     tasks: tuple[str, ...]
 
 
-def story(boards: Sequence[Board], *, method: str | None = None) -> Story:
-    """`method`: the merge to describe; if it was not aligned, the one that scores best."""
+def summarise(boards: Sequence[Board], *, method: str | None = None) -> Summary:
+    """Describe a run in one sentence. `method`: the merge to describe, else the best that was aligned."""
     lines, tasks = [row.line for board in boards for row in board.rows], boards[0].tasks
     current = {line.method: line for line in reversed(lines) if line.protocol == "current" and not line.way.aligner}
     merges = {name: line for name, line in current.items() if name not in REFERENCES}
@@ -174,11 +174,11 @@ def story(boards: Sequence[Board], *, method: str | None = None) -> Story:
     merged = merges[aligned.method] if aligned else merges.get(method or "") or _best(list(merges.values()))
     measured = {"Experts": expert, "Merged": merged, "Aligned": aligned}
     steps = {title: line for title, line in measured.items() if line is not None}
-    return Story(_sentence(expert, merged, aligned, len(tasks)), steps, tasks)
+    return Summary(_sentence(expert, merged, aligned, len(tasks)), steps, tasks)
 
 
-def story_bars(summary: Story) -> Bars | None:
-    """The steps by task; None of fewer than two."""
+def summary_bars(summary: Summary) -> Bars | None:
+    """Bars of the steps by task; None if there are fewer than two."""
     if len(summary.steps) < 2:
         return None
     series = []
