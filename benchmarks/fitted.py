@@ -31,7 +31,7 @@ from benchmarks.fitted_jobs import METHODS, PARTS, SPLITS, Job, jobs_of
 from benchmarks.fitted_sheets import sheets
 from benchmarks.suite import GRIDS
 
-from orthomerge.api.align import align
+from orthomerge.alignment.align import align
 from orthomerge.data.task import Split, Task, few_shot, share
 from orthomerge.evaluation.answers import extra_numbers
 from orthomerge.evaluation.metrics import hits, predict

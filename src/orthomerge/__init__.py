@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orthomerge.alignment.align import align
     from orthomerge.analysis.diagnosis import Diagnosis
-    from orthomerge.api.align import align
     from orthomerge.api.diagnose import diagnose
     from orthomerge.api.editing import analogy, negate
     from orthomerge.api.evaluate import evaluate
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Prediction
     from orthomerge.models.model import Model
-    from orthomerge.report.report import report
+    from orthomerge.reporting.report import report
     from orthomerge.runs.recipe import Recipe, read_recipe
     from orthomerge.runs.run import run
 
@@ -41,7 +41,7 @@ _HOMES = {
     "Scores": "evaluation.scores",
     "Task": "data.task",
     "TaskVector": "merging.vectors",
-    "align": "api.align",
+    "align": "alignment.align",
     "analogy": "api.editing",
     "diagnose": "api.diagnose",
     "evaluate": "api.evaluate",
@@ -56,7 +56,7 @@ _HOMES = {
     "push": "api.saved",
     "read_data": "data.reading:read_task",
     "read_recipe": "runs.recipe",
-    "report": "report.report",
+    "report": "reporting.report",
     "run": "runs.run",
     "__version__": "core.version:VERSION",
 }

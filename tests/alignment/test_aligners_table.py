@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from statistics import mean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,25 +22,28 @@ from orthomerge.testing.toys import head_of, pair_of
 D = 6
 CLOSED = ("ridge", "orthogonal", "similarity", "scaling", "linear", "invertible", "affine", "logit-procrustes")
 OURS = ("auto", "kl-map", *CLOSED)
-every = pytest.mark.parametrize("name", ALIGNERS)
 
 
-@every
-def test_options_that_make_no_sense(name: str) -> None:
-    with pytest.raises(RecipeError, match="unknown"):
-        make_aligner(name, {"no such option": 1})
-    for option in {"strength", "kappa", "prior"} & schema(maker_of(ALIGNERS[name])).keys():
-        for value in (-1.0, math.nan):
-            with pytest.raises(RecipeError, match=f"'{option}' must be 0 or more, or auto, got"):
-                make_aligner(name, {option: value})
+STRENGTHS = [
+    (name, option)
+    for name, row in ALIGNERS.items()
+    for option in ("strength", "kappa", "prior")
+    if option in schema(maker_of(row))
+]
 
 
-def test_options_of_single_rows() -> None:
-    for floor in (0.0, 1.0, math.nan):
-        with pytest.raises(RecipeError, match="'floor' must be between 0 and 1, got"):
-            make_aligner("invertible", {"floor": floor})
-    with pytest.raises(RecipeError, match="strength"):
-        make_aligner("ridge", {"strength": "much"})
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *((name, {option: -1.0}, f"'{option}' must be 0 or more, or auto, got -1") for name, option in STRENGTHS),
+        *((name, {option: math.nan}, f"'{option}' must be 0 or more, or auto, got nan") for name, option in STRENGTHS),
+        *(("invertible", {"floor": value}, "'floor' must be between 0 and 1, got") for value in (0.0, 1.0, math.nan)),
+        ("ridge", {"strength": "much"}, "strength"),
+    ],
+)
+def test_options_that_make_no_sense(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        make_aligner(name, options)
 
 
 def test_names() -> None:
@@ -49,28 +54,17 @@ def test_names() -> None:
 
 
 def test_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Entry:
-        value = "x:mine"
-
-        def __init__(self, row: object) -> None:
-            self.row = row
-
-        def load(self) -> object:
-            return self.row
-
-    def found_with(row: object) -> Mapping[str, Row]:
+    row = Row("mine", "orthomerge.alignment.linear_maps:Ridge", "Mine", "me")
+    for loaded in (row, replace(row, name="ridge"), "no row"):
+        entry = SimpleNamespace(value="x:mine", load=lambda loaded=loaded: loaded)
+        monkeypatch.setattr("orthomerge.core.schema.entry_points", lambda group, entry=entry: [entry])
         aligners.cache_clear()
-        monkeypatch.setattr("orthomerge.core.schema.entry_points", lambda group: [Entry(row)])
-        return aligners()
-
-    try:
-        assert "mine" in found_with(Row("mine", "orthomerge.alignment.linear_maps:Ridge", "Mine", "me"))
-        assert type(make_aligner("mine")).__name__ == "Ridge"
-        for row in (Row("ridge", "x:y", "Taken", "me"), "no row"):
-            with pytest.raises(RecipeError, match="the plug-in 'x:mine' must be a Row with a name of its own"):
-                found_with(row)
-    finally:
-        aligners.cache_clear()
+        if loaded is row:
+            assert type(make_aligner("mine")).__name__ == "Ridge"
+            continue
+        with pytest.raises(RecipeError, match="the plug-in 'x:mine' must be a Row with a name of its own"):
+            aligners()
+    aligners.cache_clear()
 
 
 def test_a_problem_reads_what_the_head_reads() -> None:

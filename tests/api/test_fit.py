@@ -15,7 +15,7 @@ import torch
 from tests.berts import HEADS
 from tests.models.making import open_models, same_tensors, tensors_of, write_models
 
-from orthomerge.api.align import align
+from orthomerge.alignment.align import align
 from orthomerge.api.merge import merge
 from orthomerge.api.open import open as open_named
 from orthomerge.api.saved import load

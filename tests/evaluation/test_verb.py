@@ -10,7 +10,7 @@ import pytest
 from tests.analysis.making import Toy
 from tests.evaluation.making import average
 
-from orthomerge.api.align import align
+from orthomerge.alignment.align import align
 from orthomerge.api.evaluate import evaluate
 from orthomerge.api.merge import merge
 from orthomerge.core.errors import CheckpointError, RecipeError

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from orthomerge.alignment.align import align
 from orthomerge.alignment.aligners import Alignment
 from orthomerge.alignment.linear_maps import Ridge
-from orthomerge.api.align import align
 from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeError
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.features import FeaturePair

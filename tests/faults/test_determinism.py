@@ -14,7 +14,7 @@ import pytest
 from tests.berts import contents
 from tests.faults.tiny import TASKS, recipe_for, write_experts
 
-from orthomerge.api.align import align
+from orthomerge.alignment.align import align
 from orthomerge.core.device import THREADS
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging.methods import METHODS

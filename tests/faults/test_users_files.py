@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.berts import contents
 from tests.faults.injection import Injector, What
 from tests.faults.tiny import TASKS, commands, evaluation
-from tests.report.making import small_run, write_run
+from tests.reporting.making import small_run, write_run
 
 from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.fitting.making import KINDS, shared_setting
 
-from orthomerge.data.task import Examples, Lazy
+from orthomerge.data.task import Examples
 from orthomerge.fitting import inputs as module
 from orthomerge.fitting.inputs import Inputs, Order, Targets, encoded, prepare
 from orthomerge.models.prepared import Part
@@ -98,22 +98,6 @@ def test_a_pool_that_grew_is_one_that_was_made_at_once(made: Made) -> None:
     shared = grown.with_targets({"new": Targets(torch.tensor([3, 18]), torch.zeros(2, 4), torch.ones(2))})
     assert all(a is b for a, b in zip(shared.raw("new"), (made.items[3], more[3]), strict=True))
     assert made.inputs.extended([]).pool is made.inputs.pool
-
-
-def test_only_the_inputs_asked_for_are_opened_again() -> None:
-    opened: list[int] = []
-
-    def load(key: int) -> Any:
-        opened.append(key)
-        return pictures(1, key)[0]
-
-    keys: Sequence[int] = range(6)
-    examples = {"one": Examples(Lazy(keys, load), None, "train")}
-    inputs = prepare(examples, {"one": PixelProcessor(16)}, {"one": torch.zeros(6, 2)}, device=CPU)
-    assert opened == list(keys)
-    raw = inputs.at({"one": torch.tensor([5, 2])}).raw("one")
-    assert opened == [*keys, 5, 2]
-    assert np.array_equal(raw[1], pictures(1, 2)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.faults.tiny import TASKS as EXPERTS
 from tests.faults.tiny import write_experts
+from tests.merging.making import normal, vectors_of
 
 from orthomerge.api.saved import load
 from orthomerge.core.errors import IncompatibleError, OrthomergeError, RecipeError
@@ -17,7 +18,7 @@ from orthomerge.merging.kinds import TensorMethod
 from orthomerge.merging.methods import METHODS, make_method
 from orthomerge.merging.polar import from_gram, svd
 from orthomerge.merging.stream import merge_blocks, prepare
-from orthomerge.merging.vectors import TaskVector, TaskVectors
+from orthomerge.merging.vectors import TaskVectors
 from orthomerge.runs.models import write
 from orthomerge.runs.recipe import Recipe
 
@@ -26,16 +27,15 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 TASKS = ("a", "b", "c")
 
 
+SHAPES = {"wide.weight": (12, 40), "tall.weight": (40, 12), "embed.weight": (30, 8), "wide.bias": (12,)}
+
+
 def vectors() -> TaskVectors:
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"wide.weight": (12, 40), "tall.weight": (40, 12), "embed.weight": (30, 8), "wide.bias": (12,)}
-
-    def drawn(size: float) -> dict[str, torch.Tensor]:
-        return {name: size * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-    base = drawn(1.0)
-    tuned = {task: {name: base[name] + change for name, change in drawn(0.1).items()} for task in TASKS}
-    return TaskVectors({task: TaskVector.between(base, state) for task, state in tuned.items()})
+    base, *changes = (
+        {name: normal(*shape, seed=seed, scale=1.0 if seed == 0 else 0.1) for name, shape in SHAPES.items()}
+        for seed in range(4)
+    )
+    return vectors_of(*changes, base=base)
 
 
 def merged(method: TensorMethod, vectors: TaskVectors) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from tests.merging.making import merged, random_vectors, vectors_of
 
 from orthomerge.core.errors import RecipeError
 from orthomerge.merging import knots
-from orthomerge.merging.knots import Knots, Parts, joint_basis, joint_basis_of_factors, parts, parts_of_factors
+from orthomerge.merging.knots import Knots, Parts
 from orthomerge.merging.methods import make_method
 from orthomerge.merging.vectors import InMemory, TaskVector, TaskVectors
 
@@ -128,20 +128,6 @@ def test_the_authors_steps_written_out() -> None:
     assert not found["bias"].any()
 
 
-def test_the_joint_basis_is_the_same_from_factors_and_spans_all() -> None:
-    vectors = experts()
-    for key in ("q", "up", "down"):
-        pairs = vectors.factors(key)
-        assert pairs is not None
-        updates = torch.stack([vector[key] for vector in vectors.vectors.values()])
-        U, V = joint_basis_of_factors(pairs, key=key), joint_basis(updates, key=key)
-        assert U.shape == V.shape == (SHAPES[key][0], 6)
-        torch.testing.assert_close(U.T @ U, torch.eye(6, dtype=torch.float64))
-        torch.testing.assert_close((U.T @ V).abs(), torch.eye(6, dtype=torch.float64), atol=1e-5, rtol=0)
-        torch.testing.assert_close(parts_of_factors(U, pairs), parts(U, updates), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close((U @ parts(U, updates).double()).float(), updates, atol=1e-5, rtol=1e-5)
-
-
 def test_rank_is_what_there_is() -> None:
     twice = experts(ranks=(2, 2))
     a, b = twice.vectors["a"], twice.vectors["b"]
@@ -197,17 +183,22 @@ def test_a_sum_of_vectors_has_the_factors_of_both() -> None:
     assert experts(thin=False).factors("q") is None
 
 
+@pytest.mark.parametrize(
+    ("merger", "options", "message"),
+    [
+        ("average", {"scale": 0.3}, r"merger 'average' has no 'scale'; it has weights"),
+        ("task_arithmetic", {"drop": 0.3}, r"merger 'task_arithmetic' has no 'drop'; it has scale"),
+        ("ties", {"density": 2.0}, r"'density' must be in \(0, 1\], got 2"),
+        ("tsv_m", {}, r"'merger' must be average \| .*, got 'tsv_m'"),
+        ("ties", {"scale": [0.1, 0.2, 0.3]}, r"merger ties: 'scale' must be number"),
+    ],
+)
+def test_options_that_are_refused(merger: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        make(merger, **options)
+
+
 def test_options_go_to_the_merger() -> None:
-    with pytest.raises(RecipeError, match=r"merger 'average' has no 'scale'; it has weights"):
-        make("average", scale=0.3)
-    with pytest.raises(RecipeError, match=r"merger 'task_arithmetic' has no 'drop'; it has scale"):
-        make("task_arithmetic", drop=0.3)
-    with pytest.raises(RecipeError, match=r"'density' must be in \(0, 1\], got 2"):
-        make("ties", density=2.0)
-    with pytest.raises(RecipeError, match=r"'merger' must be average \| .*, got 'tsv_m'"):
-        make("tsv_m")
-    with pytest.raises(RecipeError, match=r"merger ties: 'scale' must be number"):
-        make("ties", scale=[0.1, 0.2, 0.3])
     assert Knots(merger="dare", seed=5).inner() == make_method("dare", {}, tasks=("a",), seed=5)
     by_task = make("task_arithmetic", scale={"c": 0.3, "a": 0.1, "b": 0.2})
     assert by_task.scale == (0.1, 0.2, 0.3)

@@ -5,7 +5,7 @@ A reference gets the deltas [T, *shape] of every tensor and the options of the e
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -89,14 +89,6 @@ def paper_sum(rows: torch.Tensor, options: Options) -> torch.Tensor:
     return (trimmed * agreeing(trimmed)).sum(0)
 
 
-def ties(deltas: Deltas, options: Options) -> Deltas:
-    return flattened(paper_mean, deltas, options)
-
-
-def ties_sum(deltas: Deltas, options: Options) -> Deltas:
-    return flattened(paper_sum, deltas, options)
-
-
 def ties_per_tensor(deltas: Deltas, options: Options) -> Deltas:
     return {
         key: paper_mean(flat(rows), options).reshape(rows.shape[1:]) if rows.numel() else rows[0]
@@ -166,23 +158,14 @@ def restored(key: str, deltas: torch.Tensor, options: Options) -> torch.Tensor:
     return torch.stack(rows) * column(options, deltas)
 
 
-def dare_mergekit(deltas: Deltas, options: Options) -> Deltas:
-    def one(key: str, deltas: torch.Tensor) -> torch.Tensor:
-        divisor = column(options, deltas).sum() if options["normalize"] else torch.ones(())
-        rows = restored(key, deltas, options)
-        return rows.sum(0) / torch.where(divisor.abs() < 1e-8, 1, divisor)
-
-    return {key: one(key, rows) for key, rows in deltas.items()}
-
-
-def dare_ties_mergekit(deltas: Deltas, options: Options) -> Deltas:
-    def one(key: str, deltas: torch.Tensor) -> torch.Tensor:
-        rows = restored(key, deltas, options)
-        agree = agreeing(rows)
-        divisor = (column(options, deltas) * agree).sum(0) if options["normalize"] else torch.ones(())
-        return (rows * agree).sum(0) / torch.where(divisor == 0, 1, divisor)
-
-    return {key: one(key, rows) for key, rows in deltas.items()}
+def dare_mergekit(deltas: Deltas, options: Options, *, elect: bool = False) -> Deltas:
+    result = {}
+    for key, tensor in deltas.items():
+        rows = restored(key, tensor, options)
+        agree = agreeing(rows) if elect else torch.ones_like(rows)
+        divisor = (column(options, tensor) * agree).sum(0) if options["normalize"] else torch.ones(())
+        result[key] = (rows * agree).sum(0) / torch.where(divisor.abs() < 1e-8, 1, divisor)
+    return result
 
 
 def peft_with_our_draws(name: str) -> Callable[[Deltas, Options], Deltas]:
@@ -209,8 +192,8 @@ MERGEKIT: dict[str, list[Any]] = {
 PEFT: dict[str, list[Any]] = {"weights": [None, (0.5, 0.2, 0.3), (1.0, -0.5, 2.0)]}
 # Entry, reference implementation, values of options to combine.
 TABLE: list[tuple[str, Callable[..., Deltas], dict[str, list[Any]]]] = [
-    ("ties", ties, {"density": [0.1, 0.2, 0.77], "scale": [1.0]}),
-    ("ties_sum", ties_sum, {"density": [0.2, 0.77], "scale": [0.3]}),
+    ("ties", partial(flattened, paper_mean), {"density": [0.1, 0.2, 0.77], "scale": [1.0]}),
+    ("ties_sum", partial(flattened, paper_sum), {"density": [0.2, 0.77], "scale": [0.3]}),
     ("ties_per_tensor", ties_per_tensor, {"density": [0.01, 0.2, 0.77], "scale": [0.7]}),
     (
         "ties@mergekit",
@@ -222,7 +205,7 @@ TABLE: list[tuple[str, Callable[..., Deltas], dict[str, list[Any]]]] = [
     ("dare", dare, {"drop": [0.0, 0.5, 0.9], "scale": [0.3], "seed": [3]}),
     ("dare_ties", dare_ties, {"drop": [0.0, 0.5, 0.9], "density": [0.2, 0.6, 1.0], "scale": [0.5], "seed": [3]}),
     ("dare@mergekit", dare_mergekit, MERGEKIT),
-    ("dare_ties@mergekit", dare_ties_mergekit, MERGEKIT),
+    ("dare_ties@mergekit", partial(dare_mergekit, elect=True), MERGEKIT),
     ("dare@peft", peft_with_our_draws("dare_linear"), {**PEFT, "density": [0.3, 0.9], "seed": [7]}),
     ("dare_ties@peft", peft_with_our_draws("dare_ties"), {**PEFT, "density": [0.3, 0.9], "seed": [7]}),
 ]

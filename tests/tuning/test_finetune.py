@@ -116,16 +116,6 @@ def test_stock_transformers_loads_it_and_gives_the_same_logits(
     assert (tmp_path / "out" / "vocab.txt").exists() == (task.name == "words")
 
 
-def test_experts_can_be_merged(
-    bases: Path, words: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
-    tune(words, tmp_path / "one", epochs=1.0)
-    tune(words, tmp_path / "two", epochs=1.0, mode="head_first", seed=1)
-    model = orthomerge.merge([tmp_path / "one", tmp_path / "two"], base=bases / "bert", scale=0.3)
-    assert (model.tasks, model.labels["one"]) == (("one", "two"), words.labels)
-    assert sum(block.numel() for _, block in model.weights.blocks()) > 10_000
-
-
 def test_an_adapter_is_read_and_merges_into_what_was_trained(
     task: Task, base: Path, tune: Tune, tmp_path: Path, processors: dict[str, Any]
 ) -> None:
@@ -158,16 +148,6 @@ def test_peft_puts_the_adapter_on_the_stock_classifier(
     with torch.no_grad():
         logits = adapted(**processors["image"](levels["val"].inputs)).logits
     assert accuracy(logits, levels["val"]) == metrics["val_accuracy"]
-
-
-def test_a_linearised_expert_is_what_it_was_trained_as(
-    bases: Path, words: Task, tune: Tune, tmp_path: Path, processors: dict[str, Any]
-) -> None:
-    metrics = tune(words, tmp_path / "out", mode="linearised", pooling="mean", **MODES["linearised"])
-    features, head = tangent(bases, tmp_path / "out")
-    with torch.no_grad():
-        logits = head(features(processors["text"](words["val"].inputs)))
-    assert accuracy(logits, words["val"]) == metrics["val_accuracy"]
 
 
 def tangent(bases: Path, folder: Path) -> tuple[Any, Head]:
@@ -242,17 +222,11 @@ def test_shifted_images_train_another_model(levels: Task, tune: Tune, tmp_path: 
     assert files(tmp_path / "plain")["model.safetensors"] != files(tmp_path / "shifted")["model.safetensors"]
 
 
-def test_state_of_another_run_or_a_broken_one_is_not_used(words: Task, tune: Tune, tmp_path: Path) -> None:
+def test_the_state_of_another_run_is_not_used(words: Task, tune: Tune, tmp_path: Path) -> None:
     tune(words, tmp_path / "whole", epochs=2.0)
-    state = tmp_path / ".cut.tuning" / "state.pt"
     with pytest.raises(Killed):
         tune(words, tmp_path / "cut", epochs=2.0, lr=1e-4, more={"progress": kill_at(10)})
     tune(words, tmp_path / "cut", epochs=2.0)
-    assert files(tmp_path / "cut") == files(tmp_path / "whole")
-    with pytest.raises(Killed):
-        tune(words, tmp_path / "cut", epochs=2.0, more={"progress": kill_at(10), "force": True})
-    state.write_bytes(state.read_bytes()[:-5000])
-    tune(words, tmp_path / "cut", epochs=2.0, more={"force": True})
     assert files(tmp_path / "cut") == files(tmp_path / "whole")
 
 
@@ -376,7 +350,7 @@ def test_a_loss_that_is_no_number_names_task_and_step(
     with pytest.raises(NumericalError, match=r"the loss is nan at step 1 of 6 of the head's own"):
         tune(levels, tmp_path / "out", mode="head_first", more={"processor": Broken(processors["image"], 1)})
     monkeypatch.setattr(torch.optim.AdamW, "step", poison)
-    with pytest.raises(NumericalError, match=r"weights are no numbers after step 1 of 1; lower 'lr'"):
+    with pytest.raises(NumericalError, match=r"weights are not finite after step 1 of 1; lower 'lr'"):
         tune(levels, tmp_path / "out", steps=1)
 
 
@@ -418,7 +392,7 @@ REFUSED: list[tuple[str | Task, dict[str, Any], type[OrthomergeError], str]] = [
         "words",
         {"head": head_of(2, 32, LABELS, normalise=True)},
         IncompatibleError,
-        r"the head is built otherwise than the family's own \(classifier\)",
+        r"the layers of the head differ from the family's own \(classifier\)",
     ),
 ]
 

@@ -18,18 +18,18 @@ from orthomerge.core.errors import IncompatibleError, NumericalError, RecipeErro
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import schema
 from orthomerge.core.version import VERSION
-from orthomerge.data.reading import unlabelled_tasks
+from orthomerge.data.reading import sources_of, unlabelled_tasks
 from orthomerge.models.encoding import Encoding, encode
-from orthomerge.models.experts import reopen_experts
+from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.features import FeaturePair
 from orthomerge.models.heads import Head, head_of, rebuilt
 from orthomerge.models.manifest import short_hashes
+from orthomerge.models.saved import resolve
 from orthomerge.models.writing import plain, versions
 
 if TYPE_CHECKING:
     from orthomerge.alignment.aligners import Alignment
     from orthomerge.data.task import Split
-    from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Classifier, Extra
     from orthomerge.models.model import Model
 
@@ -37,26 +37,28 @@ _ROWS = 256  # inputs on which rounding is measured
 _MOST_GAP = 1e-5  # between logits in float32, as a share of the largest
 
 
-def align_model(
-    model: Model,
-    data: Mapping[str, Any],
+def align(
+    model: Model | str | Path,
+    data: Mapping[str, Any] | str | Path,
     *,
     aligner: str = "auto",
     options: Mapping[str, Any] | None = None,
-    experts: Experts | None = None,
-    folder: Path | None = None,
+    experts: Experts | Mapping[str, Any] | None = None,
+    base: Any = None,
     split: Split = "train",
     limit: int | None = None,
     seed: int = 0,
     encoding: Encoding | None = None,
     progress: Progress = SILENT,
 ) -> Model:
-    """Fit each task's head to the merged features of inputs so that it says what the expert says; no label is used.
+    """Fit each task's head to the encoder from its expert's outputs on the same inputs; labels are not used.
 
-    `data`: inputs by task, a `Task` or what can be read as one; other tasks keep their heads. `experts`: those that the
-    model was made from; None opens them again as the model in `folder` says. `split`: "test" makes the scores on it
-    transductive. `limit`: at most N inputs per task, drawn by `seed`.
+    `data`: inputs by task, or a folder with a file per task; other tasks keep their heads. `experts`: those that the
+    model was made from; else they are opened again, where `experts` and `base` say they are now. `split`: "test" makes
+    whatever is measured there transductive. `limit`: at most N inputs per task, drawn by `seed`.
     """
+    model, folder = resolve(model)
+    data = sources_of(data, model.tasks)
     if split not in ("train", "val", "test"):
         raise RecipeError(f"'split' must be train, val or test, got {split!r}")
     if "alignment" in model.origin.facts:
@@ -71,7 +73,8 @@ def align_model(
         model.head(task)
     chosen = chosen_aligner(aligner, options or {}, seed=seed)
     tasks = unlabelled_tasks(data, model.labels, model.family.modality, split=split, limit=limit, seed=seed)
-    experts = experts or reopen_experts(model, folder=folder, tasks=tuple(data))
+    if not isinstance(experts, Experts):
+        experts = reopen_experts(model, folder=folder, base=base, experts=experts, tasks=tuple(data))
     inputs, how = {name: task[split] for name, task in tasks.items()}, encoding or Encoding()
     merged = {}
     for task, examples in inputs.items():  # merged features first, so that the merged encoder is computed once

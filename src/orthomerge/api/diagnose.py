@@ -10,7 +10,6 @@ from orthomerge.analysis.commands import suggested_commands
 from orthomerge.analysis.detail import Detail
 from orthomerge.analysis.diagnose import diagnose as compare
 from orthomerge.analysis.diagnosis import FILE, write_diagnosis
-from orthomerge.api.saved import resolve
 from orthomerge.core.errors import OutputError, RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.data.reading import labelled_tasks, sources_of
@@ -18,6 +17,7 @@ from orthomerge.evaluation.records import read_records
 from orthomerge.evaluation.scale import ScaleSearch, scale_curve
 from orthomerge.files.folders import check_claim, claim
 from orthomerge.models.experts import Experts, reopen_experts
+from orthomerge.models.saved import resolve
 
 if TYPE_CHECKING:
     from orthomerge.analysis.diagnosis import Diagnosis

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from orthomerge.api.saved import resolve
 from orthomerge.core.errors import RecipeError
 from orthomerge.core.progress import SILENT, Progress
 from orthomerge.core.schema import build
@@ -20,6 +19,7 @@ from orthomerge.evaluation.scores import Scores
 from orthomerge.models.encoding import Encoding
 from orthomerge.models.experts import Experts, reopen_experts
 from orthomerge.models.model import Model
+from orthomerge.models.saved import resolve
 from orthomerge.runs.recipe import parse_value
 from orthomerge.runs.sections import Scoring, protocols_of
 

@@ -10,7 +10,7 @@ from orthomerge.core.errors import OutputError, RecipeError, nearest
 from orthomerge.models.inspection import inspect_checkpoint
 from orthomerge.models.model import Model
 from orthomerge.models.pushing import plan_upload, send
-from orthomerge.models.saved import read_model, verify_folder
+from orthomerge.models.saved import read_model, resolve, verify_folder
 
 FORMATS = ("transformers", "onnx")
 
@@ -18,15 +18,6 @@ FORMATS = ("transformers", "onnx")
 def load(path: str | Path, *, verify: bool = True) -> Model:
     """Load a folder that `merge` wrote. Every byte that is used is compared with its recorded hash."""
     return read_model(Path(path).expanduser(), verify=verify)
-
-
-def resolve(model: Model | str | Path) -> tuple[Model, Path | None]:
-    """A model and its folder, which a model in memory has not."""
-    if isinstance(model, Model):
-        return model, None
-    if not isinstance(model, str | Path):
-        raise RecipeError(f"a model must be a Model or the path of a saved one, got {type(model).__name__}")
-    return load(model), Path(model).expanduser()
 
 
 def inspect(path: str | Path, *, headers: bool = False, verify: bool = False) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from orthomerge.analysis.detail import Detail
 from orthomerge.api.diagnose import diagnose
 from orthomerge.api.evaluate import evaluate
-from orthomerge.api.saved import resolve
 from orthomerge.core.errors import RecipeError, nearest
 from orthomerge.evaluation.evaluate import Subject, with_unique_names
 from orthomerge.merging.methods import make_method
+from orthomerge.models.saved import resolve
 from orthomerge.runs.recipe import parse_value
 from orthomerge.suites.table import build_suite, find_suite
 

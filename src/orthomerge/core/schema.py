@@ -12,16 +12,28 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
-from typing import Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from orthomerge.core.errors import RecipeError, nearest
 
 Made = TypeVar("Made")
-Row = TypeVar("Row", bound="Named")
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """An entry of a table. `maker`: `module:Class` or `module:function`, imported when first used."""
+
+    name: str
+    maker: str
+    title: str
+    reference: str
+
+
+Row = TypeVar("Row", bound=TableRow)
 
 
 def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
@@ -118,16 +130,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Named(Protocol):
-    """A row: a name, and its maker as `module:Class` or `module:function`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def maker(self) -> str: ...
-
-
 def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Mapping[str, Row]:
     """Add rows of installed plug-ins to ours; a plug-in cannot take a name that exists."""
     every = dict(rows)
@@ -146,12 +148,12 @@ def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
     return rows[name]
 
 
-def maker_of(row: Named) -> Callable[..., Any]:
+def maker_of(row: TableRow) -> Callable[..., Any]:
     """Import the dataclass or function of a row."""
     module, _, name = row.maker.partition(":")
     return cast("Callable[..., Any]", getattr(import_module(module), name))
 
 
-def instance_of(row: Named, options: Mapping[str, Any], *, what: str) -> Any:
+def instance_of(row: TableRow, options: Mapping[str, Any], *, what: str) -> Any:
     """Build an instance from options that are strictly checked."""
     return build(maker_of(row), options, where=f"{what} {row.name}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from orthomerge.core.errors import CheckpointError, some
+from orthomerge.core.errors import CheckpointError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Entry
 from orthomerge.files.folders import LOCAL, MANIFEST, contained, leaves, names_in
 from orthomerge.files.raw_file import RawFile, algorithm_of
@@ -38,6 +38,16 @@ _WAY_OUT = "fetch the folder again, or merge again"
 
 def is_output(path: Path) -> bool:
     return (path / MANIFEST).is_file()
+
+
+def resolve(model: Model | str | Path) -> tuple[Model, Path | None]:
+    """A model and its folder, which a model in memory has not."""
+    if isinstance(model, Model):
+        return model, None
+    if not isinstance(model, str | Path):
+        raise RecipeError(f"a model must be a Model or the path of a saved one, got {type(model).__name__}")
+    folder = Path(model).expanduser()
+    return read_model(folder), folder
 
 
 def read_model(folder: Path, *, verify: bool = True) -> Model:

@@ -219,9 +219,9 @@ def merge(experts: Experts, merge: Merge, *, state: Path | None = None, progress
 
 def align(model: Model, experts: Experts, section: Align, *, seed: int, progress: Progress) -> Model:
     """Return the model with its heads aligned as a section `align` says."""
-    from orthomerge.alignment.align import align_model  # most merges need no aligner, and importing them takes time
+    from orthomerge.alignment import align as alignment  # most merges need no aligner, and importing them takes time
 
-    return align_model(model, experts=experts, seed=seed, progress=progress, **vars(section))
+    return alignment.align(model, experts=experts, seed=seed, progress=progress, **vars(section))
 
 
 def write_weights(

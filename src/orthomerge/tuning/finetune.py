@@ -140,7 +140,7 @@ class _Training:
         if mode == "frozen_head" and self.head is None:
             raise RecipeError("mode 'frozen_head' needs the head that is kept: give `head` (CLIP: zero_shot_head)")
         if mode == "tau_jp" and not any(len(part) for part in self.others):
-            raise RecipeError("mode 'tau_jp' needs inputs of other tasks to keep still on: give `others`")
+            raise RecipeError("mode 'tau_jp' needs inputs of other tasks: give `others`")
         if self.settings.augment != "none" and family.modality != "image":
             raise RecipeError(
                 f"'augment' must be none for a family that reads {family.modality!r}, got {self.settings.augment!r}: "
@@ -160,7 +160,8 @@ class _Training:
             model, names, adapted = self._model(family, run)
             saved = None if state is None else state.read()
             try:
-                if saved is None and self.settings.mode in PROBED and model.trains_heads:
+                trains_heads = any(parameter.requires_grad for parameter in model.heads.parameters())
+                if saved is None and self.settings.mode in PROBED and trains_heads:
                     for number in range(len(self.tasks)):
                         fit_head(model, run, number)
                 metrics = train(model, run, saved)

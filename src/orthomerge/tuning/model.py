@@ -87,10 +87,6 @@ class Model(nn.Module):
         """The head of task `number`."""
         return cast("TrainableHead", self.heads[number])
 
-    @property
-    def trains_heads(self) -> bool:
-        return any(parameter.requires_grad for parameter in self.heads.parameters())
-
 
 def choose_family(base: Path, name: str | None, *, head: Head | None) -> Family:
     """The family by name or by the base's config. CLIP without a given head gets a linear one."""
@@ -135,8 +131,8 @@ def start_head(
         raise IncompatibleError(f"the head reads {head.width} features, the encoder gives {width}; check the pooling")
     if layout is not None and not layout.fits(head):
         raise IncompatibleError(
-            f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
-            "so no checkpoint could hold it; give one of the same layers, or none"
+            f"the layers of the head differ from the family's own ({', '.join(layout.layers)}), so no checkpoint can "
+            "store it; give a head with these layers, or none"
         )
     return TrainableHead(head.reordered(labels))
 
@@ -194,10 +190,7 @@ def _stock_layout(model: Model, family: Family) -> nn.Module:
 def _layer(linear: Linear) -> nn.Linear:
     size, width = linear.weight.shape
     layer = nn.Linear(width, size, bias=linear.bias is not None)
-    with torch.no_grad():
-        layer.weight.copy_(linear.weight)
-        if linear.bias is not None:
-            layer.bias.copy_(linear.bias)
+    layer.load_state_dict({name: tensor for name, tensor in vars(linear).items() if tensor is not None})
     return layer
 
 

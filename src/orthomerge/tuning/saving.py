@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from orthomerge.core.checks import parse_size
 from orthomerge.core.version import VERSION
-from orthomerge.files.checkpoint import DTYPES, Spec
 from orthomerge.files.documents import write_json
 from orthomerge.files.folders import EXPERT, write_marker
 from orthomerge.files.opening import open_checkpoint
@@ -23,6 +21,7 @@ from orthomerge.models.family import Family, classifier_config, named_tensors
 from orthomerge.models.heads import Head
 from orthomerge.models.processors import companions
 from orthomerge.models.skeleton import encoder_config, quiet
+from orthomerge.models.tensors import MemoryTensors
 
 
 def write_expert(
@@ -40,13 +39,10 @@ def write_expert(
     `names`: of tensors on disk, without the family's prefix -> in the encoder's state dict.
     """
     state = encoder.state_dict()
-    tensors = {family.prefix + key: state[name] for key, name in names.items()}
-    tensors |= named_tensors(family, head) if family.head is not None else {}
-    dtypes = {getattr(torch, name): short for short, (_, name) in DTYPES.items()}
-    # Wide elements first, so that all are aligned.
-    order = sorted(sorted(tensors), key=lambda name: -tensors[name].element_size())
-    specs = {name: Spec(tuple(tensors[name].shape), dtypes[tensors[name].dtype]) for name in order}
-    write_shards(folder, specs, ((name, tensors[name].detach()) for name in order), most=parse_size("5GB"))
+    named = {family.prefix + key: state[name] for key, name in names.items()}
+    named |= named_tensors(family, head) if family.head is not None else {}
+    tensors = MemoryTensors(named)
+    write_shards(folder, dict(tensors.specs), tensors.blocks(), most=parse_size("5GB"))
     _write_documents(folder, head.labels, family=family, base=base, notes=notes)
 
 
@@ -63,12 +59,12 @@ def write_adapter(
     config = json.loads(path.read_text(encoding="utf-8"))
     remove_file(path)
     class_name = family.architecture or family.encoder_class
-    config["auto_mapping"] = {
-        "base_model_class": class_name,
-        "parent_library": getattr(transformers, class_name).__module__,
-    }
-    # Sets have no order; the same run must give the same bytes.
-    write_json(path, {key: sorted(item) if _is_names(item) else item for key, item in sorted(config.items())})
+    library = getattr(transformers, class_name).__module__
+    config["auto_mapping"] = {"base_model_class": class_name, "parent_library": library}
+    # Sets of names have no order; the same run must give the same bytes.
+    for key in ("target_modules", "modules_to_save"):
+        config[key] = config[key] and sorted(config[key])
+    write_json(path, dict(sorted(config.items())))
     _write_documents(folder, labels, family=family, base=base, notes=notes)
 
 
@@ -87,7 +83,3 @@ def _write_documents(
             del config["architectures"]
     write_json(folder / "config.json", {**config, "orthomerge": {"labels": list(labels), **notes}})
     write_marker(folder, EXPERT, orthomerge=VERSION, notes=dict(notes))
-
-
-def _is_names(item: object) -> bool:
-    return isinstance(item, list) and all(isinstance(name, str) for name in item)

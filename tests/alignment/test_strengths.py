@@ -1,17 +1,20 @@
-"""Ridge towards no change: leave-one-out against refitting again and again, and one family of maps."""
+"""Strengths against refitting again and again: leave-one-out of ridge, folds of rotations; and one family of maps."""
 
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import cast
 
 import pytest
 import torch
 from tests.alignment.planted import doubles, exact, head_in, turn, weight_of
 
+from orthomerge.alignment.aligners import make_aligner
 from orthomerge.alignment.folding import centred_rows, first_map
 from orthomerge.alignment.linear_maps import Affine, Linear, Ridge
-from orthomerge.alignment.problem import STRENGTHS, Problem, Spectrum
+from orthomerge.alignment.problem import STRENGTHS, Problem, Spectrum, near_best
+from orthomerge.alignment.rigid import FOLDS, KAPPAS, scale_of, turn_of
 from orthomerge.models.heads import Head
 from orthomerge.testing.toys import HEADS, head_of, linear_head, pair_of
 
@@ -192,3 +195,58 @@ def test_least_squares_is_the_best_head_there_is() -> None:
     for seed in range(200):
         step = 10 ** -(seed % 4) * doubles(3, 7, seed=seed)
         assert error(made.weight + step[:, :6], made.bias + step[:, 6]) >= least - 1e-9
+
+
+# The choice of kappa and of the share of the shift, against refitting on every fold.
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "similarity"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("noise", "count"), [(0.02, 100), (0.3, 100), (1.0, 100), (1.0, 12), (30.0, 40)])
+def test_kappa_is_the_most_careful_of_all_near_the_best(name: str, noise: float, count: int, bias: bool) -> None:
+    """As if every kappa and share had been tried on every fold, by refitting; a scale goes with the best turn."""
+    expert = doubles(count, 6, seed=1) + 1
+    merged = 0.8 * expert @ turn(6, angle=0.7) + noise * doubles(count, 6)
+    head = exact(linear_head(torch.eye(6), torch.zeros(6) if bias else None))
+    problem = Problem.of(pair_of(merged, expert), head)
+    wanted = _refitted(problem, KAPPAS, bias=bias, scaled=False)
+    if name == "similarity":
+        kappas = KAPPAS if math.isinf(wanted[0]) else (math.inf, wanted[0])
+        wanted = _refitted(problem, kappas, bias=bias, scaled=True)
+    facts = make_aligner(name, {}).fit(pair_of(merged, expert), head).facts
+    assert (facts["kappa"], facts["shift"]) == wanted
+
+
+def _refitted(problem: Problem, kappas: tuple[float, ...], *, bias: bool, scaled: bool) -> tuple[float, float]:
+    W, shares = centred_rows(problem.head), (0.0, 0.5, 1.0) if bias else (0.0,)
+    fold, losses = torch.arange(len(problem.H)) % FOLDS, []
+    for kappa, share in product(kappas, shares):
+        row = []
+        for number in range(FOLDS):
+            (H, h), (T, t) = ((all_[fold != number], all_[fold == number]) for all_ in (problem.H, problem.T))
+            mean_h, mean_t = H.mean(0), T.mean(0)
+            turned, target = (H - mean_h, T - mean_t) if bias else (H, T)
+            S, energy = target.T @ turned, float(turned.square().sum())
+            A = turn_of(S, energy, kappa, d=6, task="toy")
+            scale = scale_of(A, S, energy, kappa) if scaled else 1.0
+            error = (scale * h @ A.T + share * (mean_t - scale * A @ mean_h) - t) @ W.T
+            row.append(float(error.square().sum(1).mean()))
+        losses.append(row)
+    return list(product(kappas, shares))[near_best(torch.tensor(losses, dtype=torch.float64))[0]]
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "similarity"])
+def test_wide_features_are_chosen_by_through_their_leading_directions(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if through all of them."""
+    d = 120
+    sizes = torch.arange(1, d + 1).pow(-0.5)
+    expert = doubles(400, d, seed=1) * sizes + 2
+    merged = 0.7 * expert @ turn(d) + 0.2 * sizes * doubles(400, d)
+    head = exact(linear_head(doubles(4, d, seed=3), doubles(4, seed=4)))
+    led = make_aligner(name, {}).fit(pair_of(merged, expert), head).facts
+    monkeypatch.setattr("orthomerge.alignment.rigid._LEADING", d)
+    whole = make_aligner(name, {}).fit(pair_of(merged, expert), head).facts
+    assert led == whole
+    assert math.isfinite(float(led["kappa"]))

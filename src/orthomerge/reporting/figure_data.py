@@ -16,7 +16,7 @@ from typing import Any
 
 from orthomerge.analysis.figures import Bars, Curve, Figure, Heat, Points, Series
 from orthomerge.core.table import Value, csv_text, plain
-from orthomerge.report.drawing import INK, PAPER, RULE, SOFT, class_colours, cut
+from orthomerge.reporting.drawing import INK, PAPER, RULE, SOFT, class_colours, cut
 
 _STEPS = 4000  # places along the longer side of a frame
 _LONGEST = 600  # letters of a text
