@@ -21,12 +21,12 @@ def open_request(words: tuple[str, ...], *, force: bool, **options: Any) -> tupl
     """Read the request of a command and open its experts; the output is checked before any work."""
     from orthomerge.api.request import read_request
     from orthomerge.files.publish import check_target
-    from orthomerge.models.experts import open_experts
+    from orthomerge.models.experts import Experts
 
     request = read_request(words, edit=True, **options)
     if request.out is not None:
         check_target(Path(request.out), force=force)
-    return request, open_experts(request.opening).check()
+    return request, Experts(request.opening).check()
 
 
 def write_edited(
