@@ -112,7 +112,9 @@ def test_depths_and_turns(tmp_path: Path) -> None:
     Image.fromarray(np.full((2, 2), 0x1234, np.uint16)).save(tmp_path / "a.png")
     assert decode(tmp_path / "a.png", where="here").tolist() == [[0x12, 0x12], [0x12, 0x12]]
     Image.fromarray(np.zeros((2, 2), np.float32)).save(tmp_path / "a.tiff")
-    with pytest.raises(CheckpointError, match=r"here has 32 bits a pixel \(mode F\); save it with 8 bits a channel"):
+    with pytest.raises(
+        CheckpointError, match=r"here has 32 bits per pixel \(mode F\); save it with 8 bits per channel"
+    ):
         decode(tmp_path / "a.tiff", where="here")
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held sideways

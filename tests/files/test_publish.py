@@ -543,32 +543,39 @@ def in_memory() -> Iterator[Path]:
 CASES = [("new", True), ("force", True), ("force", False)]
 
 
-@pytest.mark.parametrize(("kind", "swap"), CASES)
-def test_an_error_at_any_step_leaves_the_old_or_nothing(in_memory: Path, kind: str, swap: bool) -> None:
-    out, old = in_memory / "out", 1 if kind == "force" else None
+def at_each_step(out: Path, old: int | None, attempt: Callable[[int], bool]) -> None:
+    """Call `attempt` with the number of every step in turn, until it says that there is no such step."""
     for number in range(1, 200):
         if old is not None:
             work(out, old, force=True)
+        if not attempt(number):
+            assert number > 25
+            return
+        # The same command again does it, and leaves nothing else.
+        work(out, 2, force=old is not None or state(out) is not None)
+        assert (state(out), beside(out)) == (2, []), number
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(("kind", "swap"), CASES)
+def test_an_error_at_any_step_leaves_the_old_or_nothing(in_memory: Path, kind: str, swap: bool) -> None:
+    out, old = in_memory / "out", 1 if kind == "force" else None
+
+    def attempt(number: int) -> bool:
+        message = ""
         with failing(number, _full_disk, swap=swap) as passed:
             try:
                 work(out, 2, force=old is not None)
             except OutputError as error:
                 message = str(error)
-            else:
-                message = ""
+        refused = message and "is complete" not in message
+        assert state(out) == (old if refused else 2), (number, passed)
         # Only where clearing away itself fails, something hidden is left for the next run.
         cleaning = len(passed) >= number and passed[number - 1] in ("unlink", "rmdir")
-        if message and "is complete" not in message:
-            assert state(out) == old, (number, passed)
-            assert cleaning or beside(out) == [], (number, passed)
-        else:
-            assert state(out) == 2, (number, passed)
-        if len(passed) < number:
-            break
-        work(out, 3, force=state(out) is not None)
-        assert (state(out), beside(out)) == (3, [])
-        shutil.rmtree(out)
-    assert number > 25
+        assert not refused or cleaning or beside(out) == [], (number, passed)
+        return len(passed) >= number
+
+    at_each_step(out, old, attempt)
 
 
 PROGRAM = """
@@ -586,27 +593,22 @@ def crash_everywhere(folder: Path) -> None:
     """Run in a process of its own: children are killed at every step, one after another."""
     for kind, swap in CASES:
         out, old = folder / kind / "out", 1 if kind == "force" else None
-        for number in range(1, 200):
-            if old is not None:
-                work(out, old, force=True)
+
+        def attempt(number: int, out: Path = out, old: int | None = old, swap: bool = swap) -> bool:
             child = os.fork()
             if child == 0:
                 with failing(number, lambda: os._exit(9), swap=swap):
                     work(out, 2, force=old is not None)
                 os._exit(0)
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            assert code in (0, 9), (kind, swap, number, code)
+            assert code in (0, 9), (number, code)
             now = state(out)
-            assert now in (old, 2) or (not swap and now is None), (kind, swap, number, now)
-            assert code == 9 or (now == 2 and beside(out) == []), (kind, swap, number)
-            # The same command again does it, and leaves nothing else.
-            work(out, 2, force=old is not None or now is not None)
-            assert (state(out), beside(out)) == (2, []), (kind, swap, number)
-            if code == 0:
-                break
-            shutil.rmtree(out)
-        assert number > 25
-        print(kind, swap, number)
+            assert now in (old, 2) or (not swap and now is None), (number, now)
+            assert code == 9 or (now == 2 and beside(out) == []), number
+            return code == 9
+
+        at_each_step(out, old, attempt)
+        print(kind, swap)
 
 
 def test_a_crash_at_any_step_leaves_the_old_or_nothing_or_all(in_memory: Path) -> None:

@@ -18,7 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -103,13 +103,16 @@ def _limits(memory: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def cases(target: Target, originals: dict[str, bytes], seeds: range) -> Iterator[tuple[int, str, bytes]]:
-    """Seed, file name and mutated bytes."""
-    everything = b"".join(originals.values())
-    for seed in seeds:
-        draw = random.Random(f"{target.name}:{seed}")
-        file = draw.choice(target.files)
-        yield seed, file, mutate(originals[file], file, draw, everything)
+def mutated(target: Target, originals: dict[str, bytes], seed: int) -> tuple[str, bytes]:
+    """The file that a seed changes, and its bytes afterwards."""
+    draw = random.Random(f"{target.name}:{seed}")
+    file = draw.choice(target.files)
+    return file, mutate(originals[file], file, draw, b"".join(originals.values()))
+
+
+def _originals(target: Target, folder: Path) -> dict[str, bytes]:
+    target.make(folder)
+    return {file: (folder / file).read_bytes() for file in target.files}
 
 
 def _read_one(target: Target, folder: Path) -> tuple[str, str | None]:
@@ -125,14 +128,14 @@ def _read_one(target: Target, folder: Path) -> tuple[str, str | None]:
 
 def _work(target: Target, seeds: range, seconds: float, folder: Path, progress: Path) -> dict[str, Any]:
     """In the child: all cases of a range, or as many as there is time for."""
-    target.make(folder)
-    originals = {file: (folder / file).read_bytes() for file in target.files}
+    originals = _originals(target, folder)
     assert judge(target, folder) == ("read", None), (target.name, judge(target, folder))
     counts: Counter[str] = Counter()
     findings = []
     until = time.monotonic() + seconds
     with _limits(target.memory):
-        for seed, file, data in cases(target, originals, seeds):
+        for seed in seeds:
+            file, data = mutated(target, originals, seed)
             if data == originals[file]:
                 counts["same"] += 1
                 continue
@@ -214,10 +217,8 @@ def _with_data(finding: Finding) -> Finding:
     """The same with its file, made again from the seed."""
     target = target_named(finding.target)
     with tempfile.TemporaryDirectory() as name:
-        target.make(Path(name))
-        originals = {file: (Path(name) / file).read_bytes() for file in target.files}
-        ((_, file, data),) = cases(target, originals, range(finding.seed, finding.seed + 1))
-    return Finding(finding.target, finding.seed, file, finding.what, data)
+        file, data = mutated(target, _originals(target, Path(name)), finding.seed)
+    return replace(finding, file=file, data=data)
 
 
 def replay(target: Target, file: str, data: bytes) -> str | None:

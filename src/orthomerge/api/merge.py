@@ -8,7 +8,7 @@ from orthomerge.api.open import open as open_named
 from orthomerge.core.errors import RecipeError
 from orthomerge.data.reading import sources_of
 from orthomerge.merging.merge import merge_opened
-from orthomerge.models.experts import Experts, open_experts
+from orthomerge.models.experts import Experts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ def merge(
 
 def search_scale(recipe: Recipe, data: Mapping[str, Any] | str | None) -> ScaleSearch:
     """Score the merge of a recipe with `scale: auto` at every scale on the validation splits of `data`."""
-    experts, merge = open_experts(recipe.opening).check(), recipe.merge
+    experts, merge = Experts(recipe.opening).check(), recipe.merge
     return _search(
         experts, merge.method, data, merge.parameters, seed=merge.seed, device=merge.device, vector=merge.vector
     )

@@ -67,7 +67,7 @@ def pixels(picture: Image, where: str) -> Pixels:
     if picture.mode.startswith("I;16"):
         return (np.asarray(picture) >> 8).astype(np.uint8)
     if picture.mode in ("I", "F"):
-        raise CheckpointError(f"{where} has 32 bits a pixel (mode {picture.mode}); save it with 8 bits a channel")
+        raise CheckpointError(f"{where} has 32 bits per pixel (mode {picture.mode}); save it with 8 bits per channel")
     return np.asarray(picture.convert("L" if picture.mode in _GREY else "RGB"))
 
 
@@ -110,8 +110,10 @@ def _pictures(folder: Path) -> list[Path]:
     entries = _entries(folder)
     odd = [path.name for path in entries if path.is_dir() or path.suffix.casefold() not in _SUFFIXES]
     if odd:
-        what = f"must hold the pictures of one class, got {some(odd)}"
-        raise CheckpointError(f"{folder} {what}; splits are called train, val and test, and hold a folder per class")
+        raise CheckpointError(
+            f"{folder} must hold the pictures of one class, got {some(odd)}; "
+            "splits are called train, val and test, and hold a folder per class"
+        )
     return entries
 
 
@@ -135,8 +137,10 @@ def _check_room(path: Path, size: int) -> None:
         free = re.findall(r"^MemAvailable: *(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)[0]
         most = min(most, 1024 * int(free))
     if size > most:
-        what = f"unpacks to {size} bytes, but at most {most} are read on this machine"
-        raise CheckpointError(f"{path} {what}; give a smaller file, or pictures in folders")
+        raise CheckpointError(
+            f"{path} unpacks to {size} bytes, but at most {most} are read on this machine; "
+            "give a smaller file, or pictures in folders"
+        )
 
 
 def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
@@ -167,8 +171,9 @@ def _read(path: Path, files: list[str], load: Callable[[str], Array]) -> Raw:
 def _images(path: Path, name: str, values: Array) -> list[Array]:
     grey = values.ndim == 4 and values.shape[3] == 1
     if values.dtype != np.uint8 or not (values.ndim == 3 or (values.ndim == 4 and (grey or values.shape[3] == 3))):
-        got = f"{values.dtype} {list(values.shape)}"
-        raise CheckpointError(f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], got {got}")
+        raise CheckpointError(
+            f"{path}: {name} must be uint8 [N, H, W] or [N, H, W, 3], got {values.dtype} {list(values.shape)}"
+        )
     if not len(values):
         raise CheckpointError(f"{path}: {name} is empty; give at least one image")
     return list(values[..., 0] if grey else values)
@@ -176,7 +181,8 @@ def _images(path: Path, name: str, values: Array) -> list[Array]:
 
 def _keys(path: Path, name: str, values: Array, count: int) -> list[Key]:
     if values.ndim != 1 or values.dtype.kind not in "iu" or len(values) != count:
-        got = f"{values.dtype} {list(values.shape)}"
-        raise CheckpointError(f"{path}: {name} must hold {count} whole numbers, got {got}")
+        raise CheckpointError(
+            f"{path}: {name} must hold {count} whole numbers, got {values.dtype} {list(values.shape)}"
+        )
     keys: list[Key] = values.tolist()
     return keys

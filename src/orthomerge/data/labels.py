@@ -115,8 +115,10 @@ def match_labels(task: Task, labels: tuple[str, ...]) -> Task:
     """
     if labels == tuple(f"LABEL_{place}" for place in range(len(labels))):
         if len(labels) != len(task.labels):
-            what = f"has {len(labels)} labels without names, but the task has {len(task.labels)}"
-            raise IncompatibleError(f"the expert of task {task.name!r} {what}: {some(task.labels)}")
+            raise IncompatibleError(
+                f"the expert of task {task.name!r} has {len(labels)} labels without names, but the task has "
+                f"{len(task.labels)}: {some(task.labels)}"
+            )
         return task
     places = _places(task.labels, labels)
     lacking = sorted(name for place, name in enumerate(labels) if place not in places)
@@ -170,8 +172,10 @@ def _in_order(keys: set[Key], raw: Raw) -> list[Key]:
         return ordered
     if len(texts) < len(keys):
         text, number = min(texts), next(key for key in keys if not isinstance(key, str))
-        got = f"{text!r} ({raw.place(text)}) and {number!r} ({raw.place(number)})"
-        raise CheckpointError(f"{raw.where} must have either ids or names as labels, got {got}")
+        raise CheckpointError(
+            f"{raw.where} must have either ids or names as labels, got {text!r} ({raw.place(text)}) and {number!r} "
+            f"({raw.place(number)})"
+        )
     return sorted(keys, key=str)
 
 
@@ -185,8 +189,9 @@ def _as_wanted(raw: Raw, by_name: dict[str, Key], wanted: tuple[str, ...]) -> di
         return positions
     unknown = [name for name, key in by_name.items() if key not in matched]
     odd = next((name for name in unknown if by_name[name] not in positions), unknown[0])
-    what = f"label {odd!r} is not one of the {len(wanted)} labels"
-    raise CheckpointError(f"{raw.place(by_name[odd])}: {what}; {nearest(odd, wanted)}")
+    raise CheckpointError(
+        f"{raw.place(by_name[odd])}: label {odd!r} is not one of the {len(wanted)} labels; {nearest(odd, wanted)}"
+    )
 
 
 def _check_gaps(raw: Raw, keys: list[Key]) -> None:
@@ -199,8 +204,10 @@ def _check_gaps(raw: Raw, keys: list[Key]) -> None:
     missing = next((place for place, number in enumerate(numbers, int(numbers[0] == 1)) if place != number), None)
     if missing is not None:
         what = f"has labels from {numbers[0]} to {numbers[-1]} but none that is {missing}"
-        hint = "a class without examples must be named: give all names with `labels`, in the order of the ids"
-        raise CheckpointError(f"{raw.where} {what}; {hint}")
+        raise CheckpointError(
+            f"{raw.where} {what}; a class without examples must be named: give all names with `labels`, in the order "
+            "of the ids"
+        )
 
 
 def _places(names: Sequence[str], among: Sequence[str]) -> list[int | None]:

@@ -192,8 +192,10 @@ def labelled_tasks(
         elif not isinstance(source, Task):
             task = read_task(source, unlabelled=None if split is None else labels[name])
         if task.modality != modality:
-            what = f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}"
-            raise IncompatibleError(f"{what}; give the data that its expert was trained on")
+            raise IncompatibleError(
+                f"the model reads inputs of modality {modality!r}, but those of {name!r} are {task.modality!r}; "
+                "give the data that its expert was trained on"
+            )
         tasks[name] = match_labels(replace(task, name=name), labels[name])
     return tasks
 
@@ -235,6 +237,7 @@ def as_input(value: Any, modality: str) -> Any:
         return pixels(value, where="a PIL image")
     array = np.asarray(value)
     if array.dtype != np.uint8 or array.ndim not in (2, 3):
-        kinds = "a path, a PIL image or uint8 pixels [H, W] or [H, W, 3]"
-        raise RecipeError(f"an image must be {kinds}, got {array.dtype} {array.shape}")
+        raise RecipeError(
+            f"an image must be a path, a PIL image or uint8 pixels [H, W] or [H, W, 3], got {array.dtype} {array.shape}"
+        )
     return array

@@ -62,8 +62,9 @@ def open_rows(path: Path, *, wanted: tuple[str, ...], label: str) -> Rows:
         return _delimited_rows(path, tabs=kind == ".tsv")
     if kind == ".parquet" and not _is_packed(path):
         return _parquet_rows(path, wanted, label)
-    endings = f"{', '.join(KINDS)}, and .gz if it is gzipped (parquet must not be)"
-    raise CheckpointError(f"{path} is no table: its name must end in {endings}")
+    raise CheckpointError(
+        f"{path} is no table: its name must end in {', '.join(KINDS)}, and .gz if it is gzipped (parquet must not be)"
+    )
 
 
 def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]]:
@@ -75,8 +76,9 @@ def records(path: Path, *, tabs: bool = False) -> Iterator[tuple[int, list[str]]
             if record:
                 yield reader.line_num, record
     except csv.Error as error:
-        what = f"line {reader.line_num} is not valid: {error}"
-        raise CheckpointError(f"{path} {what}; correct the line (quotes, line breaks)") from error
+        raise CheckpointError(
+            f"{path} line {reader.line_num} is not valid: {error}; correct the line (quotes, line breaks)"
+        ) from error
 
 
 def _delimited_rows(path: Path, *, tabs: bool) -> Rows:
@@ -171,8 +173,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
             total += len(line)
             if len(line) > _LONGEST_LINE or total > _MOST_BYTES:
-                limits = f"a line may have {_LONGEST_LINE} bytes, and all of them {_MOST_BYTES}"
-                raise CheckpointError(f"{path} line {number}: {limits}")
+                raise CheckpointError(
+                    f"{path} line {number}: a line may have {_LONGEST_LINE} bytes, and all of them {_MOST_BYTES}"
+                )
             yield number, line.removeprefix(_BOM) if number == 1 else line
 
 

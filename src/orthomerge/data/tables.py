@@ -40,8 +40,10 @@ class Columns:
             required["split"] = str(self.split)
         for option, column in required.items():
             if column not in present:
-                hint = f"{nearest(column, present)}; say which with `{option}` (--{option}-column)"
-                raise RecipeError(f"{where} has no column {column!r}; {hint}")
+                raise RecipeError(
+                    f"{where} has no column {column!r}; {nearest(column, present)}; "
+                    f"say which with `{option}` (--{option}-column)"
+                )
 
 
 def read_tables(files: Iterable[tuple[Path, Split | None]], columns: Columns, *, where: str) -> Raw:

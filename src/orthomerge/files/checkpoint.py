@@ -22,23 +22,12 @@ if TYPE_CHECKING:
 
 # Name in a safetensors header -> (bytes per element, name in torch).
 DTYPES: Mapping[str, tuple[int, str]] = {
-    "F64": (8, "float64"),
-    "F32": (4, "float32"),
-    "F16": (2, "float16"),
-    "BF16": (2, "bfloat16"),
-    "F8_E4M3": (1, "float8_e4m3fn"),
-    "F8_E5M2": (1, "float8_e5m2"),
-    "I64": (8, "int64"),
-    "I32": (4, "int32"),
-    "I16": (2, "int16"),
-    "I8": (1, "int8"),
-    "U64": (8, "uint64"),
-    "U32": (4, "uint32"),
-    "U16": (2, "uint16"),
-    "U8": (1, "uint8"),
-    "BOOL": (1, "bool"),
-    "C64": (8, "complex64"),
-}
+    "F64": (8, "float64"), "F32": (4, "float32"), "F16": (2, "float16"), "BF16": (2, "bfloat16"),
+    "F8_E4M3": (1, "float8_e4m3fn"), "F8_E5M2": (1, "float8_e5m2"),
+    "I64": (8, "int64"), "I32": (4, "int32"), "I16": (2, "int16"), "I8": (1, "int8"),
+    "U64": (8, "uint64"), "U32": (4, "uint32"), "U16": (2, "uint16"), "U8": (1, "uint8"),
+    "BOOL": (1, "bool"), "C64": (8, "complex64"),
+}  # fmt: skip
 
 
 def is_float(dtype: str) -> bool:
@@ -134,6 +123,11 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
     def spec(self, key: str) -> Spec:
         """Return shape and dtype of a tensor."""
         return self.entry(key).spec
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """Shape and dtype of every tensor, under its second names too."""
+        return {key: self.spec(key) for key in (*self.entries, *self.aliases)}
 
     def origin(self, key: str) -> Path:
         """Return the file that a tensor lies in, for messages."""

@@ -109,6 +109,10 @@ class Adapter:
         products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.products.items()}
         return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}
 
+    def entry(self, key: str) -> Entry:
+        """Return the entry of a tensor that is stored whole."""
+        return self.replaced[key]
+
     def under(self, names: Mapping[str, str]) -> Adapter:
         """Return the adapter under other names, from new to old; tensors that are not listed are left out."""
         products = {new: self.products[old] for new, old in names.items() if old in self.products}
@@ -222,8 +226,10 @@ class _Reader:
             raise self._fault(f"ranks differ: {shapes}, but A must be [r, in] and B [out, r]; {hint}")
         rank, alpha = self._rank.of(module), self._alpha.of(module)
         if left[0] != rank:
-            what = f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}"
-            raise self._fault(f"{what}; the scale depends on it: correct r or rank_pattern")
+            raise self._fault(
+                f"{a[0]!r} has rank {left[0]}, but {CONFIG} says {rank:g} for {module!r}; "
+                "the scale depends on it: correct r or rank_pattern"
+            )
         transposed = table or (depth == 2 and self._transposed)
         return Factors(a[1], b[1], alpha / (math.sqrt(rank) if self._stabilised else rank), transposed)
 
@@ -236,8 +242,10 @@ class _Reader:
                 continue
             name = ".".join(part for part in parts if part not in ("base_layer", "modules_to_save"))
             if any(part.startswith("lora_") for part in parts) or not self._explained(name):
-                hint = "save the adapter with peft again; if the layer was trained whole, name it in modules_to_save"
-                raise self._fault(f"{key!r} is neither a LoRA factor nor accounted for by {CONFIG}; {hint}")
+                raise self._fault(
+                    f"{key!r} is neither a LoRA factor nor accounted for by {CONFIG}; "
+                    "save the adapter with peft again; if the layer was trained whole, name it in modules_to_save"
+                )
             if name in whole and not _same(whole[name][1], entry):
                 raise self._fault(f"{whole[name][0]!r} and {key!r} are one tensor but differ; save it again")
             whole.setdefault(name, (key, entry))

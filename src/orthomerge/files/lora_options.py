@@ -74,13 +74,13 @@ def read_config(folder: Path) -> tuple[dict[str, Any], RawFile]:
             raise CheckpointError(f"{path}: {option} is not supported ({reason}); {way_out}")
     for option, value in config.items():
         if value and option not in _ALLOWED:
-            what = f"adapter option {option}={value!r:.80}"
-            raise CheckpointError(f"{path}: {what} is not known to be harmless; {MERGE}")
+            raise CheckpointError(f"{path}: adapter option {option}={value!r:.80} is not known to be harmless; {MERGE}")
     start = config.get("init_lora_weights")
     if (start.lower() if isinstance(start, str) else start) not in _SOUND_STARTS:
         what = f"init_lora_weights={start!r} changes the base before training, so the adapter does not fit the base"
-        hint = "save it again with path_initial_model_for_weight_conversion"
-        raise CheckpointError(f"{path}: {what}; {hint}, or {MERGE}")
+        raise CheckpointError(
+            f"{path}: {what}; save it again with path_initial_model_for_weight_conversion, or {MERGE}"
+        )
     return config, document
 
 

@@ -80,8 +80,9 @@ def _open_weights(folder: Path) -> Checkpoint:
         # A link to nowhere is an error when it is opened, not a reason to look elsewhere.
         present = [path for path in (whole, index) if os.path.lexists(path)]
         if len(present) == 2:
-            what = "one of them is left over from an earlier save; remove it"
-            raise CheckpointError(f"{folder} holds both {name} and {index.name}: {what}")
+            raise CheckpointError(
+                f"{folder} holds both {name} and {index.name}: one of them is left over from an earlier save; remove it"
+            )
         if present:
             path = contained(present[0], folder)
             return read_weights(path) if path == whole else _open_shards(path)
@@ -106,8 +107,10 @@ def _open_shards(index: Path) -> Checkpoint:
     aliases: dict[str, str] = {}
     shards = sorted(set(names.values()))
     if len({shard.casefold() for shard in shards}) < len(shards):
-        what = f"shards that differ in case only ({some(shards)}), which some file systems cannot tell apart"
-        raise CheckpointError(f"{index} names {what}; do not trust this file")
+        raise CheckpointError(
+            f"{index} names shards that differ in case only ({some(shards)}), which some file systems cannot tell "
+            "apart; do not trust this file"
+        )
     for shard in shards:
         opened = read_weights(_shard_path(index, shard, suffix))
         held = {*opened.entries, *opened.aliases}
@@ -115,8 +118,9 @@ def _open_shards(index: Path) -> Checkpoint:
         if lacking := sorted(listed - held):
             raise CheckpointError(f"{index} places {some(lacking)} in {shard}, which does not hold it; {_SAVES}")
         if more := sorted(held - listed):
-            what = f"which {index.name} does not place there"
-            raise CheckpointError(f"{opened.path} holds {some(more)}, {what}; {_SAVES}")
+            raise CheckpointError(
+                f"{opened.path} holds {some(more)}, which {index.name} does not place there; {_SAVES}"
+            )
         entries |= opened.entries
         aliases |= opened.aliases
     _check_total(document, entries, index)
@@ -141,5 +145,7 @@ def _check_total(document: dict[str, Any], entries: dict[str, Entry], index: Pat
     held = sum(entry.spec.nbytes for entry in entries.values())
     # Pickles count tied weights as often as they are named, so only safetensors must agree to the byte.
     if index.name.startswith("model.safetensors") and isinstance(total, int) and total != held:
-        what = f"says the shards hold {total} bytes, but they hold {held}"
-        raise CheckpointError(f"{index} {what}; a shard is of another save: fetch it again")
+        raise CheckpointError(
+            f"{index} says the shards hold {total} bytes, but they hold {held}; "
+            "a shard is of another save: fetch it again"
+        )

@@ -57,8 +57,9 @@ def read_pickle(path: Path) -> Checkpoint:
     except Exception as error:  # the bytes are anybody's: whatever the parsers stumble over is damage
         has_reason = isinstance(error, UnpicklingError | zipfile.BadZipFile)
         why = ascii(str(error))[1:-1][:200] if has_reason else type(error).__name__
-        what = f"is damaged, or was not written by torch.save ({why})"
-        raise CheckpointError(f"{path} {what}; fetch it again, or save it as safetensors") from error
+        raise CheckpointError(
+            f"{path} is damaged, or was not written by torch.save ({why}); fetch it again, or save it as safetensors"
+        ) from error
 
 
 def _head(file: RawFile) -> bytes:
@@ -89,12 +90,15 @@ def _read_zip(file: RawFile) -> tuple[object, Place]:
     members, end = _members(file)
     pickles = [name for name in members if name.endswith("/data.pkl")]
     if len(pickles) != 1:
-        what = f"is a zip archive with {len(pickles)} files 'data.pkl' (torch.save writes one)"
-        raise CheckpointError(f"{file.path} {what}; if it holds packed checkpoints, unpack it first")
+        raise CheckpointError(
+            f"{file.path} is a zip archive with {len(pickles)} files 'data.pkl' (torch.save writes one); "
+            "if it holds packed checkpoints, unpack it first"
+        )
     top = pickles[0].removesuffix("data.pkl")
     if f"{top}constants.pkl" in members:
-        what = "is a TorchScript archive; save torch.jit.load(...).state_dict() with torch.save and open that"
-        raise CheckpointError(f"{file.path} {what}")
+        raise CheckpointError(
+            f"{file.path} is a TorchScript archive; save torch.jit.load(...).state_dict() with torch.save and open that"
+        )
 
     def place(name: str) -> tuple[int, int] | None:
         return _locate(file, members[name], end) if name in members else None
@@ -105,8 +109,10 @@ def _read_zip(file: RawFile) -> tuple[object, Place]:
             raise CheckpointError(f"{file.path} has byte order {word!r}, only 'little' is read; {_AGAIN}")
     begin, length = _locate(file, members[pickles[0]], end)
     if length > MOST_BYTES:
-        what = f"has a data.pkl of {length >> 20} MiB, at most {MOST_BYTES >> 20} are read"
-        raise CheckpointError(f"{file.path} {what}; save the state dict alone, without the training state")
+        raise CheckpointError(
+            f"{file.path} has a data.pkl of {length >> 20} MiB, at most {MOST_BYTES >> 20} are read; "
+            "save the state dict alone, without the training state"
+        )
     machine = Machine(file.path, io.BytesIO(file.bytes(begin, length)))
     return machine.load(), lambda key: place(f"{top}data/{key}")
 
@@ -154,8 +160,9 @@ def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
         except Exception as error:
             if head.startswith(b"\x80"):
                 raise
-            what = f"is not a file of torch.save (it begins with {head[:8]!r})"
-            raise CheckpointError(f"{file.path} {what}; fetch the weights again") from error
+            raise CheckpointError(
+                f"{file.path} is not a file of torch.save (it begins with {head[:8]!r}); fetch the weights again"
+            ) from error
         if magic != _MAGIC:
             raise CheckpointError(f"{file.path} is a plain pickle, not a file of torch.save; save it again with it")
         if (protocol := machine.load()) != _PROTOCOL:
@@ -171,8 +178,10 @@ def _read_stream(file: RawFile, head: bytes) -> tuple[object, Place]:
     for key in keys:  # storages follow each other, each after its count of elements
         length = int.from_bytes(file.bytes(at, 8), "little", signed=True) * machine.storages[key].width
         if not 0 <= length <= file.size - at - 8:
-            what = f"storage {key!r} at byte {at} should hold {length} bytes, but the file ends at {file.size}"
-            raise CheckpointError(f"{file.path} was cut short: {what}; fetch it again")
+            raise CheckpointError(
+                f"{file.path} was cut short: storage {key!r} at byte {at} should hold {length} bytes, but the file "
+                f"ends at {file.size}; fetch it again"
+            )
         places[key] = (at + 8, length)
         at += 8 + length
     return root, places.get
@@ -198,8 +207,10 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
     """Return where a tensor lies, after checking what the pickle says against the storage."""
     where, again = f"{file.path}: tensor {name!r}", "the file is damaged: fetch it again"
     if tensor.refused or tensor.storage is None:
-        what = f"is stored as {tensor.refused}, but only plain dense tensors of real numbers are read"
-        raise CheckpointError(f"{where} {what}; convert it in torch (dequantize, to_dense, real) and save it again")
+        raise CheckpointError(
+            f"{where} is stored as {tensor.refused}, but only plain dense tensors of real numbers are read; "
+            "convert it in torch (dequantize, to_dense, real) and save it again"
+        )
     offset, shape, strides, storage = tensor.offset, tensor.shape, tensor.strides, tensor.storage
     if not are_counts(shape) or not are_counts(strides) or not are_counts([offset]) or len(shape) != len(strides):
         raise CheckpointError(f"{where} has a shape, stride or offset that is not whole numbers from 0 on; {again}")
@@ -207,8 +218,10 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
     if run is None:
         raise CheckpointError(f"{where} lies in storage {storage.key!r}, which the file does not have; {again}")
     if min(storage.skip, storage.nbytes) < 0 or storage.skip + storage.nbytes > run[1]:
-        what = f"which should have {storage.skip + storage.nbytes} bytes but has {run[1]}"
-        raise CheckpointError(f"{where} lies in storage {storage.key!r}, {what}; {again}")
+        raise CheckpointError(
+            f"{where} lies in storage {storage.key!r}, which should have {storage.skip + storage.nbytes} bytes but "
+            f"has {run[1]}; {again}"
+        )
     spec, width, begin = Spec(tuple(shape), tensor.dtype), DTYPES[tensor.dtype][0], run[0] + storage.skip
     if spec.numel == 0:
         return Entry(file, begin, spec)
@@ -217,8 +230,9 @@ def _entry(file: RawFile, name: str, tensor: Tensor, place: Place) -> Entry:
         what = f"reaches to byte {reach * width} of storage {storage.key!r}, which has {storage.nbytes}"
         raise CheckpointError(f"{where} {what}; {again}")
     if spec.nbytes > max(storage.nbytes, _MOST_REPEATED):
-        what = f"repeats {storage.nbytes} bytes to make {spec.nbytes}"
-        raise CheckpointError(f"{where} {what}; save a contiguous copy of it instead")
+        raise CheckpointError(
+            f"{where} repeats {storage.nbytes} bytes to make {spec.nbytes}; save a contiguous copy of it instead"
+        )
     return Entry(file, begin + offset * width, spec, _strides(spec.shape, tuple(strides)))
 
 

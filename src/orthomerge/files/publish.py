@@ -127,8 +127,10 @@ def check_room(folder: Path, need: int) -> None:
     except OSError as error:
         raise OutputError(f"cannot write to {folder}: {error.strerror}; choose another place") from error
     if free < need + _SPARE:
-        what = f"{free / 1e9:.2f} GB free, but the output needs {(need + _SPARE) / 1e9:.2f} GB"
-        raise OutputError(f"{folder} has {what}; make room, or write elsewhere")
+        raise OutputError(
+            f"{folder} has {free / 1e9:.2f} GB free, but the output needs {(need + _SPARE) / 1e9:.2f} GB; "
+            "make room, or write elsewhere"
+        )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{folder} cannot be written to; choose another place, or change its permissions")
 

@@ -142,8 +142,10 @@ class RawFile:
                 what = f"cannot read {self.path} at byte {offset}: {error.strerror}"
                 raise CheckpointError(f"{what}; check the disk or the file server, and run it again") from error
             if count == 0:
-                what = f"ends at byte {offset + done}, {len(view) - done} bytes too early"
-                raise CheckpointError(f"{self.path} {what}; the file was cut short: fetch it again")
+                raise CheckpointError(
+                    f"{self.path} ends at byte {offset + done}, {len(view) - done} bytes too early; "
+                    "the file was cut short: fetch it again"
+                )
             done += count
 
 

@@ -71,8 +71,9 @@ def check_name(name: str, path: Path) -> None:
     """Refuse names of tensors that no framework writes and that could be misused as paths."""
     odd = any(part in name for part in ("..", "/", "\\")) or not name.isprintable()
     if not name or len(name) > _MOST_NAME or odd or name == "__metadata__":
-        what = f"a tensor with the name {name[:80]!r}, which no framework writes"
-        raise CheckpointError(f"{path} holds {what}; do not trust this file")
+        raise CheckpointError(
+            f"{path} holds a tensor with the name {name[:80]!r}, which no framework writes; do not trust this file"
+        )
 
 
 def are_counts(values: Any) -> bool:
@@ -108,16 +109,19 @@ def _tensor(fields: Any, name: str, path: Path) -> tuple[Spec, int, int]:
         raise CheckpointError(f"{where} must have dtype, shape and data_offsets; {_DAMAGED}")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        what = f"has dtype {dtype!r:.80}, which is not supported (known: {', '.join(DTYPES)})"
-        raise CheckpointError(f"{where} {what}; quantised weights must be converted to float first")
+        raise CheckpointError(
+            f"{where} has dtype {dtype!r:.80}, which is not supported (known: {', '.join(DTYPES)}); "
+            "quantised weights must be converted to float first"
+        )
     believable = are_counts(shape) and prod(max(count, 1) for count in shape) < 2**60
     if not believable or not are_counts(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{where} has shape {shape!r:.80} at bytes {offsets!r:.80}; {_DAMAGED}")
     spec = Spec(tuple(shape), dtype)
     begin, end = offsets
     if end - begin != spec.nbytes:
-        what = f"is {spec.shape} {dtype}, {spec.nbytes} bytes, but the header gives it {end - begin}"
-        raise CheckpointError(f"{where} {what}; {_DAMAGED}")
+        raise CheckpointError(
+            f"{where} is {spec.shape} {dtype}, {spec.nbytes} bytes, but the header gives it {end - begin}; {_DAMAGED}"
+        )
     return spec, begin, end
 
 

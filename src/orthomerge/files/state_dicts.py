@@ -116,12 +116,16 @@ def _flatten(path: Path, module: object) -> dict[str, Tensor]:
         prefix, module = todo.pop()
         visited += 1
         if len(prefix) > _MOST_PREFIX or visited > _MOST_MODULES:
-            what = f"a module that contains itself, or too many ({prefix[:60]!r}...)"
-            raise CheckpointError(f"{path} holds {what}; save its state dict instead")
+            raise CheckpointError(
+                f"{path} holds a module that contains itself, or too many ({prefix[:60]!r}...); "
+                "save its state dict instead"
+            )
         parts = _parts(module)
         if parts is None:
-            what = f"{_words(module)}, whose weights cannot be read without running its code"
-            raise CheckpointError(f"{path}: sub-module {prefix[:-1]!r} is {what}; save the state dict instead")
+            raise CheckpointError(
+                f"{path}: sub-module {prefix[:-1]!r} is {_words(module)}, whose weights cannot be read without "
+                "running its code; save the state dict instead"
+            )
         passing = parts.get("_non_persistent_buffers_set")
         passing = passing if isinstance(passing, list | tuple) else ()
         buffers = {name: item for name, item in _mapping(parts.get("_buffers")).items() if name not in passing}

@@ -74,8 +74,9 @@ class Machine:
                 )
             action = self._ACTIONS.get(opcode.name)
             if action is None:
-                what = f"uses the pickle opcode {opcode.name}, which torch does not write"
-                raise CheckpointError(f"{self.path} {what}; {_NOTHING_RUN}")
+                raise CheckpointError(
+                    f"{self.path} uses the pickle opcode {opcode.name}, which torch does not write; {_NOTHING_RUN}"
+                )
             action(self, arg)
         return self._stack.pop()
 

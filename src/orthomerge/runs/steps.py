@@ -118,7 +118,7 @@ def make_diagnosis(place: Path, work: Work, *, merged: str, records: str, where:
 
 def make_page(place: Path, work: Work) -> None:
     """Write the page about the run folder, if anything was scored."""
-    from orthomerge.report.report import report
+    from orthomerge.reporting.report import report
 
     if (work.run / RECORDS).stat().st_size:
         report(work.run, place / PAGE, title=work.title, progress=work.progress)
