@@ -154,7 +154,7 @@ SECTIONS = (
 
 def draw_all(found: Diagnosis, folder: Path) -> list[int]:
     """FOLDER/KEY.png for every figure, and their sizes in bytes; pictures of an earlier time are removed."""
-    from orthomerge.report.drawing import draw
+    from orthomerge.reporting.drawing import draw
 
     for old in folder.glob("*.png"):
         old.unlink()

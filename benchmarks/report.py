@@ -17,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.environments import describe_run, table, write_result
 from tests.browser.chromium import Chromium, find_chromium, running
-from tests.report.making import comparison, figures, points, record, write_run
+from tests.reporting.making import comparison, figures, points, record, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding
 from orthomerge.analysis.figures import Figure, Points
 from orthomerge.evaluation.records import Record
-from orthomerge.report.report import Written, report
+from orthomerge.reporting.report import Written, report
 
 SIZE, SECONDS = 8.0, 2.0  # what issue 6 asks for: megabytes, seconds until the page answers
 READY = "ready: tables sort, points answer"

@@ -29,7 +29,7 @@ from orthomerge.evaluation.records import RunInfo, write_info
 from orthomerge.evaluation.tables import accuracy_tables, lines
 from orthomerge.fitting.fit import fit
 from orthomerge.models.model import Model
-from orthomerge.report.report import report
+from orthomerge.reporting.report import report
 from orthomerge.suites.suite import Suite
 from orthomerge.suites.table import build_suite
 

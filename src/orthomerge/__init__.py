@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from orthomerge.models.experts import Experts
     from orthomerge.models.heads import Prediction
     from orthomerge.models.model import Model
-    from orthomerge.report.report import report
+    from orthomerge.reporting.report import report
     from orthomerge.runs.recipe import Recipe, read_recipe
     from orthomerge.runs.run import run
 
@@ -56,7 +56,7 @@ _HOMES = {
     "push": "api.saved",
     "read_data": "data.reading:read_task",
     "read_recipe": "runs.recipe",
-    "report": "report.report",
+    "report": "reporting.report",
     "run": "runs.run",
     "__version__": "core.version:VERSION",
 }

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from tests.browser.chromium import Chromium, find_chromium, running
-from tests.report.making import ALERT, comparison, figures, hostile_run, points, record, small_run, write_run
+from tests.reporting.making import ALERT, comparison, figures, hostile_run, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis, Finding
 from orthomerge.evaluation.records import RunInfo
-from orthomerge.report.report import report
+from orthomerge.reporting.report import report
 
 
 @pytest.fixture(scope="session")

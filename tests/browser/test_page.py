@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.browser.chromium import Chromium, Tab
-from tests.report.making import ALERT, BREAK_OUT
+from tests.reporting.making import ALERT, BREAK_OUT
 
 MEANS = (
     "[...document.querySelectorAll('.board[data-access=inductive] tbody tr')]"

@@ -27,6 +27,8 @@ def test_the_public_names_are_those_listed() -> None:
     for name in orthomerge.__all__:
         assert getattr(orthomerge, name) is not None
     assert dir(orthomerge) == sorted(orthomerge.__all__)
+    packages = {path.parent.name for path in Path(orthomerge.__file__).parent.glob("*/__init__.py")}
+    assert packages.isdisjoint(orthomerge.__all__)  # importing the package would replace the public name by it
     verbs = "merge open load align evaluate diagnose negate analogy finetune export push inspect report run list"
     assert set(verbs.split()) <= set(orthomerge.__all__)
     with pytest.raises(AttributeError, match="no attribute 'mergge'"):

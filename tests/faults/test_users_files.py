@@ -9,25 +9,18 @@ import signal
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from tests.berts import contents
+from tests.calling import call, refused
 from tests.faults.injection import Injector, What
 from tests.faults.tiny import TASKS, commands, evaluation
-from tests.report.making import small_run, write_run
+from tests.reporting.making import small_run, write_run
 
-from orthomerge.cli.app import app
 from orthomerge.core.errors import OutputError
 from orthomerge.files.run_state import RunState
 from orthomerge.models.saved import verify_folder
 
 ALL = os.environ.get("CRASH_POINTS") == "all"
 MINE, TASK = "years of work", next(iter(TASKS))
-
-
-def refused(words: list[str]) -> str:
-    error = CliRunner().invoke(app, words).exception
-    assert isinstance(error, OutputError), error
-    return str(error)
 
 
 PLACES = [
@@ -48,11 +41,11 @@ def test_what_a_user_put_there_stays(command: str, place: str, experts: Path, me
         "report": ["report", str(run), "--out", str(tmp_path / "out.html")],
     }[command]
     if command in ("merge", "export"):  # an output of ours, to which the user has added something
-        assert CliRunner().invoke(app, words).exit_code == 0
+        call(*words)
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text(MINE)
     before = contents(tmp_path)
-    message = refused(words)
+    message = refused(*words, code=5)
     assert mine.name in message or str(mine.parent) in message
     assert contents(tmp_path) == before
 
@@ -62,7 +55,7 @@ def test_nothing_is_written_into_a_model(experts: Path, merged: Path, tmp_path: 
     run = write_run(tmp_path / "run", small_run())
     report = ["report", str(run), "--out", str(merged / "x.html")]
     for words in ([*evaluation(experts, merged), "--out", str(merged)], report):
-        assert "is a model that orthomerge wrote (it has orthomerge.json)" in refused(words)
+        assert "is a model that orthomerge wrote (it has orthomerge.json)" in refused(*words, code=5)
     assert verify_folder(merged) == []
 
 

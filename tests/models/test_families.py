@@ -18,7 +18,7 @@ from orthomerge.models.families import FAMILIES, family, family_for, generic
 from orthomerge.models.heads import Head
 from orthomerge.models.model_data import Encoder
 from orthomerge.models.skeleton import encoder_config
-from orthomerge.models.split import specs_of, split_base
+from orthomerge.models.split import split_base
 from orthomerge.models.tensors import FileTensors
 
 # Stock models from which experts are made, or which people have lying around.
@@ -45,7 +45,7 @@ def split_off(class_name: str, name: str, folder: Path) -> tuple[Encoder, dict[s
     checkpoint = open_checkpoint(save(build(class_name, "clip_vision" if "Vision" in class_name else name), folder))
     adapted = family(name).adapted(checkpoint)
     assert adapted.entries == checkpoint.entries or class_name.startswith("CLIPVision")  # stock names stay
-    split = split_base(specs_of(adapted), family(name))
+    split = split_base(adapted.specs, family(name))
     assert split.unknown == ()
     tensors = FileTensors({key: (adapted, place) for key, place in split.names.items()})
     encoder = Encoder(family(name), encoder_config(checkpoint.config or {}, family(name)), tensors)

@@ -26,7 +26,7 @@ from orthomerge.tuning.model import load_base
 
 # Weights are in float64, but transformers takes the softmax of eager attention in float32.
 close = partial(torch.testing.assert_close, atol=2e-6, rtol=1e-5)
-Setting = tuple["Family", str, nn.Module, dict[str, torch.Tensor]]
+Setting = tuple[Family, str, nn.Module, dict[str, torch.Tensor]]
 
 
 def load(bases: Path, name: str, pooling: str = "cls") -> nn.Module:
@@ -134,7 +134,7 @@ def test_weights_of_the_tuned_encoder_are_base_plus_tau(bases: Path) -> None:
         close(delta, tau[name], atol=1e-6, rtol=0)
 
 
-close = partial(torch.testing.assert_close, atol=2e-4, rtol=1e-4)  # weights are kept in float32: theta, not tau
+near = partial(torch.testing.assert_close, atol=2e-4, rtol=1e-4)  # weights are kept in float32: theta, not tau
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_the_merge_is_the_base_plus_what_every_expert_changed(
     together = features(plain.linearised(experts.base), batch)
     start = features(merged(experts, 0.0).linearised(experts.base), batch)
     each = [features(expert.linearised(experts.base), batch) - start for expert in experts.sources.values()]
-    close(together, start + scale * torch.stack(each).sum(0))
+    near(together, start + scale * torch.stack(each).sum(0))
     assert min(float(change.abs().max()) for change in each) > 0.02
     # The network with these weights is another model.
     assert float((together - features(plain, batch)).abs().max()) > 0.01
@@ -180,7 +180,7 @@ def test_the_merge_is_the_base_plus_what_every_expert_changed(
 
 def test_at_the_base_it_is_the_base(experts: Experts, batch: dict[str, torch.Tensor]) -> None:
     model = merged(experts, 0.0)
-    close(features(model.linearised(experts.base), batch), features(model, batch))
+    near(features(model.linearised(experts.base), batch), features(model, batch))
 
 
 def test_it_is_the_sum_of_the_jvps(experts: Experts, base: Path, batch: dict[str, torch.Tensor]) -> None:
@@ -194,7 +194,7 @@ def test_it_is_the_sum_of_the_jvps(experts: Experts, base: Path, batch: dict[str
         for name, parameter in encoder.named_parameters()
     }
     with torch.no_grad():
-        close(features(model, batch), LinearisedEncoder(layout, pooling, encoder, tau)(batch))
+        near(features(model, batch), LinearisedEncoder(layout, pooling, encoder, tau)(batch))
 
 
 def test_an_expert_alone_scores_as_it_did_in_training(

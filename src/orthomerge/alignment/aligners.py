@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from orthomerge.core.schema import find_row, instance_of, maker_of, schema, with_plugins
+from orthomerge.core.schema import TableRow, find_row, instance_of, maker_of, schema, with_plugins
 
 if TYPE_CHECKING:
     from orthomerge.models.features import FeaturePair
@@ -40,17 +40,13 @@ class Aligner(Protocol):
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(TableRow):
     """One aligner. `maker`: `module:Class`, imported when first used; `extra`: not a head, so that the model grows.
 
     For the contracts of `orthomerge.testing`. `quick`: options that make them fast. `careful`: whether an expert that
     the merge left unchanged keeps its head to the last bit.
     """
 
-    name: str
-    maker: str
-    title: str
-    reference: str
     extra: bool = False
     careful: bool = False
     quick: Mapping[str, Any] = field(default_factory=dict)

@@ -78,6 +78,8 @@ class KlProblem:
         XV, first, target = spectrum.U * spectrum.s, first_map(head)(problem.H), log_softmax(problem.Z, 1)
         self._all = Rows(XV.to(self._device), first.to(self._device), target.to(self._device), head.to(self._device))
         spread = float(centred_rows(problem.head).square().mean())
+        self._order = torch.randperm(len(problem.H), generator=torch.Generator().manual_seed(0))
+        self.judged = self._order[:_JUDGED]  # the inputs by which strengths are judged
         self._unit = 1 / spread if spread > 0 else spectrum.unit / len(problem.H)
 
     def solve(
@@ -122,15 +124,6 @@ class KlProblem:
             if sum(each.shape[1] for each in losses) >= _JUDGED:
                 break
         return torch.cat(losses, 1).cpu()
-
-    @cached_property
-    def judged(self) -> torch.Tensor:
-        """The inputs by which strengths are judged."""
-        return self._order[:_JUDGED]
-
-    @cached_property
-    def _order(self) -> torch.Tensor:
-        return torch.randperm(len(self._all.X), generator=torch.Generator().manual_seed(0))
 
     def held_out(
         self, strength: float, states: Sequence[torch.Tensor] | None = None

@@ -70,7 +70,7 @@ class Rows:
 
     def nearest(self, starts: Sequence[torch.Tensor], prior: float) -> torch.Tensor:
         """The start with the least objective."""
-        return min(starts, key=lambda G: float(self.divergence(G).sum()) + prior / 2 * float(G.square().sum()))
+        return min(starts, key=lambda G: self._value(self.base + self.X @ G.T, G, prior))
 
     def expanded(self, prior: float, start: torch.Tensor) -> torch.Tensor:
         """The minimum, roughly, of the objective's expansion at the expert's own outputs; for a head of one layer."""

@@ -12,16 +12,28 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from inspect import Parameter, signature
-from typing import Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from orthomerge.core.errors import RecipeError, nearest
 
 Made = TypeVar("Made")
-Row = TypeVar("Row", bound="Named")
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """An entry of a table. `maker`: `module:Class` or `module:function`, imported when first used."""
+
+    name: str
+    maker: str
+    title: str
+    reference: str
+
+
+Row = TypeVar("Row", bound=TableRow)
 
 
 def build(maker: Callable[..., Made], data: object, *, where: str) -> Made:
@@ -55,7 +67,7 @@ def _field(parameter: Parameter) -> Field[Any]:
 
 
 def describe(kind: Any) -> str:
-    """A type in words a person would use in a recipe."""
+    """Describe a type in the words of a recipe: `list of text`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(part) for part in parts)
@@ -118,18 +130,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Named(Protocol):
-    """A row: a name, and its maker as `module:Class` or `module:function`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def maker(self) -> str: ...
-
-
 def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Mapping[str, Row]:
-    """Our rows, then those of installed plug-ins; a plug-in cannot take a name that exists."""
+    """Add rows of installed plug-ins to ours; a plug-in cannot take a name that exists."""
     every = dict(rows)
     for entry in entry_points(group=group):
         row = entry.load()
@@ -140,18 +142,18 @@ def with_plugins(rows: Mapping[str, Row], kind: type[Row], *, group: str) -> Map
 
 
 def find_row(rows: Mapping[str, Row], name: str, *, what: str) -> Row:
-    """The row of a name; an unknown one offers the nearest."""
+    """Find a row by name."""
     if name not in rows:
         raise RecipeError(f"unknown {what} {name!r}; {nearest(name, rows)}")
     return rows[name]
 
 
-def maker_of(row: Named) -> Callable[..., Any]:
-    """The dataclass or function behind a row."""
+def maker_of(row: TableRow) -> Callable[..., Any]:
+    """Import the dataclass or function of a row."""
     module, _, name = row.maker.partition(":")
     return cast("Callable[..., Any]", getattr(import_module(module), name))
 
 
-def instance_of(row: Named, options: Mapping[str, Any], *, what: str) -> Any:
-    """An instance with its options, strictly checked."""
+def instance_of(row: TableRow, options: Mapping[str, Any], *, what: str) -> Any:
+    """Build an instance from options that are strictly checked."""
     return build(maker_of(row), options, where=f"{what} {row.name}")

@@ -20,7 +20,7 @@ import torch
 from orthomerge.alignment.aligners import Aligner, aligners, make_aligner
 from orthomerge.core.checks import at_least_one, not_negative
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.schema import find_row, instance_of, maker_of, with_plugins
+from orthomerge.core.schema import TableRow, find_row, instance_of, maker_of, with_plugins
 from orthomerge.data.task import Access, Split
 from orthomerge.evaluation.records import Way, option_texts
 from orthomerge.models.features import FeaturePair, Features
@@ -90,13 +90,8 @@ class Aligned:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(TableRow):
     """One protocol. `maker`: `module:Class` of a builder or an aligner, imported when first used."""
-
-    name: str
-    maker: str
-    title: str
-    reference: str
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -124,6 +124,11 @@ class Checkpoint(Mapping[str, "torch.Tensor"]):
         """Return shape and dtype of a tensor."""
         return self.entry(key).spec
 
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """Shape and dtype of every tensor, under its second names too."""
+        return {key: self.spec(key) for key in (*self.entries, *self.aliases)}
+
     def origin(self, key: str) -> Path:
         """Return the file that a tensor lies in, for messages."""
         return self.entry(key).file.path

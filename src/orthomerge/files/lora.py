@@ -109,6 +109,10 @@ class Adapter:
         products = {name: Spec(factors.shape, factors.b.spec.dtype) for name, factors in self.products.items()}
         return {**products, **{name: entry.spec for name, entry in self.replaced.items()}}
 
+    def entry(self, key: str) -> Entry:
+        """Return the entry of a tensor that is stored whole."""
+        return self.replaced[key]
+
     def under(self, names: Mapping[str, str]) -> Adapter:
         """Return the adapter under other names, from new to old; tensors that are not listed are left out."""
         products = {new: self.products[old] for new, old in names.items() if old in self.products}

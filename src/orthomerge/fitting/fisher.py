@@ -102,7 +102,7 @@ def fisher_of(
     total /= len(inputs.targets[task])
     if not torch.isfinite(total).all():
         name = next(name for name, view in setting.layout.views(total) if not torch.isfinite(view).all())
-        raise NumericalError(f"the Fisher information of task {task!r} is not finite in {name!r}; look at that expert")
+        raise NumericalError(f"the Fisher information of task {task!r} is not finite in {name!r}; check its expert")
     return total
 
 

@@ -101,7 +101,7 @@ def grams(setting: Setting, inputs: Inputs, task: str, *, layers: Layers | None 
         total.div_(max(counts[name], 1))
         if not torch.isfinite(total).all():
             raise NumericalError(
-                f"what {name!r} reads is not finite under the weights of task {task!r}; look at that expert"
+                f"the input of layer {name!r} is not finite on task {task!r}; check the weights of the experts"
             )
     return sums
 

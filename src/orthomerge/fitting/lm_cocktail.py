@@ -74,6 +74,6 @@ def _losses(setting: Setting, count: int, *, base: bool) -> dict[str, float]:
             student, teacher = head(features).double(), head(targets.features).double()
             terms.append(float((targets.weights * head_kind(head.kind).divergence(student, teacher)).mean()))
             if not math.isfinite(terms[-1]):
-                raise NumericalError(f"the loss of {name!r} on task {task!r} is {terms[-1]}; look at its weights")
+                raise NumericalError(f"the loss of {name!r} on task {task!r} is {terms[-1]}; check its weights")
         losses[name] = sum(terms) / len(terms)
     return losses

@@ -71,7 +71,7 @@ class Moma:
     def __post_init__(self) -> None:
         check_loop(steps=self.steps, batch=self.batch, lr=self.lr, hold_out=self.hold_out)
         if self.cap < 1:
-            raise RecipeError(f"'cap' must be at least 1, got {self.cap}; a mask below it is what is trained")
+            raise RecipeError(f"'cap' must be at least 1, got {self.cap}; the mask itself makes elements smaller")
         if min(self.alpha, self.decay) < 0 or self.map_lr <= 0:
             raise RecipeError("'alpha' and 'decay' must be at least 0, and 'map_lr' positive")
         if self.mask == "none" and self.transform == "none":

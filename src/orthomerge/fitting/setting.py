@@ -83,7 +83,7 @@ class Setting:
         places = {}
         for task, targets in self.inputs.targets.items():
             if not len(targets):
-                raise RecipeError(f"task {task!r} has no inputs to look at; give it at least one")
+                raise RecipeError(f"task {task!r} has no inputs; give it at least one")
             order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(self.seed))
             places[task] = order[:count].sort().values
         return self.inputs.at(places)

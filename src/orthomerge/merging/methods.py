@@ -12,14 +12,14 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from orthomerge.core.errors import RecipeError, nearest, some
-from orthomerge.core.schema import build, find_row, maker_of, schema, with_plugins
+from orthomerge.core.schema import TableRow, build, find_row, maker_of, schema, with_plugins
 
 Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method. `maker`: `module:Class`, or `module:function` for one variant of a class; its options are theirs.
+class Row(TableRow):
+    """One method; its options are the fields of its class, or the parameters of a function that fixes some of them.
 
     `base`: whether a base must be given; `experts`: how many, at least and at most; `fitted`: whether it needs inputs;
     `matrices`: whether it decomposes matrices, so that a GPU pays.
@@ -28,10 +28,6 @@ class Row:
     why there are none. `quick`: options that make the other contracts fast.
     """
 
-    name: str
-    maker: str
-    title: str
-    reference: str
     base: bool = True
     experts: tuple[int, int | None] = (1, None)
     fitted: bool = False

@@ -11,7 +11,6 @@ Differs from the paper: the parameters that are trained are tau, so weight decay
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -25,7 +24,7 @@ from torch.func import functional_call, jvp
 from orthomerge.core.errors import RecipeError
 from orthomerge.models.family import Family
 from orthomerge.models.heads import Extra, Head, head_of, rebuilt
-from orthomerge.models.skeleton import Skeleton
+from orthomerge.models.skeleton import Skeleton, quiet
 from orthomerge.models.tensors import Tensors
 
 
@@ -137,8 +136,7 @@ class LinearisedEncoder(nn.Module):
 @cache
 def _load_rules() -> None:
     """Have torch load its forward-mode rules; it compiles some of them in a way that it warns about itself."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"`torch\.jit\.script` is deprecated", category=DeprecationWarning)
+    with quiet():
         jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
 

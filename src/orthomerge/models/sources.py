@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from orthomerge.core.errors import NumericalError, OrthomergeError, RecipeError, some
 from orthomerge.files.checkpoint import Checkpoint, Spec, is_float
@@ -24,7 +24,6 @@ from orthomerge.models.split import (
     Source,
     Split,
     model_config,
-    specs_of,
     split_base,
     split_expert,
     stored_labels,
@@ -70,9 +69,7 @@ class Opened:
     @property
     def parts(self) -> Parts:
         self.check()
-        if self.partial is None:
-            raise AssertionError("experts without problems are opened")
-        return self.partial
+        return cast("Parts", self.partial)  # without problems everything could be opened
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -181,7 +178,7 @@ class Opened:
     def _compare(self, base: Checkpoint, opened: Mapping[str, Checkpoint | Adapter], family: Family) -> Parts:
         base = family.adapted(base)
         prefix = family.prefix if self.opening.encoder_prefix else None
-        split = split_base(specs_of(base), family, prefix=prefix, ignore=self.opening.ignore)
+        split = split_base(base.specs, family, prefix=prefix, ignore=self.opening.ignore)
         self.problems += base_problems(base, split)
         reference = {key: base.spec(name) for key, name in split.names.items()}
         sources: dict[str, Source] = {}
@@ -202,7 +199,7 @@ class Opened:
     def _source(
         self, task: str, checkpoint: Checkpoint | Adapter, family: Family, reference: Mapping[str, Spec]
     ) -> Source:
-        expert, specs, config = self.opening.experts[task], specs_of(checkpoint), model_config(checkpoint)
+        expert, specs, config = self.opening.experts[task], checkpoint.specs, model_config(checkpoint)
         pooling, max_length = self._reading(config, family)
         named = expert.head or HeadNames()
         layout = HeadLayout(named.layers, named.activation) if named.layers else family.head
@@ -244,7 +241,7 @@ def _family_of(opening: Opening, base: Checkpoint, opened: Mapping[str, Checkpoi
             "name it as 'family' (bert, vit, ... or generic with 'encoder_prefix')"
         )
     # Which of two families with one model type it is shows in an expert, not in the base.
-    keys = [name for source in opened.values() for name in specs_of(source)]
+    keys = [name for source in opened.values() for name in source.specs]
     return family_for(str(kind), keys or list(base))
 
 
@@ -257,9 +254,9 @@ def _read_head(base: Checkpoint, source: Source) -> Head:
 
         head = zero_shot_head(base.path, source.labels, (source.expert.head or HeadNames()).templates)
         return replace(head, pooling=source.pooling)
-    checkpoint, tensors = source.checkpoint, dict[str, torch.Tensor]()
+    tensors: dict[str, torch.Tensor] = {}
     for part, name in source.split.head.items():
-        entry = checkpoint.entry(name) if isinstance(checkpoint, Checkpoint) else checkpoint.replaced[name]
+        entry = source.checkpoint.entry(name)
         tensors[part] = entry.read(0, entry.spec.numel).reshape(entry.spec.shape)
         if not torch.isfinite(tensors[part].float()).all():
             raise NumericalError(

@@ -153,13 +153,6 @@ def stored_labels(config: Mapping[str, Any], specs: Mapping[str, Spec], split: S
     return numbered if only_numbers and len(names) != rows else tuple(names[key] for key in keys)
 
 
-def specs_of(source: Checkpoint | Adapter) -> dict[str, Spec]:
-    """Every tensor of a model; second names count."""
-    if isinstance(source, Adapter):
-        return source.specs
-    return {key: source.spec(key) for key in (*source, *source.aliases)}
-
-
 def _outer_wrapper(specs: Iterable[str]) -> str:
     outer, keys = "", list(specs)
     while keys and (next_ := next((w for w in _WRAPPERS if all(key.startswith(outer + w) for key in keys)), None)):

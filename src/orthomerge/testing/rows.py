@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import getdoc
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from orthomerge.core.errors import RecipeError
-from orthomerge.core.schema import Named, instance_of, maker_of
+from orthomerge.core.schema import TableRow, instance_of, maker_of
 from orthomerge.models.heads import Head
 
 
-class Titled(Named, Protocol):
-    """A row with title and reference."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def reference(self) -> str: ...
-
-
-def check_row(row: Titled, require: Callable[[object, str], None], *, what: str) -> None:
+def check_row(row: TableRow, require: Callable[[object, str], None], *, what: str) -> None:
     """Name, title, reference and a docstring; an unknown option is refused by name."""
     require(row.name and row.title and row.reference, "name, title and reference must not be empty")
     require(getdoc(maker_of(row)), "its class or function must have a docstring")

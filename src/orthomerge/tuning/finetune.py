@@ -140,7 +140,7 @@ class _Training:
         if mode == "frozen_head" and self.head is None:
             raise RecipeError("mode 'frozen_head' needs the head that is kept: give `head` (CLIP: zero_shot_head)")
         if mode == "tau_jp" and not any(len(part) for part in self.others):
-            raise RecipeError("mode 'tau_jp' needs inputs of other tasks to keep still on: give `others`")
+            raise RecipeError("mode 'tau_jp' needs inputs of other tasks: give `others`")
         if self.settings.augment != "none" and family.modality != "image":
             raise RecipeError(
                 f"'augment' must be none for a family that reads {family.modality!r}, got {self.settings.augment!r}: "

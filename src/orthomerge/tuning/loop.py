@@ -81,8 +81,8 @@ class Run:
         """Refuse a loss that is not finite."""
         if not math.isfinite(loss):
             raise NumericalError(
-                f"task {self.title!r}: the loss is {loss} at {where}; lower 'lr' and 'head_lr', or look for inputs "
-                "that are no numbers"
+                f"task {self.title!r}: the loss is {loss} at {where}; lower 'lr' and 'head_lr', or check the inputs "
+                "for NaN and infinity"
             )
 
 
@@ -136,7 +136,7 @@ def train(model: Model, run: Run, saved: Mapping[str, Any] | None = None) -> lis
                 run.state.write({"epoch": epoch, "step": step, "optimiser": optimiser.state()})
     # The last loss was computed before the last step.
     if not all(bool(value.isfinite().all()) for value in optimiser.values):
-        raise NumericalError(f"task {run.title!r}: weights are no numbers after step {steps} of {steps}; lower 'lr'")
+        raise NumericalError(f"task {run.title!r}: weights are not finite after step {steps} of {steps}; lower 'lr'")
     return metrics
 
 

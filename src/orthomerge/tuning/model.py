@@ -131,8 +131,8 @@ def start_head(
         raise IncompatibleError(f"the head reads {head.width} features, the encoder gives {width}; check the pooling")
     if layout is not None and not layout.fits(head):
         raise IncompatibleError(
-            f"the head is built otherwise than the family's own ({', '.join(layout.layers)}), "
-            "so no checkpoint could hold it; give one of the same layers, or none"
+            f"the layers of the head differ from the family's own ({', '.join(layout.layers)}), so no checkpoint can "
+            "store it; give a head with these layers, or none"
         )
     return TrainableHead(head.reordered(labels))
 

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.report.making import full_run, record, small_run, write_run
+from tests.reporting.making import full_run, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis, write_diagnosis
 from orthomerge.analysis.figures import Bars, Series
 from orthomerge.core.errors import CheckpointError, OrthomergeError, OutputError, RecipeError
 from orthomerge.evaluation.records import write_records
-from orthomerge.report import report as reports
-from orthomerge.report.report import report
+from orthomerge.reporting import report as reports
+from orthomerge.reporting.report import report
 
 
 def with_keys(*keys: str) -> Callable[[Path], object]:
@@ -45,6 +45,7 @@ REFUSED: list[tuple[Callable[[Path], object], type[OrthomergeError], str]] = [
     (write("run.json", "["), RecipeError, "run.json is not JSON"),
     (write("run.json", '{"comand": ""}'), RecipeError, "did you mean 'command'"),
     (write("run.json", '{"manifests": ["models"]}'), CheckpointError, "is not an orthomerge output"),
+    (write("run.json", '{"manifests": [{"method": "ties"}]}'), CheckpointError, "run.json is incomplete (KeyError: "),
     (write("diagnosis.json", "{}"), RecipeError, "is not a diagnosis"),
     (with_keys("../x"), RecipeError, "lower-case letters"),
     (with_keys("a", "a"), RecipeError, "two figures"),

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import matplotlib as mpl
 import pytest
-from tests.report.making import ALERT, figures, points
+from tests.reporting.making import ALERT, figures, points
 
 from orthomerge.analysis.figures import Bars, Figure, Heat, Lines, Points
-from orthomerge.report.drawing import class_colours, draw, shown
-from orthomerge.report.figure_data import figure_csv, inline_svg
+from orthomerge.reporting.drawing import class_colours, draw, shown
+from orthomerge.reporting.figure_data import figure_csv, inline_svg
 
 ALL: list[Figure] = [*figures(), points("a"), points("b", images=True)]
 

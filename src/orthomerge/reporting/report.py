@@ -32,10 +32,10 @@ from orthomerge.files.documents import read_json
 from orthomerge.files.folders import REPORT, check_no_output, listed_files, write_marker
 from orthomerge.files.publish import check_target, publish
 from orthomerge.files.replacing import replacing
-from orthomerge.report.contents import RunContents, listed, numbers_of, read_contents, size_of, time_of
-from orthomerge.report.drawing import DrawnFigure, draw
-from orthomerge.report.figure_data import figure_csv, inline_svg, json_block, points_payload
-from orthomerge.report.tables import (
+from orthomerge.reporting.contents import RunContents, listed, numbers_of, read_contents, size_of, time_of
+from orthomerge.reporting.drawing import DrawnFigure, draw
+from orthomerge.reporting.figure_data import figure_csv, inline_svg, json_block, points_payload
+from orthomerge.reporting.tables import (
     Board,
     Summary,
     board_csv,
@@ -212,7 +212,7 @@ def templates() -> Any:
     except ImportError as error:
         raise RecipeError("a report needs jinja2; pip install 'orthomerge[report]'") from error
     environment = Environment(
-        loader=PackageLoader("orthomerge.report"),
+        loader=PackageLoader("orthomerge.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -247,7 +247,7 @@ def _day(text: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (resources.files("orthomerge.report") / "templates" / name).read_text(encoding="utf-8").strip()
+    return (resources.files("orthomerge.reporting") / "templates" / name).read_text(encoding="utf-8").strip()
 
 
 def _policy(style: str, *scripts: str) -> str:

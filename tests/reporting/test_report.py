@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from tests.report.making import ALERT, BREAK_OUT, full_run, hostile_run, points, record, small_run, write_run
+from tests.reporting.making import ALERT, BREAK_OUT, full_run, hostile_run, points, record, small_run, write_run
 
 from orthomerge.analysis.diagnosis import Diagnosis
 from orthomerge.core.errors import CheckpointError
 from orthomerge.evaluation.records import Record, RunInfo, read_info, write_info
-from orthomerge.report.contents import numbers_of
-from orthomerge.report.figure_data import json_block, points_payload
-from orthomerge.report.report import report
-from orthomerge.report.tables import boards, summarise
+from orthomerge.reporting.contents import numbers_of
+from orthomerge.reporting.figure_data import json_block, points_payload
+from orthomerge.reporting.report import report
+from orthomerge.reporting.tables import boards, summarise
 
 
 class _Reader(HTMLParser):

@@ -8,12 +8,12 @@ import re
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from tests.report.making import ALERT, BREAK_OUT, comparison, record, small_run
+from tests.reporting.making import ALERT, BREAK_OUT, comparison, record, small_run
 
 from orthomerge.core.table import Cell, Table, number
 from orthomerge.evaluation.comparisons import Comparison
-from orthomerge.report.report import templates
-from orthomerge.report.tables import board_csv, board_table, boards, comparisons_csv, legend
+from orthomerge.reporting.report import templates
+from orthomerge.reporting.tables import board_csv, board_table, boards, comparisons_csv, legend
 
 RUN = small_run()
 TASKS = ("a", "b")
@@ -74,7 +74,7 @@ def test_marks() -> None:
 
 @pytest.mark.parametrize("form", ["text", "markdown", "latex"])
 def test_forms_of_a_table(form: str, snapshot: SnapshotAssertion) -> None:
-    """Exact texts; after a change that is meant, `pytest tests/report --snapshot-update` renews them."""
+    """Exact texts; after a change that is meant, `pytest tests/reporting --snapshot-update` renews them."""
     inductive, free, _ = (board_table(board) for board in boards(RUN, compared()))
     forms = {"text": free.text(), "markdown": inductive.markdown(), "latex": free.latex("Accuracy: data_free")}
     assert forms[form] == snapshot
